@@ -80,20 +80,7 @@ TOLERANCE_PERCENT = 3.0
 _Key = tuple[str, str, object, int, int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class EvaluationOptions:
-    """Options of `flyball evaluate`; checked by the command."""
-
-    figure_names: tuple[str, ...]
-    output: Path
-    profiles: Path | None
-    num_steps: int
-    switch_latency_s: float
-    prints_plans: bool
-    as_json: bool
-
-
-def evaluate(options: EvaluationOptions) -> int:
+def evaluate(options: argparse.Namespace) -> int:
     """Run the figures, write and print them; return the exit status.
 
     Raises:
@@ -101,13 +88,14 @@ def evaluate(options: EvaluationOptions) -> int:
         KeyboardInterrupt: a signal came; no process is left behind.
     """
     others = [example_model(), *(given_models(options.profiles) if options.profiles else ())]
-    figures = [make_figure(name, others) for name in options.figure_names]
+    names = _FIGURES[:-1] if options.figure == "all" else (options.figure,)
+    figures = [make_figure(name, others) for name in names]
     _make_folder(options.output)
     try:
         with Interruption() as interruption, _planner(interruption) as (url, folder, environment):
             runs = _Runs(options=options, url=url, interruption=interruption)
             rows = [row for figure in figures for row in _evaluated(figure, runs)]
-            if options.prints_plans:
+            if options.print_plans:
                 _print_plans(runs.results, folder, environment, interruption, options)
     except (DemoFailedError, EvaluationFailedError) as error:
         print(f"flyball evaluate: failed: {error}", file=sys.stderr)
@@ -119,7 +107,7 @@ def evaluate(options: EvaluationOptions) -> int:
 class _Runs:
     """Runs of the evaluation, each made once, with progress on stderr."""
 
-    options: EvaluationOptions
+    options: argparse.Namespace
     url: str
     interruption: Interruption
     results: dict[_Key, RunResult] = field(default_factory=dict)
@@ -137,8 +125,8 @@ class _Runs:
                 self.url,
                 f"run-{len(self.results)}",
                 run,
-                num_steps=self.options.num_steps,
-                switch_latency_s=self.options.switch_latency_s,
+                num_steps=self.options.steps,
+                switch_latency_s=self.options.switch_latency / 1e3,
                 check_interrupted=self.interruption.check,
             )
         return self.results[key]
@@ -158,24 +146,24 @@ def _evaluated(figure: Figure, runs: _Runs) -> list[Row]:
     csv = options.output / f"figure-{figure.name}.csv"
     write_csv(rows, csv)
     plots = write_plots(figure, rows, options.output)
-    if not options.as_json:
+    if not options.json:
         print(f"{printed_table(figure, rows)}\n{', '.join(map(str, [csv, *plots]))}\n")
         sys.stdout.flush()
     return rows
 
 
-def _concluded(rows: Sequence[Row], options: EvaluationOptions) -> int:
+def _concluded(rows: Sequence[Row], options: argparse.Namespace) -> int:
     largest = {
         quantity: max(abs(float(row[f"{quantity}_difference_percent"] or 0.0)) for row in rows)
         for quantity in ("time", "energy")
     }
     # A clock that comes late is not in the prediction: then the difference is the result.
-    agrees = options.switch_latency_s > 0 or max(largest.values()) <= TOLERANCE_PERCENT
-    if options.as_json:
+    agrees = options.switch_latency > 0 or max(largest.values()) <= TOLERANCE_PERCENT
+    if options.json:
         document = {
             "emulated": True,
-            "num_steps": options.num_steps,
-            "switch_latency_s": options.switch_latency_s,
+            "num_steps": options.steps,
+            "switch_latency_s": options.switch_latency / 1e3,
             "largest_time_difference_percent": largest["time"],
             "largest_energy_difference_percent": largest["energy"],
             "rows": rows,
@@ -200,13 +188,13 @@ def _print_plans(
     folder: Path,
     environment: dict[str, str],
     interruption: Interruption,
-    options: EvaluationOptions,
+    options: argparse.Namespace,
 ) -> None:
     for result in results.values():
         run = result.configuration
         if run.manner.policy == "envelope":
             plans = printed_plans(run, folder, environment, interruption)
-            print(plans, file=sys.stderr if options.as_json else sys.stdout)
+            print(plans, file=sys.stderr if options.json else sys.stdout)
 
 
 @contextmanager
@@ -298,17 +286,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"missing: {', '.join(missing)}, of the extra 'plot': pip install '.[plot]' in a"
             " clone of Flyball"
         )
-    return evaluate(
-        EvaluationOptions(
-            figure_names=_FIGURES[:-1] if arguments.figure == "all" else (arguments.figure,),
-            output=arguments.output,
-            profiles=arguments.profiles,
-            num_steps=arguments.steps,
-            switch_latency_s=latency_ms / 1e3,
-            prints_plans=arguments.print_plans,
-            as_json=arguments.json,
-        )
-    )
+    return evaluate(arguments)
 
 
 COMMAND = Command(

@@ -14,38 +14,6 @@ from flyball_wire.command import CommandError
 Row = dict[str, str | int | float | None]
 Results = Mapping[Configuration, RunResult]
 
-COLUMNS = (
-    "figure",
-    "model",
-    "gpu",
-    "profile_origin",
-    "data_parallel",
-    "pipeline_parallel",
-    "microbatch_size",
-    "num_microbatches",
-    "label",
-    "policy",
-    "schedule",
-    "reconfigure",
-    "emulated_iteration_time_s",
-    "predicted_iteration_time_s",
-    "time_difference_percent",
-    "emulated_energy_j",
-    "predicted_energy_j",
-    "energy_difference_percent",
-    "emulated_throughput_microbatches_per_s",
-    "emulated_throughput_samples_per_s",
-    "emulated_average_power_w",
-    "clock_switches_per_iteration",
-    "peak_activations_by_stage",
-    "lower_bound_j",
-    "compared_with",
-    "normalized_throughput",
-    "normalized_energy",
-    "slowdown_percent",
-    "energy_saving_percent",
-)
-
 _PRINTED = (
     ("time, s", "emulated_iteration_time_s", ".4f"),
     ("differs, %", "time_difference_percent", "+.3f"),
@@ -74,7 +42,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     """
     try:
         with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
     except OSError as error:

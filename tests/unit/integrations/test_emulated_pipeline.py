@@ -144,13 +144,6 @@ def test_a_pipeline_with_a_straggler_keeps_the_other_ones_waiting_at_the_end() -
         )
 
 
-def test_the_order_of_the_ranks_on_this_machine_changes_nothing() -> None:
-    with pipelines(ONE_F_ONE_B) as forth, pipelines(ONE_F_ONE_B) as back:
-        in_order = run_step(forth, num_stages=2)
-        reversed_step = run_step(back[::-1], num_stages=2)
-    assert in_order == reversed_step[::-1]
-
-
 def test_orders_that_wait_for_each_other_are_told_and_not_waited_for() -> None:
     """Stage 0 wants a gradient before it has sent anything."""
     with (

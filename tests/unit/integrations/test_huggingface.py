@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -160,34 +158,6 @@ def test_without_tied_weights_summing_gradients_asks_nobody() -> None:
         sum_tied_gradients(stage, nobody)
     middle = stage_module(build_causal_lm(CONFIGS["gpt2"], seed=7), stage=1, num_stages=3)
     sum_tied_gradients(middle, nobody)
-
-
-@pytest.fixture
-def _deepspeed_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    if "DS_ACCELERATOR" not in os.environ:
-        monkeypatch.setenv("DS_ACCELERATOR", "cpu")
-    pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
-    yield
-
-
-@pytest.mark.usefixtures("_deepspeed_on_cpu")
-def test_deepspeed_is_told_which_two_layers_are_one_weight() -> None:
-    from deepspeed.pipe import TiedLayerSpec  # noqa: PLC0415 - skipped without it
-
-    model = build_causal_lm(CONFIGS["gpt2"], seed=7).eval()
-    first, *inner, last = deepspeed_layers(model, num_stages=2)
-    assert isinstance(first, TiedLayerSpec)
-    assert isinstance(last, TiedLayerSpec)
-    assert first.key == last.key
-    # What PipelineModule makes of them on a rank that has both ends: one module, run twice.
-    tied = first.build()
-    assert [name for name, _ in tied.named_parameters()] == ["weight"]
-    hidden = tied(tokens())
-    for layer in inner:
-        assert isinstance(layer, torch.nn.Module)
-        hidden = layer(hidden)
-    scores = last.forward_fn(tied, hidden)
-    assert torch.allclose(scores, model(tokens()).logits, atol=1e-6)
 
 
 # ------------------------------------------------------------------ what is refused

@@ -143,25 +143,6 @@ def test_what_fails_late_leaves_megatron_alone(
         assert made.timers is None
 
 
-def test_a_job_without_a_profile_is_registered_as_attach_was_told(
-    registered: list[JobRegistration],
-) -> None:
-    attach(
-        config(),
-        job_id="job",
-        num_microbatches=4,
-        planner_url=LOOPBACK,
-        gpu=RecordingGpu(),
-        profiling="online",
-        profiling_slowdown=0.2,
-        adaptation="frontier",
-    )
-    (registration,) = registered
-    assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.2)
-    assert registration.adaptation == "frontier"
-    assert (registration.blocking_power_w, registration.gpu) == (None, None)
-
-
 @pytest.fixture
 def interleaving(registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two model chunks on each of the two ranks."""

@@ -12,7 +12,7 @@ from tests.unit.integrations.order_world import World
 
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.shared.order_agreement import Decision, Offer, OrderAgreement
-from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
+from flyball_integrations.shared.stage_orders import StageOrder
 
 NUM_MICROBATCHES = 2
 EXTRA = StageOrder.of_instructions(("forward", "forward", "backward", "backward"), (0, 1, 0, 1))
@@ -94,20 +94,6 @@ def test_nothing_is_decided_before_the_last_rank_holds_the_version(
     assert decided(ranks.step())[0].orders == (EXTRA, PLAIN)
 
 
-def test_a_plan_that_comes_while_another_is_agreed_on_waits_for_the_next_comparison(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch)
-    older = [offer(1, EXTRA), offer(1, PLAIN)]
-    ranks.held = list(older)
-    ranks.step()
-    ranks.held = [offer(2, PLAIN), offer(2, PLAIN)]
-    ranks.step()
-    assert [decision.offer for decision in decided(ranks.step())] == older
-    assert nothing(ranks.steps(2))
-    assert [decision.offer for decision in decided(ranks.step())] == ranks.held
-
-
 def test_a_version_that_a_planner_has_used_before_is_news_once_all_have_the_new_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -131,15 +117,6 @@ def test_orders_that_one_rank_cannot_run_are_run_by_none(monkeypatch: pytest.Mon
     assert decisions[0].orders is None
     assert decisions[0].problem == "rank 0 cannot run it; see the log there"
     assert nothing(ranks.steps(6))
-
-
-def test_a_plan_for_another_number_of_microbatches_is_not_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ranks = Ranks(monkeypatch)
-    ranks.held = [offer(1, one_f_one_b(3, 2, 0)), offer(1, one_f_one_b(3, 2, 1))]
-    decisions = decided(ranks.steps(3)[-1])
-    assert decisions[0].problem == "rank 0, 1 cannot run it; see the log there"
 
 
 def test_data_parallel_ranks_must_have_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:

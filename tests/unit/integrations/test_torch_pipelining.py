@@ -98,15 +98,6 @@ def test_a_function_that_computes_in_the_place_of_a_stage_is_refused(kind: str) 
     assert "step" not in vars(schedule)
 
 
-@pytest.mark.parametrize(("make", "name"), [(Schedule1F1B, "1f1b"), (ScheduleGPipe, "gpipe")])
-def test_a_derived_schedule_is_registered_as_the_one_whose_loop_it_has(
-    make: Callable[..., Any], name: str
-) -> None:
-    derived = type("Mine", (make,), {})  # type: ignore[arg-type] # mypy takes it for a function
-    registration = registration_of(schedule_of_one(derived))
-    assert (registration.schedule, registration.order) == (name, None)
-
-
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

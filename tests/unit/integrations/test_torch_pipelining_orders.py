@@ -95,13 +95,6 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> Sequence[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_nothing_is_offered_before_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    rank = _Rank(monkeypatch)
-    rank.negotiation.choose_plan((_plan(),))
-    rank.steps(3)
-    assert rank.agreement.offered == [None] * 3
-
-
 @pytest.mark.parametrize(
     ("activation_bytes", "free_bytes", "told"),
     [

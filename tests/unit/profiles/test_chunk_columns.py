@@ -148,18 +148,6 @@ def test_another_number_of_chunks_than_measured_is_refused(num_chunks: int) -> N
         whole.by_chunk(2)
 
 
-def test_each_data_parallel_pipeline_has_chunks_of_its_own() -> None:
-    text = HEADER.replace("\n", ",dp_rank\n")
-    for dp_rank in (0, 1):
-        text += rows("0", 1.0 + dp_rank, after=f",{dp_rank}")
-        text += rows("1", 3.0 + dp_rank, after=f",{dp_rank}")
-    pipelines = parse_pipeline_profiles(text)
-    assert [
-        [chunk.at(0, FORWARD, 1410).time_s for chunk in pipeline.chunks] for pipeline in pipelines
-    ] == [[1, 3], [2, 4]]
-    assert [pipeline.at(0, FORWARD, 1410).time_s for pipeline in pipelines] == [4, 6]
-
-
 def test_pipelines_whose_chunks_differ_in_their_instructions_are_refused() -> None:
     """Their whole stages are alike; the chunk of one has its backward in two parts."""
     text = HEADER.replace("\n", ",dp_rank\n")
