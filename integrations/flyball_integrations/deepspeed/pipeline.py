@@ -104,8 +104,10 @@ class EnginePatch:
         self._overrides.set(engine, "_INSTRUCTION_MAP", instructions)
         self._overrides.set(engine, "train_batch", train_batch)
         if schedule_for is not None:
-            exec_schedule = self._wrapped_exec_schedule(engine._exec_schedule, schedule_for)
-            self._overrides.set(engine, "_exec_schedule", exec_schedule)
+            execute = engine._exec_schedule
+            self._overrides.set(
+                engine, "_exec_schedule", lambda stock: execute(schedule_for(stock))
+            )
 
     def remove(self) -> None:
         """Restore the engine's attributes."""
@@ -133,15 +135,6 @@ class EnginePatch:
             return loss
 
         return train_batch_on_planned_clocks
-
-    @staticmethod
-    def _wrapped_exec_schedule(
-        exec_schedule: Callable[[schedule.PipeSchedule], T], schedule_for: ScheduleChoice
-    ) -> Callable[[schedule.PipeSchedule], T]:
-        def exec_chosen_schedule(pipe_schedule: schedule.PipeSchedule) -> T:
-            return exec_schedule(schedule_for(pipe_schedule))
-
-        return exec_chosen_schedule
 
     def _hooked(
         self, kind: str, execute: Callable[..., T], microbatch_of: Callable[[int], int | None]

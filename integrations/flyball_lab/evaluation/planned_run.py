@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -84,8 +84,7 @@ class RunResult:
         return run.num_pipelines * run.num_microbatches / self.emulated_iteration_time_s
 
 
-@dataclass(frozen=True, kw_only=True)
-class _TrainedStep:
+class _TrainedStep(NamedTuple):
     """Measurements of all ranks in a step, and the clocks they set."""
 
     measured: tuple[StepMeasurement, ...]
@@ -266,9 +265,7 @@ def _train(
         before = _num_switches(ranks)
         measured = run_step(ranks, num_stages=num_stages)
         if all(of_rank.plan_version == version for of_rank in measured):
-            on_plan.append(
-                _TrainedStep(measured=measured, num_switches=_num_switches(ranks) - before)
-            )
+            on_plan.append(_TrainedStep(measured, _num_switches(ranks) - before))
         elif time.monotonic() > deadline_s:
             raise EvaluationFailedError(f"plan {version} took effect on no more than some ranks")
         else:
