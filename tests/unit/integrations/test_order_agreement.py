@@ -136,7 +136,7 @@ def test_a_collective_that_fails_ends_the_agreement_and_not_training(
     ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
     assert nothing(ranks.steps(9))
     assert len(caplog.messages) == 2  # one line on each rank
-    assert all("in the one it has: connection closed by peer" in m for m in caplog.messages)
+    assert all("in the current one: connection closed by peer" in m for m in caplog.messages)
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
