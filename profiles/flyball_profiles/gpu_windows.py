@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 _SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"
@@ -151,14 +151,15 @@ def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
         # A misspelt blocking power must not pass for an unknown one.
         raise GpuTableError(f"unknown key {unknown[0]}")
     values: dict[str, Any] = {_BLOCKING_POWER: None}
-    sources = {}
+    sources: dict[str, str] = {}
     for figure in (*_CLOCK_FIGURES, *table.keys() & {_BLOCKING_POWER}):
         if figure not in table:
             raise GpuTableError(f"the key {figure} is missing")
-        entry: Any = table[figure]
+        entry = table[figure]
         if not isinstance(entry, dict):
             raise GpuTableError(f"{figure} must be a table with value and source")
-        value, source = entry.get("value"), entry.get("source")
+        fields = cast("Mapping[str, object]", entry)
+        value, source = fields.get("value"), fields.get("source")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GpuTableError(f"{figure}.value must be a number")
         if figure != _BLOCKING_POWER and not isinstance(value, int):

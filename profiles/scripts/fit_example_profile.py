@@ -126,7 +126,8 @@ def _fit_time(points: Points) -> Fit:
     def candidates() -> Iterator[Curve]:
         for knee_mhz in clocks_mhz[_CLOCKS_PER_PIECE:-_CLOCKS_PER_PIECE]:
             rows = [TimeCurve.terms(clock_mhz, knee_mhz) for clock_mhz in clocks_mhz]
-            yield TimeCurve(*_least_squares(rows, times_s), knee_mhz)
+            a, b, c = _least_squares(rows, times_s)
+            yield TimeCurve(a, b, c, knee_mhz)
 
     def falls_with_the_clock(curve: Curve) -> bool:
         fitted_s = [curve.at(clock_mhz) for clock_mhz in clocks_mhz]
@@ -144,7 +145,8 @@ def _fit_energy(points: Points) -> Fit:
         for index, high_mhz in enumerate(inner):
             for low_mhz in inner[index + _CLOCKS_PER_PIECE :]:
                 rows = [EnergyCurve.terms(clock_mhz, low_mhz, high_mhz) for clock_mhz in clocks_mhz]
-                yield EnergyCurve(*_least_squares(rows, energies_j), low_mhz, high_mhz)
+                p, q, r, s, w = _least_squares(rows, energies_j)
+                yield EnergyCurve(p, q, r, s, w, low_mhz, high_mhz)
 
     def has_one_valley(curve: Curve) -> bool:
         fitted_j = [curve.at(clock_mhz) for clock_mhz in reversed(clocks_mhz)]
