@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
@@ -45,7 +45,6 @@ class RunFigure:
 
     Attributes:
         time_percent, energy_percent: largest error of a probed point.
-        plan_energy_percent: of its energy without the division between forward and backward.
         covered_percent: of the probed points' energies, those within 1.96 standard errors.
         plan_percent: energy of the plan made from it above that of the plan made from the truth.
         slowdown_percent: of the slowest step against the measured baseline.
@@ -59,7 +58,6 @@ class RunFigure:
     num_versions: int
     time_percent: float
     energy_percent: float
-    plan_energy_percent: float
     covered_percent: float
     plan_percent: float
     slowdown_percent: float
@@ -88,8 +86,6 @@ def measure(arguments: argparse.Namespace) -> Report:
 def _cells(profiles: Path | None) -> Iterable[tuple[str, Truth]]:
     for num_microbatches in NUM_MICROBATCHES:
         yield f"A100, {num_microbatches} microbatches", a100_truth(num_microbatches)
-    whole = replace(a100_truth(NUM_MICROBATCHES[0]), reads_runs=False)
-    yield f"{WHOLE_STEPS}, A100, {NUM_MICROBATCHES[0]} microbatches", whole
     if profiles is not None:
         path = profiles / A40_PROFILE
         try:
@@ -101,9 +97,6 @@ def _cells(profiles: Path | None) -> Iterable[tuple[str, Truth]]:
                 f"A40, {num_microbatches} microbatches",
                 truth_of(with_forty_clocks(profile), num_microbatches, A40_BLOCKING_POWER_W),
             )
-
-
-WHOLE_STEPS = "counter read at steps' ends only"
 
 
 def _figure(cell: str, truth: Truth, seed: int) -> RunFigure:
@@ -122,7 +115,6 @@ def _figure(cell: str, truth: Truth, seed: int) -> RunFigure:
         num_versions=len(run.versions),
         time_percent=errors.time_percent,
         energy_percent=errors.energy_percent,
-        plan_energy_percent=errors.plan_energy_percent,
         covered_percent=errors.covered_percent,
         plan_percent=plan_excess_percent(truth, setup, result),
         slowdown_percent=100 * (result.cost.largest_slowdown or 0.0),
@@ -139,7 +131,6 @@ def _text(by_cell: dict[str, list[RunFigure]]) -> str:
         "versions",
         "time error",
         "energy error",
-        "(undivided)",
         "covered",
         "plan",
         "slowdown",
@@ -154,7 +145,6 @@ def _text(by_cell: dict[str, list[RunFigure]]) -> str:
             str(max(run.num_versions for run in runs)),
             f"{max(run.time_percent for run in runs):.2f} %",
             f"{max(run.energy_percent for run in runs):.2f} %",
-            f"{max(run.plan_energy_percent for run in runs):.2f} %",
             f"{sum(run.covered_percent for run in runs) / len(runs):.0f} %",
             f"{max(run.plan_percent for run in runs):+.2f} %",
             f"{max(run.slowdown_percent for run in runs):.2f} %",
@@ -168,14 +158,12 @@ def _text(by_cell: dict[str, list[RunFigure]]) -> str:
 
 
 def _limits(cell: str, runs: list[RunFigure]) -> list[Limit]:
-    is_whole = cell.startswith(WHOLE_STEPS)
-    energy = "plan_energy_percent" if is_whole else "energy_percent"
     return [
         at_most(f"{cell}: {name}", max(getattr(run, field) for run in runs), bound)
         for name, field, bound in (
             ("steps", "num_steps", MAX_STEPS),
             ("time error, %", "time_percent", MAX_TIME_PERCENT),
-            ("energy error, %", energy, MAX_ENERGY_PERCENT),
+            ("energy error, %", "energy_percent", MAX_ENERGY_PERCENT),
             ("plan's energy above the truth's plan, %", "plan_percent", MAX_PLAN_PERCENT),
             ("largest slowdown, %", "slowdown_percent", MAX_SLOWDOWN_PERCENT),
         )
