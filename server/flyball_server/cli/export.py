@@ -26,10 +26,10 @@ _FLOW = "critical path"
 
 
 def trace_document(timeline: PredictedTimeline) -> dict[str, Any]:
-    """The JSON Object Format: `traceEvents` in rising time, and `otherData`, which says predicted.
+    """Return the JSON Object Format: `traceEvents` in rising time, and `otherData` (predicted).
 
-    Without `displayTimeUnit`: milliseconds are the default, and there are viewers that take it
-    for the unit of `ts`.
+    `displayTimeUnit` is left out: milliseconds are the default, and some viewers take it for the
+    unit of `ts`.
     """
     end_us = _microseconds(timeline.simulation.whole.iteration_time_s)
     num_pipelines = len(timeline.models)
@@ -86,7 +86,7 @@ def _metadata(name: str, whose: dict[str, int], arguments: Event) -> Event:
 def _instructions(
     ids: _Ids, model: PipelineModel, assignment: Assignment, simulation: Simulation
 ) -> Iterator[Event]:
-    """A complete event for each node."""
+    """Return a complete event for each node."""
     critical = set(simulation.critical_path)
     for node, choice in enumerate(assignment):
         instruction, point = model.dag.instruction[node], model.points[node][choice]
@@ -118,10 +118,10 @@ def _counters(
     simulation: Simulation,
     end_us: int,
 ) -> Iterator[Event]:
-    """Each stage's clock, which stays while it waits, and its power, all its ranks together.
+    """Return each stage's clock, kept while it waits, and its power, summed over its ranks.
 
-    Power is the blocking power from begin to end wherever no instruction runs, then 0: its
-    integral is the iteration's energy.
+    Power is the blocking power from begin to end while no instruction runs, then 0: its integral
+    is the iteration's energy.
     """
     blocking_power_w = model.stage_blocking_power_w
     num_stages = model.schedule.num_stages
@@ -151,10 +151,10 @@ def _counters(
 def _hand_overs(
     ids: _Ids, model: PipelineModel, simulation: Simulation, flow_ids: Iterator[int]
 ) -> Iterator[Event]:
-    """A flow wherever the critical path goes from one stage to another.
+    """Return a flow for each step of the critical path from one stage to another.
 
-    It leaves within the last microsecond of the sender, as at its end the next one on the stage
-    may have begun.
+    It starts within the last microsecond of the sender, since the next one on the stage may begin
+    at its end.
     """
     stage = model.dag.stage
     for before, after in pairwise(simulation.critical_path):

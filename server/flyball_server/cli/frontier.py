@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Frontier, float]:
-    """The frontier, and how long solving took, s."""
+    """Return the frontier and the solving time in s."""
 
     def report(num_plans: int) -> None:
         progress.show(f"planned {num_plans}, about {arguments.points} wanted")
@@ -72,7 +72,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
 
 
 def _text(curve: Frontier) -> str:
-    """A table of at most NUM_TABLE_ROWS of the points, and the plans to compare them with."""
+    """Return a table of at most NUM_TABLE_ROWS points, and the plans for comparison."""
     baseline = curve.baseline
     lines = [
         "predicted, one iteration; saving against the baseline",

@@ -31,7 +31,7 @@ from flyball_wire.command import CommandError
 
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
-    """The positional PROFILE.csv."""
+    """Add the positional PROFILE.csv."""
     parser.add_argument(
         "profile",
         metavar="PROFILE.csv",
@@ -65,7 +65,7 @@ def watts(text: str) -> tuple[float, ...]:
 
 
 def read_profile(path: Path) -> StageProfile:
-    """The stage profile of a CSV file, all ranks of a stage merged."""
+    """Read the stage profile of a CSV file, all ranks of a stage merged."""
     try:
         return read_stage_profile(path)
     except ProfileError as error:
@@ -73,7 +73,7 @@ def read_profile(path: Path) -> StageProfile:
 
 
 def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
-    """The stage profile of each data-parallel pipeline of a CSV file, by `dp_rank`."""
+    """Read the stage profile of each data-parallel pipeline of a CSV file, by `dp_rank`."""
     try:
         return read_pipeline_profiles(path)
     except ProfileError as error:
@@ -81,7 +81,7 @@ def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
 
 
 def gpu_window(name: str | None) -> GpuWindow | None:
-    """The GPU table's entry called `name`; None for None."""
+    """Return the GPU table's entry called `name`; None for None."""
     if name is None:
         return None
     try:
@@ -107,7 +107,7 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
 
 
 def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
-    """The plan of a file that `flyball plan -o` wrote."""
+    """Read a plan from a file written by `flyball plan -o`."""
     try:
         document: object = json.loads(path.read_text(encoding="utf-8"))
         if is_data_parallel(document):

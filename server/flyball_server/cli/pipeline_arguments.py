@@ -1,4 +1,4 @@
-"""The arguments that describe a pipeline, shared by the offline commands that plan."""
+"""Arguments that describe a pipeline, shared by the offline commands that plan."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _parts(cell: str) -> Sequence[str]:
     return together[1].split(";") if together else (cell,)
 
 
-# How data-parallel pipelines are planned: one plan for all, or one for each.
+# Planning of data-parallel pipelines: one plan for all, or one for each.
 MERGED, SEPARATE = "merged", "separate"
 
 OPTION_OF_FIELD = {
@@ -239,7 +239,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     """Return the request that the parsed arguments describe.
 
     Raises:
-        PlanningError: a part of it cannot be used; names its field.
+        PlanningError: a part is invalid; `field` names it.
     """
     is_separate = arguments.data_parallel == SEPARATE
     profiles = (

@@ -67,7 +67,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def _planned(
     arguments: argparse.Namespace, progress: ProgressLine, system: ColorSystem | None
 ) -> tuple[str, str]:
-    """The plan as a document and, unless JSON is asked for, as text."""
+    """Return the plan as a document and, unless JSON is requested, as text."""
     try:
         request = pipeline_arguments.request_of(arguments)
         if arguments.policy == Policy.FRONTIER:
@@ -97,7 +97,7 @@ def _text(solved: SolvedPlan, system: ColorSystem | None) -> str:
 
 
 def _considered_rows(plan: FrequencyPlan) -> list[str]:
-    """Return what `auto` looked at, the chosen order marked."""
+    """Return the orders considered by `auto`, with the chosen one marked."""
     if not plan.considered:
         return []
     rows = ["", "schedule            time, s     energy, J      bound, J   (predicted)"]

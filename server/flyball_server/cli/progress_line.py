@@ -1,4 +1,4 @@
-"""A line on a terminal that says what a long command is doing, and for how long already."""
+"""Progress line on a terminal with the current action and the elapsed time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ DEFAULT_COLUMNS = 80
 
 
 class ProgressLine:
-    """Shows the last text given and the elapsed seconds; used as a context manager.
+    """Line with the last text given and the elapsed seconds; used as a context manager.
 
-    The line appears after a second, where stderr is a terminal, and is wiped at the end,
-    whatever ends it; stdout is never touched. A thread draws it, so that it moves while compiled
-    code runs. What goes wrong with a terminal stays here: a command never fails for its line.
+    The line appears after a second if stderr is a terminal and is always cleared at the end; stdout
+    is never touched. A thread draws it, so that it moves while compiled code runs. Terminal errors
+    are ignored: a command never fails because of its line.
 
     Args:
-        text: what is being done first.
-        stream: where to draw; stderr unless given.
+        text: first text.
+        stream: output stream; default: stderr.
     """
 
     def __init__(self, text: str, stream: TextIO | None = None) -> None:
@@ -61,7 +61,7 @@ class ProgressLine:
             self._thread.join(CLEARED_WITHIN_S)
 
     def _draw(self, stream: TextIO) -> None:
-        with contextlib.suppress(OSError, ValueError):  # the terminal has gone
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
             pause_s = SHOWN_AFTER_S
             while not self._stop.wait(pause_s):
                 elapsed_s = time.monotonic() - self._began_s

@@ -1,4 +1,4 @@
-"""The plan after each reconfiguring step, as EnvPipe prints it; `flyball evaluate` runs this.
+"""Plan after each reconfiguring step, as EnvPipe prints it; run by `flyball evaluate`.
 
 Run as `python -m flyball_server.cli.reconfiguration_steps PROFILE.csv --microbatches M ...`.
 """

@@ -1,4 +1,4 @@
-"""`flyball serve`: the planner as a process, on loopback and SQLite unless told otherwise."""
+"""`flyball serve`: the planner as a process, by default on loopback and SQLite."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
             )
         _warn_of(settings, listener, has_tokens=has_tokens)
         raise_file_limit(settings)
-        # Seconds of imports, which nobody waits for who asked for help or has a setting wrong.
+        # Imports take seconds, which help texts and invalid settings do not need.
         from flyball_server.serving.planner_server import serve_planner  # noqa: PLC0415
 
         serve_planner(settings, store, listener)
@@ -140,7 +140,7 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
 
 
 def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:
-    """Say on stderr what an operator may not have meant."""
+    """Warn on stderr about settings that may be unintended."""
     if settings.allow_open and not has_tokens:
         where = address_of(listener, settings)
         _warn(f"anyone who reaches {where} can change plans, as FLYBALL_ALLOW_OPEN allows")

@@ -63,7 +63,7 @@ def _plot(timeline: PredictedTimeline, path: Path) -> None:
 
 
 def _document(timeline: PredictedTimeline) -> dict[str, Any]:
-    """The figures; of data-parallel pipelines what is by stage stands with each pipeline."""
+    """Return the figures; of data-parallel pipelines, stage figures by pipeline."""
     whole = timeline.simulation.whole
     if not timeline.is_data_parallel:
         return {**_figures(whole), **_by_stage(timeline.models[0], whole)}
@@ -77,7 +77,7 @@ def _document(timeline: PredictedTimeline) -> dict[str, Any]:
 
 
 def _text(timeline: PredictedTimeline, system: ColorSystem | None) -> str:
-    """Likewise as text; peaks are the highest of all pipelines."""
+    """Return the figures as text; peaks are the highest of all pipelines."""
     simulation, models, assignments = timeline.simulation, timeline.models, timeline.assignments
     most = [
         max(held)

@@ -27,7 +27,7 @@ from flyball_wire.messages import TOKEN_HEADER
 
 
 def command_refusal(error: JobsError) -> CommandError:
-    """The command's error for one of the jobs'; a database that is away may come back."""
+    """Return the command's error for a job error; an unreachable database may return."""
     is_passing = isinstance(error, StoreUnreachableError | StoreBusyError)
     return CommandError(error.message, status=NOT_NOW if is_passing else BAD_INPUT)
 
@@ -78,7 +78,7 @@ def _create(store: JobStore, arguments: argparse.Namespace) -> None:
         print(json.dumps({"token": token, **_as_json(record)}) if arguments.json else text)
         sys.stdout.flush()
     except OSError as error:
-        revoke_token(store, record.token_id)  # nobody has read it
+        revoke_token(store, record.token_id)  # it was not printed
         # Python flushes stdout once more as it exits, and must find it writable.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise CommandError(
@@ -101,7 +101,7 @@ def _list(store: JobStore, arguments: argparse.Namespace) -> None:
 
 
 def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
-    # Whoever gives the whole token means its public part, and does not want to read the rest.
+    # A whole token stands for its public part; its secret is not printed.
     token_id = arguments.id.removeprefix("fb_").partition("_")[0]
     if not token_id:
         raise CommandError("give the token's ID, as `flyball token list` shows it")

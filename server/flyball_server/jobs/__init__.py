@@ -1,1 +1,1 @@
-"""Jobs: their records, states, stores and use cases; knows neither HTTP nor the wire."""
+"""Jobs: records, states, stores and use cases, independent of HTTP and the wire types."""

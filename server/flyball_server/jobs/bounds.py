@@ -12,20 +12,20 @@ MAX_TEXT_CHARACTERS = 256
 
 
 def check_count(field: str, value: int, *, least: int = 0, most: int = MAX_COUNT) -> None:
-    """A whole number from `least` to `most`.
+    """Check that a value is a whole number from `least` to `most`.
 
     Raises:
-        InvalidFieldError: it is not.
+        InvalidFieldError: the value is out of bounds.
     """
     if not least <= value <= most:
         raise InvalidFieldError(field, f"must be {least} to {most}, not {_shown(value)}")
 
 
 def check_quantity(field: str, value: float, *, most: float = math.inf) -> None:
-    """A finite number from 0 to `most`.
+    """Check that a value is a finite number from 0 to `most`.
 
     Raises:
-        InvalidFieldError: it is not.
+        InvalidFieldError: the value is out of bounds.
     """
     if not (math.isfinite(value) and value >= 0):
         raise InvalidFieldError(field, f"must be a finite number, at least 0, not {value}")

@@ -1,7 +1,7 @@
 """Errors about jobs, one tree; an error's docstring is its message.
 
 JobsError
-├── UnknownError                  what was asked for does not exist
+├── UnknownError                  the requested object does not exist
 │   ├── UnknownJobError
 │   ├── UnknownRankError
 │   ├── UnknownPlanError
@@ -18,11 +18,11 @@ JobsError
 │   ├── NothingToCompareError
 │   ├── JobIsOverError
 │   ├── IllegalMoveError
-│   └── TooManyJobsError          the planner keeps no more
+│   └── TooManyJobsError          limit of stored jobs reached
 ├── PlanningStoppedError          the planner shuts down
-├── PlannerFaultError             nobody has foreseen it
+├── PlannerFaultError             unexpected error in the planner
 ├── InvalidFieldError             a value out of bounds; `field` names it
-│   └── PlanningFailedError       the planner refused the job as it now stands
+│   └── PlanningFailedError       the planner refused the job in its current state
 └── StoreError                    the database
     ├── StoreUnavailableError
     │   ├── StoreUnreachableError
@@ -44,13 +44,13 @@ class JobsError(Exception):
     """Something is wrong with a job."""
 
     def __init__(self, **parts: object) -> None:
-        # `python -OO` strips docstrings; the parts alone still say what it is about.
+        # `python -OO` strips docstrings; the message then consists of the parts alone.
         template = inspect.cleandoc(type(self).__doc__ or " ".join(f"{{{part}}}" for part in parts))
         super().__init__(template.format(**parts).removesuffix("."))
 
     @property
     def message(self) -> str:
-        """The one line for people."""
+        """Message of one line."""
         return str(self.args[0])
 
 

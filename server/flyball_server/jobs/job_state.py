@@ -15,9 +15,9 @@ class JobState(StrEnum):
     PROFILING = "profiling"
     PLANNED = "planned"
     PLANNING_FAILED = "planning-failed"
-    # All its ranks have said that their training is over.
+    # All its ranks have reported the end of their training.
     ENDED = "ended"
-    # Nothing was heard of it for a long while.
+    # No rank has called for a long time.
     EXPIRED = "expired"
 
 
@@ -30,7 +30,7 @@ class JobInput(StrEnum):
     CONTROL = "control"
 
 
-# Nobody reacts to what such a job measures.
+# Reconcilers ignore what such a job measures.
 OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
 # Nothing is known yet of what its instructions take.
 UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
@@ -41,7 +41,7 @@ ALLOWED_MOVES = MappingProxyType(
         JobState.AWAITING_PROFILE: frozenset(
             {JobState.PROFILING, JobState.PLANNED, JobState.PLANNING_FAILED} | OVER
         ),
-        # Measured online: finished, refused, or somebody has put a profile.
+        # Measured online: finished, refused, or replaced by an uploaded profile.
         JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
         # Planned again: a new version, from a new profile or target.
         JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
@@ -49,7 +49,7 @@ ALLOWED_MOVES = MappingProxyType(
         JobState.PLANNING_FAILED: frozenset(
             {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER
         ),
-        # A rank has registered again, or somebody wants it planned otherwise.
+        # A rank has registered again, or new planning inputs were stored.
         JobState.ENDED: _LIVING | {JobState.EXPIRED},
         JobState.EXPIRED: _LIVING,
     }
@@ -57,7 +57,7 @@ ALLOWED_MOVES = MappingProxyType(
 
 
 def check_move(old: JobState, new: JobState) -> None:
-    """Let only the table's moves pass.
+    """Check that the table allows this move.
 
     Raises:
         IllegalMoveError: the table has no such move.

@@ -1,6 +1,6 @@
 """State of the closed loop, beside registration and profile: one record per job.
 
-Stored as JSON, so all of it is plain data; moments are Unix time, s.
+Stored as JSON, so all of it is plain data; times are Unix time in s.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class AnnouncedSlowdown:
 
     Attributes:
         slowdown: slowdown factor of its instructions, 1 to MAX_SLOWDOWN.
-        from_unix_s: from when on.
-        until_unix_s: until when; None: until it is withdrawn.
+        from_unix_s: start time.
+        until_unix_s: end time; None: until it is withdrawn.
 
     Raises:
         InvalidFieldError: a value is out of its bounds.
@@ -56,8 +56,8 @@ class RankSlowdown:
 
     Attributes:
         slowdown: slowdown factor of its instructions; below 1: faster than profiled.
-        reason: what slows it: `slow` where nothing more is known.
-        since_unix_s: when that was found.
+        reason: cause of the slowdown; `slow` if the cause is unknown.
+        since_unix_s: time of detection.
     """
 
     rank: int
@@ -71,8 +71,8 @@ class StageSlowdown:
     """Drift of all ranks of a stage from its profile, for one kind of instruction.
 
     Attributes:
-        kind: of instruction, `forward`.
-        slowdown: as in RankSlowdown.
+        kind: kind of instruction, such as `forward`.
+        slowdown: slowdown factor, as in RankSlowdown.
     """
 
     stage: int
@@ -82,12 +82,12 @@ class StageSlowdown:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Steps at the highest clocks among those on the plan, asked for or under way.
+    """Steps at the highest clocks interleaved with those on the plan, requested or running.
 
     Attributes:
-        num_pairs: asked for, 2 to 10000.
-        version: plan version that it runs as; None: not made yet.
-        of_version: the plan version that it compares; it comes back when this is over.
+        num_pairs: number of requested pairs, 2 to 10000.
+        version: plan version that it runs as; None: not created yet.
+        of_version: plan version that is compared; restored when the comparison is over.
         is_done: true once enough was measured, or another plan has ended it.
     """
 
@@ -130,14 +130,14 @@ class JobLoopState(Record):
     """State of one job's reconcile loop.
 
     Attributes:
-        stragglers: announced, by rank, one each at the most; ended ones are dropped.
-        detected: ranks found to be slow, by rank.
-        timetable: None: none.
-        comparison: the newest; None: never asked for.
-        profiling: None: not profiled online, or not begun.
-        in_force: what the job is to be planned for.
-        planned_for: what its newest plan was made for.
-        made: plan versions that the job's own effort has made, the newest last.
+        stragglers: announced slowdowns, at most one per rank; ended ones are dropped.
+        detected: detected slowdowns by rank.
+        timetable: timetable of targets; None: no timetable.
+        comparison: newest comparison; None: never requested.
+        profiling: state of online profiling; None: not profiled online, or not started.
+        in_force: current planning inputs.
+        planned_for: planning inputs of the newest plan.
+        made: plan versions that were solved with the job's own effort, newest last.
     """
 
     job_id: str

@@ -24,9 +24,9 @@ from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import check_reserve
 from flyball_wire.messages import ClockTiming, InstructionReport, JobSpec
 
-# No dot first: `..` in an address leads elsewhere.
+# No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
-# Earlier runs of a job are kept under its name with a number behind it, which nobody can register.
+# Earlier runs of a job are kept under its name with a number suffix, which cannot be registered.
 RUN_SIGN = "@"
 ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(@[0-9]{1,9})?$"
 MAX_STAGES = 4096
@@ -34,10 +34,10 @@ MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
 MAX_SM_CLOCKS = 4096
 MAX_SM_CLOCK_MHZ = 100_000
-# Of one rank in one step: sums and squares of any number of them stay finite.
+# Limits of one rank in one step: sums and squares of any number of them stay finite.
 MAX_STEP_TIME_S = 1e9
 MAX_STEP_ENERGY_J = 1e12
-# Where a rank stands among those of its stage.
+# Position of a rank among those of its stage.
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
 
@@ -46,7 +46,7 @@ class Record:
     """Base of all records."""
 
     def evolve(self, **changes: object) -> Self:
-        """This record with some fields changed; checked like a new one."""
+        """Return this record with some fields changed; checked like a new one."""
         return replace(self, **changes)
 
 
@@ -109,15 +109,15 @@ class JobRecord(Record):
     """A job.
 
     Attributes:
-        registered: as first registered; registering the same again changes nothing.
-        in_force: as planned now, with later changes of target.
-        problem: why the newest planning failed; None otherwise, and from a change of the inputs
-            until they are planned.
-        created_at: UTC.
-        changed_input: which input was changed last.
-        inputs_revision: counts changes of profile and specification.
-        planned_revision: the inputs_revision that the newest plan is made from; 0: none.
-        run: what its launcher names this start of the job; None: not told.
+        registered: specification as first registered; registering the same again changes nothing.
+        in_force: current specification, with later changes of target.
+        problem: reason why the newest planning failed; None: no failure, or the inputs have changed
+            since and are not planned yet.
+        created_at: creation time, UTC.
+        changed_input: input that was changed last.
+        inputs_revision: number of changes of profile and specification.
+        planned_revision: inputs_revision of the newest plan; 0: no plan.
+        run: name of this start of the job, from its launcher; None: not reported.
         restart_count: number of restarts by the launcher itself; None: not reported.
     """
 
@@ -150,7 +150,7 @@ class JobRecord(Record):
         return f"{round(self.created_at.timestamp() * 1e6):x}"
 
     def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
-        """The job after a change of one of its inputs; it wants planning again."""
+        """Return the job after a change of one of its inputs; it is to be planned again."""
         return self.evolve(
             in_force=in_force or self.in_force,
             changed_input=changed_input,
@@ -159,10 +159,10 @@ class JobRecord(Record):
         )
 
     def moved(self, state: JobState, *, problem: str | None = None) -> JobRecord:
-        """The job in another state, with the problem that led there.
+        """Return the job in another state, with the problem that led there.
 
         Raises:
-            IllegalMoveError: the job's state has no such move.
+            IllegalMoveError: the table has no such move from the job's state.
         """
         check_move(self.state, state)
         return self.evolve(state=state, problem=problem)
@@ -173,14 +173,14 @@ class RankRecord(Record):
     """A registered rank.
 
     Attributes:
-        dp_rank, tp_rank, cp_rank: where it stands in data, tensor and context parallelism;
-            all ranks of a stage run the same plan.
-        acknowledged_version: the newest plan version it has said it holds; None: none since
-            it registered.
-        current_step: the step it was in when it last acknowledged.
+        dp_rank, tp_rank, cp_rank: index in data, tensor and context parallelism; all ranks of a
+            stage run the same plan.
+        acknowledged_version: newest plan version that it has acknowledged; None: none since it
+            registered.
+        current_step: current step at its last acknowledgement.
         sm_clocks_mhz: clocks that its GPU can be locked to, MHz, falling; None: not reported.
-        last_seen_at: when the planner last heard of it, UTC, to some seconds; None: since it
-            registered it has not, or that was before this was kept.
+        last_seen_at: time of the last call, UTC, to some seconds; None: no call since it
+            registered.
         has_left: true once its training is over.
     """
 
@@ -222,7 +222,7 @@ class RankRecord(Record):
 
 @functools.lru_cache(maxsize=256)
 def _falling(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
-    """A GPU's clocks, checked and in order; thousands of ranks have the same."""
+    """Return a GPU's clocks, checked and in order; cached, since many ranks share them."""
     check_count("num_sm_clocks_mhz", len(clocks_mhz), least=1, most=MAX_SM_CLOCKS)
     for clock_mhz in clocks_mhz:
         check_count("sm_clocks_mhz", clock_mhz, least=1, most=MAX_SM_CLOCK_MHZ)
@@ -315,11 +315,11 @@ class StepTotals(Record):
 
     Attributes:
         num_ranks: number of ranks that have posted it.
-        lowest_version, newest_version: of the plan versions that were run in it; None: all ranks
-            ran at default clocks.
-        num_with_plan: ranks that ran one.
-        time_s: the slowest rank's, s.
-        energy_j: sum over the ranks, J; None where one could not read it.
+        lowest_version, newest_version: range of the plan versions that were run in it; None: all
+            ranks ran at default clocks.
+        num_with_plan: number of ranks that ran a plan.
+        time_s: time of the slowest rank, s.
+        energy_j: sum over the ranks, J; None: a rank could not read it.
     """
 
     step: int
@@ -366,14 +366,14 @@ class StepDetail(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRecord(Record):
-    """A token that lets its bearer in.
+    """Record of an access token.
 
     Attributes:
         token_id: the token's public part, by which it is found and listed.
         digest: SHA-256 of the whole token, hexadecimal.
-        job_id: the one job that it opens; None: an operator's, which opens all.
-        created_at: UTC.
-        note: what people know it by.
+        job_id: ID of the only job that it grants access to; None: an operator's token.
+        created_at: creation time, UTC.
+        note: description for the list of tokens.
     """
 
     token_id: str

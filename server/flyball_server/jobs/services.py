@@ -59,35 +59,35 @@ def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
 
 
 def planning_lock(job_id: str) -> str:
-    """The store's lock that whoever plans this job has: it is planned once."""
+    """Return the name of the lock held while the job is planned."""
     return f"plan {job_id}"
 
 
 def frontier_lock(job_id: str) -> str:
-    """The store's lock that whoever finds this job's frontier has; plans do not wait for it."""
+    """Return the name of the lock held while the job's frontier is solved; plans ignore it."""
     return f"frontier {job_id}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobServices:
-    """The seams of the use cases, all of which take one as their first argument.
+    """Services of the use cases, all of which receive this as their first argument.
 
     Attributes:
-        planner: makes a plan; raises PlanningError.
-        executor: where plans, frontiers and profiles are solved.
+        planner: function that makes a plan; raises PlanningError.
+        executor: executor that solves plans, frontiers and profiles.
         planning_timeout_s: time limit of a solve, s, above 0.
-        gpu_window: an entry of the GPU table by name; raises GpuTableError.
-        notify_pollers: called with a job's id after something that long polls wait for has been
+        gpu_window: function that returns an entry of the GPU table; raises GpuTableError.
+        notify_pollers: callback with a job's ID after a change that long polls wait for was
             stored; from any thread.
-        now: the time of day, UTC.
-        enqueue_reconcile: called with a job's id after something that concerns reconcilers was
-            stored; from any thread.
-        is_reconciled_after_posts: whether a reconciler may have something to do after a post of
-            the job's ranks, by the store as it is then.
-        record_heartbeat: called with a job's id and ranks of it that have called; from any thread.
+        now: function that returns the current time, UTC.
+        enqueue_reconcile: callback with a job's ID after a change for reconcilers was stored;
+            from any thread.
+        is_reconciled_after_posts: true if a reconciler may have something to do after a post of
+            the job's ranks, according to the store.
+        record_heartbeat: callback with a job's ID and its ranks that called; from any thread.
         life: timeouts of ranks and jobs.
         max_jobs: limit of stored jobs; a further one is refused.
-        observe_solve: called after each try to plan a job; from any thread.
+        observe_solve: callback after each try to plan a job; from any thread.
     """
 
     store: JobStore

@@ -22,9 +22,9 @@ MAX_WINDOWS = 64
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _TIME_OF_DAY = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
 _UTC = "UTC"
-# All arithmetic with time zones holds well beyond these.
+# All arithmetic with time zones is valid well beyond these.
 _FIRST_YEAR, _LAST_YEAR = 2000, 2200
-# A week after which everything daily repeats, and a day for what the change of an hour moves.
+# A week, after which everything daily repeats, and a day for shifts by clock changes.
 _LOOK_AHEAD_DAYS = 8
 
 
@@ -71,23 +71,23 @@ def check_timetable(timetable: Timetable) -> None:
 
 
 def target_at(timetable: Timetable, default: str, now: datetime) -> str:
-    """The target that holds at a moment: that of the first window that does, or `default`.
+    """Return the current target: that of the first matching window, or `default`.
 
     Args:
-        timetable: as `check_timetable` accepts it.
-        default: the job's own.
-        now: with a time zone.
+        timetable: timetable accepted by `check_timetable`.
+        default: the job's own target.
+        now: current time, with a time zone.
     """
     held = _window_at(_read_all(timetable), now.astimezone(_zone(timetable)))
     return default if held is None else timetable.windows[held].target
 
 
 def next_change(timetable: Timetable, now: datetime) -> datetime | None:
-    """The next moment at which another window, or none, begins to count, UTC; None: never.
+    """Return the next time at which another window, or none, becomes current, UTC; None: never.
 
     Args:
-        timetable: as `check_timetable` accepts it.
-        now: with a time zone.
+        timetable: timetable accepted by `check_timetable`.
+        now: current time, with a time zone.
     """
     zone, windows = _zone(timetable), _read_all(timetable)
     held = _window_at(windows, now.astimezone(zone))
@@ -158,10 +158,10 @@ def _moment(text: str, where: str, *, is_from: bool) -> datetime:
 
 
 def parse_moment(text: str, field: str, *, also: str = "") -> datetime:
-    """A moment as ISO 8601 with an offset from UTC writes it, UTC.
+    """Parse an ISO 8601 time with an offset from UTC; return it in UTC.
 
     Raises:
-        InvalidFieldError: it is something else; the message lists `also` among what can be given.
+        InvalidFieldError: the text is not such a time; the message lists `also` as an alternative.
     """
     try:
         moment = datetime.fromisoformat(text)
@@ -192,21 +192,21 @@ def _days(window: TimetableWindow, where: str) -> frozenset[int]:
 
 
 def _bounds(window: _Window, zone: tzinfo, local: datetime) -> Iterator[datetime]:
-    """Moments at which the window may begin or end, UTC, from the day of `local` on."""
+    """Yield times at which the window may begin or end, UTC, from the day of `local` on."""
     if isinstance(window, _Once):
         yield from (window.begins, window.ends)
         return
     for day in range(-1, _LOOK_AHEAD_DAYS + 1):
         date = local.date() + timedelta(days=day)
         for shown in (window.from_time, window.until_time):
-            # What the clock shows twice is twice a bound.
+            # A local time that occurs twice is a bound twice.
             for fold in (0, 1):
                 moment = datetime.combine(date, shown.replace(fold=fold), tzinfo=zone)
                 yield moment.astimezone(UTC)
 
 
 def _clock_changes(zone: tzinfo, now: datetime) -> Iterator[datetime]:
-    """Moments at which the zone's clocks are put forward or back, to the second, UTC."""
+    """Yield times at which the zone's clocks change, to the second, UTC."""
     start = now.astimezone(UTC).replace(microsecond=0)
     for hour in range(24 * _LOOK_AHEAD_DAYS):
         before = start + timedelta(hours=hour)
@@ -244,20 +244,20 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
 
 
 def get_timetable(services: JobServices, job_id: str) -> TimetableStatus:
-    """The job's timetable.
+    """Return the job's timetable.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         return _status(services, require_job(reader, job_id), reader.find_loop_state(job_id))
 
 
 def delete_timetable(services: JobServices, job_id: str) -> None:
-    """Let the job's own target hold at all times.
+    """Delete the job's timetable; its own target becomes current.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.writing(job_id) as writer:
         require_job(writer, job_id)

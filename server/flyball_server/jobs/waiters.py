@@ -12,16 +12,16 @@ _Answer = TypeVar("_Answer")
 
 
 class JobWaiters:
-    """Wakes the long polls of a job; `wake` may be called from any thread.
+    """Notifier of a job's long polls; `notify` may be called from any thread.
 
-    It works within one process; what is stored by another planner is told by the store's signals.
+    It works within one process; changes by other planners arrive by the store's signals.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._watching: dict[str, list[Callable[[], None]]] = {}
-        # By whether they are held `at_once`.
+        # Number of held calls, by `at_once`.
         self._num_held = {False: 0, True: 0}
         self._is_closed = False
 
@@ -33,7 +33,7 @@ class JobWaiters:
 
     @property
     def num_at_once(self) -> int:
-        """Calls that are held no longer than it takes to see what there is now."""
+        """Number of calls that return after a single check of the current state."""
         with self._lock:
             return self._num_held[True]
 
@@ -80,7 +80,7 @@ class JobWaiters:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s
         while True:
-            # Waiting starts before the probe looks: a change in between is not missed.
+            # Waiting starts before the probe reads: a change in between is not missed.
             woken: asyncio.Future[None] = loop.create_future()
             self._add(job_id, woken)
             try:
@@ -95,7 +95,7 @@ class JobWaiters:
                 self._remove(job_id, woken)
 
     def notify(self, job_id: str) -> None:
-        """Let the long polls of this job look again, and who watches it."""
+        """Make the long polls of this job check again, and notify its subscribers."""
         with self._lock:
             futures = tuple(self._waiting.get(job_id, ()))
             watching = tuple(self._watching.get(job_id, ()))
@@ -105,18 +105,18 @@ class JobWaiters:
             woken()
 
     def notify_all(self) -> None:
-        """Let all long polls look again."""
+        """Make all long polls check again."""
         with self._lock:
             job_ids = tuple(self._waiting.keys() | self._watching.keys())
         for job_id in job_ids:
             self.notify(job_id)
 
     def open(self) -> None:
-        """Let long polls wait (again)."""
+        """Allow long polls to wait (again)."""
         self._is_closed = False
 
     def close(self) -> None:
-        """Release all long polls now, and let none wait any more."""
+        """Release all long polls now and refuse further waiting."""
         self._is_closed = True
         self.notify_all()
 
@@ -140,4 +140,4 @@ def _set_from_any_thread(future: asyncio.Future[None]) -> None:
     try:
         future.get_loop().call_soon_threadsafe(set_once)
     except RuntimeError:
-        return  # the loop has ended, and with it whoever waited
+        return  # the loop has ended, and its waiters with it

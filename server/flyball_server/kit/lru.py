@@ -12,11 +12,11 @@ Value = TypeVar("Value")
 
 
 class Lru(Generic[Key, Value]):
-    """Least recently used cache, safe to use from several threads at once.
+    """Least recently used cache; thread-safe.
 
     Args:
-        max_size: of all values together; the value put last stays in any case.
-        size_of: of one value; default: each counts 1.
+        max_size: limit of the total size; the newest value always stays.
+        size_of: function that returns a value's size; default: 1 each.
     """
 
     def __init__(self, max_size: int, *, size_of: Callable[[Value], int] = lambda _: 1) -> None:

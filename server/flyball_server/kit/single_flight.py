@@ -1,4 +1,4 @@
-"""Of the calls that want the same at once, the first one has it made for all."""
+"""Request coalescing: the first of several equal calls does the work for all."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ class SingleFlight(Generic[Key, Result]):
     def _end(self, key: Key, task: asyncio.Task[Result]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # perhaps all who have asked are gone, and nobody else looks at it
+            task.exception()  # all callers may be gone; marks the exception as retrieved

@@ -20,7 +20,7 @@ from flyball_server.views.job_reading import OTHER_JOBS, AllJobs, JobFacts
 from flyball_server.views.job_totals import Clocks
 
 OTHER_STAGES = "other"
-# A pipeline has more stages than this only on paper.
+# Limit beyond any real pipeline's number of stages.
 MOST_STAGES = 64
 _HZ_PER_MHZ = 1e6
 
@@ -58,7 +58,7 @@ def _attribute(path: str) -> Callable[[JobFacts], Any]:
 
 
 def _when_caught_up(of_job: Callable[[JobFacts], float]) -> Callable[[JobFacts], float | None]:
-    """Part of a count would look like a counter that began again."""
+    """Leave out partial counts, which would appear as counter resets."""
     return lambda facts: of_job(facts) if facts.is_caught_up else None
 
 
@@ -195,7 +195,7 @@ JOB_METRICS = (
         for name, path, text in _COUNTERS
     ),
 )
-# Of each kind of clocks: name, attribute of the sum, help text.
+# For each kind of clocks: name, attribute of the sum, help text.
 _CLOCKS_METRICS = (
     (
         "flyball_steps",
@@ -215,7 +215,7 @@ def _hertz(values_mhz: Values) -> Values:
     return [None if mhz is None else mhz * _HZ_PER_MHZ for mhz in values_mhz]
 
 
-# Of each stage: name, values by stage, their aggregate from MOST_STAGES on, help text.
+# For each stage: name, values by stage, their aggregate from MOST_STAGES on, help text.
 _STAGE_METRICS: tuple[
     tuple[str, Callable[[JobFacts], Values], Callable[[Iterable[float]], float], str], ...
 ] = (
@@ -262,7 +262,7 @@ _LABELS = ("job", "emulated")
 
 
 def job_families(jobs: AllJobs) -> list[Family]:
-    """All metrics about jobs, those without a value included."""
+    """Return all metrics about jobs, those without a value included."""
     return [
         _jobs_by_state(jobs),
         *(_of_jobs(metric, jobs) for metric in JOB_METRICS),
@@ -312,7 +312,7 @@ def _by_clocks(jobs: AllJobs) -> list[Family]:
 
 
 def _of_stages(jobs: AllJobs) -> list[Family]:
-    """Stages from MOST_STAGES on as one: energies added up, of times the longest, clocks' mean."""
+    """Return stage metrics; from MOST_STAGES on as one: energy sums, longest times, mean clocks."""
     families: list[Family] = []
     for name, values_of, together, text in _STAGE_METRICS:
         family = GaugeMetricFamily(name, text, labels=(*_LABELS, "stage"))
@@ -355,21 +355,21 @@ _NO_JOBS = AllJobs(labelled=(), others=(), num_by_state=Counter())
 
 
 class JobsCollector(Collector):
-    """Collects the metrics about jobs; several scrapes take turns.
+    """Collector of the metrics about jobs; several scrapes take turns.
 
     Args:
-        reading: reads them, also for others.
+        reading: shared reader of the jobs.
     """
 
     def __init__(self, reading: SharedReading) -> None:
         self._reading = reading
 
     def describe(self) -> Iterable[Family]:
-        """The metrics without values; nothing is read."""
+        """Yield the metrics without values; nothing is read."""
         return [*job_families(_NO_JOBS), *_of_reading(is_readable=False, seconds=0, num_behind=0)]
 
     def collect(self) -> Iterable[Family]:
-        """The metrics; those of jobs are left out where the store cannot be read."""
+        """Yield the metrics; those of jobs are left out if the store cannot be read."""
         started_s = time.perf_counter()
         try:
             with self._reading.jobs() as jobs:

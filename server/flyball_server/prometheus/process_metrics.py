@@ -24,16 +24,16 @@ _STORE_BUCKETS = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "POST", "PATCH", "DELETE"})
 OTHER = "other"
-# A call that was refused before it was known where it leads, or that leads nowhere.
+# Label of a call that was refused before routing, or that matches no route.
 NO_ROUTE = "none"
 
 
 class ProcessMetrics:
-    """Histograms and counters of one app, in a registry of its own; any thread may observe.
+    """Histograms and counters of one app, in a registry of its own; thread-safe.
 
     Args:
         num_waiting: returns the number of waiting long polls.
-        jobs: collects what is told of jobs; None: nothing is.
+        jobs: collector of the metrics about jobs; None: no such metrics.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class ProcessMetrics:
             self.registry.register(jobs)
 
     def observe_call(self, *, route: str | None, method: str, status: int, seconds: float) -> None:
-        """A call has been answered; `route` is its template."""
+        """Count an answered call; `route` is its template."""
         self._calls.labels(
             route=NO_ROUTE if route is None else route,
             method=method if method in METHODS else OTHER,
@@ -97,16 +97,16 @@ class ProcessMetrics:
         ).observe(seconds)
 
     def observe_solve(self, solve: Solve) -> None:
-        """A plan was made, or could not be."""
+        """Count a plan that was made, or failed."""
         policy = solve.policy if solve.policy in POLICIES else OTHER
         self._solves.labels(policy=policy, outcome=solve.outcome).observe(solve.seconds)
 
     def observe_transaction(self, *, kind: str, seconds: float) -> None:
-        """A transaction of the store has ended; `kind` is `read` or `write`."""
+        """Count a finished transaction of the store; `kind` is `read` or `write`."""
         self._transactions.labels(kind=kind).observe(seconds)
 
     def count_store_error(self, error: StoreError) -> None:
-        """The store has refused."""
+        """Count a store error."""
         self._store_errors.labels(kind=_kind_of(type(error))).inc()
 
 
@@ -118,17 +118,17 @@ def _store_error_kinds() -> list[str]:
 
 
 def _kind_of(error: type[StoreError]) -> str:
-    """`too_new` of StoreTooNewError; `other` where it says no more than StoreError."""
+    """Return the label, `too_new` for StoreTooNewError; `other` for StoreError itself."""
     name = error.__name__.removeprefix("Store").removesuffix("Error")
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() or OTHER
 
 
 class MeasuredStore:
-    """The JobStore contract over another store.
+    """Job store that measures the calls of another store.
 
     Args:
-        store: does the work.
-        metrics: told of it.
+        store: wrapped store.
+        metrics: metrics to update.
     """
 
     def __init__(self, store: JobStore, metrics: ProcessMetrics) -> None:
@@ -136,37 +136,37 @@ class MeasuredStore:
         self._metrics = metrics
 
     def open(self) -> None:
-        """As the store's own."""
+        """Open the wrapped store."""
         with self._counting_errors():
             self._store.open()
 
     def close(self) -> None:
-        """As the store's own."""
+        """Close the wrapped store."""
         self._store.close()
 
     @contextmanager
     def reading(self) -> Generator[JobReader]:
-        """A transaction that only reads."""
+        """Open a reading transaction."""
         with self._measuring("read"), self._store.reading() as reader:
             yield reader
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
-        """A transaction that may change things of this subject."""
+        """Open a transaction that may change data of this subject."""
         with self._measuring("write"), self._store.writing(subject) as writer:
             yield writer
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """As the store's own; waiting for a turn is no transaction."""
+        """Take a lock of the wrapped store; waiting for it is not measured."""
         return self._store.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:
-        """As the store's own."""
+        """Signal by the wrapped store."""
         with self._counting_errors():
             self._store.signal(job_id)
 
     def listen(self, heard: Callable[[str | None], None]) -> None:
-        """As the store's own."""
+        """Listen to the wrapped store."""
         self._store.listen(heard)
 
     @contextmanager

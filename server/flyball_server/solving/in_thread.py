@@ -66,7 +66,7 @@ class PlannerThreads(Executor):
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        # By solve that runs, what ends it.
+        # By running solve, the function that ends it.
         self._running: dict[StoppableFuture[Any], threading.Event] = {}
         self._is_shut_down = False
 
@@ -78,7 +78,7 @@ class PlannerThreads(Executor):
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
     ) -> StoppableFuture[ResultT]:
-        """The future of a solve, which has begun; it fails where no thread can be started.
+        """Start a solve and return its future, which fails if no thread can be started.
 
         Raises:
             RuntimeError: the executor is shut down.

@@ -20,20 +20,20 @@ P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
 
 CONNECT_TIMEOUT_S = 5
-# What a worker calls the state of a task that runs and is not wanted any more.
+# Dask's state of a task that runs but was cancelled.
 _CANCELLED = "cancelled"
 
 
 class DaskWorkers(Executor):
-    """Solves on the workers of a Dask scheduler, which must have the planner's Flyball installed.
+    """Executor on a Dask scheduler's workers, which must have the planner's Flyball installed.
 
-    It connects at the first solve. Where the scheduler does not answer, a solve ends with
-    SolverAwayError; where worker after worker was lost, with SolverLostError. A solve that is
-    cancelled ends at once for who asked for it, and on its worker where the solver next asks
-    whether it is to go on; so does one whose planner is gone.
+    It connects at the first solve. If the scheduler does not answer, a solve ends with
+    SolverAwayError; if several workers were lost, with SolverLostError. A cancelled solve ends at
+    once for its caller, and on its worker at the solver's next check for cancellation; so does one
+    of a planner that is gone.
 
     Args:
-        address: of the scheduler, `tcp://HOST:PORT`.
+        address: address of the scheduler, `tcp://HOST:PORT`.
     """
 
     def __init__(self, address: str) -> None:
@@ -46,7 +46,7 @@ class DaskWorkers(Executor):
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
     ) -> StoppableFuture[ResultT]:
-        """The future of a solve; it counts as running from now on.
+        """Submit a solve and return its future, which counts as running from now on.
 
         Raises:
             RuntimeError: the executor is shut down.
@@ -74,7 +74,7 @@ class DaskWorkers(Executor):
         return outer
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """Leave the scheduler, which forgets what was asked of it."""
+        """Disconnect from the scheduler, which drops the submitted solves."""
         del wait, cancel_futures
         with self._guard:
             self._is_shut_down = True
@@ -98,7 +98,7 @@ class DaskWorkers(Executor):
 def run_while_wanted(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:  # noqa: ANN401 - of any function
-    """Return what a task does on its worker: the function's result.
+    """Run the function as a task on its worker and return its result.
 
     Raises:
         SolveStoppedError: the solve was cancelled.
@@ -108,10 +108,10 @@ def run_while_wanted(
 
 
 def _check_of_task() -> Check:
-    """Of the task that runs in this thread of a worker.
+    """Return the check of the task that runs in this thread of a worker.
 
-    Dask cannot end a thread. The scheduler notifies the worker of a cancelled task, or of one whose
-    client is gone; the worker stores that without passing it on.
+    Dask cannot end a thread. The scheduler notifies the worker of a task that was cancelled, or of
+    a lost client; the worker records it, but has no public interface for it.
     """
     distributed: Any = importlib.import_module("distributed")
     worker: Any = distributed.get_worker()

@@ -29,17 +29,16 @@ _CHILDREN = threading.Lock()
 
 
 class PlanningProcesses(Executor):
-    """Solves in processes that are started as they are needed.
+    """Executor with processes that are started on demand.
 
-    A process that ends in the middle of a solve fails that solve with SolverLostError, and
-    another takes its place. `cancel` of a solve that runs kills its process. All end with the
-    planner, also when that is killed.
+    A process that ends during a solve fails it with SolverLostError and is replaced. `cancel` of a
+    running solve kills its process. All end with the planner, also when that is killed.
 
-    Any thread may submit and cancel. What is submitted, its arguments, and its result must be
-    picklable, the function by its name.
+    Thread-safe. The function, its arguments and its result must be picklable, the function by its
+    name.
 
     Args:
-        num_processes: how many solve at once, at least 1.
+        num_processes: number of concurrent solves, at least 1.
     """
 
     def __init__(self, num_processes: int) -> None:
@@ -48,7 +47,7 @@ class PlanningProcesses(Executor):
         self._num_processes = num_processes
         self._guard = threading.Lock()
         self._idle: list[_Process] = []
-        # By solve that has begun, its process once it has one.
+        # By started solve, its process once assigned.
         self._begun: dict[StoppableFuture[Any], _Process | None] = {}
         self._stopped: set[StoppableFuture[Any]] = set()
         self._threads: ThreadPoolExecutor | None = None
@@ -56,7 +55,7 @@ class PlanningProcesses(Executor):
 
     @property
     def process_ids(self) -> tuple[int, ...]:
-        """Of the processes that run now."""
+        """IDs of the processes that run now."""
         with self._guard:
             processes = (*self._idle, *self._begun.values())
         return tuple(process.process_id for process in processes if process is not None)
@@ -74,7 +73,7 @@ class PlanningProcesses(Executor):
     def submit(
         self, fn: Callable[P, ResultT], /, *args: P.args, **kwargs: P.kwargs
     ) -> StoppableFuture[ResultT]:
-        """The future of a solve; it fails where no thread can be started.
+        """Submit a solve and return its future, which fails if no thread can be started.
 
         Raises:
             RuntimeError: the executor is shut down.
@@ -88,7 +87,7 @@ class PlanningProcesses(Executor):
             try:
                 self._threads.submit(self._run, future, (fn, args, kwargs))
             except RuntimeError as error:
-                future.cancel()  # it is among those that wait, and a thread may come later
+                future.cancel()  # it is waiting, and a thread may take it later
                 failed: StoppableFuture[ResultT] = StoppableFuture(self._stop)
                 failed.set_exception(no_thread_error(error))
                 return failed
@@ -96,7 +95,7 @@ class PlanningProcesses(Executor):
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
         """End all processes now: what runs, and what waits, ends with SolveStoppedError."""
-        del cancel_futures  # a solve may take minutes, and is not awaited any more
+        del cancel_futures  # a solve may take minutes, and its result is not awaited
         with self._guard:
             self._is_shut_down = True
             begun = tuple(self._begun)
@@ -135,7 +134,7 @@ class PlanningProcesses(Executor):
             future.set_exception(answer)
 
     def _solved(self, future: StoppableFuture[Any], pickled: bytes) -> tuple[bool, Any]:
-        """Return whether there is a result, and the result or the exception."""
+        """Return true and the result, or false and the exception."""
         process = None
         is_kept = False
         try:
@@ -163,10 +162,10 @@ class PlanningProcesses(Executor):
         return self._is_shut_down or future in self._stopped
 
     def _begin(self, future: StoppableFuture[Any]) -> _Process:
-        """A process for the solve; an idle one if there is one, the last used first.
+        """Return a process for the solve, the idle one used last, or else a new one.
 
         Raises:
-            SolveStoppedError: the solve was cancelled before it had one.
+            SolveStoppedError: the solve was cancelled before it had a process.
         """
         with self._guard:
             process = self._idle.pop() if self._idle else None
@@ -205,11 +204,11 @@ class _Process:
         return self._process.pid or 0
 
     def is_usable(self) -> bool:
-        """Of an idle one: it has nothing to say unless it has ended, and its pipe with it."""
+        """Return whether an idle process runs: its pipe is readable only after its end."""
         return not self._connection.poll(0)
 
     def solve(self, pickled: bytes) -> bytes:
-        """The outcome, as `worker.outcome_of` gives it.
+        """Return the outcome, as from `worker.outcome_of`.
 
         Raises:
             SolverLostError: the process has ended before it had one.
@@ -225,7 +224,7 @@ class _Process:
             self._process.kill()
 
     def end(self) -> None:
-        """Kill it and wait until it is gone."""
+        """Kill the process and wait for its end."""
         self.kill()
         self._exit_status()
         self._connection.close()
@@ -239,7 +238,7 @@ class _Process:
         return f"the planning process has ended with status {status}"
 
     def _exit_status(self) -> int | None:
-        """As subprocess has it: -9 after SIGKILL; None: it still runs."""
+        """Return the exit status as in subprocess: -9 after SIGKILL; None: running."""
         wait([self._process.sentinel], timeout=_END_TIMEOUT_S)
         with _CHILDREN:
             self._process.join(0)
@@ -247,7 +246,7 @@ class _Process:
 
 
 def _nothing() -> None:
-    """A solve of nothing."""
+    """Do nothing: the function of a solve that only starts a process."""
 
 
 def _signal_name(number: int) -> str:

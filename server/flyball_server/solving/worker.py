@@ -16,20 +16,20 @@ from typing import Any
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.warm_up import warm_up
 
-# Answers to ranks go before plans: what a planning process takes of a core when others want it.
+# Niceness of planning processes: answers to ranks have priority over plans.
 NICENESS = 5
 Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
 
 def serve(connection: Connection) -> None:
-    """Solve each pickled task that comes; end when the planner closes its end, or dies."""
-    # Ctrl-C goes to all processes of the terminal; the planner ends its own.
+    """Solve each received pickled task; end when the planner closes its end or exits."""
+    # Ctrl-C is sent to all processes of the terminal; the planner ends its own.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     threading.Thread(target=_end_with_planner, name="flyball-planner-watch", daemon=True).start()
     warm_up()
-    # What is there by now stays: looking through it for garbage takes longer than many a solve.
+    # Objects that exist by now stay: collecting them takes longer than many a solve.
     gc.collect()
     gc.freeze()
     while True:
@@ -41,7 +41,7 @@ def serve(connection: Connection) -> None:
 
 
 def outcome_of(pickled: bytes) -> bytes:
-    """A pickled (True, result) or (False, exception) of a pickled task."""
+    """Return a pickled (True, result) or (False, exception) of a pickled task."""
     try:
         function, args, kwargs = pickle.loads(pickled)  # noqa: S301 - from the planner itself
         return pickle.dumps((True, function(*args, **kwargs)), pickle.HIGHEST_PROTOCOL)
@@ -50,7 +50,7 @@ def outcome_of(pickled: bytes) -> bytes:
 
 
 def _portable(error: Exception) -> Exception:
-    """The exception as it can cross; where it cannot, another with its text."""
+    """Return the exception in picklable form; if it has none, another with its text."""
     text = traceback.format_exc()
     if not isinstance(error, PlanningError):
         error.add_note(f"in a planning process:\n{text}")

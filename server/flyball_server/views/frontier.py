@@ -39,10 +39,10 @@ class FrontierMemory:
 def known_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> JobFrontier | None:
-    """The job's frontier, if it was found for just this before.
+    """Return the job's frontier if it is cached for the current inputs.
 
     Raises:
-        UnknownJobError, MissingProfileError, InvalidFieldError: as for `get_frontier`.
+        UnknownJobError, MissingProfileError, InvalidFieldError: see `get_frontier`.
     """
     _, request = _request(services, job_id)
     return memory.find(request, num_points, job_id)
@@ -51,14 +51,14 @@ def known_frontier(
 def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> JobFrontier:
-    """The job's frontier from its profile as it now stands.
+    """Return the job's frontier for its current profile.
 
-    Of a job with schedule `auto` it is that of the order chosen for the target `fastest`.
+    With schedule `auto` it is that of the order chosen for the target `fastest`.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
         MissingProfileError: the job has no profile yet.
-        InvalidFieldError: the job cannot be planned; names the field.
+        InvalidFieldError: the job cannot be planned; `field` names the reason.
         PlanningStoppedError: the planner shuts down.
     """
     with services.store.lock(frontier_lock(job_id)):
@@ -74,14 +74,14 @@ def get_frontier(
 
 
 def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest]:
-    """The job as it stands, and what its frontier is found for."""
+    """Return the current job and the request of its frontier."""
     with services.store.reading() as reader:
         job = require_job(reader, job_id)
         profile = reader.find_profile(job_id)
         loop_state = reader.find_loop_state(job_id)
     if profile is None:
         raise MissingProfileError(job_id=job_id)
-    # The frontier is of all targets, one policy and the job's own effort, whatever the current
+    # The frontier covers all targets, for one policy and the job's own effort, whatever the current
     # ones are.
     request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
     return job, request.with_options(

@@ -21,7 +21,7 @@ from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz, predicted_iteration
 from flyball_wire.read_models import PlanSummary
 
-# Of all jobs together; one of 64 stages takes some 3 KB.
+# Limit over all jobs; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000
 # Calls that may wait for documents to be read; each has a thread.
 HISTORIES_AT_ONCE = 4
@@ -29,7 +29,7 @@ HISTORIES_AT_ONCE = 4
 _READ_AT_ONCE = 8
 
 
-# By when the job was created, and by version.
+# By the job's creation time and the version.
 _Summaries = dict[datetime, dict[int, PlanSummary]]
 
 
@@ -46,7 +46,7 @@ class HistoryMemory:
         self.reading_documents = _InTurn()
 
     def of_job(self, job: JobRecord) -> dict[int, PlanSummary]:
-        """A copy of what is known of this job's versions; another run of its name has others."""
+        """Return a copy of the cached versions of this job; another run of its name has others."""
         return dict(self._jobs.get((job.job_id, job.created_at)) or {})
 
     def keep(self, job: JobRecord, found: dict[int, PlanSummary]) -> None:
@@ -55,7 +55,7 @@ class HistoryMemory:
 
 
 class _InTurn:
-    """A lock that goes to who has waited longest: a long history lets short ones in between."""
+    """Fair lock, taken in order of arrival: a long history lets short ones in between."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -81,10 +81,10 @@ class _InTurn:
 def known_summaries(
     services: JobServices, job_id: str, memory: HistoryMemory
 ) -> tuple[PlanSummary, ...] | None:
-    """As `plan_summaries`, where no document is left to read; None: one is.
+    """Return the same as `plan_summaries` if no document has to be read; None otherwise.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     return _look(services, job_id, memory, {}, num_documents=0)
 
@@ -92,12 +92,12 @@ def known_summaries(
 def plan_summaries(
     services: JobServices, job_id: str, memory: HistoryMemory
 ) -> tuple[PlanSummary, ...]:
-    """All versions of a job's plan, rising, each as it stands now.
+    """Return all versions of a job's plan, rising, in their current state.
 
-    Of a job with hundreds of large versions the first call takes long; it is for a thread.
+    With hundreds of large versions the first call takes long; call it on a thread.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     own: _Summaries = {}
     found = _look(services, job_id, memory, own, num_documents=0)
@@ -115,9 +115,9 @@ def _look(
     *,
     num_documents: int,
 ) -> tuple[PlanSummary, ...] | None:
-    """The history as one transaction sees it; None: documents are left to read after these.
+    """Return the history from one transaction; None: more documents have to be read.
 
-    What this call reads is added to `own`: the memory may have forgotten it before the last is
+    What this call reads is added to `own`: the cache may have dropped it before the last one is
     read.
     """
     with services.store.reading() as reader:
@@ -145,11 +145,11 @@ def _read(reader: JobReader, job_id: str, versions: list[int]) -> dict[int, Plan
 
 
 def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
-    """A version in a line.
+    """Return the summary of a version.
 
     Args:
-        record: the version.
-        profile: the job's; None: it has none.
+        record: plan version.
+        profile: the job's profile; None: no profile.
     """
     plan = record.plan
     planned = None if isinstance(plan, ProbePlan) else plan

@@ -47,17 +47,17 @@ def job_overview(facts: JobFacts) -> JobOverview:
     )
 
 
-# All jobs are read for the overview no more often than this, s.
+# Period in s at which all jobs are read for the overview.
 REMEMBERED_S = 0.5
-# Jobs that the overview has fresh, those heard of last, whether they have a label or not.
+# Number of jobs that are up to date in the overview, the latest callers, labelled or not.
 NUM_FRESH = 20
 
 
 class SharedReading:
-    """Reads jobs for one caller after the other; from any thread.
+    """Reader of jobs shared by several callers, one at a time; thread-safe.
 
     Args:
-        reading: makes what reads them, when it is asked for first.
+        reading: creates the reader at the first use.
         clock: monotonic, s.
     """
 
@@ -73,7 +73,7 @@ class SharedReading:
 
     @contextmanager
     def jobs(self) -> Generator[AllJobs]:
-        """All jobs, read now; they stay as they are until the block ends.
+        """Read all jobs; they do not change until the block ends.
 
         Raises:
             StoreError: the store cannot be read.
@@ -82,7 +82,7 @@ class SharedReading:
             yield self._reading().read()
 
     def overviews(self) -> tuple[JobOverview, ...]:
-        """All jobs, most recently active first; at most `REMEMBERED_S` old.
+        """Return all jobs, most recently active first; at most `REMEMBERED_S` old.
 
         Raises:
             StoreError: the store cannot be read.

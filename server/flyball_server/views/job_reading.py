@@ -27,11 +27,11 @@ from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 BUDGET_S = 0.5
 # Period at which a job without a label of its own is read, s.
 OTHERS_PERIOD_S = 60.0
-# A job keeps its label against newer ones while it was heard of so lately, s.
+# A job keeps its label against newer ones for this time after its last call, s.
 KEPT_LABEL_S = 600.0
 # Rows of single ranks that are read for the stages of a job.
 _MOST_RANK_ROWS = 512
-# The label of all jobs that have none of their own; a job of this name is one of them.
+# Label of all jobs without their own; a job of this name is one of them.
 OTHER_JOBS = "other"
 
 
@@ -40,9 +40,9 @@ class StageMeasurement:
     """Measurement of a stage's ranks in an iteration.
 
     Attributes:
-        time_s: of the slowest, s.
-        energy_j: of all together, J; None where one could not be read.
-        sm_clock_mhz: mean of what was read back, over steps and ranks, MHz; None: nothing was.
+        time_s: time of the slowest, s.
+        energy_j: sum of their energies, J; None: a rank could not read it.
+        sm_clock_mhz: mean of the read clocks over steps and ranks, MHz; None: not read.
     """
 
     time_s: float
@@ -52,7 +52,7 @@ class StageMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class RankCounts:
-    """Number of ranks that a job wants, has, and hears from."""
+    """Number of ranks that are expected, registered and alive."""
 
     expected: int
     registered: int
@@ -61,18 +61,17 @@ class RankCounts:
 
 @dataclass(kw_only=True)
 class JobFacts:
-    """Facts about one job; `totals` goes on growing, the rest is of the last reading.
+    """Facts about one job; `totals` keeps growing, the rest is from the last reading.
 
     Attributes:
-        versions: of all its plan versions, rising.
-        stages: predicted, of the version that `prediction` is of.
-        planned_clocks_mhz: by stage, the mean clock that this version asks for, MHz.
-        measured_stages: by stage, of the newest steps.
+        versions: all its plan versions, rising.
+        stages: predictions by stage, of the version that `prediction` belongs to.
+        planned_clocks_mhz: mean clock of this version by stage, MHz.
+        measured_stages: measurements of the newest steps by stage.
         is_caught_up: true if all settled steps are in `totals`.
-        planned_target: what a timetable made of the target, of the newest planning; None: the
-            job's own.
-        target_revision: the job's `planned_revision` that `planned_target` is of; -1: none yet.
-        active_at: when the job was last heard of, UTC.
+        planned_target: target from the timetable in the newest planning; None: the job's own.
+        target_revision: `planned_revision` that `planned_target` belongs to; -1: none yet.
+        active_at: time of the last call of its ranks, UTC.
     """
 
     job: JobRecord
@@ -101,9 +100,9 @@ class AllJobs:
     """Facts about all jobs.
 
     Attributes:
-        labelled: those with a label of their own, in the order of their names.
-        others: those without.
-        num_by_state: of each state and of emulated GPUs or real ones.
+        labelled: jobs with a label of their own, in the order of their names.
+        others: jobs without.
+        num_by_state: number of jobs by state and by emulated or real GPUs.
     """
 
     labelled: tuple[JobFacts, ...]
@@ -112,12 +111,12 @@ class AllJobs:
 
 
 class JobReading:
-    """Reads jobs, and remembers what need not be read again; one thread at a time.
+    """Reader of jobs that caches immutable parts; one thread at a time.
 
     Args:
-        services: the seams.
+        services: services of the use cases.
         max_labelled: limit of jobs with a label of their own.
-        budget_s: reading on in what was never read takes no longer, s.
+        budget_s: time limit for reading further into unread steps, s.
         clock: monotonic, s.
     """
 
@@ -137,7 +136,7 @@ class JobReading:
         self._labelled: frozenset[str] = frozenset()
 
     def read(self, *, num_fresh: int = 0) -> AllJobs:
-        """All jobs, as one reading transaction sees them.
+        """Read all jobs in one transaction.
 
         Args:
             num_fresh: number of most recently active jobs to read, with a label or without.
@@ -165,7 +164,7 @@ class JobReading:
         )
 
     def read_one(self, job_id: str) -> JobFacts | None:
-        """One job, read now; None: there is none of this name.
+        """Read one job now; None: it does not exist.
 
         Raises:
             StoreError: the store cannot be read.
@@ -196,7 +195,7 @@ class JobReading:
         return facts.job.job_id not in self._labelled
 
     def _due(self, num_fresh: int) -> tuple[list[JobFacts], list[JobFacts]]:
-        """Those to be read now, then others whose time has come, those never read first."""
+        """Return the jobs to be read now, then others that are due, those never read first."""
         now_s = self._clock()
         newest = sorted(self._known.values(), key=lambda facts: facts.active_at, reverse=True)
         fresh = {facts.job.job_id for facts in newest[:num_fresh]} | self._labelled
@@ -212,7 +211,7 @@ class JobReading:
         return wanted, others
 
     def _choose(self) -> frozenset[str]:
-        """The jobs heard of last; one that has a label keeps it while it is heard of."""
+        """Return the jobs that called last; a labelled one keeps its label while it calls."""
         now = self._services.now()
 
         def rank(facts: JobFacts) -> tuple[bool, datetime]:
@@ -291,7 +290,7 @@ def _highest_mhz(facts: JobFacts) -> tuple[int, ...]:
 def _measured_stages(
     reader: JobReader, facts: JobFacts, ranks: Sequence[RankRecord]
 ) -> tuple[StageMeasurement, ...]:
-    """By stage, the mean over the newest of the steps that are told of the job."""
+    """Return the mean over the newest steps by stage."""
     newest = facts.totals.newest_steps
     if not newest or not ranks:
         return ()

@@ -1,6 +1,6 @@
 """Running totals of a job's steps: each step is read once, when it is settled.
 
-They are made of what the store has, so that a planner that starts again tells the same.
+They are computed from the store, so that a restarted planner reports the same.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from flyball_server.jobs.savings.savings import JobSavings, SavingsFold
 from flyball_server.jobs.store.contract import JobReader
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
-# Of single ranks, that one read goes through.
+# Limit of single ranks' measurements in one read.
 _ROWS_A_PIECE = 16_384
 _FEWEST_A_PIECE = 8
 _WIDER = 4
-# Steps whose mean is told as what the job measures now.
+# Number of newest steps whose mean is the job's current measurement.
 NEWEST_STEPS = 16
 
 
@@ -44,23 +44,23 @@ class Sum:
     energy_j: float = 0.0
 
     def add(self, step: WholeStep) -> None:
-        """The next step."""
+        """Add the next step."""
         self.num_steps += 1
         self.time_s += step.time_s
         self.energy_j += step.energy_j or 0.0
 
 
 class JobTotals:
-    """Takes the job's steps as they settle.
+    """Sums over the job's settled steps.
 
-    A step is settled when all ranks have posted it, or never will have. What is posted again
-    later, by a run that has started over from a checkpoint, is not counted again.
+    A step is settled when all ranks have posted it, or never will. Steps posted again later, by a
+    run that has started over from a checkpoint, are not counted again.
 
     Attributes:
-        sums: of steps that all ranks have posted, by what they ran at.
-        num_incomplete: steps that not all ranks have posted.
-        predicted_j, predicted_baseline_j: of the steps in `sums[PLAN]`, what the model predicts
-            for them on their plan and at the highest clocks, J.
+        sums: sums over steps that all ranks have posted, by kind of clocks.
+        num_incomplete: number of steps that not all ranks have posted.
+        predicted_j, predicted_baseline_j: predicted energy of the steps in `sums[PLAN]`, on their
+            plan and at the highest clocks, J.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class JobTotals:
         self._savings_after = self.after_step
 
     def know(self, version: int, kinds: StepKinds, prediction: PredictedIteration | None) -> None:
-        """A version that steps may have run on; before they are read."""
+        """Add a version that steps may have run on; before they are read."""
         self._kinds[version] = kinds
         if prediction is not None:
             self._predictions[version] = prediction
@@ -101,7 +101,7 @@ class JobTotals:
                 self._add(totals, whole_step(totals, num_ranks))
             if len(piece) < limit:
                 return True
-            # Where the first step is awaited, later ones decide whether it is given up.
+            # While the first step is awaited, later ones decide whether it is given up.
             self._widening = 1 if settled else self._widening * _WIDER
             if is_late():
                 return False
@@ -135,7 +135,7 @@ class JobTotals:
         return sum(counted.num_steps for counted in self.sums.values())
 
     def savings(self) -> JobSavings:
-        """Return what the report says of the steps so far."""
+        """Return the report's savings from the steps so far."""
         if self._savings_after != self.after_step:
             self._savings = self._fold.so_far()
             self._savings_after = self.after_step

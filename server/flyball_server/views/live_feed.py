@@ -1,7 +1,7 @@
-"""Live feeds: what clients follow is read again and again, once for all of them.
+"""Live feeds: each followed state is read repeatedly, once for all of its clients.
 
-Nobody is sent anything from here: who follows is told that there is something new, and takes what
-there is then. One who is slow misses what was in between, and costs no memory.
+The feed sends no data itself: followers are notified of a change and read the current state then.
+A slow follower misses the states in between, and costs no memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ State = TypeVar("State")
 
 # Polling interval without notifications, s.
 PERIOD_S = 1.0
-# Between two looks, however often the job is woken, s.
+# Minimum time between two reads, however often the job is notified, s.
 LEAST_PAUSE_S = 0.1
 # Pause as a multiple of the last reading's duration: reading takes at most a fifth of the time.
 _PAUSE_OF_LOOKS = 4
@@ -46,7 +46,7 @@ class _Topic(Generic[State]):
         self.over = asyncio.Event()
 
     def tell(self) -> None:
-        """Let all who follow take what there is now."""
+        """Notify all followers to read the current state."""
         for changed in self.followers:
             changed.set()
 
@@ -59,11 +59,11 @@ class _Topic(Generic[State]):
 
 
 class Following(Generic[State]):
-    """One who follows something; used on the event loop.
+    """One follower of a topic; used on the event loop.
 
     Args:
-        topic: what is followed.
-        changed: set when there may be something new.
+        topic: followed topic.
+        changed: event that is set on a possible change.
     """
 
     def __init__(self, topic: _Topic[State], changed: asyncio.Event) -> None:
@@ -79,7 +79,7 @@ class Following(Generic[State]):
 
     @property
     def error(self) -> Exception | None:
-        """Why the last look failed; None: it did not."""
+        """Error of the last read; None: it succeeded."""
         return self._topic.error
 
     @property
@@ -89,25 +89,25 @@ class Following(Generic[State]):
 
     @property
     def over(self) -> asyncio.Event:
-        """Set when nothing new will come: it is gone, or the planner shuts down."""
+        """Event set when nothing new will follow: the topic is gone, or the planner shuts down."""
         return self._topic.over
 
     async def looked(self) -> None:
-        """Return when something was seen, looking has failed, or nothing will be seen."""
+        """Wait until the state was read, a read has failed, or no read will follow."""
         while self.state is None and self.error is None and not self.over.is_set():
             self._changed.clear()
             await self._changed.wait()
 
     async def first(self) -> None:
-        """Return when something was seen, or nothing will be.
+        """Wait until the state was read, or no read will follow.
 
         Raises:
-            JobsError: looking fails now; UnknownError: there is no such thing.
-            Exception: what nobody has foreseen in looking.
+            JobsError: reading fails now; UnknownError: the topic does not exist.
+            Exception: unexpected error of a read.
         """
         await self.looked()
         if self.error is not None:
-            # It is one for all who come: without this each would lengthen its traceback.
+            # One object is shared by all followers: each raise would lengthen its traceback.
             raise self.error.with_traceback(None)
 
     def stop(self) -> None:
@@ -119,15 +119,15 @@ class Following(Generic[State]):
 
 
 class Feed(Generic[State]):
-    """Things of one kind that can be followed; used on one event loop at a time.
+    """Followed topics of one kind; used on one event loop at a time.
 
     Args:
-        waiters: wake what is followed, by its key, and close everything.
-        look_at: makes, for a key, what looks; that is called on a thread, one call at a time. An
-            UnknownError says that there is no such thing; other errors are told, and it is looked
-            again. What it returns is compared with what it returned before.
-        looks_at_once: of different things.
-        quiet_s: least time between this state and the next, s, at most MOST_PAUSE_S.
+        waiters: source of notifications by key, and of the shutdown.
+        look_at: factory of a topic's read function by key, which is called on a thread, one call
+            at a time. UnknownError means that the topic does not exist; other errors are passed
+            on, and the read is repeated. Its result is compared with the previous one.
+        looks_at_once: number of concurrent reads of different topics.
+        quiet_s: minimum time between this state and the next, s, at most MOST_PAUSE_S.
     """
 
     def __init__(
@@ -152,17 +152,17 @@ class Feed(Generic[State]):
         return len(self._topics)
 
     def follow(self, key: str, changed: asyncio.Event) -> Following[State]:
-        """Follow something from now on, until `stop`.
+        """Follow a topic from now on, until `stop`.
 
         Args:
-            key: of it.
-            changed: is set when there may be something new; of one who follows several things it
-                may be the same.
+            key: key of the topic.
+            changed: event that is set on a possible change; may be shared by several topics of one
+                follower.
         """
         topic = self._topics.get(key)
         if topic is None or topic.over.is_set():
             topic = self._topics[key] = _Topic(self._look_at(key))
-            # Not in the context of this call: it is looked for others too.
+            # Not in the context of this call: the read serves others too.
             task = asyncio.create_task(self._poll(key, topic), context=Context())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
@@ -187,7 +187,7 @@ class Feed(Generic[State]):
             try:
                 loop.call_soon_threadsafe(wake)
             except RuntimeError:
-                return  # the loop has ended, and with it whoever followed
+                return  # the loop has ended, and its followers with it
 
         try:
             with self._waiters.watching(key, wake_from_any_thread):

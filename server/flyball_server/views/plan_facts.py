@@ -25,15 +25,15 @@ _Alike = tuple[InstructionKind, int, int]
 def mean_stage_clocks_mhz(
     plan: FrequencyPlan | DataParallelPlan | ProbePlan, profile: StageProfile | None
 ) -> tuple[float, ...]:
-    """Per stage, the mean over its instructions, MHz.
+    """Return the mean clock of each stage over its instructions, MHz.
 
-    Each counts by the time that the profile has for it at its clock; where the profile does not
-    have all of the stage's, each counts the same. Of data-parallel pipelines it is over all of
-    them, of a plan that was made to learn from over all steps of its cycle.
+    Each instruction is weighted by its profiled time at its clock; if the profile lacks some of the
+    stage's, all weigh the same. The mean is over all data-parallel pipelines; of a probe plan, over
+    all steps of its cycle.
 
     Args:
-        plan: of any kind.
-        profile: the job's; None: it has none.
+        plan: plan of any kind.
+        profile: the job's profile; None: no profile.
     """
     fitting = profile if profile and profile.num_stages == plan.num_stages else None
     return tuple(
@@ -62,7 +62,7 @@ def _counts(instructions: Iterable[PlannedInstruction]) -> Counter[_Alike]:
 
 
 def _probe_counts(plan: ProbePlan, stage: int) -> Counter[_Alike]:
-    """Rows come back again and again in a cycle: each is gone through once."""
+    """Count the stage's instructions; rows repeat in a cycle, so each is counted once."""
     counts: Counter[_Alike] = Counter()
     for row_mhz, num_steps in Counter(row[stage] for row in plan.cycle_mhz).items():
         for (kind, _, chunk), clock_mhz in zip(plan.stages[stage], row_mhz, strict=True):
@@ -98,7 +98,7 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
     return weighted_mhz / sum(weights.values())
 
 
-# The sum of the stages' energies is the plan's, unless the profile is not the one it was made of.
+# The sum of the stages' energies is the plan's, unless it was made from another profile.
 _RELATIVE_TOLERANCE = 1e-6
 
 
@@ -115,8 +115,8 @@ class StagePrediction:
     """Predicted iteration of one stage.
 
     Attributes:
-        busy_s: what its instructions take together at the plan's clocks, s.
-        energy_j: theirs, and that of waiting for the rest of the iteration, J.
+        busy_s: total time of its instructions at the plan's clocks, s.
+        energy_j: energy of these and of waiting for the rest of the iteration, J.
     """
 
     busy_s: float
@@ -128,12 +128,11 @@ class PlanFacts:
     """A plan version, without its instructions.
 
     Attributes:
-        kinds: which of its steps run at the highest clocks, as if its first step were 0.
-        prediction: None: it was made to learn from.
-        stages: by stage; empty where that is not known.
-        stage_clocks_mhz: the mean clock that it asks of each stage, MHz.
-        highest_mhz: per stage, of the first row of a cycle that was made to learn from; else
-            empty.
+        kinds: steps that run at the highest clocks, counted from a first step of 0.
+        prediction: predicted iteration; None: a probe plan.
+        stages: predictions by stage; empty if unknown.
+        stage_clocks_mhz: mean planned clock of each stage, MHz.
+        highest_mhz: clocks of a probe plan's first row by stage; empty for other plans.
     """
 
     kinds: StepKinds
@@ -150,12 +149,12 @@ class PlanFacts:
 def plan_facts(
     record: PlanRecord, profile: StageProfile | None, highest_mhz: Sequence[int] = ()
 ) -> PlanFacts:
-    """The facts of a version.
+    """Return the facts of a version.
 
     Args:
-        record: the version.
-        profile: the job's newest; None: it has none.
-        highest_mhz: per stage the highest clock that profiling ran, MHz; empty: it ran none.
+        record: plan version.
+        profile: the job's newest profile; None: no profile.
+        highest_mhz: highest clock of online profiling by stage; empty: not profiled online.
     """
     plan = record.plan
     if isinstance(plan, ProbePlan):
@@ -178,7 +177,7 @@ def plan_facts(
 
 
 def _stages(plan: FrequencyPlan, profile: StageProfile) -> tuple[StagePrediction, ...]:
-    """By stage; none where the plan was made of another profile, or for other slowdown factors."""
+    """Return predictions by stage; none if the plan has another profile or slowdown factors."""
     try:
         model, assignment = model_of_plan(profile, plan)
     except PlanningError:

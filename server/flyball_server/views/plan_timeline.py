@@ -39,13 +39,13 @@ _TIME_DECIMALS, _ENERGY_DECIMALS = 6, 3
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineKey:
-    """All that a version's timeline depends on; a version itself never changes.
+    """Inputs of a version's timeline; a version itself never changes.
 
     Attributes:
-        created_at: of the job: another run of its name has other plans.
-        inputs_revision: of the job: its profile changes only with it.
+        created_at: creation time of the job: another run of its name has other plans.
+        inputs_revision: revision of the job's inputs: its profile changes only with it.
         emulated: true if some of the job's GPUs are emulated.
-        slowdowns, num_pipelines: those of the newest plan; of older ones they may differ.
+        slowdowns, num_pipelines: those of the newest plan; older ones may differ.
     """
 
     job_id: str
@@ -58,17 +58,17 @@ class TimelineKey:
 
 
 def timeline_key(services: JobServices, job_id: str, version: int | None) -> TimelineKey:
-    """Return what the timeline of a version depends on now.
+    """Return the current inputs of a version's timeline.
 
     Args:
-        services: the seams.
-        job_id: of a job.
-        version: None: the active one; before there is one, the newest.
+        services: services of the use cases.
+        job_id: ID of a job.
+        version: plan version; None: the active one, or the newest if none is active yet.
 
     Raises:
-        UnknownJobError: no such job.
-        UnknownPlanError: no such version.
-        MissingPlanError: no version was named, and there is none yet.
+        UnknownJobError: the job does not exist.
+        UnknownPlanError: the version does not exist.
+        MissingPlanError: no version was given, and none exists yet.
     """
     with services.store.reading() as reader:
         return _key(reader, job_id, version)
@@ -82,9 +82,8 @@ def get_timeline(
     Times are rounded to 1e-6 s and energies to 1e-3 J.
 
     Raises:
-        UnknownJobError, UnknownPlanError, MissingPlanError: as for `timeline_key`.
-        UndrawablePlanError: the version was made to learn from, or the job's profile does not
-            fit it.
+        UnknownJobError, UnknownPlanError, MissingPlanError: see `timeline_key`.
+        UndrawablePlanError: the version is a probe plan, or the job's profile does not fit it.
         MissingProfileError: the job has no profile.
         TimelineTooLongError: the version has more than MAX_INSTRUCTIONS.
     """

@@ -19,7 +19,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
         spec = require_job(reader, job_id).in_force
         stored = reader.find_loop_state(job_id).profiling
         result = stored or ProfilingResult(state="waiting")
-        # A profile that a client puts ends the profiling.
+        # An uploaded profile ends the profiling.
         is_off = not spec.is_profiled_online or (
             result.state in {"waiting", "probing"} and reader.has_profile(job_id)
         )
@@ -32,11 +32,11 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
 
 
 def get_profile(services: JobServices, job_id: str) -> StageProfile:
-    """The profile that the job is planned from, put or measured.
+    """Return the job's current profile, uploaded or measured.
 
     Raises:
-        UnknownJobError: no such job.
-        MissingProfileError: it has none yet.
+        UnknownJobError: the job does not exist.
+        MissingProfileError: the job has no profile yet.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)

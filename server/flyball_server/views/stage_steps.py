@@ -24,10 +24,10 @@ MOST_STAGES = 32_768
 def list_stage_steps(
     services: JobServices, job_id: str, *, limit: int, after_step: int = -1
 ) -> tuple[StagesOfStep, ...]:
-    """The job's newest `limit` steps after `after_step`, rising; fewer where that is too much.
+    """Return the job's newest `limit` steps after `after_step`, rising; fewer if too large.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).in_force
@@ -45,7 +45,7 @@ def most_steps(spec: JobSpec, limit: int, *, num_measurements: int, num_stages: 
 
 
 def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesOfStep, ...]:
-    """Each step of these totals, which are by step, then stage."""
+    """Return each step of these totals, which are sorted by step, then stage."""
     return tuple(
         _step(step, tuple(of_step)) for step, of_step in groupby(totals, key=lambda each: each.step)
     )
@@ -85,22 +85,22 @@ def _energy_j(totals: Sequence[StageTotals]) -> float | None:
 
 
 def _sm_clock_mhz(totals: Sequence[StageTotals]) -> float | None:
-    """The mean over all ranks that have read it, whatever version they ran."""
+    """Return the mean over all ranks with a clock reading, for all versions."""
     sums_mhz = [
         each.num_with_clock * each.sm_clock_mhz for each in totals if each.sm_clock_mhz is not None
     ]
     return sum(sums_mhz) / sum(each.num_with_clock for each in totals) if sums_mhz else None
 
 
-# Steps that are kept; fewer where they would be made of more than so many measurements of single
-# ranks, or hold more than so many stages.
+# Limits of the kept steps: their number, the measurements of single ranks in them, and their
+# stages.
 KEPT_STEPS = 200
 KEPT_MEASUREMENTS = 65_536
 KEPT_STAGES = 16_384
 # Period at which all of them are read again, for late and repeated posts, s.
 RENEWAL_S = 10.0
-# In between only steps after the complete ones are, and no more than so many measurements; where
-# that leaves some out, all are read again.
+# In between only steps after the complete ones are read, up to this number of measurements; if
+# some are left out, all are read again.
 _MEASUREMENTS_A_LOOK = 16_384
 _FEWEST_A_LOOK = 4
 
@@ -121,10 +121,10 @@ class WindowStep:
 
 
 class StepWindow:
-    """Looks at the newest steps of one job; one thread at a time.
+    """Window of the newest steps of one job; one thread at a time.
 
     Args:
-        render: a step as it is sent.
+        render: function that serialises a step.
         clock: monotonic, s.
     """
 
@@ -142,10 +142,10 @@ class StepWindow:
         self._renewed_at_s = float("-inf")
 
     def look(self, services: JobServices, job_id: str) -> tuple[WindowStep, ...]:
-        """The newest steps, rising; the same object where nothing has changed.
+        """Return the newest steps, rising; the same object if nothing has changed.
 
         Raises:
-            UnknownJobError: no such job.
+            UnknownJobError: the job does not exist.
             StoreError: the store cannot be read.
         """
         now_s = self._clock()
@@ -164,7 +164,7 @@ class StepWindow:
         return self._steps
 
     def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesOfStep, ...] | None:
-        """Steps after the complete ones; None: between these and those known some are left out."""
+        """Return the steps after the complete ones; None: some in between were left out."""
         some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_expected_ranks, _FEWEST_A_LOOK)
         limit = min(_num_kept(job), some)
         found = _read(reader, job, after_step=settled_step(self._steps), limit=limit)
@@ -208,7 +208,7 @@ def _num_kept(job: JobRecord) -> int:
 
 
 def settled_step(steps: Sequence[WindowStep]) -> int:
-    """The last of these steps up to which all are complete; -1: not even the first is."""
+    """Return the last step up to which all are complete; -1: the first is incomplete."""
     settled = -1
     for each in steps:
         if not each.is_complete:

@@ -1,1 +1,1 @@
-"""Plans and frontiers as pictures, colours and traces."""
+"""Plots of plans and frontiers, colours and traces."""

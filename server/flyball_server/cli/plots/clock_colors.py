@@ -1,8 +1,8 @@
 """EnvPipe's rows in colour: each unit by its clock, for a terminal.
 
-Slow is cool and fast is warm. Colour adds nothing that the text does not say: the MHz stand in
-each unit, and the critical path is in `[ ]`. rich, which knows what terminals can show, is
-imported where colours are asked for only.
+Slow is cool and fast is warm. Colour adds no information to the text: each unit contains its MHz,
+and the critical path is in `[ ]`. rich, which detects terminal capabilities, is imported only if
+colours are requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.color import ColorSystem
 
 
-# From slow to fast; each can be read on a black background and on a white one.
+# From slow to fast, readable on a black and on a white background.
 _STOPS = (
     (60, 125, 230),
     (20, 150, 165),
@@ -31,17 +31,17 @@ _STOPS = (
     (215, 85, 40),
     (205, 40, 95),
 )
-# The same where there are sixteen colours only: blue, cyan, green, yellow, red.
+# The same for terminals with sixteen colours: blue, cyan, green, yellow, red.
 _NUMBERS = (4, 6, 2, 3, 1)
 _NUM_SWATCHES = 12
 
 
 class ClockColors:
-    """The colours of a range of clocks.
+    """Colours of a range of clocks.
 
     Args:
-        lowest_mhz, highest_mhz: the range; of a single clock all has the highest's colour.
-        system: what the terminal can show.
+        lowest_mhz, highest_mhz: range of clocks; a single clock has the highest's colour.
+        system: colour support of the terminal.
     """
 
     def __init__(self, lowest_mhz: int, highest_mhz: int, system: ColorSystem) -> None:
@@ -50,7 +50,7 @@ class ClockColors:
         self._system = system
 
     def paint(self, text: str, clock_mhz: float, is_critical: bool) -> str:
-        """The text in its clock's colour; bold on the critical path."""
+        """Return the text in its clock's colour; bold on the critical path."""
         from rich.style import Style  # noqa: PLC0415
 
         span_mhz = self._highest_mhz - self._lowest_mhz
@@ -59,7 +59,7 @@ class ClockColors:
         return style.render(text, color_system=self._system)
 
     def legend(self, *, has_blocks: bool) -> str:
-        """The range of clocks in one line; in `#` where the encoding has no blocks."""
+        """Return the range of clocks as a line; in `#` if the encoding has no blocks."""
         from rich.style import Style  # noqa: PLC0415
 
         block = "\N{LOWER FIVE EIGHTHS BLOCK}" if has_blocks else "#"
@@ -89,7 +89,7 @@ def _between(share: float) -> tuple[int, ...]:
 
 
 def add_color_argument(parser: argparse.ArgumentParser) -> None:
-    """Conditions for coloured rows."""
+    """Add the argument for coloured rows."""
     parser.add_argument(
         "--color",
         metavar="WHEN",
@@ -126,9 +126,9 @@ def row_colors(
     models: Sequence[PipelineModel],
     assignments: Sequence[Assignment],
 ) -> tuple[Paint | None, list[str]]:
-    """Return how the units of these pipelines are painted, and the lines that explain it.
+    """Return a painter for the units of these pipelines, and the lines of its legend.
 
-    The range is as in the picture: from the plan's lowest clock to the highest that there is.
+    The range is as in the plot: from the plan's lowest clock to the highest available.
     """
     if system is None:
         return None, []

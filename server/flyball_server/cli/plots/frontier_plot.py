@@ -1,4 +1,4 @@
-"""The frontier as a picture: plans, bound, baseline and EnvPipe's plans. Needs matplotlib."""
+"""Plot of the frontier: plans, bound, baseline and EnvPipe's plans. Needs matplotlib."""
 
 from __future__ import annotations
 

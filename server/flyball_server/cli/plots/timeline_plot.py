@@ -1,8 +1,8 @@
-"""The timeline as a picture: a row a stage, a box an instruction, baseline above plan.
+"""Plot of the timeline: a row for each stage, a box for each instruction, baseline above plan.
 
-Needs matplotlib. Clocks are colours whose lightness rises with the clock, none of them too dark
-for black text; what a box is shows without colour too: height and hatching tell the kind, how
-high it sits the model chunk, and its letter both, where there is room.
+Needs matplotlib. Clocks are colours of rising lightness, all light enough for black text. Boxes
+can be read without colour too: height and hatching show the kind, vertical position the model
+chunk, and the letter both, if there is room.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LOOKS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Box:
-    """An instruction in the picture; `bottom` and `height` in rows."""
+    """Box of an instruction; `bottom` and `height` in rows."""
 
     start_s: float
     finish_s: float
@@ -69,7 +69,7 @@ class Box:
 
 
 def row_names(timeline: PredictedTimeline) -> list[str]:
-    """The stages, pipeline after pipeline."""
+    """Return the names of the stages, pipeline after pipeline."""
     return [
         f"dp {dp_rank}, stage {stage}" if timeline.is_data_parallel else f"stage {stage}"
         for dp_rank, model in enumerate(timeline.models)
@@ -78,12 +78,12 @@ def row_names(timeline: PredictedTimeline) -> list[str]:
 
 
 def num_chunks(timeline: PredictedTimeline) -> int:
-    """The most model chunks of a stage."""
+    """Return the largest number of model chunks of a stage."""
     return 1 + max(item.chunk for model in timeline.models for item in model.dag.instruction)
 
 
 def boxes_of(timeline: PredictedTimeline) -> Iterator[Box]:
-    """A box an instruction; where there are chunks, later ones sit higher."""
+    """Yield a box for each instruction; later chunks are higher."""
     chunks = num_chunks(timeline)
     shift = ROW_HEIGHT * _CHUNK_SHIFT / (chunks - 1) if chunks > 1 else 0.0
     tallest = ROW_HEIGHT * (1 - _CHUNK_SHIFT) if chunks > 1 else ROW_HEIGHT
@@ -103,7 +103,7 @@ def boxes_of(timeline: PredictedTimeline) -> Iterator[Box]:
 
 
 def critical_lines(timeline: PredictedTimeline) -> Iterator[list[Point]]:
-    """Each pipeline's path: a frame around what runs on end, a line from stage to stage."""
+    """Yield each pipeline's path: a frame around adjacent boxes, a line from stage to stage."""
     for first_row, model, _, simulation in _pipelines(timeline):
         by_stage = groupby(simulation.critical_path, key=model.dag.stage.__getitem__)
         runs = [(first_row + stage, list(nodes)) for stage, nodes in by_stage]
@@ -120,7 +120,7 @@ def critical_lines(timeline: PredictedTimeline) -> Iterator[list[Point]]:
 def _pipelines(
     timeline: PredictedTimeline,
 ) -> Iterator[tuple[int, PipelineModel, Assignment, Simulation]]:
-    """Each pipeline with the row of its first stage."""
+    """Return each pipeline with the row of its first stage."""
     first_row = 0
     for model, assignment, simulation in zip(
         timeline.models, timeline.assignments, timeline.simulation.pipelines, strict=True
@@ -210,7 +210,7 @@ def _title(timeline: PredictedTimeline) -> str:
         f"Predicted iteration: {plan.schedule}, {pipelines}{plan.num_stages} stages,"
         f" {plan.num_microbatches} microbatches; policy {plan.policy}, target {plan.target}"
     )
-    # Names come from the plan file, where they may be any text.
+    # Names are from the plan file and may be any text.
     drawable = "".join(c if c.isascii() and c.isprintable() else "?" for c in title)
     return textwrap.shorten(drawable, _TITLE_LENGTH)
 
@@ -221,7 +221,7 @@ def _scale(shown: dict[str, PredictedTimeline], boxes: dict[str, list[Box]]) -> 
     lightest = mpl.colormaps["viridis"](np.linspace(0.45, 1, 256))
     return _Scale(
         colors=ListedColormap(lightest),
-        # Of a single clock the highest colour.
+        # A single clock has the highest colour.
         clocks=Normalize(min(*clocks_mhz, max(clocks_mhz) - 1), max(clocks_mhz)),
         end_s=max(each.simulation.whole.iteration_time_s for each in shown.values()),
         num_rows=num_rows,
@@ -263,7 +263,7 @@ def _corners(left: float, right: float, top: float, bottom: float) -> list[Point
 
 
 def _waiting(axes: Axes, num_rows: int, iteration_time_s: float) -> None:
-    """The part of this that stays visible is waiting."""
+    """Draw the background, of which the visible part is waiting."""
     whole_rows = [
         _corners(0.0, iteration_time_s, row - ROW_HEIGHT / 2, row + ROW_HEIGHT / 2)
         for row in range(num_rows)
@@ -298,7 +298,7 @@ def _critical_paths(axes: Axes, timeline: PredictedTimeline, *, width_pt: float)
 
 
 def _write_labels(axes: Axes, boxes: Sequence[Box], scale: _Scale) -> None:
-    """`F3` and below it the MHz, as much of it as the box has room for."""
+    """Write `F3` and below it the MHz, as far as the box has room."""
     font_pt = min(_LARGEST_FONT_PT, 0.3 * scale.row_height_pt)
     for box in boxes:
         width_pt = scale.width_pt(box.finish_s - box.start_s)

@@ -1,7 +1,7 @@
 """Access control: tokens made, listed and revoked, and the rights of a presented token.
 
-A token is `fb_ID_SECRET`. Its secret is 256 random bits, which nobody guesses: a fast hash of it
-is as good as a slow one would be for a password that a person has chosen.
+A token is `fb_ID_SECRET`. Its secret is 256 random bits, which cannot be guessed, so a fast hash
+is sufficient; a slow one is needed only for passwords that a person has chosen.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from flyball_server.jobs.records import JOB_ID_PATTERN, RUN_SIGN, TokenRecord
 from flyball_server.jobs.store.contract import TOKENS, JobStore
 from flyball_server.kit.lru import Lru
 
-# Validity of remembered rights, s: a token that another process revokes keeps them so long.
+# Validity of cached rights in s: a token revoked by another process stays valid this long.
 REMEMBERED_S = 5.0
 _MAX_REMEMBERED = 4096
 _NO_TOKEN = ""  # no digest
 
 
 class TokenGate:
-    """Rights of callers by their tokens; while the store has no token all callers have all rights.
+    """Rights of callers by their tokens; without any token in the store, all have all rights.
 
-    Once there has been a token, the gate requires one until its process ends: revoking the last
-    one does not open the planner. Any thread may use it. Only digests of tokens are remembered.
+    Once a token has existed, the gate requires one until its process ends: revoking the last one
+    does not open the planner. Thread-safe. Only digests of tokens are cached.
 
     Args:
-        store: where tokens are kept.
-        operator_token: one more operator's token, of the settings; None: there is none.
+        store: store of the tokens.
+        operator_token: additional operator's token from the settings; None: no such token.
         clock: monotonic, s.
     """
 
@@ -75,7 +75,7 @@ class TokenGate:
         known = self.remembered(token)  # another thread may just have read it
         if known is not None:
             return known
-        # An answer that was read before a change of tokens is put where nobody looks any more.
+        # An answer that was read before a change of tokens is written to a discarded cache.
         remembered = self._remembered
         access, key = None, _NO_TOKEN
         if not self._asks and not list_tokens(self._store):
@@ -89,7 +89,7 @@ class TokenGate:
         return access
 
     def ask_always(self) -> None:
-        """Require a token from every caller, even while there is none."""
+        """Require a token from every caller, even while no token exists."""
         self._asks = True
 
     def forget(self) -> None:
@@ -129,7 +129,7 @@ OPERATOR = Access(job_id=None)
 
 
 def digest_of(token: str) -> str:
-    """SHA-256 of a token, hexadecimal: what is kept of it."""
+    """Return the SHA-256 of a token, hexadecimal; only this digest is stored."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -141,21 +141,21 @@ def create_token(
     now: Callable[[], datetime] = utc_now,
     has_operator: bool = False,
 ) -> tuple[TokenRecord, str]:
-    """Make a token, an operator's where no job is given; the job need not be registered yet.
+    """Create a token, an operator's if no job is given; the job need not be registered yet.
 
     Args:
         store: store of the token.
-        job_id: the one job that it opens; None: everything.
-        note: what people know it by.
-        now: the time.
+        job_id: ID of the only job that it grants access to; None: all jobs.
+        note: description for the list of tokens.
+        now: current time.
         has_operator: true if there is an operator's token outside the store.
 
     Returns:
-        What is kept of it, and the token itself, which is kept nowhere.
+        The stored record, and the token itself, which is not stored anywhere.
 
     Raises:
-        InvalidFieldError: no job has such a name, or the note is no printable text.
-        NoOperatorsTokenError: it is a job's, and there is no operator's.
+        InvalidFieldError: the job ID is invalid, or the note is not printable text.
+        NoOperatorsTokenError: the token is for a job, and no operator's token exists.
     """
     if job_id is not None and re.fullmatch(JOB_ID_PATTERN, job_id) is None:
         raise InvalidFieldError("job_id", "must be 1 to 128 of A-Z a-z 0-9 . _ -, no dot first")
@@ -183,10 +183,10 @@ def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
 
 
 def revoke_token(store: JobStore, token_id: str) -> None:
-    """Let a token open nothing any more.
+    """Revoke a token.
 
     Raises:
-        UnknownTokenError: there is none with this public part.
+        UnknownTokenError: no token has this public part.
     """
     with store.writing(TOKENS) as writer:
         if writer.find_token(token_id) is None:
@@ -195,9 +195,9 @@ def revoke_token(store: JobStore, token_id: str) -> None:
 
 
 def stored_access(store: JobStore, token: str) -> Access | None:
-    """Return what a token opens by what the store keeps; None: nothing.
+    """Return the rights of a token according to the store; None: no rights.
 
-    The store is read for whatever looks like a token, so that a known id takes as long as an
+    The store is read for every well-formed token, so that a known ID takes as long as an
     unknown one.
     """
     matched = _TOKEN.fullmatch(token)

@@ -17,9 +17,9 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class Heartbeats:
-    """Notes the ranks that call, and tells the store every `KEEP_PERIOD_S` seconds.
+    """Buffer of the ranks that called, written to the store every `KEEP_PERIOD_S` seconds.
 
-    What a planner that is killed had not told yet is lost, and the ranks call again.
+    Heartbeats that a killed planner had not written are lost; the ranks call again.
     """
 
     def __init__(self) -> None:
@@ -29,12 +29,12 @@ class Heartbeats:
         self._thread: threading.Thread | None = None
 
     def note(self, job_id: str, ranks: Iterable[int]) -> None:
-        """These ranks of a job have called just now; from any thread, costs nothing."""
+        """Record that these ranks of a job have just called; thread-safe and cheap."""
         with self._guard:
             self._seen.setdefault(job_id, set()).update(ranks)
 
     def start(self, services: JobServices) -> None:
-        """Tell this store from now on."""
+        """Start to write to this store periodically."""
         self._stopping.clear()
         self._thread = threading.Thread(
             target=self._run, args=(services,), name="flyball-presence", daemon=True
@@ -42,16 +42,16 @@ class Heartbeats:
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell what is left, and end."""
+        """Write the remaining heartbeats and stop."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join(_STOP_TIMEOUT_S)
 
     def keep(self, services: JobServices) -> None:
-        """Tell the store now; what it cannot take is told the next time.
+        """Write the heartbeats to the store; those that fail are written the next time.
 
         Raises:
-            StoreError: it cannot be written.
+            StoreError: the store cannot be written.
         """
         now = services.now()
         with self._guard:
@@ -61,7 +61,7 @@ class Heartbeats:
             try:
                 _touch(services, job_id, ranks, now)
             except StoreError as error:
-                # The next job may be free to write.
+                # The next job may be writable.
                 self.note(job_id, ranks)
                 failure = error
         if failure is not None:

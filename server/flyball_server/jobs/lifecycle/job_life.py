@@ -1,4 +1,4 @@
-"""Life cycle of a job: when it is over, when it comes back, and what it waits for."""
+"""Life cycle of a job: its end, its return, and the conditions that it waits for."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from flyball_wire.messages import PlanVersion
 
 
 def utc_now() -> datetime:
-    """The time of day, UTC."""
+    """Return the current time, UTC."""
     return datetime.now(UTC)
 
 
-# Thousands of ranks call every step: the store is told that they did so often, s.
+# Period in s at which heartbeats are stored: thousands of ranks call every step.
 KEEP_PERIOD_S = 5.0
 _SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class LifeTimes:
-    """After which silence what is taken for gone, s.
+    """Timeouts of silent ranks and jobs, s.
 
     Attributes:
-        rank_silence_s: a rank; longer than the longest long poll that is granted.
-        job_expiry_s: a job, which then is `expired`; 0: never.
-        job_retention_s: a job that is over, which then is deleted; 0: never.
+        rank_silence_s: timeout of a rank; longer than the longest long poll.
+        job_expiry_s: time until a silent job becomes `expired`; 0: never.
+        job_retention_s: time until a job that is over is deleted; 0: never.
     """
 
     rank_silence_s: float = 90.0
@@ -41,12 +41,12 @@ DEFAULT_LIFE = LifeTimes()
 
 
 def is_gone(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
-    """Return whether a rank has left, or nothing was heard of it for long."""
+    """Return whether a rank has left or has been silent for long."""
     return rank.has_left or is_silent(rank, now, times)
 
 
 def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
-    """Return whether nothing was heard for long of a rank that has not left."""
+    """Return whether a rank that has not left has been silent for long."""
     if rank.has_left:
         return False
     if rank.last_seen_at is None:
@@ -55,12 +55,12 @@ def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
 
 
 def last_sign(job: JobRecord, ranks: Sequence[RankRecord]) -> datetime:
-    """Return when a rank of the job was last heard of, or else the job registered; UTC."""
+    """Return the time of the last call of a rank, or else of the job's registration; UTC."""
     return max([job.created_at, *(rank.last_seen_at or job.created_at for rank in ranks)])
 
 
 def living_state(reader: JobReader, job: JobRecord) -> JobState:
-    """The state of a job that is over, were it not: where it comes back to."""
+    """Return the state that a job which is over returns to."""
     if job.state not in OVER:
         return job.state
     if job.problem is not None:
@@ -72,7 +72,7 @@ def living_state(reader: JobReader, job: JobRecord) -> JobState:
 
 
 def come_back(reader: JobReader, job: JobRecord) -> JobRecord:
-    """The job, no longer over."""
+    """Return the job, no longer over."""
     if job.state not in OVER:
         return job
     return job.moved(living_state(reader, job), problem=job.problem)
@@ -86,7 +86,7 @@ def job_notes(
     now: datetime,
     times: LifeTimes,
 ) -> tuple[str, ...]:
-    """Return what a job waits for and what is odd about it, a line each; for people."""
+    """Return a readable line for each pending condition or anomaly of a job."""
     if job.state in OVER:
         return ()
     notes: list[str] = []
@@ -115,7 +115,7 @@ def job_notes(
 
 
 def _is_being_planned(job: JobRecord) -> bool:
-    """Return whether somebody is at it, or will be as soon as a planner is there."""
+    """Return whether planning is running, or will start as soon as a planner is available."""
     is_behind = job.planned_revision < job.inputs_revision and job.problem is None
     return is_behind and (job.state not in UNPROFILED or job.changed_input is JobInput.PROFILE)
 

@@ -1,4 +1,4 @@
-"""Use cases of measuring: storing what ranks measured, and the job's steps made of it."""
+"""Use cases of measuring: storing the ranks' measurements and combining them into steps."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_wire.messages import Accepted, JobStep
 
-# Of the newest steps of a job: what reconcilers may still read.
+# Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256
 # Profiling reads all its steps, and short ones go on while it decides.
 KEPT_DETAILS_OF_PROFILING = 1024
-# Of those that hold single instructions, which take megabytes a step in a large pipeline, as many
-# as these instructions of all ranks make. Short steps need many: ranks post a second of them
-# at a time, and one must not drop what another has yet to complete. So it is of 64 ranks x 32
-# instructions for steps of 31 ms and more, of fewer for shorter ones.
+# Number of newest steps kept with single instructions, which take megabytes a step in a large
+# pipeline: as many as hold this number of instructions of all ranks. Short steps need many, since
+# ranks post a second of them at a time, and no step may be dropped before all ranks have posted
+# it. 64 ranks x 32 instructions suffice for steps of 31 ms and more, fewer for shorter ones.
 KEPT_INSTRUCTIONS = 65_536
 FEWEST_KEPT_STEPS, MOST_KEPT_STEPS = 32, 1024
 # Ranks post at this period up to FEW_RANKS, and at the longest one from MANY_RANKS on.
@@ -36,7 +36,7 @@ class RankPost:
     """Measurements of a rank since its last post, with details of some of those steps.
 
     Attributes:
-        run_id: of the job's run that it belongs to; None: not told.
+        run_id: ID of the job's run that the post belongs to; None: not reported.
     """
 
     rank: int
@@ -70,7 +70,7 @@ def store_together(
     try:
         return _store_together(services, job_id, posts, looks_at_ranks=False)
     except ValueError:
-        # The store takes no steps of unknown ranks: only then is it worth a look which these are.
+        # The store refuses steps of unknown ranks: only then are the unknown ones determined.
         return _store_together(services, job_id, posts, looks_at_ranks=True)
 
 
@@ -137,10 +137,10 @@ def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, .
 
 
 def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobStep, ...]:
-    """The job's newest `limit` steps, rising.
+    """Return the job's newest `limit` steps, rising.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)

@@ -43,7 +43,7 @@ class BatchMeans:
         return self._sum
 
     def add(self, value: float) -> None:
-        """The next value of the series."""
+        """Add the next value of the series."""
         if self._num_in_last in {0, self._cell_length}:
             if len(self._sums) == _MAX_CELLS:
                 self._merge_cells()
@@ -56,7 +56,7 @@ class BatchMeans:
         self._estimate = None
 
     def estimate(self) -> MeanEstimate | None:
-        """The mean of all values; None where there are none."""
+        """Return the mean of all values; None if there are no values."""
         if self._estimate is None and self._num_values:
             self._estimate = self._made_estimate()
         return self._estimate
@@ -78,7 +78,7 @@ class BatchMeans:
         )
 
     def _batch_means(self) -> list[float]:
-        """Of batches of equal length; what is left over at the end counts in the mean only."""
+        """Return the means of batches of equal length; the remainder counts in the mean only."""
         num_full = len(self._sums) - (self._num_in_last < self._cell_length)
         longest = max(1, round(self._num_values ** (1 / 3)))
         cells = max(
@@ -91,7 +91,7 @@ class BatchMeans:
         ]
 
     def _merge_cells(self) -> None:
-        """Cells of twice the length, half as many; all of them are full now."""
+        """Merge the cells, all of them full, into half as many of twice the length."""
         self._sums = [a + b for a, b in zip(self._sums[::2], self._sums[1::2], strict=True)]
         self._cell_length *= 2
         self._num_in_last = self._cell_length
@@ -123,7 +123,7 @@ class PairedMeans:
         return self._num_steps
 
     def add(self, a: float, b: float, *, num_steps: int) -> None:
-        """A pair: the mean of each half, and how many steps the smaller half has."""
+        """Add a pair: the mean of each half, and the number of steps of the smaller half."""
         self._num_pairs += 1
         self._num_steps += num_steps
         # Welford's update, also of the co-moment.
@@ -135,11 +135,11 @@ class PairedMeans:
         self._ab += off_a * (b - self._mean_b)
 
     def difference(self) -> MeanEstimate | None:
-        """The mean of `a - b`."""
+        """Return the mean of `a - b`."""
         return self._estimate(self._mean_a - self._mean_b, self._aa - 2 * self._ab + self._bb)
 
     def ratio(self) -> Estimate | None:
-        """Mean of `a` over mean of `b`; None where there is none.
+        """Return the mean of `a` over the mean of `b`; None if undefined.
 
         Linearised: the variance is that of `a - R b` over `b`'s mean squared (W. G. Cochran,
         Sampling Techniques, 3rd ed., eq. 6.13).
@@ -168,12 +168,12 @@ class WholeStep:
     """A step over all its ranks.
 
     Attributes:
-        version: the newest plan version that was run in it; None: default clocks on all ranks.
+        version: newest plan version that was run in it; None: default clocks on all ranks.
         is_complete: true once all ranks have posted it.
         is_mixed: true if ranks ran several versions in it.
-        left_plan: true if it was run otherwise than planned.
-        time_s: the slowest rank's, s.
-        energy_j: of all ranks, J; None where one could not read it.
+        left_plan: true if the step deviated from the plan.
+        time_s: iteration time of the slowest rank, s.
+        energy_j: energy of all ranks, J; None: a rank could not read it.
     """
 
     step: int
@@ -233,7 +233,7 @@ class StepSeries:
         return self.times_s.num_values
 
     def add(self, step: WholeStep) -> None:
-        """The next step."""
+        """Add the next step."""
         if not self.num_steps:
             self.first_step = step.step
         self.last_step = step.step
@@ -242,7 +242,7 @@ class StepSeries:
             self.energies_j.add(step.energy_j)
 
     def distance_to(self, other: StepSeries) -> int:
-        """Steps between the two, 0 where they overlap."""
+        """Return the number of steps between the two, 0 if they overlap."""
         return max(self.first_step - other.last_step, other.first_step - self.last_step, 0)
 
 
@@ -290,7 +290,7 @@ class PairGathering:
         self._on_plan, self._at_baseline = StepSeries(), StepSeries()
 
     def add(self, step: WholeStep) -> None:
-        """The next step that was measured well."""
+        """Add the next step with a valid measurement."""
         cycle, row = divmod(step.step - self._kinds.first_step, len(self._pair_of_row))
         pair = (cycle, self._pair_of_row[row])
         if pair != self._now:
@@ -300,7 +300,7 @@ class PairGathering:
         half.add(step)
 
     def so_far(self) -> Pairs:
-        """All pairs, as if the one that is being gathered were at its end; nothing changes."""
+        """Return all pairs as if the current one were complete; nothing changes."""
         wanted = self._num_wanted()
         if not wanted:
             return self._pairs
@@ -315,7 +315,7 @@ class PairGathering:
         self._on_plan, self._at_baseline = StepSeries(), StepSeries()
 
     def _num_wanted(self) -> int:
-        """Steps of either kind that make the pair which is being gathered; 0: it is none."""
+        """Return the number of steps of either kind that complete the current pair; 0: no pair."""
         return 0 if self._now is None else (*self._sizes, 0)[self._now[1]]
 
     def _count_in(self, pairs: Pairs, wanted: int) -> None:

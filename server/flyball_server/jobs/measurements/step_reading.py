@@ -11,8 +11,7 @@ from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 
 STEPS_A_PIECE = 5_000
-# A rank whose planner is away posts later: a step is given up when ranks have measured so much
-# after it, s.
+# Time in s after which a step counts as lost: a rank that cannot reach its planner posts later.
 GIVE_UP_S = 60.0
 _FEWEST_LATER = 2
 # Number of later steps after which a step is given up, however short they are.
@@ -36,10 +35,10 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
 
 
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
-    """The same of all versions of a job."""
+    """Return the step kinds of all versions of a job."""
     known = tuple(records)
     probes = [record.plan for record in known if isinstance(record.plan, ProbePlan)]
-    # The first version of profiling is all at the highest clocks.
+    # The first version of profiling runs entirely at the highest clocks.
     first_row = probes[0].cycle_mhz[0] if probes else ()
     highest_mhz = [max(clocks_mhz, default=0) for clocks_mhz in first_row]
     return {record.version: step_kinds(record, highest_mhz) for record in known}
@@ -67,8 +66,8 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
         is_complete=totals.num_ranks >= num_ranks,
         is_mixed=totals.lowest_version != totals.newest_version
         or 0 < totals.num_with_plan < totals.num_ranks,
-        # What power and heat do to a clock they do at the highest clocks too: it belongs to the
-        # comparison. A clock missed for no such reason was not the plan's: another program set it.
+        # Power and heat limit the highest clocks too: such steps belong to the comparison. A clock
+        # missed for another reason was set by another program, and the step was not on the plan.
         left_plan=totals.num_unplanned > 0 or totals.num_clock_misses > num_held_down,
         time_s=totals.time_s,
         energy_j=totals.energy_j,
@@ -78,7 +77,7 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
 def whole_steps(
     reader: JobReader, job_id: str, num_ranks: int, *, after_step: int = -1
 ) -> Iterator[WholeStep]:
-    """The job's steps after this one, rising; no more of them in memory than a piece."""
+    """Yield the job's steps after this one, rising; at most one piece is kept in memory."""
     while True:
         piece = reader.list_step_totals(job_id, after_step=after_step, limit=STEPS_A_PIECE)
         for totals in piece:
@@ -89,11 +88,11 @@ def whole_steps(
 
 
 def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
-    """The first of these steps, up to one that ranks may still post.
+    """Return the first of these steps, up to one that ranks may still post.
 
     Args:
         piece: steps, rising.
-        num_ranks: of the job.
+        num_ranks: number of the job's ranks.
     """
     later_s = 0.0
     num_settled = len(piece)
@@ -109,16 +108,16 @@ def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepT
 
 
 def num_paired_steps(reader: JobReader, record: PlanRecord, num_ranks: int) -> int:
-    """Steps of either kind in the pairs that an interleaved version has measured so far."""
+    """Return the number of steps of either kind in an interleaved version's pairs so far."""
     return PairedSteps(record, num_ranks).read(reader)
 
 
 class PairedSteps:
-    """Counts the pairs of one version, again and again; each settled step is read once.
+    """Incremental counter of one version's pairs; each settled step is read once.
 
     Args:
-        record: the version.
-        num_ranks: of its job.
+        record: plan version.
+        num_ranks: number of its job's ranks.
     """
 
     def __init__(self, record: PlanRecord, num_ranks: int) -> None:
@@ -131,7 +130,7 @@ class PairedSteps:
         self._after_step = record.first_step or 0
 
     def read(self, reader: JobReader) -> int:
-        """Steps of either kind in the pairs so far."""
+        """Return the number of steps of either kind in the pairs so far."""
         while not self._is_over:
             piece = reader.list_step_totals(
                 self._record.job_id, after_step=self._after_step, limit=STEPS_A_PIECE

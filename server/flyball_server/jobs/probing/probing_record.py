@@ -19,9 +19,9 @@ from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
 from flyball_wire.messages import JobSpec, PlanVersion
 
-# Of the newest steps some may still be without the last rank's measurement.
+# Number of newest steps that may still lack the last rank's measurement.
 _LOOK_BACK_STEPS = 8
-# Steps that other ranks may be ahead of a silent one, beyond the cycle.
+# Number of steps, beyond the cycle, that the other ranks may be ahead of a silent one.
 PATIENCE_STEPS = 200
 _SHOWN_RANKS = 8
 
@@ -44,12 +44,12 @@ class ProbingRecord:
 
     @property
     def first_step(self) -> int | None:
-        """Of the first version; None: not named yet."""
+        """First step of the first version; None: not set yet."""
         return self.versions[0].first_step if self.versions else None
 
     @property
     def num_steps(self) -> int:
-        """Looked at so far."""
+        """Number of steps read so far."""
         return len({step.step for step in self.observed})
 
     def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
@@ -63,7 +63,7 @@ class ProbingRecord:
 
 
 def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
-    """The record, where there may be something to do; None: ranks or steps are awaited."""
+    """Return the record if there may be something to do; None: ranks or steps are pending."""
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.in_force.num_expected_ranks:
         return None
@@ -86,7 +86,7 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
 
 
 def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
-    """The versions that measure the job, rising, since it was last planned."""
+    """Return the versions that measure the job since it was last planned, rising."""
     plans: list[PlanRecord] = []
     for entry in reversed(reader.list_versions(job_id)):
         record = require_plan(reader, job_id, entry.version)
@@ -102,10 +102,10 @@ def is_never_planned(reader: JobReader, job_id: str) -> bool:
 
 
 def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
-    """The versions since the run last started over, at a lower step.
+    """Return the versions since the run last started over at a lower step.
 
-    From there on it is measured anew, beginning with the highest clocks: what a run measured
-    before it was started over was perhaps on other machines.
+    Measuring starts again from there, beginning with the highest clocks: the run may have been on
+    other machines before.
     """
     first = 0
     for number in range(1, len(plans)):
@@ -144,7 +144,7 @@ def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
 
 
 def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...]) -> str | None:
-    """Return the ranks that are silent while others have long passed the newest version's cycle."""
+    """Return which ranks post nothing while others have long passed the newest version's cycle."""
     newest_steps = _newest_steps(reader, newest)
     if newest.first_step is None or not newest_steps:
         return None
@@ -157,7 +157,7 @@ def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...
 
 
 def _newest_steps(reader: JobReader, newest: PlanRecord) -> tuple[StepRecord, ...]:
-    """Of the newest steps those that ran this version."""
+    """Return those of the newest steps that ran this version."""
     return tuple(
         record
         for record in reader.list_newest_steps(newest.job_id, _LOOK_BACK_STEPS)

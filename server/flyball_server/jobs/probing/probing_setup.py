@@ -25,7 +25,7 @@ from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_wire import closed_loop
 from flyball_wire.messages import JobSpec
 
-# What is run until a plan changes the order: both are 1F1B as long as nothing is known.
+# Schedules that run as 1F1B until a plan changes the order.
 _UNTIL_PLANNED = {"envpipe": "1f1b"}
 _WHOLE = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 _SPLIT = (
@@ -34,15 +34,15 @@ _SPLIT = (
     InstructionKind.BACKWARD_WEIGHT,
 )
 _RECOMPUTED = (InstructionKind.FORWARD, InstructionKind.RECOMPUTE, InstructionKind.BACKWARD)
-# Orders whose number of chunks is not determined by the name.
+# Schedules by name without a number of chunks in the name.
 _TWO_CHUNKS = frozenset({"zbv", "dualpipev"})
 
 
 def probing_schedule(spec: JobSpec) -> Schedule:
-    """The order that the ranks run while the job is profiled.
+    """Return the order that the ranks run while the job is profiled.
 
     Raises:
-        InvalidFieldError: it is unknown before there is a profile.
+        InvalidFieldError: the order is unknown before there is a profile.
     """
     name = "1f1b" if is_auto(spec.schedule) else _UNTIL_PLANNED.get(spec.schedule, spec.schedule)
     num_chunks = 2 if name in _TWO_CHUNKS else 1
@@ -69,12 +69,12 @@ def probing_schedule(spec: JobSpec) -> Schedule:
 
 
 def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
-    """Return what is to be profiled.
+    """Return the setup for profiling the job.
 
     Args:
-        spec: of the job.
-        ranks: all of the job's.
-        window: of the GPU table, where the job names a GPU: clocks below it are not probed.
+        spec: specification of the job.
+        ranks: all ranks of the job.
+        window: entry of the GPU table, if the job names a GPU: clocks below it are not probed.
 
     Raises:
         InvalidFieldError: a stage has no rank, or its GPUs share fewer than two clocks.
@@ -97,7 +97,7 @@ def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | 
 
 
 def probed_versions(plans: Iterable[PlanRecord]) -> tuple[ProbedVersion, ...]:
-    """The probe plans among a job's plan versions."""
+    """Return the probe plans among a job's plan versions."""
     return tuple(
         ProbedVersion(version=record.version, first_step=record.first_step, plan=record.plan)
         for record in plans
@@ -111,13 +111,13 @@ def stage_steps(
     steps: Sequence[StepRecord],
     details: Sequence[StepDetail],
 ) -> tuple[StageStep, ...]:
-    """Each stage in each step that all ranks have reported, by step, then stage.
+    """Return each stage in each step that all ranks have posted, by step, then stage.
 
     Args:
-        versions: that were probed.
-        ranks: all of the job's.
-        steps: measured, by step, then rank.
-        details: of these steps.
+        versions: probed versions.
+        ranks: all ranks of the job.
+        steps: measured steps, by step, then rank.
+        details: details of these steps.
     """
     stage_of = {rank.rank: rank.stage for rank in ranks}
     by_version = {version.version: version for version in versions}
@@ -164,7 +164,7 @@ def _stage_step(
     *,
     version: ProbedVersion | None,
 ) -> StageStep:
-    """The stage's ranks together; `version` is the one that all ranks ran, if it was one."""
+    """Return the totals of a stage's ranks; `version` is set if all ranks ran the same one."""
     records = [record for record, _ in members]
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
     times = [_instruction_times(detail) for _, detail in members]
@@ -205,7 +205,7 @@ def _busy_s(times: Sequence[InstructionTimes]) -> float:
 def _clocks_mhz(
     stage: int, ranks: Sequence[RankRecord], window: GpuWindow | None
 ) -> tuple[int, ...]:
-    """Clocks that all ranks of the stage can be locked to, within the window, MHz, falling."""
+    """Return the clocks that all ranks of the stage support within the window, MHz, falling."""
     shared: set[int] | None = None
     for rank in ranks:
         supported = set(rank.sm_clocks_mhz or ())
@@ -214,7 +214,7 @@ def _clocks_mhz(
         raise InvalidFieldError(
             "profiling", f"the ranks of stage {stage} name no SM clock that all can be locked to"
         )
-    # Without a table: no frontier of a GPU measured so far goes below half of the highest clock.
+    # Without a table: no frontier of a GPU measured so far is below half of the highest clock.
     lowest_mhz = max(shared) / 2 if window is None else window.filter_min_mhz
     highest_mhz = max(shared) if window is None else max(window.filter_max_mhz, lowest_mhz)
     clocks = tuple(

@@ -1,4 +1,4 @@
-"""Reconcilers: each says in which order it comes, and after which posts it runs."""
+"""Reconcilers, each with its position in the order and the posts after which it runs."""
 
 from __future__ import annotations
 

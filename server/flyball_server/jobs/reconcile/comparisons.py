@@ -20,18 +20,18 @@ from flyball_wire.messages import PlanVersion
 
 _LOG = logging.getLogger(__name__)
 
-# Where counting steps takes longer than this, s, it pauses for so many times as long.
+# If counting steps takes longer than this in s, it pauses for a multiple of the time.
 _QUICK_S = 0.2
 _PAUSE_FACTOR = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pause:
-    """Until when not to count a job's steps.
+    """Time until which a job's steps are not counted.
 
     Attributes:
-        of: when the job began; a new run under its name does not wait.
-        until_s: monotonic, s.
+        of: creation time of the job; a new run under its name does not wait.
+        until_s: end of the pause, monotonic, s.
     """
 
     of: datetime
@@ -54,7 +54,7 @@ class ComparisonReconciler:
         self._pauses: _Pauses = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether a comparison is wanted or running."""
+        """Return whether a comparison is requested or running."""
         return open_comparison(reader.find_loop_state(job.job_id)) is not None
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
@@ -84,7 +84,7 @@ class ComparisonReconciler:
 
 
 def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
-    """Return when to look again, s, after a look that took long; None: after a change."""
+    """Return when to count again after a slow count, s; None: after a change."""
     took_s = time.monotonic() - started_s
     if took_s <= _QUICK_S:
         pauses.pop(job.job_id, None)
@@ -96,11 +96,11 @@ def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Situation:
-    """Facts that a job's comparison is decided on.
+    """Facts that decide the next move of a job's comparison.
 
     Attributes:
-        running: the comparison, which is not over.
-        newest: of the job's plan versions.
+        running: comparison that is not over.
+        newest: newest of the job's plan versions.
     """
 
     job: JobRecord
@@ -136,7 +136,7 @@ def _is_over(reader: JobReader, situation: _Situation) -> bool:
     num_pairs = situation.running.num_pairs
     if newest.first_step is None:
         return False
-    # Of this version: a run that started over has left steps with higher numbers.
+    # Steps of this version: a run that started over has left steps with higher numbers.
     newest_step = reader.newest_step(
         job_id, version=newest.version, after_step=newest.first_step - 1
     )
@@ -162,7 +162,7 @@ def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
 
 
 def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:
-    """Do what the situation wants; what to say of it."""
+    """Make the change that the situation requires; return its log message."""
     running = situation.running
     newest = require_plan(writer, situation.job.job_id, situation.newest.version)
     if running.version is None:
@@ -188,6 +188,6 @@ def _save(writer: JobWriter, situation: _Situation, comparison: Comparison) -> N
 
 
 def open_comparison(loop_state: JobLoopState) -> Comparison | None:
-    """The comparison with the highest clocks that is wanted or running; None: none is."""
+    """Return the comparison that is requested or running; None: no comparison."""
     newest = loop_state.comparison
     return None if newest is None or newest.is_done else newest

@@ -1,4 +1,4 @@
-"""Reaction: a job ends when its ranks have left, expires when nothing is heard of it for long."""
+"""Reconciler that ends a job when its ranks have left and expires it after a long silence."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from flyball_server.jobs.store.contract import JobReader
 
 _LOG = logging.getLogger(__name__)
 
-# Thousands of ranks are read at each look.
+# Reading thousands of ranks is expensive.
 SHORTEST_PERIOD_S = 5.0
 LONGEST_PERIOD_S = 600.0
 
@@ -26,9 +26,9 @@ class ExpiryReconciler:
     order = 10
 
     def __init__(self) -> None:
-        # What ranks said while no planner was there, none has heard.
+        # Calls of ranks while no planner was running are not recorded.
         self._began: datetime | None = None
-        # By job, when it was read last, monotonic s.
+        # By job, time of the last read, monotonic s.
         self._looked_s: dict[str, float] = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
@@ -58,9 +58,9 @@ class ExpiryReconciler:
 def _due(
     services: JobServices, reader: JobReader, job: JobRecord, began: datetime
 ) -> JobState | Literal["deleted"] | None:
-    """The state that the job is due for, or `deleted`; None: it stays as it is.
+    """Return the state that the job is due for, or `deleted`; None: no change.
 
-    `began`: since when this planner hears ranks.
+    `began`: start time of this planner.
     """
     ranks, now, life = reader.list_ranks(job.job_id), services.now(), services.life
     silence_s = (now - max(last_sign(job, ranks), began)).total_seconds()

@@ -17,8 +17,8 @@ from flyball_server.log_setup import about
 
 _LOG = logging.getLogger(__name__)
 
-# A job that is planned keeps its thread waiting; the solving itself is elsewhere. Some are left
-# for the reconcilers that plan nothing.
+# Planning a job blocks its thread while the solve runs elsewhere. Some threads are reserved for
+# the reconcilers that do not plan.
 NUM_THREADS = NUM_SLOTS + 2
 # Thousands of ranks post every step: a job is reconciled at most this often, s.
 SHORTEST_PAUSE_S = 0.1
@@ -29,26 +29,26 @@ ROUND_S = 60.0
 _ELSEWHERE_S = 1.0
 _STOP_TIMEOUT_S = 10.0
 _STORE_RETRY_S = 5.0
-# A condition cannot wait for centuries, and a reconciler may ask for that.
+# Limit of a wait: a condition cannot wait for centuries, which a reconciler may request.
 _LONGEST_WAIT_S = 600.0
-# No job has this name: all of them.
+# Placeholder for all jobs: no job has this name.
 _ALL = ""
 
 
 class Reconciler(Protocol):
-    """Reconciler of one job: does what its loop asks for, such as a next version, or nothing.
+    """Reconciler of one job, which takes its next action, such as adding a version, or none.
 
-    - It is called on the threads of the reconcile loop, never in a request: after something about
-      the job was stored (`JobServices.enqueue_reconcile`), when the time that it named has come,
-      and for every job when the planner starts and every minute. Any number of calls without a
-      change in between do nothing. For one job it is called once at a time, among all planners on
-      the store; for several jobs at once.
-    - After posts of measured steps it is called only where one of them says that it may have
-      something to do then. What a killed planner has left undone is found at the next post, by
-      whichever planner takes it.
-    - All that it knows it reads from the store, so that a planner that was restarted goes on.
+    - It is called on the threads of the reconcile loop, never in a request: after a change of the
+      job was stored (`JobServices.enqueue_reconcile`), at the time that it returned, and for every
+      job when the planner starts and every minute. Repeated calls without a change in between do
+      nothing. Calls for one job are serialised among all planners on the store; calls for several
+      jobs run at once.
+    - After posts of measured steps it is called only if one of the reconcilers may have something
+      to do then. What a killed planner has left undone is found at the next post, by whichever
+      planner receives it.
+    - It keeps its state in the store, so that a restarted planner continues.
     - Errors of the tree in `jobs.errors` may escape: they are logged, and the job is reconciled
-      again after its next change, within the minute; after those of the store in a few seconds.
+      again after its next change, within the minute; after store errors within a few seconds.
     """
 
     @property
@@ -84,7 +84,7 @@ class ReconcileLoop:
         self._reconcilers = tuple(sorted(reconcilers, key=lambda one: one.order))
         self._round_s = round_s
         self._changed = threading.Condition()
-        # By job, when to reconcile it next, monotonic s.
+        # By job, time of the next reconciliation, monotonic s.
         self._due_s: dict[str, float] = {}
         self._reconciled_s: dict[str, float] = {}
         self._in_progress: set[str] = set()

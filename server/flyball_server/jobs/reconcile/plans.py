@@ -1,7 +1,7 @@
-"""Finishing what was begun: a change that is stored and was not planned yet.
+"""Completion of interrupted work: a stored change that has not been planned yet.
 
-A planner that is killed, or whose store fails, between the two leaves it so; whoever asked for
-the change may not ask again.
+A planner that is killed, or whose store fails, between the two leaves it so, and the client that
+made the change may not repeat it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from flyball_server.jobs.services import JobServices, planning_lock
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.timetables import next_change, target_at
 
-# A clock that is set while the planner runs is noticed after so long at the latest, s.
+# Time in s within which a change of the system clock is noticed.
 LONGEST_PAUSE_S = 600.0
 _NO_TARGET = ""
 
 
 class TimetableReconciler:
-    """Has a job planned for the target that its timetable names now.
+    """Reconciler that plans a job for the current target of its timetable.
 
     Args:
-        slots: of the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 40
@@ -78,10 +78,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class ReplanReconciler:
-    """Plans a job whose inputs have changed since it was planned, unless that has failed.
+    """Reconciler that plans a job after a change of its inputs, unless planning has failed.
 
     Args:
-        slots: of the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 20
@@ -115,9 +115,9 @@ class ReplanReconciler:
 
 
 def is_unplanned(job: JobRecord) -> bool:
-    """Return whether a change is stored that nobody has planned; not where that has failed.
+    """Return whether a stored change has not been planned; false if planning it has failed.
 
-    One that failed, and whose inputs have changed since, has no problem any more.
+    A job that failed and has had its inputs changed since has no problem any more.
     """
     has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
     return job.planned_revision != job.inputs_revision and not has_failed and job.state not in OVER

@@ -34,12 +34,12 @@ _LOG = logging.getLogger(__name__)
 
 
 class ProbeReconciler:
-    """Profiles a job that is to be profiled online, move by move.
+    """Reconciler that profiles a job online, move by move.
 
-    Once it is over, and there is no plan, the ranks go back to their highest clocks.
+    Once profiling is over without a plan, the ranks return to their highest clocks.
 
     Args:
-        slots: of the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 30
@@ -95,7 +95,7 @@ def _next_move(
     except (JobsError, SupersededError):
         raise
     except Exception:
-        # It would fail again at each look, and the ranks go on probing.
+        # It would fail again at each attempt, and the ranks would keep probing.
         _LOG.exception("job %s: profiling failed", job.job_id)
         return Refused(problem="it failed inside the planner, whose log says why")
 
@@ -174,13 +174,13 @@ def _back_to_highest(services: JobServices, job_id: str) -> None:
     with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return
-        # The first one is all at the highest clocks.
+        # The first one runs entirely at the highest clocks.
         add_version(services, writer, job_id, probe_plans(writer, job_id)[0].plan)
     services.notify_pollers(job_id)
 
 
 def _still_unprofiled(writer: JobWriter, job: JobRecord) -> JobRecord | None:
-    """The job as it stands; None: meanwhile it was changed, or somebody has put a profile."""
+    """Return the current job; None: it has changed, or a profile was uploaded meanwhile."""
     now = require_job(writer, job.job_id)
     is_same = is_probed(now) and is_same_work(job, now)
     return now if is_same and not writer.has_profile(job.job_id) else None

@@ -45,7 +45,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation
 
-# Of a version's steps, whatever the store still has: a run that started over has later ones too.
+# Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
 
 _Ran = tuple[InstructionTimes, ...]
@@ -60,17 +60,17 @@ def observation_windows(
     steps_per_look: int,
     most_looks: int,
 ) -> list[MeasuredPipeline]:
-    """The first observation windows of the active version, in the order of time.
+    """Return the first observation windows of the active version, in the order of time.
 
-    Each is made of so many steps that all ranks measured, and ran in the version's order; the
-    version's first step is left out. Of data-parallel pipelines it is the slowest.
+    Each consists of `steps_per_look` steps that all ranks measured in the version's order; the
+    version's first step is left out. Of data-parallel pipelines the slowest counts.
 
     Args:
-        reader: of the moment.
-        plan: a version whose first step is named.
-        model: of its order.
-        steps_per_look: steps whose median a look is, at least 1.
-        most_looks: no step is read that these do not need.
+        reader: reader of the current transaction.
+        plan: version with a known first step.
+        model: model of its order.
+        steps_per_look: number of steps per window, at least 1; the window is their median.
+        most_looks: maximum number of windows; no further steps are read.
     """
     ranks = reader.list_ranks(plan.job_id)
     pipelines = _whole_pipelines(model, ranks)
@@ -87,7 +87,7 @@ def observation_windows(
 
 
 def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[dict[int, _Ran]]:
-    """Instructions of the ranks, by rank, in one complete step after another; read one by one."""
+    """Yield the ranks' instructions, by rank, in one complete step after another."""
     kept = reader.list_step_details(plan.job_id, (plan.first_step or 0) + 1, limit=1)
     if not kept:
         return
@@ -102,7 +102,7 @@ def _ran_steps(reader: JobReader, plan: PlanRecord, num_ranks: int) -> Iterator[
 def complete_steps(
     reader: JobReader, plan: PlanRecord, num_ranks: int, *, first_step: int
 ) -> list[int]:
-    """Steps among MOST_STEPS from this one on that all ranks ran on this version, rising."""
+    """Return the steps among MOST_STEPS from this one on that all ranks ran on this version."""
     num_by_step = Counter(
         record.step
         for record in reader.list_steps(plan.job_id, first_step, first_step + MOST_STEPS)
@@ -149,9 +149,9 @@ def _look(
 
 
 def _by_stages(stages: _Pipeline, ran: dict[int, _Ran]) -> list[MeasuredStep]:
-    """One step of one pipeline, once for each of the ranks that a stage of it has.
+    """Return one step of one pipeline, once for each rank of a stage.
 
-    They work on the same instructions at the same time, so each counts like a step of its own.
+    The ranks run the same instructions at the same time, so each counts like a step of its own.
     """
     most = max(map(len, stages))
     return [[ran[ranks[lock % len(ranks)]] for ranks in stages] for lock in range(most)]
@@ -160,18 +160,18 @@ def _by_stages(stages: _Pipeline, ran: dict[int, _Ran]) -> list[MeasuredStep]:
 _LOG = logging.getLogger(__name__)
 
 STEPS_PER_LOOK = 2
-# Steps on one version that all ranks measured; after so many without a look none will come.
+# Number of measured steps on one version after which no window is expected any more.
 PATIENCE_STEPS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Round:
-    """The active version, and what was measured on it.
+    """Active version and its measurements.
 
     Attributes:
-        plan: what the version runs.
-        assignment: its clocks.
-        is_hopeless: it was run for long, and nothing of it can be used.
+        plan: plan of the version.
+        assignment: clocks of the version.
+        is_hopeless: true if it has run for long without a usable measurement.
     """
 
     job: JobRecord
@@ -220,7 +220,7 @@ def is_reconfigured(job: JobRecord) -> bool:
 
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
-    """Return what there is to decide on; None: the job is not one to reconfigure, or not now."""
+    """Return the facts to decide on; None: the job is not to be reconfigured now."""
     job = require_job(reader, job_id)
     if not is_reconfigured(job):
         return None  # other jobs cost no more than this one read

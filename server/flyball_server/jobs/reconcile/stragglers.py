@@ -32,28 +32,28 @@ from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import Adaptation
 from flyball_wire.plan_options import Effort, Policy
 
-# So many steps further on the next measured step is looked for: those of a run before this one
-# may lie there too, and a step with an absurd number must not end all looking.
+# Number of steps within which the next measured step is searched for: steps of an earlier run may
+# be there too, and a step with an absurd number must not end the search.
 _NEAR_STEPS = 128
-# Where there is none: ranks may have measured nothing for a while.
+# The same if none is found: ranks may have measured nothing for a while.
 _FAR_STEPS = 10_000
 
 
 class DetectionWindow:
-    """The newest steps on a plan version that were read already.
+    """Newest steps on a plan version that were already read.
 
-    A job may have hundreds of ranks, and the same steps would be read again at each look. What is
-    forgotten is read again.
+    A job may have hundreds of ranks, and without this cache the same steps would be read at each
+    pass. Dropped entries are read again.
 
     Args:
-        job_id: a known job.
-        version: of its plans.
-        first_step: of that version.
+        job_id: ID of an existing job.
+        version: version of its plans.
+        first_step: first step of that version.
 
     Attributes:
-        newest_step: on the version, as far as it was looked for; at first `first_step`.
-        by_rank: usable steps, in their order.
-        newest: by rank, the newest step that was read, usable or not.
+        newest_step: newest step found on the version; initially `first_step`.
+        by_rank: usable steps by rank, in their order.
+        newest: newest step that was read by rank, usable or not.
     """
 
     def __init__(self, job_id: str, version: int, first_step: int) -> None:
@@ -67,7 +67,7 @@ class DetectionWindow:
     def advance(self, reader: JobReader) -> None:
         """Find the newest step on the version.
 
-        It is looked for upward: a run that started over has left steps with higher numbers.
+        The search runs upward: a run that started over has left steps with higher numbers.
         """
         end_step = self.newest_step + 1 + _NEAR_STEPS
         is_near = reader.newest_step(self.job_id, after_step=self.newest_step, before_step=end_step)
@@ -87,7 +87,7 @@ class DetectionWindow:
     def read(
         self, reader: JobReader, ranks: Mapping[int, RankRecord], num_steps: int
     ) -> list[RankStep]:
-        """All usable ones among a rank's newest `num_steps`; the version's first is left out."""
+        """Return the usable ones of a rank's newest `num_steps`, without the version's first."""
         begin = 1 + min((self.newest.get(rank, self.first_step) for rank in ranks), default=0)
         begin = max(begin, self.first_step + 1, self.newest_step - num_steps + 1)
         measured = reader.list_steps(self.job_id, begin, self.newest_step + 1)
@@ -96,7 +96,7 @@ class DetectionWindow:
             for record in measured
             if record.plan_version == self.version
         }
-        # No more than these have: a run before this one may have left many that come after.
+        # Read only these: an earlier run may have left many later ones.
         details = reader.list_step_details(self.job_id, begin, limit=len(measured))
         for detail in details if records else ():
             record = records.get((detail.rank, detail.step))
@@ -126,19 +126,19 @@ def measured_slowdowns(
     min_steps: int,
     rules: SlowdownRules | None = None,
 ) -> Slowdowns | None:
-    """Return what the ranks' slowdown factors are found to be; None: this is no time to look.
+    """Return the ranks' measured slowdown factors; None: not to be measured now.
 
-    That is while the version has not held for `min_steps` steps, so that plans do not flap; and
-    while a job is profiled, or its steps are compared with the highest clocks. Where a newer plan
-    failed this one holds, and its steps are read.
+    This is so until the version has held for `min_steps` steps, so that plans do not flap, and
+    while a job is profiled or compared with the highest clocks. If a newer plan failed, this one
+    holds, and its steps are read.
 
     Args:
-        reader: of the moment.
-        loop_state: of the job.
-        seen: of its newest version, as the last look left it, or new, and advanced.
-        now_unix_s: the time of day.
-        min_steps: after the version's first step, at least 1.
-        rules: None: the ordinary ones.
+        reader: reader of the current transaction.
+        loop_state: loop state of the job.
+        seen: cached steps of its newest version, or an empty cache; advanced.
+        now_unix_s: current time, Unix time in s.
+        min_steps: number of steps after the version's first step, at least 1.
+        rules: thresholds; None: default rules.
     """
     rules = rules or SlowdownRules()
     if seen.newest_step < seen.first_step + min_steps or not _is_watched(reader, seen):
@@ -163,25 +163,25 @@ def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     return not plan.baseline_cycle and not isinstance(plan.plan, ProbePlan)
 
 
-# A plan holds for so many steps before what is measured on it may change it.
+# Number of steps that a plan holds before measurements on it may change it.
 MIN_STEPS = 10
-# Of a job with many ranks the measured steps are read less often: ranks per step.
+# The measured steps of a job with many ranks are read less often: ranks per step.
 _RANKS_PER_STEP = 64
-# What is remembered of a job goes after so long without a look, s.
+# Time in s after which an unused cache of a job is dropped.
 MEMORY_S = 600.0
 
 
 class StragglerReconciler:
-    """Has a job planned for its stragglers, and again without them.
+    """Reconciler that plans a job for its stragglers, and again without them.
 
-    Announced ones hold from their time on and until their end; detected ones, and drift, in jobs
-    whose `adaptation` is `frontier`. A change is answered at once with the least effort; once
-    that plan holds, one with the job's own effort follows.
+    Announced ones hold from their start to their end; detected ones, and drift, in jobs with
+    `adaptation` `frontier`. A change is answered at once with the least effort; once that plan
+    holds, one with the job's own effort follows.
 
-    What it remembers saves looking at the same steps again, and decides nothing.
+    Its cache only avoids reading the same steps again.
 
     Args:
-        slots: of the plannings that the reconcile loop waits for.
+        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 50
@@ -192,12 +192,12 @@ class StragglerReconciler:
         self._memories: dict[str, _Memory] = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return whether stragglers and drift are looked for in what its ranks measure."""
+        """Return whether stragglers and drift are detected from the ranks' measurements."""
         del reader
         return adapts_frontier(job)
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Plan for what holds now; ask to be called when an announced time comes."""
+        """Plan for the current slowdowns; return the time of the next announced change."""
         now_unix_s = services.now().timestamp()
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
@@ -208,7 +208,7 @@ class StragglerReconciler:
             is_refined = _wants_refining(reader, job, loop_state)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            # What was found is found against a profile: somebody may have put another meanwhile.
+            # Slowdowns are relative to a profile, which may have been replaced meanwhile.
             matters = found if is_same_work(job, now) else None
             return _with_slowdowns(current, matters, now_unix_s, _quick_effort(now))
 
@@ -223,7 +223,7 @@ class StragglerReconciler:
     def _look(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
-        """Return what was measured since the last look; None: nothing that matters."""
+        """Return the slowdowns measured since the last pass; None: no relevant change."""
         versions = reader.list_versions(job.job_id)
         first_step = versions[-1].first_step if versions else None
         if not adapts_frontier(job) or first_step is None:
@@ -244,7 +244,7 @@ class StragglerReconciler:
         )
 
     def _memory(self, job_id: str) -> _Memory:
-        """Of this job; those of jobs that were not read for long are dropped."""
+        """Return the cache of this job; unused caches of other jobs are dropped."""
         now_s = time.monotonic()
         with self._guard:
             memories = self._memories
@@ -257,12 +257,12 @@ class StragglerReconciler:
 
 @dataclass(kw_only=True)
 class _Memory:
-    """Of one job: what was read, and when.
+    """Cache of one job.
 
     Attributes:
-        key: start of the job, revision of the inputs and version that `seen` is of.
-        looked_at_step: the newest step when slowdown factors were last looked for.
-        used_s: when it was last used, monotonic, s.
+        key: start of the job, revision of the inputs and version that `seen` belongs to.
+        looked_at_step: newest step at the last detection of slowdown factors.
+        used_s: time of the last use, monotonic, s.
     """
 
     seen: DetectionWindow
@@ -274,7 +274,7 @@ class _Memory:
 def _with_slowdowns(
     loop_state: JobLoopState, found: Slowdowns | None, now_unix_s: float, effort: Effort | None
 ) -> JobLoopState:
-    """The control with what holds now; announced ones that are over are dropped."""
+    """Return the loop state with the current slowdowns; ended announcements are dropped."""
     left = tuple(
         one
         for one in loop_state.stragglers
@@ -336,5 +336,5 @@ def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
 
 
 def adapts_frontier(job: JobRecord) -> bool:
-    """Return whether stragglers and drift are looked for in what its ranks measure."""
+    """Return whether stragglers and drift are detected from the ranks' measurements."""
     return job.in_force.adaptation == Adaptation.FRONTIER

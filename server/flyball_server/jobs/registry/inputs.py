@@ -1,6 +1,6 @@
-"""Use cases that store what a job is planned from: its profile, its target.
+"""Use cases that store a job's planning inputs: its profile, its target.
 
-Whoever calls them has the job planned (`plan_if_needed`).
+The caller then plans the job (`plan_if_needed`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
             problem = job.problem
             job = job.with_change(JobInput.TARGET, in_force=spec)
             if not writer.has_profile(job_id):
-                # That profiling was refused stands until there is something to plan from.
+                # The refusal of profiling stands until there is a profile to plan from.
                 job = job.evolve(problem=problem)
             writer.save_job(job)
         return summarise(writer, job)

@@ -1,4 +1,4 @@
-"""Use cases that only look: one job, all jobs, their plans."""
+"""Use cases that only read: one job, all jobs, their plans."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from flyball_wire.messages import PlanVersion
 
 @dataclass(frozen=True, kw_only=True)
 class JobSummary:
-    """A job with its ranks and what has become of its plans.
+    """A job with its ranks and plan versions.
 
     Attributes:
-        newest_version: of its plans; None: none yet.
-        active_version: the newest whose first step is named; None: none yet.
-        versions: of all its versions, rising.
+        newest_version: newest plan version; None: no version yet.
+        active_version: newest version with a first step; None: none yet.
+        versions: all its versions, rising.
     """
 
     job: JobRecord
@@ -40,16 +40,16 @@ def get_job(services: JobServices, job_id: str) -> JobSummary:
 
 
 def list_jobs(services: JobServices) -> tuple[JobSummary, ...]:
-    """All jobs in the order of their creation."""
+    """Return all jobs in the order of their creation."""
     with services.store.reading() as reader:
         return tuple(summarise(reader, job) for job in reader.list_jobs())
 
 
 def list_plans(services: JobServices, job_id: str) -> tuple[PlanRecord, ...]:
-    """All versions of a job's plan, rising.
+    """Return all versions of a job's plan, rising.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
@@ -69,7 +69,7 @@ def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
 
 
 def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
-    """The job with its ranks and versions, read in the same transaction."""
+    """Return the job with its ranks and versions, read in the same transaction."""
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
     return JobSummary(
@@ -82,7 +82,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
-    """Return what the job waits for and what is odd about it, a line each; for people."""
+    """Return a readable line for each pending condition or anomaly of the job."""
     return job_notes(
         summary.job,
         summary.ranks,
@@ -93,21 +93,21 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
 
 
 def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:
-    """The highest of these versions; None where there is none."""
+    """Return the highest of these versions; None if there is none."""
     return max((entry.version for entry in versions), default=None)
 
 
 def newest_plan(reader: JobReader, job_id: str) -> PlanRecord | None:
-    """The newest version of a job's plan; None: it has none."""
+    """Return the newest version of a job's plan; None: no version."""
     version = newest_version(reader.list_versions(job_id))
     return None if version is None else require_plan(reader, job_id, version)
 
 
 def require_job(reader: JobReader, job_id: str) -> JobRecord:
-    """The job.
+    """Return the job.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     job = reader.find_job(job_id)
     if job is None:
@@ -116,10 +116,10 @@ def require_job(reader: JobReader, job_id: str) -> JobRecord:
 
 
 def require_plan(reader: JobReader, job_id: str, version: int) -> PlanRecord:
-    """The version of a job's plan.
+    """Return the version of a job's plan.
 
     Raises:
-        UnknownPlanError: no such version.
+        UnknownPlanError: the version does not exist.
     """
     plan = reader.find_plan(job_id, version)
     if plan is None:
@@ -128,11 +128,11 @@ def require_plan(reader: JobReader, job_id: str, version: int) -> PlanRecord:
 
 
 def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
-    """The rank of a job.
+    """Return the rank of a job.
 
     Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
+        UnknownJobError: the job does not exist.
+        UnknownRankError: the rank does not exist in the job.
     """
     require_job(reader, job_id)
     record = find_rank(reader, job_id, rank)
@@ -142,5 +142,5 @@ def require_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord:
 
 
 def find_rank(reader: JobReader, job_id: str, rank: int) -> RankRecord | None:
-    """The rank of a job, or None."""
+    """Return the rank of a job, or None."""
     return next(iter(reader.find_ranks(job_id, (rank,))), None)

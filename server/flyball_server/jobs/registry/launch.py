@@ -10,25 +10,25 @@ from flyball_server.jobs.records import JobRecord
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Facts that a launcher reported of a start; None: nothing.
+    """Launch data reported by a launcher; None: not reported.
 
     Attributes:
-        run: its name for the start that somebody asked for.
-        restart_count: number of its own restarts of that.
+        run: name of the launch that the user requested.
+        restart_count: number of restarts of that launch by the launcher.
     """
 
     run: str | None = None
     restart_count: int | None = None
 
     def is_known_by(self, job: JobRecord) -> bool:
-        """Return whether the job stands with this very start, or one of the two tells nothing."""
+        """Return whether the job stores this very launch, or one of the two is not reported."""
         return all(
             mine is None or its is None or mine == its
             for mine, its in ((self.run, job.run), (self.restart_count, job.restart_count))
         )
 
     def is_restart_of(self, job: JobRecord) -> bool:
-        """Return whether the launcher has started the job again; then its old ranks are gone."""
+        """Return whether the launcher has restarted the job; then its old ranks are gone."""
         return (
             self.run == job.run
             and self.restart_count is not None
@@ -37,7 +37,7 @@ class Launch:
         )
 
     def noted_in(self, job: JobRecord) -> JobRecord:
-        """The job as it stands after this start has registered it."""
+        """Return the job after this launch has registered it."""
         return job.evolve(
             run=self.run or job.run,
             restart_count=job.restart_count if self.restart_count is None else self.restart_count,
@@ -68,10 +68,10 @@ def check_run(job: JobRecord, launch: Launch) -> None:
 
 
 def check_run_id(job: JobRecord, run_id: str | None) -> None:
-    """Refuse what a process of another run of the job still sends; None: it told of none.
+    """Refuse a request of a process of another run of the job; None: not reported.
 
     Raises:
-        OtherRunError: it is another run's.
+        OtherRunError: the request is another run's.
     """
     if run_id not in (None, job.run_id):
         raise OtherRunError(job_id=job.job_id)

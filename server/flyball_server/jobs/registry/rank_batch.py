@@ -1,4 +1,4 @@
-"""The ranks that calls of one transaction are about, thousands of them read in one look."""
+"""Ranks that the calls of one transaction refer to, read in one query for thousands."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from flyball_server.jobs.store.contract import JobReader, JobWriter
 
 
 class RankBatch:
-    """Those ranks of a job that calls name, read with the first of them that is needed.
+    """Ranks of a job that calls refer to, read when the first of them is needed.
 
     Args:
-        reader: of the transaction that the calls are worked on in.
-        job_id: the job that they name.
+        reader: reader of the transaction that handles the calls.
+        job_id: ID of their job.
         ranks: numbers of the ranks of these calls.
     """
 
@@ -28,7 +28,7 @@ class RankBatch:
 
     @functools.cached_property
     def job(self) -> JobRecord | None:
-        """The job; None: there is none."""
+        """Return the job; None: it does not exist."""
         return self._reader.find_job(self._job_id)
 
     def find(self, rank: int) -> RankRecord | None:
@@ -50,15 +50,15 @@ class RankBatch:
         return found
 
     def check_run_of(self, rank: int, run_id: str | None) -> None:
-        """Refuse what a process of another run of the job still sends; None: it told of none.
+        """Refuse a request of a process of another run of the job; None: not reported.
 
-        A rank that the job does not know is to register first: a process whose job has begun
-        anew without it has yet to hear of that, and of its new run.
+        An unknown rank has to register first: its process may not have received yet that its job
+        has started a new run.
 
         Raises:
-            UnknownJobError: no such job.
-            UnknownRankError: no such rank in it, and it is another run's.
-            OtherRunError: it is another run's.
+            UnknownJobError: the job does not exist.
+            UnknownRankError: the rank does not exist in the job, and belongs to another run.
+            OtherRunError: the request is another run's.
         """
         if run_id is None:
             return

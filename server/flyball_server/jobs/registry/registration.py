@@ -29,29 +29,29 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_wire.messages import JobSpec
 
-# Of one job; a job whose launcher restarts it for ever must not fill the database.
+# Limit per job: a job that its launcher restarts endlessly must not fill the database.
 MAX_KEPT_RUNS = 16
-# Of a job's name, so that a number still fits behind it.
+# Limit of a job's name, so that a number suffix still fits.
 _KEPT_CHARACTERS = 112
 
 
 def can_begin_anew(services: JobServices, reader: JobReader, job: JobRecord) -> bool:
-    """Return whether the job has had ranks, and all of them are gone."""
+    """Return whether the job has had ranks and all of them are gone."""
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
     return bool(ranks) and all(is_gone(rank, now, services.life) for rank in ranks)
 
 
 def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: JobRecord) -> None:
-    """Keep the job as it was under a name of its own, and begin it again under its name.
+    """Keep the job under a name of its own and start a new run under the job's name.
 
-    A profile of as many stages is taken over, and the job planned from it; so is its timetable.
-    Of the runs that are kept the oldest goes, where there are `MAX_KEPT_RUNS`.
+    A profile with the same number of stages is copied and the job planned from it; so is its
+    timetable. If `MAX_KEPT_RUNS` are kept, the oldest is deleted.
 
     Args:
-        services: the seams.
-        writer: of this job; nobody can register the names of kept runs, so none other has them.
-        job: as it stands.
+        services: services of the use cases.
+        writer: writer of this job; names of kept runs cannot be registered by other writers.
+        job: current record.
         wanted: the same with the specification and the launch of the new run.
     """
     profile = writer.find_profile(job.job_id)
@@ -75,7 +75,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
 
 
 def _keep(writer: JobWriter, job: JobRecord) -> str:
-    """Let the job go by the name of a kept run; which that is."""
+    """Rename the job to the name of a kept run; return that name."""
     stem = job.job_id[:_KEPT_CHARACTERS] + RUN_SIGN
     names = (other.job_id for other in writer.list_jobs())
     numbers = sorted(int(name.removeprefix(stem)) for name in names if name.startswith(stem))
@@ -115,21 +115,21 @@ _UNTOLD = Launch()
 def register_job(
     services: JobServices, job_id: str, spec: JobSpec, launch: Launch = _UNTOLD
 ) -> tuple[JobSummary, bool]:
-    """Make a job known; the same again changes nothing. The caller has it planned.
+    """Register a job; the same again changes nothing. The caller plans it.
 
-    A job of which nothing has been planned yet may be registered anew with other values; one
-    whose online profiling was refused, to wait for a profile that is put. Where all ranks of a
-    job are gone, or its launcher has started it again, other values begin a new run under its
-    name, and the old one is kept under another.
+    A job without any plan yet may be registered again with other values, and so may one that is
+    waiting for an uploaded profile after its online profiling was refused. If all ranks of a job
+    are gone, or its launcher has restarted it, other values start a new run under its name, and
+    the old one is kept under another.
 
     Returns:
         The job, and whether it is new.
 
     Raises:
-        InvalidFieldError: a value cannot be used.
-        RegistrationConflictError: the job is planned, or has ranks, that do not fit.
-        OtherRunError: its launcher has started it again since this start.
-        TooManyJobsError: it is new, and the planner keeps no more.
+        InvalidFieldError: a value is invalid.
+        RegistrationConflictError: the job has a plan, or ranks, that the values contradict.
+        OtherRunError: the launcher has restarted the job since this launch.
+        TooManyJobsError: the job is new, and the limit of stored jobs is reached.
     """
     check_spec(spec, services.gpu_window)
     with services.store.writing(job_id) as writer:
@@ -144,7 +144,7 @@ def register_job(
             return summarise(writer, created), True
         is_new = False
         check_not_over(job, launch)
-        # A rank that restarts sends what it first sent, whatever the target has become since.
+        # A restarted rank sends its original values, even if the target has changed since.
         if spec not in (job.registered, job.in_force):
             is_new = _register_otherwise(services, writer, job, spec, launch)
         elif launch.noted_in(job) != job:
@@ -163,13 +163,13 @@ class KnownRank:
 def register_together(
     services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
 ) -> tuple[KnownRank | JobsError, ...]:
-    """Make ranks of a job known, in one transaction.
+    """Register ranks of a job in one transaction.
 
     A rank that registers again starts without a plan, and the newest registration of a rank is
-    the one that holds. A job that was over comes back.
+    valid. A job that was over becomes active again.
 
     Returns:
-        For each: the rank as it is known, or why it is not.
+        For each: the registered rank, or the error.
     """
     outcomes: list[KnownRank | JobsError] = []
     with services.store.writing(job_id) as writer:
@@ -192,11 +192,11 @@ def register_together(
 
 
 def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None = None) -> None:
-    """A rank's training is over; what it measured stays. Any number of times.
+    """Mark a rank as left at the end of its training; idempotent. Its measurements are kept.
 
     Raises:
-        UnknownJobError: no such job.
-        OtherRunError: a new run of the job has begun.
+        UnknownJobError: the job does not exist.
+        OtherRunError: a new run of the job has started.
     """
     with services.store.writing(job_id) as writer:
         check_run_id(require_job(writer, job_id), run_id)
@@ -225,7 +225,7 @@ def _check_place(rank: RankRecord, spec: JobSpec) -> None:
         )
     if rank.stage >= spec.num_stages:
         raise InvalidFieldError("stage", f"must be 0 to {spec.num_stages - 1}, not {rank.stage}")
-    # Each stage has a rank at least, and the others may all be of this one.
+    # Each stage has at least one rank, and the others may all belong to this one.
     most_of_stage = spec.num_expected_ranks - spec.num_stages
     for field in LAYOUT_FIELDS:
         check_count(field, getattr(rank, field), most=most_of_stage)
@@ -248,7 +248,7 @@ def _tell_if_taken_over(services: JobServices, before: RankRecord | None, now: R
 def _register_otherwise(
     services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec, launch: Launch
 ) -> bool:
-    """Take other values for a job that is known; whether that is a new run of it."""
+    """Store other values for a known job; return whether that starts a new run of it."""
     conflict = _conflict(writer, job, spec)
     if conflict is None:
         _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
@@ -260,7 +260,7 @@ def _register_otherwise(
 
 
 def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
-    """The field that what is known of the job does not fit; None: it may be registered anew."""
+    """Return the field that contradicts the stored job; None: it may be registered again."""
     if not _can_be_registered_anew(reader, job, spec):
         return next(
             field.name
@@ -279,7 +279,7 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
     profile = writer.find_profile(job.job_id)
     if profile is None or profile.num_stages != spec.num_stages:
-        # The profile is of another pipeline now; what is left is to wait for the right one.
+        # The profile is of another pipeline now; the job waits for the right one.
         writer.delete_profile(job.job_id)
         if job.state is JobState.PLANNING_FAILED:
             changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
@@ -287,9 +287,9 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
 
 
 def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) -> bool:
-    """Return whether its ranks have been given nothing, or measuring it was refused.
+    """Return whether the ranks have received nothing, or online profiling was refused.
 
-    Then somebody puts the profile: to measure it again takes a job of its own.
+    Then a profile has to be uploaded: measuring it again takes a job of its own.
     """
     if not reader.list_versions(job.job_id):
         return True

@@ -22,7 +22,7 @@ from flyball_server.planning.probe_plan import (
 
 
 def any_plan_document(plan: AnyPlan, *, solve_s: float) -> dict[str, Any]:
-    """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    """Return the plan as JSON-ready data; `solve_s` is the planning time in s."""
     if isinstance(plan, ProbePlan):
         return {**probe_document(plan), "solve_s": solve_s}
     if isinstance(plan, FrequencyPlan):
@@ -31,10 +31,10 @@ def any_plan_document(plan: AnyPlan, *, solve_s: float) -> dict[str, Any]:
 
 
 def any_plan_from_document(document: object) -> AnyPlan:
-    """The plan that `any_plan_document` wrote.
+    """Return the plan from a document written by `any_plan_document`.
 
     Raises:
-        PlanningError: the document is not a plan; `field` says where.
+        PlanningError: the document is not a plan; `field` names the invalid part.
     """
     if is_probe(document):
         return probe_from_document(document)

@@ -39,15 +39,15 @@ from flyball_wire.messages import Adaptation, JobSpec
 
 # Jobs that the reconcile loop has planned at once; a thread each, which waits for its solve.
 NUM_SLOTS = 6
-# When to look again at a job that found no slot free, s.
+# Delay in s before a job that found no free slot is tried again.
 LOOK_AGAIN_S = 1.0
 
 
 class PlanningSlots:
-    """Limit on the plannings that reconcilers wait for; taking a slot never blocks.
+    """Limit of the plannings that reconcilers wait for; taking a slot does not block.
 
     Args:
-        num_slots: plannings at once.
+        num_slots: number of concurrent plannings.
     """
 
     def __init__(self, num_slots: int = NUM_SLOTS) -> None:
@@ -73,9 +73,9 @@ _MAX_JOBS = 64
 
 
 class PlanCoalescer:
-    """Plans jobs after a change of their inputs; for the event loop's own thread.
+    """Request coalescing for planning after a change of inputs; runs on the event loop's thread.
 
-    Of the calls that wait for the same planning only one has a thread.
+    Of the calls that wait for the same planning only one occupies a thread.
     """
 
     def __init__(self, services: JobServices) -> None:
@@ -84,14 +84,14 @@ class PlanCoalescer:
         self._planning = SingleFlight[tuple[str, JobInput], JobSummary]()
 
     async def planned(self, stored: JobSummary, asked_by: JobInput) -> JobSummary:
-        """The job, planned from what the caller has stored or from what came later.
+        """Return the job, planned from the inputs that the caller has stored or from later ones.
 
         Args:
             stored: the job after the change.
             asked_by: the input that was changed.
 
         Raises:
-            PlanningFailedError, UnknownJobError, PlanningStoppedError: as for `plan_if_needed`.
+            PlanningFailedError, UnknownJobError, PlanningStoppedError: see `plan_if_needed`.
         """
         if is_planned(stored):
             return stored
@@ -104,9 +104,9 @@ class PlanCoalescer:
         )
 
 
-# Of energy or of time, predicted: a version that brings less is not worth its way to all ranks.
+# Predicted share of energy or time below which a new version is not worth distributing.
 LEAST_GAIN = 0.001
-# Of a job; the oldest are forgotten, and searched for again.
+# Limit per job; the oldest are dropped and solved again if needed.
 MAX_MADE = 32
 
 
@@ -117,14 +117,14 @@ def kept_plan(
     planned: SlowedPlan,
     planned_for: PlanningInputs,
 ) -> PlanRecord | None:
-    """The plan that was made at once for the same, where the one that follows is no better.
+    """Return the quick plan for the same inputs if the one that follows is no better.
 
     Args:
-        reader: of the store.
-        job: as it stands.
-        loop_state: of the job, as it stands.
-        planned: what has been planned now.
-        planned_for: what for.
+        reader: reader of the store.
+        job: current record of the job.
+        loop_state: current loop state of the job.
+        planned: newly solved plan.
+        planned_for: planning inputs of that plan.
     """
     before = loop_state.planned_for
     is_refined = (
@@ -156,9 +156,9 @@ def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
 def with_planned(
     loop_state: JobLoopState, planned: SlowedPlan, planned_for: PlanningInputs, version: int
 ) -> JobLoopState:
-    """The control once a version stands for what was planned.
+    """Return the loop state after a version was stored for the planned inputs.
 
-    A plan of the job's own effort that came although one at once was asked for needs no refining.
+    If a quick plan was requested but the job's own effort made it, no refinement is needed.
     """
     made = loop_state.made
     if planned.has_own_effort:
@@ -172,7 +172,7 @@ def with_planned(
 
 @contextmanager
 def observed_solve(services: JobServices, policy: str) -> Generator[None]:
-    """Tell `services.observe_solve` of the block, which makes a plan with this policy."""
+    """Report the outcome of the block, which makes a plan, to `services.observe_solve`."""
     started_s = time.perf_counter()
 
     def observe(outcome: str) -> None:
@@ -194,20 +194,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
-    """Plan the job as it now stands, unless its newest plan is of just that.
+    """Plan the job from its current inputs, unless its newest plan was made from them.
 
-    Inputs that change while the planner works stop it and are planned next, so that what returns
-    is never older than what the caller has stored.
+    Inputs that change during a solve stop it and are planned next, so the result is never older
+    than the inputs that the caller has stored.
 
     Args:
-        services: the seams.
-        job_id: a known job.
-        asked_by: the input that the caller has put. A failure is told to whoever put the input
-            that was changed last; a rank that repeats an older one is not to blame for it.
+        services: services of the use cases.
+        job_id: ID of an existing job.
+        asked_by: input that the caller has stored. A failure is reported to the caller that stored
+            the input changed last, not to a rank that repeats an older one.
 
     Raises:
-        PlanningFailedError: the planner refused; the job says so too.
-        UnknownJobError: it is gone.
+        PlanningFailedError: the planner refused; the job stores the problem.
+        UnknownJobError: the job has been deleted.
         PlanningStoppedError: the planner shuts down.
     """
     with services.store.lock(planning_lock(job_id)):
@@ -263,7 +263,7 @@ def _store_plan(
         if not is_same_work(job, now):
             return None
         if now.planned_revision == now.inputs_revision:
-            # The lock was lost, and another planner has had it meanwhile.
+            # The lock was lost, and another planner has held it meanwhile.
             return summarise(writer, now)
         loop_state = writer.find_loop_state(job.job_id)
         record = kept_plan(writer, now, loop_state, planned, planned_for)
@@ -312,7 +312,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
 
 
 def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
-    """Return the report of each step that the job's adaptation needs."""
+    """Return the step measurements that the job's adaptation requires."""
     if spec.adaptation == Adaptation.FRONTIER:
         return StepReport.CLOCKS
     is_looked_at = is_raised_by_waits(spec, planned_for)
@@ -320,7 +320,7 @@ def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:
-    """Return whether the failure is about inputs that are still unplanned, and was stored."""
+    """Store the failure unless its inputs have changed or were planned; return whether stored."""
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if not is_same_work(job, now) or now.planned_revision == now.inputs_revision:

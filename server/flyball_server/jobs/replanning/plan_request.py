@@ -1,4 +1,4 @@
-"""From a job's specification to what the planner is asked, and checks that need no profile."""
+"""Conversion of a job's specification to a plan request, and checks that need no profile."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ GpuTable = Callable[[str], GpuWindow]
 
 
 def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
-    """Refuse now what is invalid without a profile: names, power, an order.
+    """Check the parts that do not depend on the profile: names, power, an order.
 
     Raises:
-        InvalidFieldError: an unknown name, or no blocking power.
+        InvalidFieldError: a name is unknown, or the blocking power is missing.
     """
     if is_auto(spec.schedule):
         _check_candidates(spec)
@@ -92,16 +92,16 @@ def _check_order(spec: JobSpec) -> None:
 def plan_request(
     spec: JobSpec, profile: StageProfile, gpu_table: GpuTable, loop_state: JobLoopState
 ) -> PlanRequest:
-    """Return what the planner is asked for this job, slow ranks apart.
+    """Return the job's plan request, without slowdown factors.
 
     Args:
-        spec: in force.
-        profile: the job's.
-        gpu_table: by name.
-        loop_state: what steers the job: its target by the time of day, a measured blocking power.
+        spec: current specification.
+        profile: the job's profile.
+        gpu_table: GPU windows by name.
+        loop_state: loop state of the job: its current target, a measured blocking power.
 
     Raises:
-        InvalidFieldError: no blocking power is known.
+        InvalidFieldError: the blocking power is unknown.
     """
     window = _window(spec, gpu_table)
     granularity_mhz = (
@@ -129,8 +129,8 @@ def plan_request(
 def is_raised_by_waits(spec: JobSpec, in_force: PlanningInputs) -> bool:
     """Return whether measured waits decide which clocks are raised.
 
-    Not while ranks are slower than their profile: then pipelines differ, and the model, which
-    knows their slowdown factors, decides.
+    This is false while ranks are slower than their profile: then pipelines differ, and the model,
+    which includes their slowdown factors, decides.
     """
     slowdowns = [slowed.slowdown for slowed in in_force.rank_slowdowns]
     slowdowns += [slowed.slowdown for slowed in in_force.stage_slowdowns]

@@ -27,7 +27,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 
 
 def request_digest(slowed: SlowedRequest) -> str:
-    """The digest of all that a plan for these slowdown factors depends on."""
+    """Return the digest of all inputs of a plan for these slowdown factors."""
     request = slowed.request
     rest = [
         (field.name, getattr(request, field.name))
@@ -41,12 +41,12 @@ def request_digest(slowed: SlowedRequest) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowedPlan:
-    """A plan, and how it was come by.
+    """A plan and its origin.
 
     Attributes:
-        digest: of the request with the job's own effort and the order that was planned.
-        made_as: the version that was made for the same before; None: it was made now.
-        has_own_effort: whether the job's own effort has made it; else a better one may follow.
+        digest: digest of the request with the job's own effort and the order that was planned.
+        made_as: earlier version for the same request; None: newly solved.
+        has_own_effort: true if solved with the job's own effort; false: a better one may follow.
     """
 
     plan: FrequencyPlan | DataParallelPlan
@@ -57,11 +57,11 @@ class SlowedPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningSnapshot:
-    """All that one planning of a job depends on, read in one transaction.
+    """Inputs of one planning of a job, read in one transaction.
 
     Attributes:
-        profile: None: it has not come yet.
-        ranks: as registered so far.
+        profile: profile of the job; None: not uploaded or measured yet.
+        ranks: ranks registered so far.
         running_schedule: order of the newest version, read for schedule `auto`; None: not read,
             or no such plan.
     """
@@ -74,10 +74,10 @@ class PlanningSnapshot:
 
 
 def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
-    """The job as it stands.
+    """Return the current inputs of a job's planning.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
     newest = newest_plan(reader, job_id) if is_auto(job.in_force.schedule) else None
@@ -94,18 +94,18 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
 def slowed_plan(
     services: JobServices, snapshot: PlanningSnapshot, request: PlanRequest
 ) -> SlowedPlan:
-    """The plan for a request, with the slowdown factors of the job's planning inputs.
+    """Return the plan for a request, with the slowdown factors of the job's planning inputs.
 
-    What was planned for just that before, in this run of the job, is taken again.
+    A plan made for the same inputs earlier in this run of the job is reused.
 
     Args:
-        services: the seams; their planner makes a plan without slowdown factors.
-        snapshot: of the job.
-        request: of the job.
+        services: services of the use cases; their planner makes a plan without slowdown factors.
+        snapshot: snapshot of the job.
+        request: request of the job.
 
     Raises:
         PlanningError: the planner refused.
-        SupersededError, UnknownJobError, PlanningStoppedError: as for `solve`.
+        SupersededError, UnknownJobError, PlanningStoppedError: see `solve`.
     """
     job, in_force = snapshot.job, snapshot.loop_state.in_force
     slowdowns = planned_slowdowns(in_force, snapshot.ranks)
@@ -142,7 +142,7 @@ def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
 def _made_before(
     services: JobServices, snapshot: PlanningSnapshot, digest: str
 ) -> SlowedPlan | None:
-    """The plan that was made for the same; a new profile or target always plans anew."""
+    """Return the earlier plan for the same inputs; a new profile or target requires a new plan."""
     if snapshot.job.changed_input is not JobInput.CONTROL:
         return None
     version = next((one.version for one in snapshot.loop_state.made if one.digest == digest), None)
@@ -158,7 +158,7 @@ def _made_before(
 def planned_slowdowns(
     in_force: PlanningInputs, ranks: Sequence[RankRecord]
 ) -> tuple[Slowdown, ...]:
-    """Slowdowns as the planner takes them; of ranks that share a stage the slowest counts."""
+    """Return the slowdowns for the planner; of ranks that share a stage the slowest counts."""
     place = {rank.rank: (rank.stage, rank.dp_rank) for rank in ranks}
     slowdowns: dict[tuple[int, int], float] = {}
     for slowed in in_force.rank_slowdowns:
@@ -180,10 +180,10 @@ def planned_slowdowns(
 
 
 def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | None:
-    """The order that the job runs, where it is to stay. None: it may be chosen anew.
+    """Return the job's current order if it is to be kept. None: a new order may be chosen.
 
-    What changes while a job runs, a slow GPU that comes or goes or a target by the time of day, is
-    no reason to choose anew; a new profile or target is one.
+    Changes during a run, such as a slow GPU or a target by the time of day, do not change the
+    order; a new profile or target does.
     """
     if not has_slowdowns and snapshot.job.changed_input is not JobInput.CONTROL:
         return None

@@ -1,4 +1,4 @@
-"""Solving for a job: in the planner's executor, within its time bound, while it is wanted."""
+"""Solving for a job in the planner's executor, within its time limit, until superseded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from flyball_server.solving.in_thread import SolverAwayError, SolverLostError, S
 _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
-# How often the store is asked whether the job's inputs are still the same, s.
+# Period in s at which the job's inputs are read again to detect changes.
 LOOK_PERIOD_S = 0.25
-# What a process that ends has solved is solved once more.
+# A solve is retried once if its process ends.
 _NUM_ATTEMPTS = 2
-# What a PlanningError names where the fault is in no part of the request.
+# Field of a PlanningError that no part of the request has caused.
 PLANNING_FIELD = "planning"
 
 
@@ -33,23 +33,23 @@ class SupersededError(Exception):
 def solve(
     services: JobServices, job: JobRecord, function: Callable[..., ResultT], *args: object
 ) -> ResultT:
-    """The function's result, from wherever the planner solves.
+    """Return the function's result from the executor.
 
-    It waits in this thread, and reads the job meanwhile: another planner on the same store may
+    The calling thread waits and reads the job meanwhile: another planner on the same store may
     have changed it.
 
     Args:
-        services: the seams.
-        job: as it stood when the arguments were made from it.
-        function: known by its name, as the arguments picklable where another process solves.
-        args: of the function.
+        services: services of the use cases.
+        job: record of the job that the arguments were made from.
+        function: importable by name, with picklable arguments if another process solves.
+        args: arguments of the function.
 
     Raises:
         SupersededError: the job's inputs have changed; the solve is stopped.
-        UnknownJobError: the job is gone; the solve is stopped.
+        UnknownJobError: the job has been deleted; the solve is stopped.
         PlanningStoppedError: the planner shuts down.
-        PlanningError: the function's, or, with field `planning`: it took longer than the planner
-            allows, or the process that solved it ended, and did so again at a second attempt.
+        PlanningError: raised by the function; or, with field `planning`: the solve exceeded the
+            time limit, or its process ended, and did so again at a second attempt.
     """
     lost: SolverLostError | None = None
     for _ in range(_NUM_ATTEMPTS):

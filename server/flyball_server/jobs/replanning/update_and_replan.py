@@ -25,25 +25,25 @@ def update_and_replan(
     why: str,
     slots: PlanningSlots = PLENTY,
 ) -> bool:
-    """Change a job's loop state; where that changes its planning inputs, plan the job again.
+    """Change a job's loop state and plan the job again if that changes its planning inputs.
 
-    A job without a profile is planned for it once that has come. Where no plan meets it the job
-    says so, and the older plan holds. Where no slot is free, the change is stored, and
+    A job without a profile is planned once it has one. If no plan meets the inputs, the job stores
+    the problem, and the older plan holds. If no slot is free, the change is stored, and
     `ReplanReconciler` plans it.
 
     Args:
-        services: the seams.
-        job_id: a known job.
-        change: from job and loop state as they stand to what the loop state is to be; called
-            within the transaction.
-        why: for the log.
-        slots: of the plannings that the reconcile loop waits for.
+        services: services of the use cases.
+        job_id: ID of an existing job.
+        change: function from job and loop state to the new loop state; called within the
+            transaction.
+        why: reason for the log.
+        slots: slots for the plannings that the reconcile loop waits for.
 
     Returns:
-        Whether the planning inputs have changed.
+        True if the planning inputs have changed.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)

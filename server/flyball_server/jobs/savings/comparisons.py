@@ -17,26 +17,26 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import ComparisonStatus
 
-# The energy counter moves about every 100 ms: a block of so long loses a few percent at its ends.
+# The energy counter updates about every 100 ms: a block of this length loses a few percent.
 BLOCK_S = 2.0
 # An interval needs some pairs of blocks, however short the steps are.
 MIN_BLOCKS = 6
-# A comparison whose steps are not measured well is given up after so many times the steps.
+# A comparison without enough valid steps is given up after this multiple of its steps.
 PATIENCE = 2
 
 
 def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> ComparisonStatus:
-    """Ask for a comparison of the job's plan with the highest clocks.
+    """Request a comparison of the job's plan with the highest clocks.
 
-    It begins as soon as a plan holds that is not being reconfigured. The same
-    again changes nothing while it runs; another number of pairs changes when it ends.
+    It starts as soon as a plan holds that is not being reconfigured. The same request again changes
+    nothing while it runs; another number of pairs changes its end.
 
     Raises:
-        UnknownJobError: no such job.
-        MissingPlanError: it has no plan yet, or is still being profiled.
-        NothingToCompareError: its plan is all at the highest clocks.
-        JobIsOverError: nobody would run it.
-        InvalidFieldError: too few pairs, or too many.
+        UnknownJobError: the job does not exist.
+        MissingPlanError: the job has no plan yet, or is still being profiled.
+        NothingToCompareError: its plan runs entirely at the highest clocks.
+        JobIsOverError: the job is over.
+        InvalidFieldError: the number of pairs is out of bounds.
     """
     wanted = Comparison(num_pairs=num_pairs)
     with services.store.writing(job_id) as writer:
@@ -59,7 +59,7 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
             )
             writer.save_loop_state(loop_state.evolve(comparison=changed))
     services.enqueue_reconcile(job_id)
-    # Counting its steps takes a while, and nobody need wait for that to write.
+    # Counting its steps takes a while, so it is done outside the writing transaction.
     return get_comparison(services, job_id)
 
 
@@ -75,12 +75,12 @@ def get_comparison(services: JobServices, job_id: str) -> ComparisonStatus:
 
 
 def delete_comparison(services: JobServices, job_id: str) -> None:
-    """End the comparison that runs or is asked for; nothing where there is none.
+    """End the comparison that runs or is requested; nothing if there is none.
 
-    Where it runs the plain plan comes back as the next version.
+    If it runs, the plan without it is restored as the next version.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.writing(job_id) as writer:
         require_job(writer, job_id)
@@ -105,7 +105,7 @@ def add_with_cycle(
     *,
     baseline_cycle: tuple[bool, ...],
 ) -> PlanRecord:
-    """The same plan as the next version, with other steps at the highest clocks."""
+    """Add the same plan as the next version, with other steps at the highest clocks."""
     return add_version(
         services,
         writer,
@@ -126,7 +126,7 @@ def comparison_progress(reader: JobReader, job_id: str) -> ComparisonStatus:
 
 
 def progress_of(comparison: Comparison, num_measured: int) -> ComparisonStatus:
-    """Return how far a comparison is that has measured so many pairs."""
+    """Return the progress of a comparison with this number of measured pairs."""
     state = "running"
     if comparison.is_done:
         state = "done" if num_measured >= comparison.num_pairs else "ended"
@@ -143,13 +143,13 @@ def comparison_cycle(
 ) -> tuple[bool, ...]:
     """Return which steps run at the highest clocks: plan, highest, highest, plan, in blocks.
 
-    In that order of blocks a drift of the machine cancels in each four of them.
+    In that order of blocks a drift of the machine cancels in each group of four.
 
     Args:
-        num_pairs: steps of either kind that are wanted.
-        iteration_time_s: of a step, predicted.
-        block_steps: of a block; None: so many that it lasts BLOCK_S, but no more than leave
-            MIN_BLOCKS of either kind.
+        num_pairs: number of steps of either kind.
+        iteration_time_s: predicted iteration time, s.
+        block_steps: number of steps in a block; None: enough for BLOCK_S, limited so that at least
+            MIN_BLOCKS of either kind remain.
     """
     longest = max(1, num_pairs // MIN_BLOCKS)
     steps = block_steps or min(longest, max(1, math.ceil(BLOCK_S / iteration_time_s)))

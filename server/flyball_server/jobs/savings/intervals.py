@@ -29,11 +29,11 @@ def scaled(estimate: Estimate, factor: float, offset: float = 0.0) -> Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanEstimate:
-    """A mean, or what is computed of means, with the variance of that figure.
+    """A mean, or a figure computed from means, with its variance.
 
     Attributes:
-        variance: the standard error squared; None where too little was measured.
-        degrees_of_freedom: of the variance, 0 where it is None.
+        variance: standard error squared; None: too few measurements.
+        degrees_of_freedom: degrees of freedom of the variance, 0 if it is None.
         num_steps: number of measured steps.
     """
 
@@ -61,7 +61,7 @@ def quantile_of_t(degrees_of_freedom: float) -> float:
 
 
 def combined(terms: Iterable[tuple[float, MeanEstimate]]) -> MeanEstimate:
-    """The sum of `factor * mean` over independent estimates (Welch and Satterthwaite)."""
+    """Return the sum of `factor * mean` of independent estimates (Welch and Satterthwaite)."""
     known = tuple(terms)
     mean = math.fsum(factor * term.mean for factor, term in known)
     num_steps = min(term.num_steps for _, term in known)

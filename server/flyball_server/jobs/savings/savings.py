@@ -21,7 +21,7 @@ from flyball_wire.closed_loop import Estimate, MeasuredSavings
 
 # Fewer steps at the highest clocks are no baseline where there are others.
 MIN_BASELINE_STEPS = 8
-# Ranks post once a second or after each step: what is older and still not there will not come.
+# Ranks post once a second or after each step: older steps that are still missing are lost.
 ON_THEIR_WAY_S = 5.0
 _FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
 
@@ -45,13 +45,13 @@ class _Against:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSavings:
-    """All versions of a job, and its sums.
+    """Savings of all versions of a job, and their sums.
 
     Attributes:
-        num_steps: measured by all ranks, on whatever clocks.
-        time_s, energy_j: of all these together; energy None where one could not be read.
-        saved_j: of all versions with a baseline and an interval; their bounds add up, since
-            versions share baselines. Where none has an interval: of those with a baseline.
+        num_steps: number of steps measured by all ranks, at any clocks.
+        time_s, energy_j: sums over these steps; energy None: a rank could not read it.
+        saved_j: sum over all versions with a baseline and an interval; their bounds add up, since
+            versions share baselines. If none has an interval: over those with a baseline.
     """
 
     num_steps: int
@@ -79,16 +79,16 @@ class _Tally:
 
 
 class SavingsFold:
-    """Takes a job's steps one by one and tells what its versions saved.
+    """Fold over a job's steps that computes the savings of its versions.
 
     Args:
-        kinds: per plan version, which of its steps run at the highest clocks.
+        kinds: by plan version, the steps that run at the highest clocks.
     """
 
     def __init__(self, kinds: Mapping[int, StepKinds]) -> None:
         self._kinds = kinds
         self._tallies: dict[int | None, _Tally] = {}
-        # The version of the step before, alone in a tuple; empty: none that counts.
+        # Version of the previous step, alone in a tuple; empty: no step that counts.
         self._settled: tuple[int | None, ...] = ()
         self._on_their_way: deque[tuple[_Tally, float]] = deque()
         self._on_their_way_s = 0.0
@@ -97,7 +97,7 @@ class SavingsFold:
         self._energy_j: float | None = 0.0
 
     def add(self, step: WholeStep) -> None:
-        """The next step, in rising order."""
+        """Add the next step, in rising order."""
         tally = self._tally(step.version)
         if not step.is_complete:
             self._await(tally, step.time_s)
@@ -111,7 +111,7 @@ class SavingsFold:
         elif self._energy_j is not None:
             self._energy_j += step.energy_j
         settled = self._settled
-        # Of a mixed step nobody knows which ranks have still to change.
+        # In a mixed step the ranks that have still to change are unknown.
         self._settled = () if step.is_mixed else (step.version,)
         if step.is_mixed or step.left_plan or settled != (step.version,):
             tally.num_left_out += 1
@@ -119,7 +119,7 @@ class SavingsFold:
             tally.add(step)
 
     def _await(self, tally: _Tally, time_s: float) -> None:
-        """The newest steps are still on their way from some ranks."""
+        """Count the newest steps that some ranks have yet to post."""
         waiting = self._on_their_way
         waiting.append((tally, time_s))
         self._on_their_way_s += time_s
@@ -135,7 +135,7 @@ class SavingsFold:
         self._on_their_way_s -= time_s
 
     def so_far(self) -> JobSavings:
-        """Return what all steps so far come to; more may be added afterwards."""
+        """Return the savings of all steps so far; more may be added afterwards."""
         baselines = self._baselines()
         versions = tuple(
             self._version_savings(version, baselines)
@@ -175,7 +175,7 @@ class SavingsFold:
         )
 
     def _baselines(self) -> list[StepSeries]:
-        """Steps at the highest clocks to compare with."""
+        """Return the steps at the highest clocks to compare with."""
         known = [tally.at_baseline for tally in self._tallies.values()]
         measured = [series for series in known if series.num_steps]
         enough = [series for series in measured if series.num_steps >= MIN_BASELINE_STEPS]

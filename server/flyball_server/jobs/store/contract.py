@@ -26,10 +26,10 @@ TOKENS = "/tokens"
 
 
 class JobReader(Protocol):
-    """Reads inside one transaction, all of the same moment."""
+    """Reader inside one transaction, which reads a snapshot."""
 
     def find_job(self, job_id: str) -> JobRecord | None:
-        """The job, or None."""
+        """Return the job, or None."""
         ...
 
     def count_jobs(self) -> int:
@@ -37,15 +37,15 @@ class JobReader(Protocol):
         ...
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
-        """All jobs in the order of their creation, then of their names."""
+        """Return all jobs in the order of their creation, then of their names."""
         ...
 
     def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
-        """Those of these ranks that the job has, by number."""
+        """Return those of these ranks that the job has, by number."""
         ...
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
-        """The job's ranks by number."""
+        """Return the job's ranks by number."""
         ...
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
@@ -53,7 +53,7 @@ class JobReader(Protocol):
         ...
 
     def find_profile(self, job_id: str) -> StageProfile | None:
-        """The job's newest profile, or None."""
+        """Return the job's newest profile, or None."""
         ...
 
     def has_profile(self, job_id: str) -> bool:
@@ -65,11 +65,11 @@ class JobReader(Protocol):
         ...
 
     def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
-        """All versions of the job's plan, rising."""
+        """Return all versions of the job's plan, rising."""
         ...
 
     def list_versions(self, job_id: str) -> tuple[PlanVersion, ...]:
-        """All versions of the job's plan, rising, without the plans."""
+        """Return all versions of the job's plan, rising, without the plans."""
         ...
 
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
@@ -84,33 +84,33 @@ class JobReader(Protocol):
         after_step: int = -1,
         before_step: int | None = None,
     ) -> int | None:
-        """The newest step that a rank has measured between these; None: there is none.
+        """Return the newest step in this range that a rank has measured; None: no step.
 
-        With `version` only steps on that plan version count: those on others that are newer are
-        gone through one by one.
+        With `version` only steps on that plan version count; newer steps on other versions are
+        scanned one by one.
         """
         ...
 
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
-        """Return what all ranks measured in steps `first_step` to before `end_step`, likewise."""
+        """Return what all ranks measured in steps `first_step` to before `end_step`, by step."""
         ...
 
     def list_step_totals(
         self, job_id: str, *, after_step: int, limit: int
     ) -> tuple[StepTotals, ...]:
-        """The first `limit` steps after `after_step` (-1: from the beginning), rising."""
+        """Return the first `limit` steps after `after_step` (-1: from the beginning), rising."""
         ...
 
     def list_stage_totals(
         self, job_id: str, *, after_step: int, num_steps: int
     ) -> tuple[StageTotals, ...]:
-        """The newest `num_steps` steps after `after_step`, by step, stage, then version."""
+        """Return the newest `num_steps` steps after `after_step`, by step, stage, then version."""
         ...
 
     def list_step_details(
         self, job_id: str, first_step: int, *, limit: int | None = None
     ) -> tuple[StepDetail, ...]:
-        """The details kept of steps from `first_step` on, by step, then rank; the first `limit`."""
+        """Return the first `limit` details kept from `first_step` on, by step, then rank."""
         ...
 
     def find_loop_state(self, job_id: str) -> JobLoopState:
@@ -118,11 +118,11 @@ class JobReader(Protocol):
         ...
 
     def find_token(self, token_id: str) -> TokenRecord | None:
-        """The token by its public part, or None."""
+        """Return the token by its public part, or None."""
         ...
 
     def list_tokens(self) -> tuple[TokenRecord, ...]:
-        """All tokens in the order of their creation, then of their public parts."""
+        """Return all tokens in the order of their creation, then of their public parts."""
         ...
 
 
@@ -134,7 +134,7 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
-        """Insert ranks or replace them; of one that is there twice the later one counts."""
+        """Insert or replace ranks; the last of several entries for a rank counts."""
         ...
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
@@ -150,7 +150,7 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
-        """Say from which step a version holds; ValueError if unknown or already named."""
+        """Set the first step of a version; ValueError if it is unknown or already has one."""
         ...
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
@@ -170,15 +170,15 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
-        """Note that these ranks of a job were heard of; those that are not known are left out."""
+        """Store the time of the last call of these ranks of a job; unknown ranks are ignored."""
         ...
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
-        """Let a job and all that belongs to it go by another name; ValueError if that is taken."""
+        """Rename a job and everything that belongs to it; ValueError if the name is taken."""
         ...
 
     def delete_job(self, job_id: str) -> None:
-        """Forget a job and all that belongs to it; nothing if there is none."""
+        """Delete a job and everything that belongs to it; nothing if it does not exist."""
         ...
 
     def save_token(self, token: TokenRecord) -> None:
@@ -186,33 +186,32 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def delete_token(self, token_id: str) -> None:
-        """Forget a token; nothing if there is none."""
+        """Delete a token; nothing if it does not exist."""
         ...
 
 
 class JobStore(Protocol):
     """Store of jobs.
 
-    Contract, tested over every implementation by `tests/contract/test_job_store*.py`, and as far
-    as the REST API shows it over a live server too:
+    Contract, tested over every implementation by `tests/contract/test_job_store*.py`, and, as far
+    as the REST API exposes it, over a live server:
 
     - Any thread may use the store at any time, but one transaction belongs to one thread.
-    - Writing transactions of one subject run one after another, across processes too where
-      processes share the store; what is read of that subject stays true until the end. Those of
-      different subjects may run at once. A reading transaction sees one moment and waits for no
-      writer.
+    - Writing transactions of one subject run one after another, across processes too if they
+      share the store; data read of that subject stays valid until the end. Those of different
+      subjects may run at once. A reading transaction sees a snapshot and waits for no writer.
     - A `with` block that ends normally has stored all its changes when it returns; one that
       raises has stored none of them.
-    - Records go in and come out by value: what comes out equals what went in, floats to the
-      last bit, and no later change shows in it.
-    - What belongs to a job can only be saved while the job exists (and measured steps only
-      while their rank does): otherwise ValueError, which is a mistake of the caller.
+    - Records are passed by value: a read record equals the stored one, floats to the last bit, and
+      no later change affects it.
+    - Data of a job can only be saved while the job exists (and measured steps only while their
+      rank does): otherwise ValueError, which is a mistake of the caller.
     - Plans are never changed, and removed only with their job.
-    - A lock belongs to one holder at a time, across processes too where processes share the
-      store, and ends with the process that holds it.
+    - A lock has one holder at a time, across processes too if they share the store, and ends with
+      the process that holds it.
     - A signal reaches the listeners of all processes that share the store, the caller's too, and
-      may reach them more than once; where one was perhaps missed, they are called with None.
-    - `open` makes or updates whatever holds the data, and may be called again; `close` too.
+      may reach them more than once; if one was perhaps missed, they are called with None.
+    - `open` creates or migrates the database, and may be called again; `close` too.
     - `StoreClosedError`: not open. `StoreUnavailableError`: cannot be opened, read or written.
       `StoreBusyError`: another process holds it; trying again may help. `StoreDamagedError`,
       `StoreForeignError`, `StoreTooNewError`: `open` found something it must not touch.
@@ -227,11 +226,11 @@ class JobStore(Protocol):
         ...
 
     def reading(self) -> AbstractContextManager[JobReader]:
-        """A transaction that only reads."""
+        """Open a reading transaction."""
         ...
 
     def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-        """A transaction that may change things of a job, by its id, or TOKENS."""
+        """Open a transaction that may change data of a job, by its ID, or TOKENS."""
         ...
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
@@ -242,11 +241,11 @@ class JobStore(Protocol):
         ...
 
     def signal(self, job_id: str) -> None:
-        """Tell all listeners that something of this job has been stored."""
+        """Notify all listeners that data of this job has been stored."""
         ...
 
     def listen(self, heard: Callable[[str | None], None]) -> None:
-        """Call this, from any thread, with each job that is signalled; it must not block.
+        """Register the callback, called from any thread with each signalled job; must not block.
 
         None: any job may have been. There is one listener in each process.
         """

@@ -9,8 +9,8 @@ from urllib.parse import parse_qs
 SQLITE_PREFIX = "sqlite:///"
 POSTGRES_SCHEMES = ("postgresql", "postgres")
 _HOST = r"(?:\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._%-]*)(?::[0-9]{1,5})?"
-# Strict, since what libpq takes for a host or a port it repeats in its messages, and where a
-# password has an @ or a / that would be a piece of it.
+# Strict, since libpq repeats the host and port in its messages, and a part of a password with an
+# @ or a / would be taken for them.
 _POSTGRES = re.compile(
     r"postgres(?:ql)?://"
     r"(?:(?P<user>[^\s:@/?#]*)(?::[^\s:@/?#]*)?@)?"
@@ -26,12 +26,12 @@ def is_postgres(database: str) -> bool:
 
 
 def sqlite_file(database: str) -> Path:
-    """The file that `sqlite:///FILE` names."""
+    """Return the file that `sqlite:///FILE` names."""
     return Path(database.removeprefix(SQLITE_PREFIX)).expanduser()
 
 
 def missing_file(database: str) -> Path | None:
-    """SQLite's file where it is not there yet; None: it is, or the database is PostgreSQL's."""
+    """Return SQLite's file if it does not exist; None: it does, or the database is PostgreSQL's."""
     if is_postgres(database):
         return None
     file = sqlite_file(database)
@@ -39,7 +39,7 @@ def missing_file(database: str) -> Path | None:
 
 
 def database_problem(database: str) -> str | None:
-    """Why this names no database, never with a password in it; None: it does."""
+    """Return why this is no valid database, without any password; None: it is valid."""
     if is_postgres(database):
         return _postgres_problem(database)
     scheme = database.partition(":")[0]  # the rest may hold a password
@@ -55,7 +55,7 @@ def database_problem(database: str) -> str | None:
 
 
 def shown(database: str) -> str:
-    """Return what people may know the database by: without password and options."""
+    """Return the displayed form of a database: without password and options."""
     if not is_postgres(database):
         return str(sqlite_file(database))
     parts = _POSTGRES.fullmatch(database)

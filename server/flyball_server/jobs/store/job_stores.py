@@ -1,4 +1,4 @@
-"""The one place that knows which store a database needs."""
+"""Factory of the store for a database."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 
 def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
-    """The store of this database, not yet opened.
+    """Return the store of this database, not yet opened.
 
     Args:
         database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
-        for_planner: true for a planner's store; a SQLite file has one at a time.
+        for_planner: true for a planner's store; a SQLite file allows one at a time.
 
     Raises:
         StoreDriverError: the driver for PostgreSQL is not installed.

@@ -9,20 +9,20 @@ from contextlib import contextmanager
 
 
 class NamedLocks:
-    """Locks by name, made when they are asked for and forgotten when nobody uses them."""
+    """Locks by name, created on demand and dropped when unused."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        # By name: the lock, and how many hold it or wait for it.
+        # By name: the lock, and the number of its holders and waiters.
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
 
     @contextmanager
     def held(self, name: str, *, timeout_s: float) -> Generator[bool]:
-        """Try to hold the lock of this name until the block ends; yield whether it is held.
+        """Try to hold the lock of this name until the block ends; yield true if it is held.
 
         Args:
             name: any text.
-            timeout_s: wait so long where another has it, s; 0: not at all, -1: without end.
+            timeout_s: maximum wait in s; 0: do not wait, -1: no limit.
         """
         with self._guard:
             lock, num_users = self._locks.get(name, (threading.Lock(), 0))
@@ -56,7 +56,7 @@ class LocalCoordination(ABC):
             yield is_mine
 
     def signal(self, job_id: str) -> None:
-        """Tell the listener that something of this job has been stored."""
+        """Notify the listener that data of this job has been stored."""
         if self._heard is not None:
             self._heard(job_id)
 

@@ -13,7 +13,7 @@ from flyball_server.jobs.store.contract import JobWriter
 from flyball_server.jobs.timetables import parse_moment
 from flyball_wire.closed_loop import Straggler, StragglerAnnouncement
 
-# A plan is good for what is so many times as slow, or as fast: what is measured always differs.
+# Tolerated ratio between a measured and a planned slowdown: measurements always differ.
 NEARLY = 1.05
 
 
@@ -72,10 +72,10 @@ def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
 
 
 def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]:
-    """By rank; what was announced of it, then what was detected.
+    """Return the slowdowns by rank; the announced one first, then the detected one.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)

@@ -29,12 +29,12 @@ ClockTimes = Mapping[tuple[str, int, int], float]
 
 @dataclass(frozen=True, kw_only=True)
 class KindTimes:
-    """All instructions of one kind in one step of one rank.
+    """Times of all instructions of one kind in one step of one rank.
 
     Attributes:
-        measured_s: their sum, s.
-        profiled_s: what the profile has for them, s; positive.
-        variance_s2: of `measured_s`, as their scatter within the step tells, s2.
+        measured_s: sum of their measured times, s.
+        profiled_s: sum of their profiled times, s; positive.
+        variance_s2: variance of `measured_s`, from the scatter within the step, s2.
     """
 
     measured_s: float
@@ -62,7 +62,7 @@ class Ratio:
     error: float
 
     def over(self, factor: float) -> Ratio:
-        """To a profile whose times are so many times as long."""
+        """Return the ratio to a profile with all times multiplied by `factor`."""
         return Ratio(
             of_steps=tuple(of_step / factor for of_step in self.of_steps),
             mean=self.mean / factor,
@@ -78,7 +78,7 @@ class Ratio:
 
 
 def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
-    """The profiled times of one stage's instructions."""
+    """Return the profiled times of one stage's instructions."""
     return {
         (str(kind), chunk, point.frequency_mhz): point.time_s
         for chunk, of_chunk in enumerate(profile.chunks or (profile,))
@@ -89,9 +89,9 @@ def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
 
 
 def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
-    """Ratio of a rank's step to its profile; None where it did not run as planned.
+    """Return the ratio of a rank's step to its profile; None: the step deviated from the plan.
 
-    Neither does a step tell in which an emulated GPU could not keep to its profile.
+    None also if an emulated GPU could not reproduce its profile in the step.
     """
     sums: dict[str, tuple[float, float, float]] = {}
     for kind, chunk, clock_mhz, count, mean_s, variance_s2 in detail.by_clock or ():
@@ -124,13 +124,13 @@ def window_ratio(
     drifts: Mapping[str, float],
     kind: str | None = None,
 ) -> Ratio | None:
-    """A rank's ratio over its newest steps; None: it has fewer.
+    """Return a rank's ratio over its newest steps; None: too few steps.
 
     Args:
-        steps: of one rank, in their order.
-        num_steps: of the window, at least 2.
-        drifts: by kind, what the profile's times are multiplied by; 1 where it has no entry.
-        kind: of instruction; None: all of them together.
+        steps: steps of one rank, in their order.
+        num_steps: number of steps in the window, at least 2.
+        drifts: factors on the profile's times by kind; 1 for kinds without an entry.
+        kind: kind of instruction; None: all kinds together.
     """
     window: list[tuple[float, float, float]] = []
     for step in reversed(steps):
@@ -188,12 +188,12 @@ class SlowdownRules:
     """Thresholds for slow ranks and drifted stages.
 
     Attributes:
-        slow_above: a rank is a straggler once its ratio has been above this in each of
-            `num_steps` steps; a known one's slowdown changes by as large a factor, or not at all.
-        slow_until: it is none any more once its ratio has been below this for as long.
-        drift: a stage has drifted once the ratios of all its ranks have been beyond this share on
-            average over `num_drift_steps` steps, and over either half of them.
-        num_errors: and in all cases by so many standard errors.
+        slow_above: ratio above which a rank is a straggler, in each of `num_steps` steps; a known
+            one's slowdown changes by as large a factor, or not at all.
+        slow_until: ratio below which a straggler has recovered, for as many steps.
+        drift: share beyond which the ratios of all a stage's ranks are a drift, on average over
+            `num_drift_steps` steps, and over either half of them.
+        num_errors: number of standard errors that each of these has to exceed in addition.
     """
 
     slow_above: float = 1.05
@@ -208,7 +208,7 @@ class SlowdownRules:
 class Slowdowns:
     """Findings: stragglers by rank, one of a stage and pipeline; and drifted stages.
 
-    A straggler's slowdown comes on top of its stage's drift.
+    A straggler's slowdown is relative to its stage's drift.
     """
 
     stragglers: tuple[RankSlowdown, ...] = ()
@@ -253,7 +253,7 @@ def find_slowdowns(
         )
         found = look.stragglers(now_unix_s)
         stragglers += found
-        # Of one that is over the window still has slow steps.
+        # After a straggler has recovered the window still has slow steps.
         apart = {slowed.rank for slowed in (*known.stragglers, *found)}
         drifts += look.drifted(stage, apart | set(announced))
     return Slowdowns(
@@ -272,7 +272,7 @@ class _StageObservation:
     rules: SlowdownRules
 
     def stragglers(self, now_unix_s: float) -> list[RankSlowdown]:
-        """Those of the stage, beyond its drift and what its pipelines have in common."""
+        """Return the stragglers of the stage, beyond its drift and the pipelines' common ratio."""
         ratios = {
             rank: self._ratio(rank, self.rules.num_steps)
             for pipeline in self.pipelines
@@ -293,7 +293,7 @@ class _StageObservation:
         return found
 
     def _of_pipeline(self, beyond: Mapping[int, Ratio], now_unix_s: float) -> list[RankSlowdown]:
-        """The one rank that stands for a pipeline's slow stage, if it is slow."""
+        """Return the slowest rank of a pipeline's stage as a straggler, if it is slow."""
         slowest = max(beyond, key=lambda rank: beyond[rank].mean)
         known = next((self.known[rank] for rank in beyond if rank in self.known), None)
         ratio = beyond[slowest]
@@ -322,7 +322,7 @@ class _StageObservation:
         )
 
     def drifted(self, stage: int, apart: Collection[int]) -> list[StageSlowdown]:
-        """The stage's drift, by kind; pipelines with a rank in `apart` do not count."""
+        """Return the stage's drift by kind; pipelines with a rank in `apart` do not count."""
         ranks = [
             rank
             for pipeline in self.pipelines
@@ -343,12 +343,12 @@ class _StageObservation:
         }
         if not any(self._have_moved(of_kind) for of_kind in measured.values()):
             return list(self.drifts.values())
-        # The stage is planned again in any case: each kind with what it takes now.
+        # The stage is planned again in any case: each kind with its current drift.
         found = self.drifts | {
             kind: StageSlowdown(stage=stage, kind=kind, slowdown=self._drift(kind, of_kind))
             for kind, of_kind in measured.items()
         }
-        # What is back within a quarter of what counts as drift is as profiled.
+        # A ratio within a quarter of the drift limit counts as profiled.
         least = self.rules.drift / 4
         return [found[kind] for kind in sorted(found) if abs(found[kind].slowdown - 1) > least]
 
@@ -357,7 +357,7 @@ class _StageObservation:
         before = self.drifts[kind].slowdown if kind in self.drifts else 1.0
         slowest = max(ratios, key=lambda ratio: ratio.mean)
         earlier, later = slowest.halves
-        # Where they differ, the earlier half has steps from before the change.
+        # If they differ, the earlier half has steps from before the change.
         has_changed = abs(later / earlier - 1) > self.rules.drift / 2
         slowdown = before * (later if has_changed else slowest.mean)
         return min(max(slowdown, MIN_SLOWDOWN), MAX_SLOWDOWN)
@@ -377,7 +377,7 @@ class _StageObservation:
         return window_ratio(self.steps.get(rank, ()), num_steps, drifts=drifts, kind=kind)
 
     def _is_above(self, ratio: Ratio, limit: float, *, at_least: float) -> bool:
-        """In each step above the limit, and surely above a lower one."""
+        """Return whether the ratio is above the limit in each step, and surely above `at_least`."""
         sure = ratio.mean - self.rules.num_errors * ratio.error > at_least
         return sure and min(ratio.of_steps) > limit
 

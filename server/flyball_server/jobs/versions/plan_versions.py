@@ -1,4 +1,4 @@
-"""Making a plan version known, whoever made the plan."""
+"""Publication of plan versions, independent of the plan's origin."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ MAX_MARGIN_STEPS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class HeldVersion:
-    """A rank has this plan version ready, and is in step `current_step`.
+    """Acknowledgement: a rank holds this plan version and is in step `current_step`.
 
     Attributes:
-        run_id: of the job's run that it belongs to; None: not told.
+        run_id: ID of the job's run that it belongs to; None: not reported.
     """
 
     rank: int
@@ -78,10 +78,10 @@ class HeldVersion:
 
 
 def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]:
-    """From which step each of a job's plan versions holds, rising.
+    """Return the first step of each of a job's plan versions, rising.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
@@ -89,10 +89,10 @@ def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]
 
 
 def version_of(versions: tuple[PlanVersion, ...], job_id: str, version: int) -> PlanVersion:
-    """The one of this version.
+    """Return the entry of this version.
 
     Raises:
-        UnknownPlanError: no such version.
+        UnknownPlanError: the version does not exist.
     """
     for found in versions:
         if found.version == version:
@@ -103,14 +103,14 @@ def version_of(versions: tuple[PlanVersion, ...], job_id: str, version: int) -> 
 def acknowledge_together(
     services: JobServices, job_id: str, held: Sequence[HeldVersion]
 ) -> tuple[PlanVersion | JobsError, ...]:
-    """Ranks hold versions; when all do, the version's first step is named.
+    """Store that ranks hold versions; once all do, set the version's first step.
 
-    When all do and the step that was named lies further ahead than any that would be named
-    now, the run has started over: the plan is added again as a new version, which every rank
-    hears of, acknowledges and gets a step for in the ordinary way.
+    If all do and the existing first step lies further ahead than any that would be set now, the
+    run has started over: the plan is added again as a new version, which every rank receives and
+    acknowledges in the ordinary way.
 
     Returns:
-        For each: from which step its version holds, or what is wrong with it.
+        For each: the first step of its version, or the error.
     """
     with services.store.writing(job_id) as writer:
         versions = writer.list_versions(job_id)
@@ -131,7 +131,7 @@ def acknowledge_together(
 
 
 def margin_steps(iteration_time_s: float) -> int:
-    """Steps between the last acknowledgement and the first step of the new version."""
+    """Return the steps between the last acknowledgement and the new version's first step."""
     if iteration_time_s * MAX_MARGIN_STEPS <= MARGIN_S:
         return MAX_MARGIN_STEPS
     return min(MAX_MARGIN_STEPS, MARGIN_STEPS + math.ceil(MARGIN_S / iteration_time_s))
@@ -148,14 +148,14 @@ def _note_held(
         ranks.check_run_of(held.rank, held.run_id)
         record = ranks.require(held.rank)
         version_of(versions, job_id, held.version)
-        # A late repetition of an older one takes nothing back.
+        # A late repetition of an older acknowledgement changes nothing.
         if held.version >= (record.acknowledged_version or 0):
             step = held.current_step
             if held.version == record.acknowledged_version:
                 # Nor does one of the same: a run that starts over registers first.
                 step = max(step, record.current_step or 0)
             changed = record.evolve(acknowledged_version=held.version, current_step=step)
-            # What said that it leaves was then an earlier process of this rank, and came late.
+            # Then an earlier process of this rank sent the leave request, which arrived late.
             ranks.change(changed.evolve(has_left=False))
     except (UnknownError, InvalidFieldError, OtherRunError) as error:
         return error
@@ -195,15 +195,15 @@ def _is_overtaken(version: int, versions: tuple[PlanVersion, ...]) -> bool:
 
 
 def _earliest_first_step(reader: JobReader, record: PlanRecord) -> int:
-    """The first step that all ranks surely hear of in time, as they now stand."""
+    """Return the first step that all ranks surely receive in time, from their current state."""
     newest_step = max(rank.current_step or 0 for rank in reader.list_ranks(record.job_id))
     return newest_step + margin_steps(record.plan.iteration_time_s)
 
 
 def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> None:
     """Add the plan again as the next version, without a first step."""
-    # Renaming the old version's step would not do: ranks that were quick to acknowledge have
-    # been told it, and ask for newer versions only.
+    # Renaming the old version's step would not do: ranks that acknowledged early have received it
+    # already, and request newer versions only.
     anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
     writer.add_plan(anew)
     _LOG.info(

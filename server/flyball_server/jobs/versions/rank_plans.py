@@ -1,7 +1,7 @@
-"""Plans as ranks ask for them: thousands at once, so a version is read and cut up once.
+"""Ranks' parts of plans: requested by thousands at once, so a version is read and split once.
 
-A version never changes but for its first step; what is kept of it is bounded and may be dropped
-at any time.
+A version never changes except for its first step; the caches are bounded and may be dropped at
+any time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstructi
     for pipeline in plan.pipelines:
         if rank.dp_rank in (pipeline.dp_ranks or (pipeline.dp_rank,)):
             return pipeline.stages[rank.stage]
-    # A rank that came after the plan was made: what the first pipeline does is safe for it too.
+    # A rank that registered after the plan was made: the first pipeline's part is safe for it too.
     return plan.pipelines[0].stages[rank.stage]
 
 
@@ -61,7 +61,7 @@ def rank_cycle_mhz(
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
 ) -> tuple[tuple[int, ...], ...] | None:
-    """Per step of the version's cycle the clock of each instruction; None: there is no cycle."""
+    """Return each instruction's clock per step of the version's cycle; None: there is no cycle."""
     if isinstance(record.plan, ProbePlan):
         return tuple(row[stage] for row in record.plan.cycle_mhz)
     if not record.baseline_cycle or profile is None:
@@ -127,7 +127,7 @@ def _time_s(points: Sequence[OperatingPoint], frequency_mhz: int) -> float | Non
 
 _LOG = logging.getLogger(__name__)
 
-# A job's newest version is all that its ranks ask for. Parsed, one of 64 stages and 256
+# All ranks of a job request its newest version only. Parsed, one of 64 stages and 256
 # microbatches takes some 10 MB.
 KEPT_JOBS = 32
 
@@ -141,13 +141,13 @@ class PlanQuestion:
 
 
 class RankPlans:
-    """Answers questions for plans, each job's newest version read and rendered once.
+    """Cache of each job's newest version, read and rendered once for all ranks.
 
-    May be used from several threads at once.
+    Thread-safe.
 
     Args:
-        render: a part as it is sent; its plan's `first_step` is as it stands now.
-        kept_jobs: of how many jobs the newest version is kept.
+        render: function that serialises a part; its plan's `first_step` is current.
+        kept_jobs: number of jobs with a cached newest version.
     """
 
     def __init__(self, render: Callable[[RankPlan], bytes], *, kept_jobs: int = KEPT_JOBS) -> None:
@@ -158,11 +158,11 @@ class RankPlans:
     def answer(
         self, services: JobServices, job_id: str, questions: Sequence[PlanQuestion]
     ) -> tuple[bytes | JobsError | None, ...]:
-        """Answer questions about one job in one reading transaction.
+        """Answer requests for plans of one job in one reading transaction.
 
         Returns:
-            For each: the rank's part of the newest version, rendered; None where that is not
-            newer; or why there is none.
+            For each: the rank's part of the newest version, rendered; None if that is not newer; or
+            the error.
         """
         with services.store.reading() as reader:
             job = reader.find_job(job_id)
@@ -230,11 +230,11 @@ def rank_plan(
 
 @dataclass(kw_only=True)
 class _Version:
-    """A job's newest version with all that its parts are made of, and the parts made so far.
+    """A job's newest version with its parsed inputs, and the parts rendered so far.
 
     Attributes:
-        identity: of all that the parts are made of.
-        parts: rendered, by what ranks of the same part have in common.
+        identity: key of all inputs of the parts.
+        parts: rendered parts, by the properties that their ranks share.
     """
 
     identity: tuple[datetime, PlanVersion, int, PlanningInputs]
@@ -246,7 +246,7 @@ class _Version:
     )
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
-        """The part of this rank."""
+        """Return the part of this rank."""
         is_separate = isinstance(self.plan.plan, DataParallelPlan)
         is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_for.rank_slowdowns)
         key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_slowed else None)

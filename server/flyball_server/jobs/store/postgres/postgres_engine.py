@@ -26,8 +26,8 @@ _POOL_TIMEOUT_S = 5.0
 # Several planners and their turns and signals stay below PostgreSQL's default of 100 connections.
 _POOL_SIZE, _POOL_OVERFLOW = 8, 12
 _LONGEST_REASON = 300
-# A planner that hangs inside a transaction must not keep the others from its job for ever, and
-# one whose machine is gone must not keep its turns: PostgreSQL asks whether it is still there.
+# A planner that hangs inside a transaction must not block its job for ever, and one on a failed
+# machine must not keep its locks: PostgreSQL checks whether its clients still exist.
 _SESSION = (
     "SET idle_in_transaction_session_timeout = '60s'",
     "SET tcp_keepalives_idle = 10",
@@ -43,17 +43,17 @@ _DEFAULTS: dict[str, str | int] = {
     "fallback_application_name": "flyball",
     "client_encoding": "utf8",
 }
-# By the beginning of SQLSTATE: what passes by itself as soon as others are ready.
+# By the beginning of SQLSTATE: temporary errors.
 _BUSY = ("40001", "40P01", "55P03", "57014", "25P03")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PostgresAddress:
-    """Address of the database; no text that is ever shown has its password.
+    """Address of the database; no displayed text contains its password.
 
     Attributes:
         database: the address as it was given.
-        location: what people know it by.
+        location: displayed form, without password.
     """
 
     database: str = field(repr=False)
@@ -64,10 +64,10 @@ class PostgresAddress:
         return shown(self.database)
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection[Any]:
-        """A new connection.
+        """Return a new connection.
 
         Raises:
-            psycopg.Error: there is none; `error` makes a StoreError of it.
+            psycopg.Error: the connection failed; `error` makes a StoreError of it.
         """
         given = conninfo_to_dict(self.database)
         chosen: dict[str, Any] = {**_DEFAULTS, **given}
@@ -91,7 +91,7 @@ class PostgresAddress:
 
     def _reason(self, cause: BaseException | None) -> str:
         first, _, _ = str(cause).strip().partition("\n")
-        # Of several hosts the first line only says that all failed.
+        # With several hosts the first line only says that all failed.
         reason = " ".join(str(cause).split()) if first.endswith(":") else first
         for secret in self._secrets():
             reason = reason.replace(secret, "***")
@@ -106,7 +106,7 @@ class PostgresAddress:
 
 
 def make_postgres_engine(address: PostgresAddress) -> Engine:
-    """An engine over this database; nothing is opened before the first transaction."""
+    """Return an engine over this database; nothing is opened before the first transaction."""
     return create_engine(
         "postgresql+psycopg://",
         creator=address.connect,
@@ -122,10 +122,10 @@ def make_postgres_engine(address: PostgresAddress) -> Engine:
 
 @contextmanager
 def postgres_reading(engine: Engine, address: PostgresAddress) -> Generator[Connection]:
-    """A transaction that sees one moment and waits for nobody.
+    """Open a transaction that reads a snapshot and does not block.
 
     Raises:
-        StoreError: PostgreSQL refused; which one says why.
+        StoreError: PostgreSQL refused; the class names the reason.
     """
     options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
     with _transaction(engine, address, options) as connection:
@@ -136,10 +136,10 @@ def postgres_reading(engine: Engine, address: PostgresAddress) -> Generator[Conn
 def postgres_writing(
     engine: Engine, address: PostgresAddress, *, key: int
 ) -> Generator[Connection]:
-    """A transaction that runs after all others of the same key, and sees what they stored.
+    """Open a transaction that runs after all others of the same key and reads their changes.
 
     Raises:
-        StoreError: PostgreSQL refused; which one says why.
+        StoreError: PostgreSQL refused; the class names the reason.
     """
     options = {"isolation_level": "READ COMMITTED", "postgresql_readonly": False}
     with _transaction(engine, address, options) as connection:
@@ -161,7 +161,7 @@ def check_encoding(connection: Connection, address: PostgresAddress) -> None:
 
 
 def lock_key(kind: str, name: str) -> int:
-    """The 64 bits by which all planners know an advisory lock."""
+    """Return the 64-bit key of an advisory lock, the same in all planners."""
     digest = hashlib.sha256(f"flyball {kind} {name}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 

@@ -17,7 +17,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import PostgresAddress
 
 _LOG = logging.getLogger(__name__)
 _CHANNEL = "flyball"
-# Signals that come meanwhile are sent together: each sending is a transaction of its own, s.
+# Signals in this interval are sent together: each sending is a transaction of its own, s.
 _SEND_PAUSE_S = 0.005
 _FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 5.0
 _STOP_TIMEOUT_S = 10.0
@@ -26,14 +26,14 @@ Heard = Callable[[str | None], None]
 
 
 class PostgresSignals:
-    """The signals of the JobStore contract.
+    """Signals of the JobStore contract.
 
-    The thread and its connection come with the first signal or listener after `start`. While
-    PostgreSQL is away, signals reach this process alone; when it is back they are sent, and the
-    listener is called with None. Likewise where the process has no thread or file left for them.
+    The thread and its connection start with the first signal or listener after `start`. While
+    PostgreSQL is unreachable, signals reach this process alone; afterwards they are sent, and the
+    listener is called with None. The same holds if the process has no thread or file left for them.
 
     Args:
-        address: of the database.
+        address: address of the database.
     """
 
     def __init__(self, address: PostgresAddress) -> None:
@@ -49,7 +49,7 @@ class PostgresSignals:
         self._is_away = False  # of the thread alone
 
     def start(self) -> None:
-        """Send and hear from now on."""
+        """Start to send and receive."""
         self._is_started = True
         self._is_stopping.clear()
         if self._heard is not None:
@@ -67,7 +67,7 @@ class PostgresSignals:
             thread.join(_STOP_TIMEOUT_S)
 
     def signal(self, job_id: str) -> None:
-        """Tell all listeners: this process's at once, the others' by PostgreSQL."""
+        """Notify all listeners: this process's at once, the others' by PostgreSQL."""
         self._tell(job_id)
         with self._guard:
             is_new = job_id not in self._unsent
@@ -95,7 +95,7 @@ class PostgresSignals:
                 self._has_no_thread = False
 
     def _start_thread(self) -> None:
-        """Raises OSError or RuntimeError where the process has no more files or threads."""
+        """Start the thread; OSError or RuntimeError if the process has no more files or threads."""
         waker, woken = socket.socketpair()
         waker.setblocking(False)
         woken.setblocking(False)
@@ -149,7 +149,7 @@ class PostgresSignals:
         woken: socket.socket,
         ready: selectors.BaseSelector,
     ) -> None:
-        """Send and hear until the end, which is told by `woken`, or until the connection ends."""
+        """Send and receive until `woken` signals the end or the connection ends."""
         own_process = connection.info.backend_pid
 
         def note(process: int, job_id: str) -> None:
@@ -202,7 +202,7 @@ class PostgresSignals:
 
 
 def _hear(connection: PGconn, note: Callable[[int, str], None]) -> None:
-    """Note what has come in beside the answers to our own statements."""
+    """Record notifications that arrived along with the answers to our own statements."""
     while (notify := connection.notifies()) is not None:
         note(notify.be_pid, notify.extra.decode())
 

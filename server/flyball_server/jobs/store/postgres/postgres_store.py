@@ -34,14 +34,14 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
 
 
 class PostgresLocks:
-    """The turns of the JobStore contract.
+    """Locks of the JobStore contract.
 
-    PostgreSQL gives all turns of a planner back when its connection ends: with the process, or
-    when PostgreSQL is started again. Whoever had one is not told; what it then stores is checked
-    against the job's revision as ever.
+    PostgreSQL releases all locks of a planner when its connection ends: with the process, or when
+    PostgreSQL restarts. The holder is not notified; its later changes are still checked against the
+    job's revision.
 
     Args:
-        address: of the database.
+        address: address of the database.
     """
 
     def __init__(self, address: PostgresAddress) -> None:
@@ -53,11 +53,11 @@ class PostgresLocks:
         self._is_closed.set()
 
     def open(self) -> None:
-        """Let turns be had (again)."""
+        """Allow locks to be taken (again)."""
         self._is_closed.clear()
 
     def close(self) -> None:
-        """Give all turns back and let none be had; whoever waits gets StoreClosedError."""
+        """Release all locks and refuse new ones; waiting callers get StoreClosedError."""
         self._is_closed.set()
         with self._guard:
             self._drop()
@@ -90,7 +90,7 @@ class PostgresLocks:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _try(self, key: int) -> psycopg.Connection[Any] | None:
-        """The connection that now has the lock; None: another planner has it."""
+        """Return the connection that now has the lock; None: another planner has it."""
         with self._guard:
             had_one = self._connection is not None
             try:
@@ -117,7 +117,7 @@ class PostgresLocks:
     def _restore(self, key: int, holder: psycopg.Connection[Any]) -> None:
         with self._guard:
             if self._connection is not holder:
-                return  # it ended, and the turn with it
+                return  # it ended, and the lock with it
             try:
                 holder.execute("SELECT pg_advisory_unlock(%s)", (key,))
             except psycopg.Error:
@@ -153,7 +153,7 @@ class PostgresTransaction(SqlTransaction):
 
 @functools.cache
 def _inserting_all(table: Table) -> AnyInsert:
-    """An INSERT of any number of rows, each column given as one array `all_NAME`."""
+    """Return an INSERT of any number of rows, each column given as one array `all_NAME`."""
     columns = [
         func.unnest(bindparam(f"all_{column.name}", type_=ARRAY(column.type)))
         for column in table.columns
@@ -163,11 +163,11 @@ def _inserting_all(table: Table) -> AnyInsert:
 
 
 class PostgresJobStore:
-    """The JobStore contract over a database in PostgreSQL.
+    """Job store in a PostgreSQL database.
 
-    Writing transactions of one subject follow each other by an advisory lock, which lets those of
-    other subjects run at once. When PostgreSQL is away, calls raise StoreUnreachableError; when it
-    is back they are answered again.
+    Writing transactions of one subject are serialised by an advisory lock, so that those of other
+    subjects run at once. While PostgreSQL is unreachable, calls raise StoreUnreachableError;
+    afterwards they work again.
 
     Args:
         database: `postgresql://USER@HOST/DATABASE`, with any options of libpq.
@@ -190,10 +190,10 @@ class PostgresJobStore:
         return f"PostgresJobStore({self._address.location!r})"
 
     def open(self) -> None:
-        """Make the tables or bring them to the newest schema, one planner after the other.
+        """Create the tables or migrate them to the newest schema, one planner after the other.
 
         Raises:
-            StoreError: the database cannot be used; which one says why.
+            StoreError: the database cannot be used; the class names the reason.
         """
         if self._engine is not None:
             return
@@ -222,13 +222,13 @@ class PostgresJobStore:
 
     @contextmanager
     def reading(self) -> Generator[JobReader]:
-        """A transaction that only reads."""
+        """Open a reading transaction."""
         with postgres_reading(self._opened(), self._address) as connection:
             yield PostgresTransaction(connection)
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
-        """A transaction that may change things of a job, by its id, or TOKENS."""
+        """Open a transaction that may change data of a job, by its ID, or TOKENS."""
         engine = self._opened()
         # Only one of a process waits in PostgreSQL: the others need no connection for that.
         with self._subjects.held(subject, timeout_s=BUSY_TIMEOUT_S) as is_mine:
@@ -246,7 +246,7 @@ class PostgresJobStore:
         return self._locks.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:
-        """Tell all listeners that something of this job has been stored."""
+        """Notify all listeners that data of this job has been stored."""
         self._signals.signal(job_id)
 
     def listen(self, heard: Callable[[str | None], None]) -> None:

@@ -1,7 +1,7 @@
-"""Removing the rows of deleted jobs, which may be millions: little by little, while others write.
+"""Removal of deleted jobs' rows, possibly millions, in small transactions between others' writes.
 
-A job that was deleted says so and has no name any more, so nobody finds it or what belongs to it.
-Its own row goes last: what a planner that ends leaves of it, the next one removes.
+A deleted job is marked so and has no name any more, so neither it nor its data can be found. Its
+own row is removed last: the next planner removes what an ended one has left.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def has_forgotten_jobs(connection: Connection) -> bool:
 
 
 def remove_some(connection: Connection, slice_s: float = SLICE_S) -> bool:
-    """Remove rows of deleted jobs for about so long; whether there may be more.
+    """Remove rows of deleted jobs for about `slice_s`; return whether there may be more.
 
     Args:
         connection: inside a writing transaction.
-        slice_s: after this no further statement begins, s.
+        slice_s: time after which no further statement starts, s.
     """
     end_s = time.monotonic() + slice_s
     while key := connection.execute(_FORGOTTEN).scalar():
@@ -62,12 +62,12 @@ def remove_some(connection: Connection, slice_s: float = SLICE_S) -> bool:
 
 
 class Forgetting:
-    """Removes what is left of deleted jobs, on a thread that is there while there is something.
+    """Background removal of deleted jobs, on a thread that runs while there is something left.
 
     Args:
-        reading: a transaction that only reads.
-        writing: one that may remove rows; where several planners share the database, one of
-            these at a time.
+        reading: opens a reading transaction.
+        writing: opens a transaction that may remove rows; one at a time among the planners that
+            share the database.
     """
 
     def __init__(self, *, reading: Transaction, writing: Transaction) -> None:
@@ -77,7 +77,7 @@ class Forgetting:
         self._stopping = threading.Event()
         self._is_wanted = False
         self._thread: threading.Thread | None = None
-        # Of the newest try: its failure, of the thread alone.
+        # Failure of the newest try; used by the thread alone.
         self._failure: type[Exception] | None = None
 
     def start(self) -> None:
@@ -92,7 +92,7 @@ class Forgetting:
             self.wake()
 
     def wake(self) -> None:
-        """A job has been deleted, and that is stored; does not wait for its rows to go."""
+        """Start the removal after a job was stored as deleted; does not wait for its end."""
         with self._guard:
             self._is_wanted = True
             if self._thread is not None or self._stopping.is_set():
@@ -126,10 +126,10 @@ class Forgetting:
                     self._thread = None
 
     def _try(self) -> bool:
-        """Remove some rows; whether there may be more.
+        """Remove some rows; return whether there may be more.
 
-        Whatever fails is tried again: a row that another transaction has added meanwhile to what
-        is being removed is refused by the schema, and goes the next time.
+        Any failure is retried: if another transaction has added a row to the removed data, the
+        schema refuses the removal, which succeeds the next time.
         """
         failure: type[Exception] | None = None
         is_left = True
@@ -153,7 +153,7 @@ class Forgetting:
         return is_left
 
     def _goes_on(self) -> bool:
-        """Return whether there is something to do; else the thread is none any more."""
+        """Return whether there is something to do; otherwise clear the thread."""
         with self._guard:
             if self._stopping.is_set() or not self._is_wanted:
                 self._thread = None
@@ -162,7 +162,7 @@ class Forgetting:
             return True
 
 
-# By the index on names: others have one.
+# The index on names, which others lack.
 _FORGOTTEN = select(JOBS.c.job_id).where(JOBS.c.name.is_(None), JOBS.c.is_deleted).limit(1)
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 def profile_document(profile: StageProfile) -> dict[str, Any]:
-    """The profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`.
+    """Return the profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`.
 
-    Where it has model chunks, `chunks` is a list of such documents.
+    With model chunks, `chunks` is a list of such documents.
     """
     chunks = [profile_document(chunk) for chunk in profile.chunks]
     return ({"chunks": chunks} if chunks else {}) | {
@@ -47,15 +47,15 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     }
 
 
-# Each version's ranks ask for their job's profile, and one of 64 stages takes 0.3 s to read.
+# Each version's ranks request their job's profile, and one of 64 stages takes 0.3 s to read.
 @functools.lru_cache(maxsize=8)
 def profile_from_text(text: str) -> StageProfile:
-    """The profile whose document this is the JSON of; the same object to all who ask."""
+    """Return the profile of this JSON document; cached, so the object is shared."""
     return profile_from_document(json.loads(text))
 
 
 def profile_from_document(document: dict[str, Any]) -> StageProfile:
-    """The profile that `profile_document` wrote."""
+    """Return the profile from a document written by `profile_document`."""
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
     for stage, kind, frequency_mhz, time_s, energy_j in document["points"]:
         key = (int(stage), InstructionKind(kind))
@@ -74,7 +74,7 @@ def _optional(read: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 @functools.lru_cache(maxsize=256)
 def _clocks_of(text: str) -> tuple[int, ...]:
-    """A GPU's clocks; thousands of ranks have the same."""
+    """Return a GPU's clocks; cached, since thousands of ranks share them."""
     return tuple(json.loads(text))
 
 
@@ -106,7 +106,7 @@ def _columns(kind: type[Any]) -> tuple[tuple[str, Callable[[Any], Any] | None], 
 
 
 def record_of(kind: type[RecordT], row: Row[Any], **given: object) -> RecordT:
-    """The record of a row, but for the given fields, which the row has otherwise or not."""
+    """Return the record of a row, with the given fields taking precedence over its columns."""
     values = dict(given)
     for name, read in _columns(cast("Any", kind)):
         if name not in given:
@@ -116,7 +116,7 @@ def record_of(kind: type[RecordT], row: Row[Any], **given: object) -> RecordT:
 
 
 def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
-    """The totals of a row of STEP_TOTALS or STAGE_TOTALS."""
+    """Return the totals of a row of STEP_TOTALS or STAGE_TOTALS."""
     sums = {
         name: int(getattr(row, name)) for name, _ in _columns(cast("Any", kind)) if name in _SUMS
     }
@@ -125,7 +125,7 @@ def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
 
 
 def values_of(record: Record) -> dict[str, Any]:
-    """The row of a record, moments, names and lists as text."""
+    """Return the row of a record, with times, names and lists as text."""
     return {name: _column_value(value) for name, value in vars(record).items()}
 
 
@@ -140,14 +140,14 @@ def _column_value(value: object) -> object:
 
 
 def job_values(job: JobRecord) -> dict[str, Any]:
-    """The row of a job, but for its name and what its rows refer to it by."""
+    """Return the row of a job, without its name and the key that its rows refer to."""
     values = values_of(job)
     del values["job_id"]
     return values
 
 
-# The plans that were written or read last, by their text: all ranks of a job want the same. Of
-# 64 stages x 256 microbatches one takes a third of a second to read, and some 10 MB.
+# Plans written or read last, by their text, since all ranks of a job request the same one. One of
+# 64 stages x 256 microbatches takes a third of a second to read, and some 10 MB.
 _PLANS = Lru[str, AnyPlan](8)
 
 
@@ -166,19 +166,19 @@ def _plan_of_text(text: str) -> AnyPlan:
 
 
 def plan_values(plan: PlanRecord) -> dict[str, Any]:
-    """The row of a plan version."""
+    """Return the row of a plan version."""
     values = values_of(plan) | {"document": _plan_text(plan)}
     del values["plan"]
     return values
 
 
 def plan_of(row: Row[Any], job_id: str) -> PlanRecord:
-    """The plan version of a row of this job, by its name."""
+    """Return the plan version of a row of the job with this name."""
     return record_of(PlanRecord, row, job_id=job_id, plan=_plan_of_text(row.document))
 
 
 def detail_values(detail: StepDetail) -> dict[str, Any]:
-    """The row of a step's details."""
+    """Return the row of a step's details."""
     return {
         "job_id": detail.job_id,
         "step": detail.step,
@@ -188,7 +188,7 @@ def detail_values(detail: StepDetail) -> dict[str, Any]:
 
 
 def detail_of(row: Row[Any], job_id: str) -> StepDetail:
-    """The details of a row of this job, by its name."""
+    """Return the details of a row of the job with this name."""
     document = cast("tuple[Any, Any]", _with_tuples(json.loads(row.document)))
     by_clock, instructions = document
     return StepDetail(
@@ -201,7 +201,7 @@ def detail_of(row: Row[Any], job_id: str) -> StepDetail:
 
 
 def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
-    """The row of a job's loop state."""
+    """Return the row of a job's loop state."""
     return {
         "job_id": loop_state.job_id,
         "document": _reader_of(JobLoopState).dump_json(loop_state).decode(),
@@ -209,7 +209,7 @@ def loop_state_values(loop_state: JobLoopState) -> dict[str, Any]:
 
 
 def loop_state_of(document: str, job_id: str) -> JobLoopState:
-    """The loop state of a row of this job, by its name, which may have been another."""
+    """Return the loop state of a row, for the job's current name, which may have changed."""
     loop_state = _loop_state_of(document)
     return loop_state if loop_state.job_id == job_id else loop_state.evolve(job_id=job_id)
 

@@ -37,15 +37,15 @@ def newest_schema() -> int:
 
 
 def migrate(connection: Connection, *, location: str) -> None:
-    """Bring the database of this writing transaction to the newest schema.
+    """Migrate the database of this writing transaction to the newest schema.
 
     Args:
-        connection: inside a transaction; nothing stays if this raises.
-        location: what people know the database by.
+        connection: inside a transaction; rolled back if this raises.
+        location: displayed form of the database.
 
     Raises:
-        StoreForeignError: it has tables, but they are not Flyball's.
-        StoreTooNewError: a newer Flyball has written it.
+        StoreForeignError: the database has tables, but they are not Flyball's.
+        StoreTooNewError: a newer Flyball has written the database.
     """
     found = _schema_version(connection, location)
     if found == newest_schema():
@@ -63,7 +63,7 @@ def migrate(connection: Connection, *, location: str) -> None:
 
 
 def in_dialect(statement: str, dialect: str) -> str:
-    """A statement of MIGRATIONS for this database: SQLite's INTEGER has 64 bits, others' 32."""
+    """Return a statement of MIGRATIONS for this database: SQLite's INTEGER has 64 bits, else 32."""
     return statement.replace(" INTEGER", " BIGINT") if dialect == "postgresql" else statement
 
 
@@ -204,7 +204,7 @@ TOKENS = Table(
 # Tables with rows of jobs, in an order in which the rows can be deleted.
 TABLES_OF_JOBS = (STEP_DETAILS, STEPS, LOOP_STATES, PLANS, RANKS, PROFILES, JOBS)
 
-# Of a step over its ranks; to be selected by step.
+# Totals of a step over its ranks; to be selected by step.
 STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     STEPS.c.step,
     func.count().label("num_ranks"),
@@ -220,7 +220,7 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
 )
 
-# Of the ranks of a stage that ran one plan version in a step; to be selected by these three.
+# Totals of the ranks of a stage that ran one plan version in a step; selected by these three.
 STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
     STEPS.c.step,
     RANKS.c.stage,

@@ -1,6 +1,6 @@
 """A transaction of the job store on SQL, whichever database it is."""
 
-# ruff: noqa: D102 - JobWriter says what the methods do
+# ruff: noqa: D102 - documented in JobWriter
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ from flyball_wire.messages import PlanVersion
 AnyInsert = sqlite.Insert | postgresql.Insert
 Insert = Callable[[Table], AnyInsert]
 
-# Of what the rows of a job refer to it by: made at random, so that planners that share a database
-# need not agree.
+# Length of a job's key in bytes, made at random so that planners that share a database need not
+# coordinate.
 _KEY_BYTES = 8
 # Databases bound how many values a statement has.
 _MOST_IN_A_QUERY = 10_000
@@ -78,7 +78,7 @@ class SqlTransaction:
     def __init__(self, connection: Connection, insert: Insert) -> None:
         self._connection = connection
         self._insert = insert
-        # By the names of jobs, what their rows refer to them by.
+        # Keys of jobs by name.
         self._keys: dict[str, str] = {}
         self._has_forgotten = False
 
@@ -324,7 +324,7 @@ class SqlTransaction:
         del self._keys[job_id]
 
     def delete_job(self, job_id: str) -> None:
-        # What belongs to it may be millions of rows: they go when nobody waits for it.
+        # The job's data may be millions of rows: they are removed in the background.
         known = JOBS.update().where(JOBS.c.name == job_id)
         self._connection.execute(known.values(name=None, is_deleted=True))
         self._keys.pop(job_id, None)
@@ -337,7 +337,7 @@ class SqlTransaction:
         self._connection.execute(TOKENS.delete().where(TOKENS.c.token_id == token_id))
 
     def _key(self, job_id: str) -> str:
-        """Return the key of the rows of the job of this name; empty where there is none."""
+        """Return the key of the rows of the job of this name; empty if the job does not exist."""
         if job_id not in self._keys:
             query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
             key: str | None = self._connection.execute(query).scalar_one_or_none()
@@ -357,10 +357,10 @@ class SqlTransaction:
             raise UnknownJobError(job_id=job_id)
 
     def _of_job(self, values: dict[str, Any]) -> dict[str, Any]:
-        """The values of a row, which refers to its job not by name.
+        """Return the values of a row, which refers to its job by key.
 
         Raises:
-            ValueError: there is no such job.
+            ValueError: the job does not exist.
         """
         key = self._key(values["job_id"])
         if not key:
@@ -370,7 +370,7 @@ class SqlTransaction:
     def _records(
         self, kind: type[RecordT], query: Select[Any], **given: object
     ) -> tuple[RecordT, ...]:
-        """The records of the rows that a query finds."""
+        """Return the records of the rows that a query selects."""
         return tuple(record_of(kind, row, **given) for row in self._connection.execute(query))
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
@@ -379,7 +379,7 @@ class SqlTransaction:
 
 
 def _some_at_a_time(numbers: Collection[int]) -> Iterator[list[int]]:
-    """The numbers, rising, as many at a time as a statement takes."""
+    """Yield the numbers, rising, in groups of the size that a statement accepts."""
     rising = sorted(set(numbers))
     for start in range(0, len(rising), _MOST_IN_A_QUERY):
         yield rising[start : start + _MOST_IN_A_QUERY]
@@ -387,12 +387,12 @@ def _some_at_a_time(numbers: Collection[int]) -> Iterator[list[int]]:
 
 @functools.cache
 def _inserting(table: Table, insert: Insert) -> AnyInsert:
-    """An INSERT of one row, kept: making it costs more than running it."""
+    """Return a cached INSERT of one row: building it costs more than running it."""
     return replacing(table, insert(table))
 
 
 def replacing(table: Table, statement: AnyInsert) -> AnyInsert:
-    """The statement, which replaces the rows that are there."""
+    """Return the statement as one that replaces existing rows."""
     keys = [column.name for column in table.primary_key]
     excluded = statement.excluded  # made anew by each access
     others = {

@@ -42,7 +42,7 @@ _ERRORS: dict[str, type[StoreError]] = {
 
 
 def make_sqlite_engine(file: Path) -> Engine:
-    """An engine over this file; nothing is opened before the first transaction."""
+    """Return an engine over this file; nothing is opened before the first transaction."""
     engine = create_engine(
         URL.create("sqlite", database=str(file)),
         connect_args={"timeout": BUSY_TIMEOUT_S},
@@ -57,10 +57,10 @@ def make_sqlite_engine(file: Path) -> Engine:
 
 @contextmanager
 def sqlite_transaction(engine: Engine, *, file: Path, writes: bool) -> Generator[Connection]:
-    """One transaction, committed when the block ends normally, else rolled back.
+    """Run one transaction, committed when the block ends normally, else rolled back.
 
     Raises:
-        StoreError: SQLite refused; which one says why.
+        StoreError: SQLite refused; the class names the reason.
     """
     try:
         with (
@@ -77,7 +77,7 @@ def sqlite_transaction(engine: Engine, *, file: Path, writes: bool) -> Generator
 
 
 def use_write_ahead_log(engine: Engine, *, file: Path) -> None:
-    """Let readers and a writer of this file not wait for each other; the file remembers it.
+    """Set the file's journal mode so that readers and a writer do not block each other.
 
     Raises:
         StoreError: SQLite refused.
@@ -125,8 +125,8 @@ def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
     dbapi_connection.isolation_level = None
     cursor = dbapi_connection.cursor()
     try:
-        # A killed planner loses nothing with NORMAL; only a power cut may cost the last moment,
-        # and never consistency.
+        # With NORMAL a killed planner loses nothing; only a power cut may cost the last moment, and
+        # never consistency.
         cursor.execute("PRAGMA synchronous = NORMAL")
         cursor.execute("PRAGMA foreign_keys = ON")
     finally:
@@ -140,9 +140,9 @@ def _begin(connection: Connection) -> None:
 
 
 class PlannerLock:
-    """The lock of the planner on this database; the kernel gives it back if the process dies.
+    """Lock of the planner on this database; the kernel releases it when the process ends.
 
-    The file `DATABASE.lock` stays: to remove it would let two planners lock different files.
+    The file `DATABASE.lock` stays: after its removal two planners could lock different files.
 
     Args:
         database: SQLite's file.
@@ -177,18 +177,18 @@ class PlannerLock:
         self._descriptor = descriptor
 
     def restore(self) -> None:
-        """Let another planner take it; any number of times."""
+        """Release the lock; idempotent."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
 
 class SqliteJobStore(LocalCoordination):
-    """The JobStore contract over a SQLite file.
+    """Job store in a SQLite file.
 
     Args:
-        file: made by `open`, with its folder, if it is not there.
-        for_planner: let no other store that is for a planner be open on the file meanwhile.
+        file: database file; `open` creates it, with its folder, if it does not exist.
+        for_planner: true to refuse any other planner's store on the file meanwhile.
     """
 
     def __init__(self, file: Path, *, for_planner: bool = False) -> None:
@@ -203,10 +203,10 @@ class SqliteJobStore(LocalCoordination):
         self._writers = threading.Lock()
 
     def open(self) -> None:
-        """Make the file or bring it to the newest schema.
+        """Create the file or migrate it to the newest schema.
 
         Raises:
-            StoreError: it cannot be used; which one says why.
+            StoreError: the file cannot be used; the class names the reason.
         """
         if self._engine is not None:
             return
@@ -240,13 +240,13 @@ class SqliteJobStore(LocalCoordination):
 
     @contextmanager
     def reading(self) -> Generator[JobReader]:
-        """A transaction that only reads."""
+        """Open a reading transaction."""
         with self._connected(writes=False) as connection:
             yield SqlTransaction(connection, insert)
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
-        """A transaction that may change things; whatever the subject, one after another."""
+        """Open a transaction that may change data; all subjects are serialised."""
         del subject
         with self._writing() as connection:
             transaction = SqlTransaction(connection, insert)
@@ -256,9 +256,9 @@ class SqliteJobStore(LocalCoordination):
 
     @contextmanager
     def _writing(self) -> Generator[Connection]:
-        """A transaction that follows on those of this process.
+        """Open a transaction after those of this process.
 
-        SQLite would let it wait too, but tries only every 100 ms.
+        SQLite could wait too, but retries only every 100 ms.
         """
         if not self._writers.acquire(timeout=BUSY_TIMEOUT_S):
             raise StoreBusyError(location=self._file)
