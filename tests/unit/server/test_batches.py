@@ -19,7 +19,6 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.http.dependencies import RankCalls
 from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -37,14 +36,12 @@ from flyball_server.jobs.measurements.measurements import (
     post_period_s,
     store_together,
 )
-from flyball_server.jobs.records import RankRecord
-from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.registration import KnownRank, register_together
+from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
-from flyball_wire.messages import JobSpec, RankPlan
+from flyball_wire.messages import RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -123,14 +120,6 @@ def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Serv
     assert list_steps(services.jobs, "job", limit=1)[0].num_ranks == 2
 
 
-def test_of_a_step_that_is_posted_twice_at_once_the_last_counts(services: Services) -> None:
-    posts = [RankPost(rank=0, steps=(step_record(3, 0, time_s=time_s),)) for time_s in (1.0, 2.0)]
-    outcomes = store_together(services.jobs, "job", posts)
-    assert [getattr(one, "stored", None) for one in outcomes] == [1, 1]
-    (step,) = list_steps(services.jobs, "job", limit=10)
-    assert (step.num_ranks, step.time_s) == (1, 2.0)
-
-
 # ------------------------------------------------------------------ plans
 
 
@@ -200,10 +189,6 @@ def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services)
     assert isinstance(failed, PlannerFaultError)
 
 
-def test_there_is_nothing_newer_than_the_newest_version(services: Services) -> None:
-    assert ask(services, rendering([]), 0, after_version=1) == (None,)
-
-
 def test_only_so_many_jobs_are_kept(services: Services) -> None:
     rendered: list[RankPlan] = []
 
@@ -245,51 +230,49 @@ async def until(count: int, groups: list[tuple[str, list[int]]]) -> None:
             await asyncio.sleep(0.001)
 
 
-def test_what_comes_while_a_group_is_worked_on_is_the_next_group() -> None:
-    work = Held()
+@pytest.fixture
+def work() -> Held:
+    return Held()
 
-    async def scenario() -> list[int]:
-        batcher = RequestBatcher(work)
-        tasks = [asyncio.create_task(batcher.submit("a", 1))]
-        await until(1, work.groups)
-        tasks += [asyncio.create_task(batcher.submit("a", item)) for item in (2, 3, 4)]
-        await asyncio.sleep(0)
-        work.may_go.set()
-        return await asyncio.gather(*tasks)
 
-    assert asyncio.run(scenario()) == [10, 20, 30, 40]
+@pytest.mark.anyio
+async def test_submissions_during_a_group_are_the_next_group(work: Held) -> None:
+    batcher = RequestBatcher(work)
+    tasks = [asyncio.create_task(batcher.submit("a", 1))]
+    await until(1, work.groups)
+    tasks += [asyncio.create_task(batcher.submit("a", item)) for item in (2, 3, 4)]
+    await asyncio.sleep(0)
+    tasks[0].cancel()  # a caller that has gone away costs the others nothing
+    work.may_go.set()
+    assert await asyncio.gather(*tasks[1:]) == [20, 30, 40]
     assert work.groups == [("a", [1]), ("a", [2, 3, 4])]
 
 
-def test_one_key_does_not_wait_for_another() -> None:
-    work = Held()
-
-    async def scenario() -> None:
-        batcher = RequestBatcher(work)
-        tasks = [asyncio.create_task(batcher.submit(key, 1)) for key in ("a", "b")]
-        await until(2, work.groups)  # both, and nobody has been let go
-        work.may_go.set()
-        await asyncio.gather(*tasks)
-
-    asyncio.run(scenario())
+@pytest.mark.anyio
+async def test_one_key_does_not_wait_for_another(work: Held) -> None:
+    batcher = RequestBatcher(work)
+    tasks = [asyncio.create_task(batcher.submit(key, 1)) for key in ("a", "b")]
+    await until(2, work.groups)  # both, and nobody has been let go
+    work.may_go.set()
+    await asyncio.gather(*tasks)
     assert sorted(work.groups) == [("a", [1]), ("b", [1])]
 
 
-def test_an_error_is_that_of_its_item_alone() -> None:
-    work = Held()
+@pytest.mark.anyio
+async def test_a_large_crowd_is_worked_on_in_several_groups_and_an_error_is_its_items_alone(
+    work: Held,
+) -> None:
     work.may_go.set()
-
-    async def scenario() -> list[int | BaseException]:
-        batcher = RequestBatcher(work)
-        asked = (batcher.submit("a", item) for item in (1, -2, 3))
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    first, second, third = asyncio.run(scenario())
-    assert (first, third) == (10, 30)
-    assert isinstance(second, UnknownRankError)
+    batcher = RequestBatcher(work, max_batch_size=2)
+    asked = (batcher.submit("a", item) for item in (0, 1, -2, 3, 4))
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [one for one in outcomes if isinstance(one, int)] == [0, 10, 30, 40]
+    assert isinstance(outcomes[2], UnknownRankError)
+    assert [len(items) for _, items in work.groups] == [2, 2, 1]
 
 
-def test_an_error_of_the_tree_is_that_of_the_whole_group_and_the_next_one_is_worked_on() -> None:
+@pytest.mark.anyio
+async def test_a_jobs_error_is_that_of_the_whole_group_and_the_next_one_is_worked_on() -> None:
     calls: list[Sequence[int]] = []
 
     def fails_once(_key: str, items: Sequence[int]) -> Sequence[int | JobsError]:
@@ -298,51 +281,25 @@ def test_an_error_of_the_tree_is_that_of_the_whole_group_and_the_next_one_is_wor
             raise StoreBusyError(location="here")
         return items
 
-    async def scenario() -> None:
-        batcher = RequestBatcher(fails_once)
-        asked = (batcher.submit("a", item) for item in (1, 2))
-        outcomes = await asyncio.gather(*asked, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [StoreBusyError, StoreBusyError]
-        assert await batcher.submit("a", 3) == 3
-
-    asyncio.run(scenario())
+    batcher = RequestBatcher(fails_once)
+    asked = (batcher.submit("a", item) for item in (1, 2))
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [StoreBusyError, StoreBusyError]
+    assert await batcher.submit("a", 3) == 3
 
 
-def test_a_failure_that_nobody_has_foreseen_is_that_of_those_who_lead_to_it() -> None:
+@pytest.mark.anyio
+async def test_an_unforeseen_failure_is_that_of_the_items_that_lead_to_it() -> None:
     def fails_for_3(_key: str, items: Sequence[int]) -> Sequence[int | JobsError]:
         if 3 in items:
             raise ZeroDivisionError
         return items
 
-    async def scenario() -> list[int | BaseException]:
-        batcher = RequestBatcher(fails_for_3)
-        asked = (batcher.submit("a", item) for item in (1, 2, 3, 4, 5))
-        return await asyncio.gather(*asked, return_exceptions=True)
-
-    outcomes = asyncio.run(scenario())
+    batcher = RequestBatcher(fails_for_3)
+    asked = (batcher.submit("a", item) for item in (1, 2, 3, 4, 5))
+    outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [outcome for outcome in outcomes if isinstance(outcome, int)] == [1, 2, 4, 5]
     assert isinstance(outcomes[2], ZeroDivisionError)
-
-
-def test_of_ranks_that_register_at_once_only_the_one_fails_that_the_planner_fails_at(
-    services: Services,
-) -> None:
-    def check(rank: RankRecord, spec: JobSpec) -> None:
-        if rank.rank == 2:
-            raise ZeroDivisionError
-
-    async def scenario() -> list[KnownRank | BaseException]:
-        registrations = RankCalls(services.jobs).registrations
-        ranks = [(rank_record(rank, stage=rank % 2, host="node-2"), NOBODY) for rank in range(4)]
-        return await asyncio.gather(
-            *(registrations.submit("job", rank) for rank in ranks), return_exceptions=True
-        )
-
-    with patch.object(registration, "_check_place", check):
-        outcomes = asyncio.run(scenario())
-    assert [type(each) for each in outcomes] == [KnownRank, KnownRank, ZeroDivisionError, KnownRank]
-    hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
-    assert hosts == ["node-2", "node-2", "node-1", "node-2"]
 
 
 @pytest.mark.parametrize(
@@ -354,30 +311,3 @@ def test_posts_come_less_often_from_more_ranks_and_more_often_from_a_watched_job
 ) -> None:
     assert post_period_s(num_ranks, is_watched=False) == pytest.approx(period_s)
     assert post_period_s(num_ranks, is_watched=True) == pytest.approx(watched_s)
-
-
-def test_a_caller_that_has_gone_away_costs_the_others_nothing() -> None:
-    work = Held()
-
-    async def scenario() -> int:
-        batcher = RequestBatcher(work)
-        gone = asyncio.create_task(batcher.submit("a", 1))
-        stays = asyncio.create_task(batcher.submit("a", 2))
-        await until(1, work.groups)
-        gone.cancel()
-        work.may_go.set()
-        return await stays
-
-    assert asyncio.run(scenario()) == 20
-
-
-def test_a_large_crowd_is_worked_on_in_several_groups() -> None:
-    work = Held()
-    work.may_go.set()
-
-    async def scenario() -> list[int]:
-        batcher = RequestBatcher(work, max_batch_size=2)
-        return await asyncio.gather(*(batcher.submit("a", item) for item in range(5)))
-
-    assert asyncio.run(scenario()) == [0, 10, 20, 30, 40]
-    assert [len(items) for _, items in work.groups] == [2, 2, 1]

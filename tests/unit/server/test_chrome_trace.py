@@ -7,10 +7,8 @@ name, category and id.
 
 from __future__ import annotations
 
-import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -29,7 +27,6 @@ from flyball_server.planning.documents.recorded_plan import (
 )
 from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.plan_options import PlanOptions, Policy
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
@@ -124,30 +121,6 @@ def test_every_event_has_what_its_phase_needs(timeline: PredictedTimeline) -> No
         assert event.get("dur", 0) >= 0
 
 
-def test_it_is_strict_json_that_says_predicted(timeline: PredictedTimeline) -> None:
-    document = trace_document(timeline)
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    other = document["otherData"]
-    assert other["predicted"] is True
-    assert "predicted" in other["origin"]
-    assert other["energy_j"] == timeline.simulation.whole.energy_j
-    names = [event["args"]["name"] for event in events_of(timeline, "M") if "name" in event["args"]]
-    assert sum("(predicted)" in name for name in names) == len(timeline.models)
-
-
-def test_a_process_a_pipeline_and_a_thread_a_stage_each_with_its_name(
-    timeline: PredictedTimeline,
-) -> None:
-    counted = Counter(event["name"] for event in events_of(timeline, "M"))
-    num_stages = sum(model.schedule.num_stages for model in timeline.models)
-    assert counted == {
-        "process_name": len(timeline.models),
-        "process_sort_index": len(timeline.models),
-        "thread_name": num_stages,
-        "thread_sort_index": num_stages,
-    }
-
-
 def test_every_instruction_is_there_where_and_when_it_runs(timeline: PredictedTimeline) -> None:
     threads = by_thread(events_of(timeline, "X"))
     shown = iter(sorted(threads))
@@ -179,22 +152,6 @@ def test_instructions_of_a_stage_never_overlap(timeline: PredictedTimeline) -> N
             assert before["ts"] + before["dur"] <= after["ts"]
 
 
-@pytest.mark.parametrize("name", [name for name in TIMELINES if name != SHORT])
-def test_events_stand_in_rising_time_and_a_flow_after_what_it_leaves_or_reaches(name: str) -> None:
-    """What is shorter than a microsecond may have no begin of its own to stand after."""
-    events = events_of(TIMELINES[name](), "X", "C", "s", "f")
-    times = [event["ts"] for event in events]
-    assert times == sorted(times)
-    open_on: dict[int, Event] = {}
-    for event in events:
-        if event["ph"] == "X":
-            open_on[event["tid"]] = event
-        elif event["ph"] in "sf":
-            bound = open_on[event["tid"]]
-            assert bound["args"]["on_critical_path"]
-            assert bound["ts"] <= event["ts"] <= bound["ts"] + bound["dur"]
-
-
 def test_a_flow_goes_wherever_the_critical_path_changes_stage(timeline: PredictedTimeline) -> None:
     begins, ends = events_of(timeline, "s"), events_of(timeline, "f")
     changes = sum(
@@ -224,29 +181,3 @@ def test_the_power_counters_add_up_to_the_iterations_energy() -> None:
             assert samples[0]["ts"] == 0
             assert samples[-1]["args"]["W"] == 0
         assert energy_j == pytest.approx(timeline.simulation.whole.energy_j, rel=1e-9)
-
-
-def test_the_clock_counter_has_each_instructions_clock_while_it_runs(
-    timeline: PredictedTimeline,
-) -> None:
-    in_force: dict[int, int] = {}
-    due: list[Event] = []
-    for event in events_of(timeline, "X", "C"):
-        while due and due[0]["ts"] < event["ts"]:
-            running = due.pop(0)
-            assert in_force[running["tid"]] == running["args"]["sm_clock_mhz"]
-        if event["ph"] == "X" and event["dur"] > 0:
-            due.append(event)
-        elif event["name"].endswith("clock"):
-            in_force[event["tid"]] = event["args"]["MHz"]
-    assert len(set(in_force)) == sum(model.schedule.num_stages for model in timeline.models)
-
-
-def test_a_model_chunk_is_named_with_the_instruction() -> None:
-    timeline = timeline_of(1, 2)
-    (model,) = timeline.models
-    in_chunks = tuple(Instruction(item.kind, 0, item.microbatch) for item in model.dag.instruction)
-    chunked = replace(model, dag=replace(model.dag, instruction=in_chunks))
-    events = events_of(replace(timeline, models=(chunked,)), "X")
-    assert [event["name"] for event in events] == ["F0", "B0", "F0.1", "B0.1"]
-    assert [event["args"]["chunk"] for event in events] == [0, 0, 1, 1]

@@ -36,11 +36,6 @@ def test_without_its_colours_a_painted_row_is_the_plain_one(
     assert len(legend) == 1
 
 
-def test_no_colours_means_no_paint_and_no_legend() -> None:
-    model = model_of(equal_profile(1), 1)
-    assert row_colors(None, [model], [model.baseline()]) == (None, [])
-
-
 def test_bold_is_the_critical_path_and_nothing_else() -> None:
     """Two equal stages: F0 and B1 of the first are on the longest path."""
     model = model_of(equal_profile(2), 2)
@@ -63,12 +58,3 @@ def test_every_colour_can_be_read_on_black_and_on_white() -> None:
         light = luminance(rgb_of(colors.paint("x", mhz, False)))
         assert (light + 0.05) / 0.05 >= 3, mhz
         assert 1.05 / (light + 0.05) >= 3, mhz
-
-
-def test_the_range_goes_from_the_plans_lowest_clock_to_the_highest_there_is() -> None:
-    model = model_of(equal_profile(1), 1)
-    for assignment, text in (([0, 0], "MHz: 1410 "), ([1, 1], "MHz: 1000 "), ([0, 1], "MHz: 1000")):
-        _, legend = row_colors(ColorSystem.STANDARD, [model], [assignment])
-        plain = _ESCAPE.sub("", legend[0])
-        assert plain.startswith(text)
-        assert plain.endswith(" 1410   [critical path]")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta
-
 import pytest
 from tests.planner.one_rank import acknowledge, register_rank, store_measurements
 from tests.planner.samples import (
@@ -19,14 +16,10 @@ from tests.planner.samples import (
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
-    InvalidFieldError,
     JobIsOverError,
-    MissingPlanError,
-    NothingToCompareError,
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile import comparisons
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord, StepReport
 from flyball_server.jobs.registry.inspection import require_job
@@ -133,13 +126,6 @@ def test_the_plain_plan_comes_back_when_enough_pairs_are_measured(job: ComparedJ
     assert len(job.versions()) == 3
 
 
-def test_looking_any_number_of_times_without_a_change_does_nothing(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 6)
-    for _ in range(3):
-        job.look()
-    assert len(job.versions()) == 2
-
-
 def test_the_same_again_changes_nothing_while_it_runs_and_begins_anew_afterwards(
     job: ComparedJob,
 ) -> None:
@@ -180,15 +166,6 @@ def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: Compar
     job.activate()
     job.measure(30)
     assert job.progress() == ("ended", 2, 4)
-
-
-def test_steps_that_one_rank_has_not_posted_are_not_measured(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 4)
-    job.look()
-    job.activate()
-    job.measure(11, ranks=(0,))
-    job.look()
-    assert job.progress() == ("running", 2, 0)
 
 
 def test_a_comparison_whose_steps_are_never_good_is_given_up(job: ComparedJob) -> None:
@@ -285,23 +262,6 @@ def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> No
     assert len(job.versions()) == 2
 
 
-def test_a_new_run_of_a_job_does_not_wait_for_the_steps_of_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = ComparedJob().plan()
-    monkeypatch.setattr(comparisons, "_QUICK_S", -1.0)
-    monkeypatch.setattr(comparisons, "_PAUSE_FACTOR", 1e9)
-    job.look()
-    start_comparison(job.services, "job", 6)
-    job.look()
-    assert len(job.versions()) == 1
-    with job.services.store.writing("job") as writer:
-        begun = require_job(writer, "job")
-        writer.save_job(begun.evolve(created_at=begun.created_at + timedelta(seconds=1)))
-    job.look()
-    assert len(job.versions()) == 2
-
-
 def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
     start_comparison(job.services, "job", 6)
     with job.services.store.writing("job") as writer:
@@ -312,21 +272,6 @@ def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
         start_comparison(job.services, "job", 12)
     register_rank(job.services, rank_record(0))
     assert start_comparison(job.services, "job", 6).state == "running"
-
-
-def test_without_a_plan_or_with_nothing_to_compare_it_is_refused() -> None:
-    job = ComparedJob()
-    with pytest.raises(UnknownJobError):
-        start_comparison(job.services, "other", 4)
-    with pytest.raises(MissingPlanError):
-        start_comparison(job.services, "job", 4)
-    with job.services.store.writing("job") as writer:
-        add_version(job.services, writer, "job", replace(frequency_plan(), policy="baseline"))
-    with pytest.raises(NothingToCompareError):
-        start_comparison(job.services, "job", 4)
-    with pytest.raises(InvalidFieldError, match="num_pairs"):
-        start_comparison(job.services, "job", 1)
-    assert job.progress() == ("none", None, 0)
 
 
 @pytest.mark.parametrize(

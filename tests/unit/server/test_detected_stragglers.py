@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
+from collections.abc import Callable
 from datetime import timedelta
-from unittest.mock import Mock
 
 import pytest
-from tests.planner.one_rank import acknowledge, register_rank, store_measurements
+from tests.planner.one_rank import store_measurements
 from tests.planner.running import Running, slow, two_stages
-from tests.planner.samples import job_spec, rank_record, step_record
-from tests.planner.use_cases import change_target, put_profile, register_job
+from tests.planner.samples import step_record
+from tests.planner.use_cases import change_target, put_profile
 
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.stragglers import (
-    MEMORY_S,
     MIN_STEPS,
-    DetectionWindow,
     StragglerReconciler,
 )
 from flyball_server.jobs.records import StepReport
@@ -52,12 +48,6 @@ def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten(
     assert job.newest.version == 3
     assert job.plan == before
     assert list_stragglers(job.services, "job") == ()
-
-
-def test_what_a_detected_one_is_planned_with_is_told_by_the_reason_that_the_ranks_saw() -> None:
-    job = Running(adaptation="frontier", effort="low")
-    job.run(12, slow(0, 1.3), num_thermally_capped=1)
-    assert [view.reason for view in list_stragglers(job.services, "job")] == ["thermal"]
 
 
 def test_nothing_is_found_before_a_plan_has_held_for_some_steps() -> None:
@@ -149,7 +139,10 @@ def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
     assert job.newest.version == 2
 
 
-def test_a_run_that_started_over_is_looked_at_although_older_steps_have_higher_numbers() -> None:
+@pytest.mark.parametrize("is_restarted", [True, False])
+def test_a_run_that_starts_over_is_watched_although_older_steps_have_higher_numbers(
+    is_restarted: bool,
+) -> None:
     job = Running(adaptation="frontier", effort="low")
     job.step = 5000
     job.run(3)
@@ -157,22 +150,13 @@ def test_a_run_that_started_over_is_looked_at_although_older_steps_have_higher_n
     job.announce(0, 1.1)
     job.settle()
     assert job.step < 100
-    for _ in range(MIN_STEPS + 6):
-        job.post(slow(1, 1.4))
-    job.pacing = StragglerReconciler()
-    job.settle()
-    assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
-
-
-def test_a_run_that_starts_over_is_watched_on_although_older_steps_have_higher_numbers() -> None:
-    job = Running(adaptation="frontier", effort="low")
-    job.step = 5000
-    job.run(3)
-    job.step = 0
-    job.announce(0, 1.1)
-    job.settle()
-    assert job.step < 100
-    job.run(MIN_STEPS + 6, slow(1, 1.4))
+    if is_restarted:
+        for _ in range(MIN_STEPS + 6):
+            job.post(slow(1, 1.4))
+        job.pacing = StragglerReconciler()
+        job.settle()
+    else:
+        job.run(MIN_STEPS + 6, slow(1, 1.4))
     assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
 
 
@@ -223,22 +207,8 @@ def test_a_drift_beyond_all_bounds_is_planned_with_the_fastest_that_there_is() -
     assert get_job(job.services, "job").job.state is JobState.PLANNED
 
 
-def test_what_was_found_against_a_profile_holds_for_no_other_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = Running(adaptation="frontier", effort="low")
-
-    def put_before(
-        services: JobServices, job_id: str, change: Change, *rest: str | PlanningSlots
-    ) -> bool:
-        put_profile(services, job_id, two_stages(1.5))
-        return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
-
-    job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", put_before)
-    job.run(1, slow(1, 1.4))
-    assert job.newest.version == 2
-    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
+def put_another_profile(services: JobServices) -> None:
+    put_profile(services, "job", two_stages(1.5))
 
 
 def begin_anew(services: JobServices) -> None:
@@ -248,34 +218,22 @@ def begin_anew(services: JobServices) -> None:
         writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
 
 
-def test_what_was_found_of_a_run_holds_for_no_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("meanwhile", [put_another_profile, begin_anew])
+def test_a_finding_holds_for_no_other_profile_and_no_other_run(
+    monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[JobServices], None]
+) -> None:
     job = Running(adaptation="frontier", effort="low")
 
-    def begin_before(
+    def overtaken(
         services: JobServices, job_id: str, change: Change, *rest: str | PlanningSlots
     ) -> bool:
-        begin_anew(services)
+        meanwhile(services)
         return update_and_replan(services, job_id, change, *rest)  # type: ignore[arg-type]
 
     job.run(MIN_STEPS, slow(1, 1.4))
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", begin_before)
+    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", overtaken)
     job.run(1, slow(1, 1.4))
     assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
-
-
-def test_of_a_new_run_the_steps_are_read_from_its_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Running(adaptation="frontier", effort="low")
-    looked = Mock(side_effect=DetectionWindow)
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.DetectionWindow", looked)
-    job.run(3)
-    looked.reset_mock()
-    job.run(3)
-    first_steps = [call.args[2] for call in looked.call_args_list if call.args[1]]
-    assert first_steps == []
-    begin_anew(job.services)
-    job.run(1)
-    first_steps = [call.args[2] for call in looked.call_args_list if call.args[1]]
-    assert first_steps == [job.newest.first_step]
 
 
 def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> None:
@@ -287,34 +245,3 @@ def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> N
         assert job.newest.version == 1
     ReplanReconciler(slots)(job.services, "job")
     assert job.newest.version == 2
-
-
-def test_what_is_remembered_of_a_job_goes_when_nobody_has_looked_at_it_for_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    job = Running(adaptation="frontier", effort="low")
-    made: list[weakref.ref[DetectionWindow]] = []
-    now_s = 0.0
-
-    def seen(job_id: str, version: int, first_step: int) -> DetectionWindow:
-        steps = DetectionWindow(job_id, version, first_step)
-        made.append(weakref.ref(steps))
-        return steps
-
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.DetectionWindow", seen)
-    monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.time.monotonic", lambda: now_s)
-    job.run(3)
-    register_job(job.services, "other", job_spec(adaptation="frontier"))
-    for rank in (0, 1):
-        register_rank(job.services, rank_record(rank, job_id="other"))
-    put_profile(job.services, "other", two_stages())
-    for rank in (0, 1):
-        acknowledge(job.services, "other", rank, version=1, current_step=0)
-    job.pacing(job.services, "other")
-    assert made[-1]() is not None
-    of_job = [one for one in made if (steps := one()) is not None and steps.job_id == "job"]
-    assert of_job
-    now_s = MEMORY_S + 1
-    job.pacing(job.services, "other")
-    gc.collect()
-    assert [one() for one in of_job] == [None] * len(of_job)

@@ -7,10 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flyball_server.http import edge_errors
-from flyball_server.http.edge_errors import status_of
-from flyball_server.jobs import errors
-from flyball_server.jobs.errors import JobsError, UnknownJobError
+from flyball_server.jobs.errors import JobsError
 
 
 def tree(kind: type[JobsError]) -> Iterator[type[JobsError]]:
@@ -35,18 +32,3 @@ def test_every_error_is_one_line_made_of_its_docstring(kind: type[JobsError]) ->
     assert "{" not in message
     assert not message.endswith(".")
     assert all(part in message for part in parts.values())
-
-
-def test_the_trees_at_the_top_of_the_files_name_every_error() -> None:
-    for kind in tree(JobsError):
-        home = errors if kind.__module__ == errors.__name__ else edge_errors
-        assert kind.__name__ in (home.__doc__ or "")
-
-
-def test_what_is_not_in_the_table_is_a_500() -> None:
-    assert status_of(ZeroDivisionError()) == 500
-
-
-def test_without_docstrings_the_parts_still_speak(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UnknownJobError, "__doc__", None)
-    assert str(UnknownJobError(job_id="gone")) == "gone"

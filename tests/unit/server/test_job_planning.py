@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -25,6 +26,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.registry.inspection import get_job, get_plan, list_plans
+from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -50,13 +52,6 @@ def services(planner: CountingPlanner) -> Services:
     made = Services(planner)
     register_job(made.jobs, "job", job_spec())
     return made
-
-
-def test_a_new_job_waits_for_its_profile() -> None:
-    summary, is_new = register_job(Services(CountingPlanner()).jobs, "job", job_spec())
-    assert is_new
-    assert summary.job.state is JobState.AWAITING_PROFILE
-    assert (summary.newest_version, summary.active_version) == (None, None)
 
 
 def test_a_profile_makes_the_first_version_and_wakes_the_job(
@@ -150,28 +145,20 @@ V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
 V_PLACES = ((0, 3), (1, 2))
 
 
-def test_an_order_is_planned_as_it_was_registered(
-    services: Services, planner: CountingPlanner
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": "explicit", "order": (V, V), "virtual_stages": V_PLACES},
+        {"schedule": "torchgpipe", "checkpoint": "always"},
+    ],
+)
+def test_a_schedule_is_planned_as_it_was_registered(
+    services: Services, planner: CountingPlanner, given: dict[str, object]
 ) -> None:
-    spec = job_spec(schedule="explicit", num_microbatches=1, order=(V, V), virtual_stages=V_PLACES)
-    register_job(services.jobs, "ordered", spec)
+    register_job(services.jobs, "ordered", job_spec(num_microbatches=1, **given))
     put_profile(services.jobs, "ordered", profile())
-    request = planner.requests[0]
-    assert request.options.schedule == "explicit"
-    assert request.options.order == (V, V)
-    assert request.options.virtual_stages == V_PLACES
-
-
-def test_a_checkpoint_mode_reaches_the_planner(
-    services: Services, planner: CountingPlanner
-) -> None:
-    spec = job_spec(schedule="torchgpipe", checkpoint="always")
-    register_job(services.jobs, "recomputing", spec)
-    put_profile(services.jobs, "recomputing", profile())
-    assert (planner.requests[0].options.checkpoint, planner.requests[0].options.order) == (
-        "always",
-        None,
-    )
+    options = planner.requests[0].options
+    assert {name: getattr(options, name) for name in given} == given
 
 
 ONE = (("forward", 0), ("backward", 0))
@@ -226,31 +213,19 @@ def test_an_order_that_cannot_run_is_refused_before_there_is_a_profile(
         get_job(services.jobs, "other")
 
 
-def test_blocking_power_and_reconfiguring_step_come_from_the_gpu_table() -> None:
-    planner = CountingPlanner()
-    services = Services(planner)
+def test_a_reconfiguring_step_comes_from_the_gpu_table_and_a_given_blocking_power_stays(
+    services: Services, planner: CountingPlanner
+) -> None:
     window = services.jobs.gpu_window("v100")
     register_job(services.jobs, "given", job_spec(gpu="v100", blocking_power_w=(1.0,)))
     put_profile(services.jobs, "given", profile())
     assert planner.requests[0].blocking_power_w == (1.0,)
     assert planner.requests[0].reconfigure_granularity_mhz == window.reconfigure_granularity_mhz
-
-
-def test_a_gpu_without_blocking_power_or_not_in_the_table_names_the_field(
-    services: Services,
-) -> None:
     with pytest.raises(InvalidFieldError, match="gpu: unknown GPU 'abacus'; known: "):
         register_job(services.jobs, "other", job_spec(gpu="abacus"))
-    windowless = services.jobs.gpu_window("a100")
-    spec = job_spec(gpu="a100", blocking_power_w=None)
-    if windowless.blocking_power_w is None:
-        with pytest.raises(InvalidFieldError, match="blocking_power_w: the table of a100 has none"):
-            register_job(services.jobs, "other", spec)
-    else:
-        register_job(services.jobs, "other", spec)
 
 
-def test_a_target_that_cannot_be_met_is_told_to_whoever_put_it_and_the_old_plan_holds() -> None:
+def test_a_target_that_cannot_be_met_fails_the_call_that_put_it_and_the_old_plan_holds() -> None:
     services = Services(PickyPlanner())
     register_job(services.jobs, "job", job_spec())
     put_profile(services.jobs, "job", profile())
@@ -262,46 +237,42 @@ def test_a_target_that_cannot_be_met_is_told_to_whoever_put_it_and_the_old_plan_
     assert summary.job.state is JobState.PLANNING_FAILED
     assert summary.job.problem == "target: only fastest is met"
     assert summary.newest_version == 1
-
-
-def test_ranks_that_repeat_themselves_are_not_told_of_somebody_elses_target() -> None:
-    services = Services(PickyPlanner())
-    register_job(services.jobs, "job", job_spec())
-    put_profile(services.jobs, "job", profile())
-    with pytest.raises(PlanningFailedError):
-        change_target(services.jobs, "job", TargetChange(target="power:1"))
+    # Ranks that repeat their calls do not fail.
     assert register_job(services.jobs, "job", job_spec())[0].newest_version == 1
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
 
 
-def test_a_failed_planning_is_mended_by_another_target() -> None:
+@pytest.fixture
+def failed() -> Services:
+    """A job whose profile could not be planned for its target."""
     services = Services(PickyPlanner())
     register_job(services.jobs, "job", job_spec(target="power:1"))
     with pytest.raises(PlanningFailedError):
         put_profile(services.jobs, "job", profile())
-    summary = change_target(services.jobs, "job", TargetChange(target="fastest"))
-    assert summary.job.state is JobState.PLANNED
-    assert summary.job.problem is None
+    return services
+
+
+@pytest.mark.parametrize(
+    "mend",
+    [
+        lambda jobs: change_target(jobs, "job", TargetChange(target="fastest")),
+        lambda jobs: register_job(jobs, "job", job_spec()),
+    ],
+    ids=["another target", "other values"],
+)
+def test_a_failed_planning_is_mended(
+    failed: Services, mend: Callable[[JobServices], object]
+) -> None:
+    mend(failed.jobs)
+    summary = get_job(failed.jobs, "job")
+    assert (summary.job.state, summary.job.problem) == (JobState.PLANNED, None)
     assert summary.newest_version == 1
 
 
-def test_a_failed_planning_is_mended_by_registering_other_values() -> None:
-    services = Services(PickyPlanner())
-    register_job(services.jobs, "job", job_spec(target="power:1"))
-    with pytest.raises(PlanningFailedError):
-        put_profile(services.jobs, "job", profile())
-    summary, _ = register_job(services.jobs, "job", job_spec())
-    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
-
-
-def test_another_number_of_stages_drops_the_profile_that_failed() -> None:
-    services = Services(PickyPlanner())
-    register_job(services.jobs, "job", job_spec(target="power:1"))
-    with pytest.raises(PlanningFailedError):
-        put_profile(services.jobs, "job", profile())
-    summary, _ = register_job(services.jobs, "job", job_spec(num_stages=3, num_ranks=3))
+def test_another_number_of_stages_drops_the_profile_that_failed(failed: Services) -> None:
+    summary, _ = register_job(failed.jobs, "job", job_spec(num_stages=3, num_ranks=3))
     assert summary.job.state is JobState.AWAITING_PROFILE
-    assert put_profile(services.jobs, "job", profile(3)).newest_version == 1
+    assert put_profile(failed.jobs, "job", profile(3)).newest_version == 1
 
 
 def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
@@ -339,21 +310,6 @@ def test_without_a_thread_to_plan_in_a_job_is_not_planned_and_says_why(
     assert get_job(services.jobs, "job").job.state is JobState.PLANNED
 
 
-def test_many_ranks_that_put_the_same_profile_at_once_get_one_version(
-    services: Services, planner: CountingPlanner
-) -> None:
-    start = threading.Barrier(6)
-
-    def put() -> int | None:
-        start.wait(30)
-        return put_profile(services.jobs, "job", profile()).newest_version
-
-    with ThreadPoolExecutor(6) as threads:
-        versions = [ended.result(60) for ended in [threads.submit(put) for _ in range(6)]]
-    assert versions == [1] * 6
-    assert len(planner.requests) == 1
-
-
 def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None:
     working, go_on = threading.Event(), threading.Event()
 
@@ -378,17 +334,17 @@ def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None
     assert [request.options.target for request in planner.requests] == ["fastest", "least-energy"]
 
 
-def test_nothing_can_be_put_into_a_job_that_is_not_known(services: Services) -> None:
-    with pytest.raises(UnknownJobError, match="Job other is not known here; register it first"):
-        put_profile(services.jobs, "other", profile())
-    with pytest.raises(UnknownJobError):
-        change_target(services.jobs, "other", TargetChange())
-    with pytest.raises(UnknownJobError):
-        register_rank(services.jobs, rank_record(job_id="other"))
-
-
 def test_a_rank_must_be_one_of_the_jobs(services: Services) -> None:
     with pytest.raises(InvalidFieldError, match="rank: must be 0 to 1, not 2"):
         register_rank(services.jobs, rank_record(2, stage=0))
     with pytest.raises(InvalidFieldError, match="stage: must be 0 to 1, not 2"):
         register_rank(services.jobs, rank_record(0, stage=2))
+
+
+@pytest.mark.parametrize("field", ["dp_rank", "tp_rank", "cp_rank"])
+def test_a_place_that_the_jobs_ranks_cannot_have_is_refused(services: Services, field: str) -> None:
+    # Two stages of 4 ranks in all: one stage may have up to 3.
+    register_job(services.jobs, "job", job_spec(num_ranks=4))
+    register_rank(services.jobs, rank_record(1).evolve(**{field: 2}))
+    with pytest.raises(InvalidFieldError, match=f"{field}: must be 0 to 2, not 3"):
+        register_rank(services.jobs, rank_record(1).evolve(**{field: 3}))

@@ -20,12 +20,10 @@ from tests.planner.samples import (
 from tests.planner.use_cases import register_job
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views.report import get_report
@@ -195,22 +193,3 @@ def test_what_profiling_added_is_told_apart_and_its_versions_are_left_out(
         report = get_report(services, "job")
         assert report.profiling_energy_j == extra_energy_j
         assert mean_saved_j(report) == mean_saved_j(before)
-
-
-def test_a_plan_of_several_pipelines_is_reported_like_any(services: JobServices) -> None:
-    plain = frequency_plan()
-    pipeline = PlannedPipeline(
-        dp_rank=0,
-        iteration_time_s=plain.iteration_time_s,
-        energy_j=plain.energy_j,
-        stages=plain.stages,
-    )
-    fields = {name: getattr(plain, name) for name in vars(plain) if name != "stages"}
-    run(services, plan_record(1, plan=DataParallelPlan(**fields, pipelines=(pipeline,))))
-    [version] = get_report(services, "job").versions
-    assert version.predicted_energy_j == plain.energy_j
-
-
-def test_an_unknown_job_has_no_report(services: JobServices) -> None:
-    with pytest.raises(UnknownJobError):
-        get_report(services, "other")

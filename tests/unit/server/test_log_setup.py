@@ -8,9 +8,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
-from flyball_server.log_setup import JsonFormatter, TextFormatter, about, log_fields, set_log_fields
+from flyball_server.log_setup import JsonFormatter, TextFormatter, about, log_fields
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -67,10 +65,6 @@ def test_a_text_line_ends_with_its_fields_before_a_traceback() -> None:
     assert rest[-1] == "ValueError: of a test"
 
 
-def test_a_text_line_about_nothing_has_no_brackets() -> None:
-    assert TextFormatter().format(record("made")).endswith("flyball_server.part: made")
-
-
 def test_what_a_line_was_logged_with_goes_before_what_surrounds_it() -> None:
     with about(job="job", version=1):
         assert as_json(record("made", version=2))["version"] == 2
@@ -82,8 +76,3 @@ def test_a_block_gives_back_what_was_before() -> None:
             assert dict(log_fields()) == {"job": "inner", "rank": 1}
         assert dict(log_fields()) == {"job": "outer"}
     assert dict(log_fields()) == {}
-
-
-def test_a_line_has_no_other_fields() -> None:
-    with pytest.raises(ValueError, match="no field host"):
-        set_log_fields({"host": "node-1"})

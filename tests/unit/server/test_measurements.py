@@ -7,7 +7,6 @@ from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 from tests.planner.use_cases import register_job
 
-from flyball_server.jobs.errors import UnknownJobError, UnknownRankError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
@@ -64,30 +63,6 @@ def test_the_energy_is_unknown_where_one_rank_could_not_read_it(services: Servic
     store_measurements(services.jobs, "job", 0, [step_record(0, 0)])
     store_measurements(services.jobs, "job", 1, [step_record(0, 1, energy_j=None)])
     assert list_steps(services.jobs, "job", limit=1)[0].energy_j is None
-
-
-def test_the_newest_steps_are_listed_rising(services: Services) -> None:
-    steps = [step_record(step, 0) for step in (3, 1, 2, 9)]
-    assert store_measurements(services.jobs, "job", 0, steps) == 4
-    assert [step.step for step in list_steps(services.jobs, "job", limit=3)] == [2, 3, 9]
-
-
-def test_a_step_posted_again_replaces_even_within_one_batch(services: Services) -> None:
-    batch = [step_record(1, 0), step_record(1, 0, time_s=3.0)]
-    assert store_measurements(services.jobs, "job", 0, batch) == 1
-    assert store_measurements(services.jobs, "job", 0, batch) == 1
-    assert [step.time_s for step in list_steps(services.jobs, "job", limit=9)] == [3.0]
-
-
-def test_an_empty_batch_stores_nothing(services: Services) -> None:
-    assert store_measurements(services.jobs, "job", 0, []) == 0
-
-
-def test_only_known_ranks_of_known_jobs_measure(services: Services) -> None:
-    with pytest.raises(UnknownRankError):
-        store_measurements(services.jobs, "job", 7, [])
-    with pytest.raises(UnknownJobError):
-        list_steps(services.jobs, "other", limit=1)
 
 
 def post_instructions(services: Services, rank: int, steps: range, num_instructions: int) -> None:

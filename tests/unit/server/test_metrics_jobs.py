@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import datetime, timedelta
-from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -147,14 +146,6 @@ def test_emulated_jobs_and_real_ones_are_never_added_up(
     assert (states["true", "awaiting-profile"], states["false", "awaiting-profile"]) == (1, 1)
 
 
-def test_a_job_is_emulated_where_one_of_its_ranks_is(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", emulated=False)
-    with services.store.writing("job") as writer:
-        writer.save_ranks([rank_record(0, emulated=True)])
-    told = metrics(reading(services, clock))
-    assert samples(told["flyball_ranks_expected"], "job", "emulated") == {("job", "true"): 2}
-
-
 def test_a_job_called_other_is_one_of_the_others(services: JobServices, clock: Clock) -> None:
     put_job(services, "other", num_steps=1)
     put_job(services, "job", num_steps=2)
@@ -215,18 +206,6 @@ def test_a_new_run_under_the_same_name_counts_from_nothing(
         writer.rename_job("job", "job.1")
     put_job(services, "job", num_steps=1, created_s=60)
     assert steps_on_plan(jobs) == {"job": 1, "job.1": 5}
-
-
-def test_no_plan_is_read_twice_and_no_step(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=5)
-    jobs = reading(services, clock)
-    jobs.read()
-    with services.store.reading() as reader:
-        kind = type(reader)
-    with patch.object(kind, "find_plan") as find_plan, patch.object(kind, "list_steps") as steps:
-        jobs.read()
-    find_plan.assert_not_called()
-    steps.assert_not_called()
 
 
 def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: Clock) -> None:

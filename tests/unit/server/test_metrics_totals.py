@@ -117,33 +117,6 @@ def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
     assert (totals.predicted_j, totals.predicted_baseline_j) == (160.0, 200.0)
 
 
-def test_saved_energy_is_what_the_report_says(store: JobStore) -> None:
-    totals = JobTotals()
-    totals.know(1, StepKinds(first_step=0), PREDICTION)
-    post(store, *both(range(10)))
-    post(store, *both(range(10, 15), plan_version=1, energy_j=90.0))
-    read(store, totals)
-    saved_j = totals.savings().saved_j
-    # The first step on the plan is left out, in which clocks settle: 4 steps of 2 x 10 J.
-    assert saved_j is not None
-    assert saved_j.mean == pytest.approx(80.0)
-
-
-def test_looking_at_what_is_saved_changes_nothing(store: JobStore) -> None:
-    kinds = StepKinds(first_step=0, baseline_cycle=(False, True, True, False))
-    often, once = JobTotals(), JobTotals()
-    for totals in (often, once):
-        totals.know(1, kinds, PREDICTION)
-    for step in range(1, 40):
-        energy_j = 100.0 if kinds.is_baseline(step) else 90.0 + step % 3
-        post(store, *both([step], plan_version=1, energy_j=energy_j))
-        read(store, often)
-        often.savings()
-    read(store, once)
-    assert often.savings().saved_j == once.savings().saved_j
-    assert once.savings().saved_j is not None
-
-
 def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
     totals = JobTotals()
     totals.know(1, StepKinds(first_step=0), PREDICTION)

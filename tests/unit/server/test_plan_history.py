@@ -162,18 +162,6 @@ def test_another_run_under_the_name_has_versions_of_its_own(services: JobService
     assert [line.kind for line in plan_summaries(services, "job@1", memory)] == ["plan"]
 
 
-def test_a_job_without_versions_has_an_empty_history_and_one_that_is_gone_none(
-    services: JobServices,
-) -> None:
-    put_versions(services, "job")
-    memory = HistoryMemory()
-    assert plan_summaries(services, "job", memory) == ()
-    with services.store.writing("job") as writer:
-        writer.delete_job("job")
-    with pytest.raises(UnknownJobError):
-        plan_summaries(services, "job", memory)
-
-
 def test_of_the_jobs_not_asked_for_longest_what_was_read_is_forgotten(
     services: JobServices, read: Mock
 ) -> None:

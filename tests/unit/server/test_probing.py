@@ -182,16 +182,6 @@ def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: P
     assert {mhz for row in first.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
 
 
-def test_looking_again_before_a_version_is_measured_does_nothing(job: ProbedJob) -> None:
-    job.register_ranks()
-    job.look()
-    job.look()
-    assert len(list_plans(job.services.jobs, "job")) == 1
-    job.run_newest_version(steps=3)
-    job.look()
-    assert len(list_plans(job.services.jobs, "job")) == 1
-
-
 def test_a_profile_is_found_and_planned_from(job: ProbedJob, planner: CountingPlanner) -> None:
     job.profile_to_the_end()
     assert job.state() is JobState.PLANNED

@@ -123,14 +123,6 @@ def test_where_nobody_looks_nothing_is_drawn(
     assert path.read_text(encoding="utf-8") == ""
 
 
-def test_it_never_fills_the_last_column_of_a_narrow_terminal(terminal: Terminal) -> None:
-    terminal.set_columns(10)
-    with ProgressLine("a text of many words", terminal.stream):
-        terminal.read_until("\ra text of")
-    terminal.read_rest()
-    assert max(len(part) for part in terminal.written.split("\r")) == 9
-
-
 def test_a_terminal_that_hangs_up_does_not_stop_the_work(terminal: Terminal) -> None:
     with ProgressLine("solving", terminal.stream):
         terminal.read_until("solving, 0 s")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -25,7 +25,7 @@ from flyball_server.jobs.reconcile.reconfigurations import (
     STEPS_PER_LOOK,
     ReconfigurationReconciler,
 )
-from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepReport
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
@@ -167,19 +167,15 @@ def test_version_after_version_ends_where_the_true_profile_would_have_led(
     assert stages_of(before) == stages_of(last)
 
 
-def test_it_is_over_when_it_is_over(services: JobServices) -> None:
+def test_the_last_version_carries_the_prediction_of_its_own_clocks_and_has_no_successor(
+    services: JobServices,
+) -> None:
     pipeline = reconfigured_job(services)
     last = run_to_the_end(services, pipeline)
+    assert last.plan == offline_plan(three_stages(), Reconfigure.BALANCED)
     pipeline.run(20)
     ReconfigurationReconciler()(services, "job")
     assert newest(services) == last.evolve(first_step=newest(services).first_step)
-
-
-def test_a_version_carries_the_prediction_of_its_own_clocks(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
-    last = run_to_the_end(services, pipeline)
-    wanted = offline_plan(three_stages(), Reconfigure.BALANCED)
-    assert last.plan == wanted
 
 
 def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
@@ -263,53 +259,44 @@ def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> 
     assert newest(services).version == 1
 
 
-def test_a_version_that_came_while_it_decided_stands(services: JobServices) -> None:
+@dataclass
+class OvertakenStore:
+    """A store in which something changes as soon as the first look at it is over."""
+
+    store: JobStore
+    change: Callable[[JobWriter], object]
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        with self.store.reading() as reader:
+            yield reader
+        with self.store.writing("job") as writer:
+            self.change(writer)
+
+    def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
+        return self.store.writing(subject)
+
+
+@pytest.mark.parametrize("is_another_run", [False, True])
+def test_a_decision_holds_for_no_other_version_and_no_other_run(
+    services: JobServices, is_another_run: bool
+) -> None:
     """As when the run has started over, and its plan was added again."""
     pipeline = reconfigured_job(services)
     pipeline.run(1 + STEPS_PER_LOOK)
-    store, record = services.store, newest(services)
+    record = newest(services)
 
-    class Overtaken:
-        """Adds a version as soon as the first look at the store is over."""
+    def change(writer: JobWriter) -> None:
+        if is_another_run:
+            job = require_job(writer, "job")
+            writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
+        else:
+            add_version(services, writer, "job", record.plan, report=record.report)
 
-        @contextmanager
-        def reading(self) -> Generator[JobReader]:
-            with store.reading() as reader:
-                yield reader
-            with store.writing("job") as writer:
-                add_version(services, writer, "job", record.plan, report=record.report)
-
-        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-            return store.writing("job")
-
-    ReconfigurationReconciler()(replace(services, store=cast("JobStore", Overtaken())), "job")
-    assert newest(services).version == 2
+    overtaken = cast("JobStore", OvertakenStore(services.store, change))
+    ReconfigurationReconciler()(replace(services, store=overtaken), "job")
+    assert newest(services).version == (1 if is_another_run else 2)
     assert stages_of(newest(services)) == stages_of(record)
-
-
-def test_what_was_decided_for_a_run_is_not_given_to_the_next_one_of_that_name(
-    services: JobServices,
-) -> None:
-    pipeline = reconfigured_job(services)
-    pipeline.run(1 + STEPS_PER_LOOK)
-    store = services.store
-
-    class BegunAnew:
-        """Begins the job anew as soon as the first look at the store is over."""
-
-        @contextmanager
-        def reading(self) -> Generator[JobReader]:
-            with store.reading() as reader:
-                yield reader
-            with store.writing("job") as writer:
-                job = require_job(writer, "job")
-                writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
-
-        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-            return store.writing("job")
-
-    ReconfigurationReconciler()(replace(services, store=cast("JobStore", BegunAnew())), "job")
-    assert newest(services).version == 1
 
 
 def without_waits(rank: int, report: InstructionReport) -> InstructionReport:
@@ -354,32 +341,31 @@ def test_where_nothing_can_be_looked_at_the_profile_decides_after_some_patience(
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
 
 
-def test_a_framework_that_does_not_tell_microbatches_is_looked_at_by_order(
-    services: JobServices,
-) -> None:
-    pipeline = reconfigured_job(services)
-
-    def told(rank: int, report: InstructionReport) -> InstructionReport:
-        del rank
-        kind, _, chunk, began_s, computed_s, received_s, sent_s = report
-        return (kind, None, chunk, began_s, computed_s, received_s, sent_s)
-
-    pipeline.told = told
-    last = run_to_the_end(services, pipeline)
-    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
+def without_microbatches(rank: int, report: InstructionReport) -> InstructionReport:
+    """Instructions are then known by their order."""
+    del rank
+    kind, _, chunk, began_s, computed_s, received_s, sent_s = report
+    return (kind, None, chunk, began_s, computed_s, received_s, sent_s)
 
 
-def test_of_data_parallel_pipelines_the_slowest_tells_the_waits(services: JobServices) -> None:
+def with_a_faster_pipeline(rank: int, report: InstructionReport) -> InstructionReport:
     """The second pipeline is twice as fast, and says that stage 0 never waits for anything."""
-    pipeline = reconfigured_job(services, num_dp=2)
+    if rank < NUM_STAGES:
+        return report
+    kind, microbatch, chunk, began_s, computed_s, received_s, sent_s = report
+    waited_s = 0.0 if rank == NUM_STAGES else received_s
+    return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s)
 
-    def told(rank: int, report: InstructionReport) -> InstructionReport:
-        if rank < NUM_STAGES:
-            return report
-        kind, microbatch, chunk, began_s, computed_s, received_s, sent_s = report
-        waited_s = 0.0 if rank == NUM_STAGES else received_s
-        return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s)
 
+@pytest.mark.parametrize(
+    ("num_dp", "told"), [(1, without_microbatches), (2, with_a_faster_pipeline)]
+)
+def test_waits_are_those_of_the_slowest_pipeline_with_or_without_microbatches(
+    services: JobServices,
+    num_dp: int,
+    told: Callable[[int, InstructionReport], InstructionReport],
+) -> None:
+    pipeline = reconfigured_job(services, num_dp=num_dp)
     pipeline.told = told
     last = run_to_the_end(services, pipeline)
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
@@ -412,14 +398,6 @@ def test_a_comparison_is_not_disturbed(services: JobServices) -> None:
         )
     pipeline.take(2)
     pipeline.run(20)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2
-
-
-def test_a_version_with_a_successor_is_not_looked_at(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
-    pipeline.run(1 + STEPS_PER_LOOK)
-    put_profile(services, "job", three_stages((1.0, 1.3, 1.6)))
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
 
@@ -468,56 +446,3 @@ def test_once_no_rank_is_slow_any_more_the_loop_begins_anew(services: JobService
     assert stages_of(run_to_the_end(services, pipeline)) == stages_of(
         replace(anew, plan=offline_plan(three_stages(), Reconfigure.BALANCED))
     )
-
-
-class Watched:
-    """A store whose readers note what is read of them."""
-
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
-        self.read: list[str] = []
-        self.num_details = 0
-
-    @contextmanager
-    def reading(self) -> Generator[JobReader]:
-        with self._store.reading() as reader:
-            yield cast("JobReader", _WatchedReader(self, reader))
-
-    def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-        return self._store.writing(subject)
-
-
-class _WatchedReader:
-    def __init__(self, watched: Watched, reader: JobReader) -> None:
-        self._watched, self._reader = watched, reader
-
-    def __getattr__(self, name: str) -> object:
-        self._watched.read.append(name)
-        return getattr(self._reader, name)
-
-    def list_step_details(
-        self, job_id: str, first_step: int, *, limit: int | None = None
-    ) -> tuple[StepDetail, ...]:
-        found = self._reader.list_step_details(job_id, first_step, limit=limit)
-        self._watched.num_details += len(found)
-        return found
-
-
-def test_a_look_at_another_job_reads_no_more_than_the_job(services: JobServices) -> None:
-    pipeline = reconfigured_job(services, adaptation="announced")
-    pipeline.run(20)
-    watched = Watched(services.store)
-    ReconfigurationReconciler()(replace(services, store=cast("JobStore", watched)), "job")
-    assert watched.read == ["find_job"]
-
-
-def test_a_look_reads_only_the_instructions_of_the_steps_that_it_needs(
-    services: JobServices,
-) -> None:
-    """Of 60 steps that are kept it takes the first six."""
-    pipeline = reconfigured_job(services)
-    pipeline.run(60)
-    watched = Watched(services.store)
-    ReconfigurationReconciler()(replace(services, store=cast("JobStore", watched)), "job")
-    assert newest(services).version == 2
-    assert watched.num_details == FINISH_LIMIT * STEPS_PER_LOOK * NUM_STAGES + 1

@@ -81,6 +81,9 @@ def test_a_plain_job_name_is_allowed(job_id: str) -> None:
     [
         ({"rank": -1}, "rank"),
         ({"stage": MAX_STAGES}, "stage"),
+        ({"dp_rank": -1}, "dp_rank"),
+        ({"tp_rank": MAX_RANKS}, "tp_rank"),
+        ({"cp_rank": -1}, "cp_rank"),
         ({"host": "a\0b"}, "host"),
         ({"gpu_name": "x" * 257}, "gpu_name"),
         ({"acknowledged_version": 0}, "version"),

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import cast
 
-import pytest
 from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_server.http.openapi.examples import example
-from flyball_server.http.overviews import Overviews, RenderedOverview
-from flyball_server.jobs.auth.access import OPERATOR, Access
+from flyball_server.http.overviews import Overviews
 from flyball_server.views.job_figures import SharedReading
 from flyball_wire.codec import decode
 from flyball_wire.read_models import JobOverview
-
-JOBS = tuple((name, json.dumps({"job_id": name}).encode()) for name in ("b", "a@1", "a", "ab"))
-
-
-@pytest.mark.parametrize(
-    ("access", "seen"),
-    [
-        (OPERATOR, ["b", "a@1", "a", "ab"]),
-        (Access(job_id="a"), ["a@1", "a"]),
-        (Access(job_id="c"), []),
-    ],
-)
-def test_a_caller_sees_what_is_open_to_it_in_the_same_order(
-    access: Access, seen: list[str]
-) -> None:
-    overview = json.loads(RenderedOverview.of(JOBS).permitted(access))
-    assert [job["job_id"] for job in overview["jobs"]] == seen
 
 
 def overview(job_id: str) -> JobOverview:

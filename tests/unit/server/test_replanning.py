@@ -84,14 +84,6 @@ def test_a_change_that_fails_too_is_tried_once_and_told_to_who_made_it(
         change_target(services, "job", TargetChange(target="power:2"))
 
 
-def test_a_rank_that_repeats_itself_meanwhile_is_told_nothing(
-    services: JobServices, planner: PickyPlanner
-) -> None:
-    change_and_die(services, "power:2")
-    register_job(services, "job", job_spec(target="power:1"))
-    assert planner.requests == []
-
-
 def test_a_job_that_failed_and_ended_is_planned_from_the_change_when_it_comes_back(
     services: JobServices,
 ) -> None:

@@ -94,15 +94,6 @@ def test_who_asks_within_a_moment_gets_what_was_read(
     assert [figures.num_steps for figures in first] == [0]
 
 
-def test_one_job_is_read_for_each_who_asks_though_it_has_no_label(
-    services: JobServices, shared: SharedReading
-) -> None:
-    put_job(services)
-    for num_steps in (1, 2, 3):
-        post(services, num_steps)
-        assert shared.overview_of("job").num_steps == num_steps
-
-
 def test_a_job_that_is_not_known_or_not_any_more_is_an_error(
     services: JobServices, shared: SharedReading
 ) -> None:
@@ -128,17 +119,6 @@ def test_those_heard_of_last_come_first_and_are_fresh(
     clock.now_s = 1.0
     read = {each.job_id for each in shared.overviews() if each.num_steps}
     assert read == set(ids[2:])
-
-
-def test_a_figure_does_not_change_when_the_job_does(
-    services: JobServices, shared: SharedReading
-) -> None:
-    put_job(services)
-    post(services, 0)
-    before = shared.overview_of("job")
-    post(services, 1)
-    assert shared.overview_of("job").num_steps == 2
-    assert before.num_steps == 1
 
 
 def test_what_was_saved_is_what_the_report_says(

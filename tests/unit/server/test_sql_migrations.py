@@ -41,10 +41,6 @@ def open_and_close(file: Path) -> None:
     store.close()
 
 
-def test_a_new_database_is_of_the_first_schema(file: Path) -> None:
-    assert rows(file, "SELECT version FROM schema_version") == [(1,)]
-
-
 def test_an_older_database_takes_every_step_to_the_newest_schema_once(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

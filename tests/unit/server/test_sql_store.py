@@ -7,13 +7,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from sqlalchemy import Row, inspect
-from tests.planner.one_rank import acknowledge
+from sqlalchemy import inspect
 from tests.planner.patience import PATIENCE_S
-from tests.planner.samples import MOMENT, job_record, job_spec, plan_record, rank_record
+from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import (
     StoreBusyError,
@@ -22,9 +20,6 @@ from flyball_server.jobs.errors import (
     StoreTooNewError,
     StoreUnavailableError,
 )
-from flyball_server.jobs.records import RankRecord
-from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql import sql_rows, sql_transaction
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 from flyball_server.jobs.store.sqlite import sqlite_store
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore, make_sqlite_engine
@@ -35,22 +30,6 @@ def execute(file: Path, *statements: str) -> None:
         for statement in statements:
             connection.execute(statement)
         connection.commit()
-
-
-def test_what_is_stored_outlives_the_object(tmp_path: Path) -> None:
-    file = tmp_path / "planner.sqlite"
-    first = SqliteJobStore(file)
-    first.open()
-    with first.writing("job") as writer:
-        writer.save_job(job_record())
-        writer.add_plan(plan_record())
-    first.close()
-    second = SqliteJobStore(file)
-    second.open()
-    with second.reading() as reader:
-        assert reader.list_jobs() == (job_record(),)
-        assert reader.list_plans("job") == (plan_record(),)
-    second.close()
 
 
 def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Path) -> None:
@@ -74,15 +53,6 @@ def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Pat
         indexes = {index["name"] for index in made.get_indexes(table.name)}
         assert indexes == {index.name for index in table.indexes}
     engine.dispose()
-
-
-def test_the_file_is_in_wal_mode(tmp_path: Path) -> None:
-    file = tmp_path / "planner.sqlite"
-    store = SqliteJobStore(file)
-    store.open()
-    store.close()
-    with closing(sqlite3.connect(file)) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 @pytest.mark.parametrize("content", [b"This is a letter, and no database at all." * 50, b"x"])
@@ -150,35 +120,6 @@ def test_a_database_that_another_process_writes_is_busy(
             pass
         with store.reading() as reader:
             assert reader.list_jobs() == ()
-    store.close()
-
-
-def test_an_acknowledgement_reads_one_rank_until_the_last_one_comes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All that time other jobs' ranks wait for the lock."""
-    store = SqliteJobStore(tmp_path / "planner.sqlite")
-    store.open()
-    spec = job_spec(num_ranks=8)
-    with store.writing("job") as writer:
-        writer.save_job(job_record(registered=spec, in_force=spec))
-        writer.add_plan(plan_record())
-        for rank in range(8):
-            writer.save_ranks([rank_record(rank, stage=rank % 2, sm_clocks_mhz=(1410, 1395))])
-    read: list[int] = []
-
-    def noted(kind: type[Any], row: Row[Any], **given: object) -> object:
-        if kind is RankRecord:
-            read.append(row.rank)
-        return sql_rows.record_of(kind, row, **given)
-
-    monkeypatch.setattr(sql_transaction, "record_of", noted)
-    services = JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
-    for rank in range(7):
-        activation = acknowledge(services, "job", rank, version=1, current_step=0)
-        assert activation.first_step is None
-    assert read == list(range(7))
-    assert acknowledge(services, "job", 7, version=1, current_step=0).first_step is not None
     store.close()
 
 

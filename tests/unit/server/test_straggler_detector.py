@@ -9,10 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.planner.samples import rank_record
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
+from flyball_server.jobs.loop_state import RankSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
 from flyball_server.jobs.stragglers.detector import (
     RankStep,
@@ -32,18 +33,7 @@ Factor = Callable[[int, int, str], float]
 
 
 def a_rank(rank: int, stage: int, dp_rank: int = 0, tp_rank: int = 0) -> RankRecord:
-    return RankRecord(
-        job_id="job",
-        rank=rank,
-        stage=stage,
-        dp_rank=dp_rank,
-        tp_rank=tp_rank,
-        host="node",
-        gpu_name="A100",
-        gpu_uuid=f"GPU-{rank}",
-        emulated=True,
-        client_version="0",
-    )
+    return rank_record(rank, stage=stage, dp_rank=dp_rank, tp_rank=tp_rank)
 
 
 ONE_PIPELINE = [a_rank(0, 0), a_rank(1, 1)]
@@ -112,17 +102,15 @@ def changes_of(walk: Iterator[tuple[int, Slowdowns]]) -> list[tuple[int, Slowdow
 # ------------------------------------------------------------------ stragglers
 
 
+@pytest.mark.parametrize("is_shared", [False, True])
 @pytest.mark.parametrize("seed", range(2))
-def test_noise_of_two_percent_is_never_a_straggler_nor_drift(seed: int) -> None:
-    walk = walked(ONE_PIPELINE, as_profiled, 600, rng=random.Random(seed))
-    assert changes_of(walk) == []
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_neither_is_noise_that_all_of_a_step_shares(seed: int) -> None:
+def test_noise_of_two_percent_is_never_a_straggler_nor_drift(seed: int, is_shared: bool) -> None:
     rng = random.Random(seed)
-    noise = {(rank, step): 1 + rng.gauss(0, 0.02) for rank in range(2) for step in range(1000)}
-    walk = walked(ONE_PIPELINE, lambda rank, step, kind: noise[rank, step], 600)
+    noise = {(rank, step): 1 + rng.gauss(0, 0.02) for rank in range(2) for step in range(600)}
+    if is_shared:
+        walk = walked(ONE_PIPELINE, lambda rank, step, kind: noise[rank, step], 600)
+    else:
+        walk = walked(ONE_PIPELINE, as_profiled, 600, rng=rng)
     assert changes_of(walk) == []
 
 
@@ -232,48 +220,27 @@ def test_nothing_is_found_before_all_ranks_of_the_stage_have_measured_enough() -
 # ------------------------------------------------------------------ several pipelines, and drift
 
 
-def test_in_one_of_three_pipelines_a_slow_rank_is_a_straggler() -> None:
-    changes = changes_of(
-        walked(THREE_PIPELINES, lambda rank, step, kind: 1.1 if rank == 3 else 1.0, 40)
-    )
-    [(step, found)] = changes
-    assert step == RULES.num_steps - 1
-    assert [(slowed.rank, round(slowed.slowdown, 6)) for slowed in found.stragglers] == [(3, 1.1)]
-    assert found.drifts == ()
-
-
-def test_each_of_three_pipelines_is_held_against_the_fastest_other_one() -> None:
-    """What all others have in common is the least of them: 1, not the 1.4 of another slow one."""
-
+@pytest.mark.parametrize(
+    ("slow", "drifted"),
+    [
+        ({3: 1.1}, {}),
+        # What all others have in common is the least of them: 1, not the 1.4 of another slow one.
+        ({1: 1.2, 3: 1.4}, {}),
+        ({}, {(1, "backward"): 1.08, (1, "forward"): 1.08}),
+        ({}, {(1, "backward"): 0.95, (1, "forward"): 0.95}),
+        ({}, {(0, "forward"): 1.04}),
+    ],
+)
+def test_a_slow_rank_is_a_straggler_and_a_stage_that_is_slow_in_all_pipelines_has_drifted(
+    slow: dict[int, float], drifted: dict[tuple[int, str], float]
+) -> None:
     def factor(rank: int, step: int, kind: str) -> float:
-        return {1: 1.2, 3: 1.4}.get(rank, 1.0)
+        return slow.get(rank, 1.0) * drifted.get((rank % 2, kind), 1.0)
 
-    [(_, found)] = changes_of(walked(THREE_PIPELINES, factor, 40))
-    slow = [(slowed.rank, round(slowed.slowdown, 6)) for slowed in found.stragglers]
-    assert slow == [(1, 1.2), (3, 1.4)]
-
-
-@pytest.mark.parametrize("factor", [1.08, 1.03, 0.95])
-def test_a_stage_that_is_slower_or_faster_in_all_pipelines_has_drifted(factor: float) -> None:
-    changes = changes_of(
-        walked(THREE_PIPELINES, lambda rank, step, kind: factor if rank % 2 else 1.0, 90)
-    )
-    [(step, found)] = changes
-    assert step == RULES.num_drift_steps - 1
-    assert found.stragglers == ()
-    assert [(slowed.stage, slowed.kind) for slowed in found.drifts] == [
-        (1, "backward"),
-        (1, "forward"),
-    ]
-    assert all(slowed.slowdown == pytest.approx(factor) for slowed in found.drifts)
-
-
-def test_one_kind_may_drift_and_the_other_not() -> None:
-    def factor(rank: int, step: int, kind: str) -> float:
-        return 1.04 if rank == 0 and kind == "forward" else 1.0
-
-    [(_, found)] = changes_of(walked(ONE_PIPELINE, factor, 90))
-    assert [(slowed.stage, slowed.kind) for slowed in found.drifts] == [(0, "forward")]
+    [(step, found)] = changes_of(walked(THREE_PIPELINES, factor, 90))
+    assert step == (RULES.num_drift_steps if drifted else RULES.num_steps) - 1
+    assert {one.rank: one.slowdown for one in found.stragglers} == pytest.approx(slow)
+    assert {(one.stage, one.kind): one.slowdown for one in found.drifts} == pytest.approx(drifted)
 
 
 def test_a_drift_that_is_over_is_forgotten() -> None:
@@ -302,19 +269,6 @@ def test_what_is_announced_is_no_drift() -> None:
         return 1.04 if rank == 1 else 1.0
 
     assert changes_of(walked(ONE_PIPELINE, factor, 90, announced=(1,))) == []
-
-
-def test_against_a_known_drift_a_stage_that_keeps_to_it_has_not_moved() -> None:
-    drifts = tuple(
-        StageSlowdown(stage=1, kind=kind, slowdown=1.1) for kind in ("backward", "forward")
-    )
-    walk = walked(
-        ONE_PIPELINE,
-        lambda rank, step, kind: 1.1 if rank == 1 else 1.0,
-        40,
-        known=Slowdowns(drifts=drifts),
-    )
-    assert {found for _, found in walk} == {Slowdowns(drifts=drifts)}
 
 
 # ------------------------------------------------------------------ what a step tells

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import pytest
 from tests.planner.one_rank import register_rank
@@ -14,15 +13,12 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
     InvalidFieldError,
-    UnknownJobError,
-    UnknownRankError,
 )
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
 from flyball_server.jobs.replanning import slowed_plan
 from flyball_server.jobs.replanning.plan_job import LEAST_GAIN
-from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.stragglers.announcements import (
     announce_straggler,
     list_stragglers,
@@ -170,18 +166,6 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
     assert job.loop_state.stragglers == ()
 
 
-def test_withdrawn_the_plan_is_as_it_was() -> None:
-    job = Running(effort="low")
-    before = job.plan
-    job.announce(1, 1.3)
-    job.settle()
-    withdraw_straggler(job.services, "job", 1)
-    withdraw_straggler(job.services, "job", 1)
-    job.settle()
-    assert job.newest.version == 3
-    assert job.plan == before
-
-
 def test_the_same_announcement_again_changes_nothing_and_another_replaces_it() -> None:
     job = Running(effort="low")
     job.announce(1, 1.3)
@@ -276,16 +260,6 @@ def test_an_announcement_that_makes_no_sense_is_refused_with_its_field(
     assert error.value.field == field
 
 
-def test_nobody_is_announced_whom_the_job_does_not_have() -> None:
-    job = Running(effort="low")
-    with pytest.raises(UnknownRankError):
-        job.announce(7, 1.2)
-    with pytest.raises(UnknownRankError):
-        withdraw_straggler(job.services, "job", 7)
-    with pytest.raises(UnknownJobError):
-        list_stragglers(job.services, "nobody")
-
-
 def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_anew() -> None:
     job = Running(effort="low", schedule="auto:gpipe")
     order = job.plan.schedule
@@ -299,28 +273,3 @@ def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_ane
     assert [request.options.schedule for request in job.requests] == ["auto:gpipe"]
     change_target(job.services, "job", TargetChange(target="slowdown:0.1"))
     assert job.requests[-1].options.schedule == "auto:gpipe"
-
-
-class CountedStore:
-    """A store that counts its transactions."""
-
-    def __init__(self, store: JobStore) -> None:
-        self._store = store
-        self.opened: list[str] = []
-
-    def __getattr__(self, name: str) -> object:
-        if name in {"reading", "writing"}:
-            self.opened.append(name)
-        return getattr(self._store, name)
-
-
-def test_a_straggler_is_planned_for_with_one_snapshot_and_one_write() -> None:
-    job = Running(effort="low")
-    counted = CountedStore(job.services.store)
-    job.services = replace(job.services, store=cast("JobStore", counted))
-    job.announce(1, 1.3)
-    assert counted.opened == ["writing"]
-    job.react()
-    # What is to be planned for is read and stored, then one snapshot is read and one plan stored.
-    assert counted.opened[1:] == ["reading", "writing", "reading", "writing"]
-    assert job.newest.version == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import pytest
 from tests.planner.running import Running
 
@@ -90,15 +88,3 @@ def test_a_target_that_the_policy_does_not_know_is_refused_with_its_window() -> 
         put_timetable(job.services, "job", night())
     assert error.value.field == "windows[0].target"
     put_timetable(job.services, "job", night("fastest"))
-
-
-def test_a_timetable_that_cannot_be_summed_up_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = Running(effort="low")
-
-    def overflow(timetable: Timetable, now: datetime) -> datetime:
-        raise OverflowError
-
-    monkeypatch.setattr("flyball_server.jobs.timetables.next_change", overflow)
-    with pytest.raises(OverflowError):
-        put_timetable(job.services, "job", night())
-    assert job.loop_state.timetable is None

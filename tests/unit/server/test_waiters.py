@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+
+import pytest
 
 from flyball_server.jobs.waiters import JobWaiters
+
+pytestmark = pytest.mark.anyio
 
 LONG_S = 600.0
 
@@ -28,138 +31,112 @@ async def waiting(waiters: JobWaiters, number: int) -> None:
         await asyncio.sleep(0)
 
 
-def run(scenario: Callable[[JobWaiters, Value], object]) -> None:
-    async def bounded() -> None:
-        made = scenario(JobWaiters(), Value())
-        assert asyncio.iscoroutine(made)
-        await asyncio.wait_for(made, 60)
-
-    asyncio.run(bounded())
+@pytest.fixture
+def waiters() -> JobWaiters:
+    return JobWaiters()
 
 
-def test_what_is_there_is_answered_without_waiting() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        value.value = "there"
-        assert await waiters.until("job", value.probe, wait_s=LONG_S) == "there"
-        assert waiters.num_waiting == 0
-
-    run(scenario)
+@pytest.fixture
+def value() -> Value:
+    return Value()
 
 
-def test_a_wait_of_no_time_looks_once() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        assert await waiters.until("job", value.probe, wait_s=0) is None
-        assert value.num_probes == 1
-
-    run(scenario)
-
-
-def test_a_wait_ends_with_nothing_when_its_time_is_over() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        assert await waiters.until("job", value.probe, wait_s=0.01) is None
-        assert waiters.num_waiting == 0
-
-    run(scenario)
+async def test_a_wait_ends_with_nothing_when_its_time_is_over(
+    waiters: JobWaiters, value: Value
+) -> None:
+    assert await waiters.until("job", value.probe, wait_s=0.01) is None
+    assert waiters.num_waiting == 0
 
 
-def test_a_change_from_another_thread_wakes_all_who_wait_for_the_job() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        polls = [
-            asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S)) for _ in range(3)
-        ]
-        await waiting(waiters, 3)
-        value.value = "new"
-        thread = threading.Thread(target=waiters.notify, args=("job",))
-        thread.start()
-        assert await asyncio.gather(*polls) == ["new"] * 3
-        thread.join()
-        assert waiters.num_waiting == 0
+async def test_a_change_from_another_thread_wakes_all_who_wait_for_the_job(
+    waiters: JobWaiters, value: Value
+) -> None:
+    polls = [
+        asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S)) for _ in range(3)
+    ]
+    await waiting(waiters, 3)
+    value.value = "new"
+    thread = threading.Thread(target=waiters.notify, args=("job",))
+    thread.start()
+    assert await asyncio.gather(*polls) == ["new"] * 3
+    thread.join()
+    assert waiters.num_waiting == 0
 
-    run(scenario)
+
+async def test_a_change_of_another_job_wakes_nobody(waiters: JobWaiters, value: Value) -> None:
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    waiters.notify("other")
+    await asyncio.sleep(0)
+    assert not poll.done()
+    assert value.num_probes == 1
+    waiters.close()
+    assert await poll is None
 
 
-def test_a_change_of_another_job_wakes_nobody() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
-        await waiting(waiters, 1)
-        waiters.notify("other")
+async def test_where_any_job_may_have_changed_all_who_wait_look_again(
+    waiters: JobWaiters, value: Value
+) -> None:
+    polls = [
+        asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
+        for job_id in ("job", "other")
+    ]
+    await waiting(waiters, 2)
+    value.value = "new"
+    waiters.notify_all()
+    assert await asyncio.gather(*polls) == ["new"] * 2
+
+
+async def test_a_wake_that_brings_nothing_lets_the_poll_wait_on(
+    waiters: JobWaiters, value: Value
+) -> None:
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    waiters.notify("job")
+    while value.num_probes < 2:
         await asyncio.sleep(0)
-        assert not poll.done()
-        assert value.num_probes == 1
-        waiters.close()
-        assert await poll is None
-
-    run(scenario)
+    assert not poll.done()
+    value.value = "late"
+    waiters.notify("job")
+    assert await poll == "late"
 
 
-def test_where_any_job_may_have_changed_all_who_wait_look_again() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        polls = [
-            asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
-            for job_id in ("job", "other")
-        ]
-        await waiting(waiters, 2)
-        value.value = "new"
-        waiters.notify_all()
-        assert await asyncio.gather(*polls) == ["new"] * 2
+async def test_a_change_while_the_probe_looks_is_not_missed(
+    waiters: JobWaiters, value: Value
+) -> None:
+    async def probe() -> str | None:
+        seen = await value.probe()
+        if value.num_probes == 1:
+            value.value = "meanwhile"
+            waiters.notify("job")
+        return seen
 
-    run(scenario)
-
-
-def test_a_wake_that_brings_nothing_lets_the_poll_wait_on() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
-        await waiting(waiters, 1)
-        waiters.notify("job")
-        while value.num_probes < 2:
-            await asyncio.sleep(0)
-        assert not poll.done()
-        value.value = "late"
-        waiters.notify("job")
-        assert await poll == "late"
-
-    run(scenario)
+    assert await waiters.until("job", probe, wait_s=LONG_S) == "meanwhile"
 
 
-def test_a_change_while_the_probe_looks_is_not_missed() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        async def probe() -> str | None:
-            seen = await value.probe()
-            if value.num_probes == 1:
-                value.value = "meanwhile"
-                waiters.notify("job")
-            return seen
-
-        assert await waiters.until("job", probe, wait_s=LONG_S) == "meanwhile"
-
-    run(scenario)
-
-
-def test_closing_releases_all_and_lets_none_wait_until_opened_again() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
-        await waiting(waiters, 1)
-        waiters.close()
-        assert await poll is None
-        assert await waiters.until("job", value.probe, wait_s=LONG_S) is None
-        waiters.open()
-        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
-        await waiting(waiters, 1)
-        value.value = "again"
-        waiters.notify("job")
-        assert await poll == "again"
-
-    run(scenario)
+async def test_closing_releases_all_and_lets_none_wait_until_opened_again(
+    waiters: JobWaiters, value: Value
+) -> None:
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    waiters.close()
+    assert await poll is None
+    assert await waiters.until("job", value.probe, wait_s=LONG_S) is None
+    waiters.open()
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    value.value = "again"
+    waiters.notify("job")
+    assert await poll == "again"
 
 
-def test_a_poll_that_is_given_up_leaves_nothing_behind() -> None:
-    async def scenario(waiters: JobWaiters, value: Value) -> None:
-        poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
-        await waiting(waiters, 1)
-        poll.cancel()
-        await asyncio.wait({poll})
-        assert poll.cancelled()
-        assert waiters.num_waiting == 0
-        waiters.notify("job")
-
-    run(scenario)
+async def test_a_poll_that_is_given_up_leaves_nothing_behind(
+    waiters: JobWaiters, value: Value
+) -> None:
+    poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
+    await waiting(waiters, 1)
+    poll.cancel()
+    await asyncio.wait({poll})
+    assert poll.cancelled()
+    assert waiters.num_waiting == 0
+    waiters.notify("job")
