@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
 from flyball_client.__main__ import main
 from flyball_client.cli import clocks
 from flyball_client.cli.clocks import describe_clocks
-from flyball_client.gpu.nvml import NvmlGpuInfo, list_nvml_gpus
+from flyball_client.gpu.nvml import list_nvml_gpus
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_profiles.gpu_windows import load_gpu_window, window_clocks_mhz
 
@@ -39,25 +38,6 @@ def profile(tmp_path: Path) -> Path:
     file = tmp_path / "profile.csv"
     file.write_text(CSV)
     return file
-
-
-@pytest.mark.parametrize(
-    ("clocks_mhz", "text"),
-    [
-        ((), ""),
-        ((1410,), "1410"),
-        ((1410, 1200), "1200, 1410"),
-        (range(1980, 209, -15), "210..1980 step 15"),
-        ((1980, 1965, 1950, 345), "345, 1950..1980 step 15"),
-        ((300, 200, 100, 1000), "100..300 step 100, 1000"),
-        ((10, 20, 30, 32, 34), "10..30 step 10, 32, 34"),
-        ((2, 1, 3, 3), "1..3 step 1"),
-    ],
-)
-def test_clocks_are_drawn_together_where_their_steps_are_equal(
-    clocks_mhz: tuple[int, ...], text: str
-) -> None:
-    assert describe_clocks(clocks_mhz) == text
 
 
 @given(st.sets(st.integers(1, 300)))
@@ -102,22 +82,6 @@ def test_a_gpu_without_lockable_clocks_is_listed_as_such(
     assert "a window needs two SM clocks, and the GPU lists 0" in capsys.readouterr().err
 
 
-def test_a_machine_without_nvml_gets_one_line_and_status_2(false_nvml: FalseNvml) -> None:
-    environment = false_nvml.environment
-    del environment["FALSE_NVML_STATE"]
-    done = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "clocks"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("flyball clocks: starting NVML: Driver Not Loaded; ")
-    assert done.stderr.count("\n") == 1
-
-
 def test_an_emulated_gpu_is_called_emulated(
     profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,21 +103,7 @@ def test_a_stage_beyond_the_profile_is_refused(
         assert error == f"flyball clocks: {profile}: no stage {stage}; it has 0 to 1\n"
 
 
-def test_a_broken_profile_is_named_with_its_line(
-    profile: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    profile.write_text(CSV.replace("1395,0.2", "1395,fast"))
-    assert main(["clocks", "--profile", str(profile)]) == 2
-    assert capsys.readouterr().err.startswith(f"flyball clocks: {profile}:3: ")
-
-
 # ------------------------------------------------------------------ a file for the GPU table
-
-
-def other_gpu(uuid: str) -> NvmlGpuInfo:
-    return NvmlGpuInfo(
-        index=1, name="Other GPU", uuid=uuid, sm_clocks_mhz=(1410, 1395), has_mig=False
-    )
 
 
 def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
@@ -169,18 +119,6 @@ def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
     assert window.blocking_power_w is None
     assert "False GPU itself through NVML (driver false-0, 2" in window.sources["filter_max_mhz"]
     assert window_clocks_mhz(window, SUPPORTED_MHZ) == tuple(range(1980, 989, -90))
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-def test_without_a_file_the_toml_is_printed_and_says_what_is_left_to_measure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("# False GPU: the window of SM clocks to profile.")
-    assert "# No blocking power: measure it" in text
-    (tmp_path / "h200.toml").write_text(text)
-    assert load_gpu_window("h200", folder=tmp_path).filter_max_mhz == 1980
 
 
 @pytest.mark.usefixtures("loaded_nvml")
@@ -233,11 +171,12 @@ def test_options_that_do_not_fit_are_refused_in_one_line(
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "calls.log"}
 
 
+@pytest.mark.usefixtures("loaded_nvml")
 def test_among_different_gpus_one_must_be_chosen(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first, _ = list_nvml_gpus()
-    mixed = (first, other_gpu(loaded_nvml.uuid(1)))
+    first, second = list_nvml_gpus()
+    mixed = (first, replace(second, name="Other GPU"))
     monkeypatch.setattr(clocks, "list_nvml_gpus", lambda: mixed)
     assert main(["clocks", "--toml", "h200"]) == 2
     assert "the GPUs of this machine differ; choose one with --gpu" in capsys.readouterr().err

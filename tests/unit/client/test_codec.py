@@ -69,120 +69,91 @@ def test_every_wire_type_comes_back_as_it_went(wire_type: type[Any], data: st.Da
     assert received == sent
 
 
-def job_view() -> dict[str, Any]:
-    rank = messages.RankView(
-        rank=0,
-        stage=0,
-        host="host-a",
-        gpu_name="emulated A100",
-        gpu_uuid="EMULATED-1",
-        emulated=True,
-        client_version="0.1.0",
-        acknowledged_version=None,
-        current_step=None,
-    )
-    view = messages.JobView(
-        job_id="gpt",
-        state="planned",
-        registration=messages.JobRegistration(num_stages=1, num_microbatches=4),
-        ranks=(rank, rank, rank),
-        newest_version=1,
-        active_version=None,
-        problem=None,
-        created_at="2026-01-01T00:00:00Z",
-    )
-    encoded: dict[str, Any] = encode(view)
-    return encoded
+@dataclass(frozen=True, kw_only=True)
+class Guarded:
+    pair: tuple[int, str]
+    limit: int = 1
+
+    def __post_init__(self) -> None:
+        if self.limit < 1:
+            raise ValueError("limit must be at least 1")
 
 
-def test_an_error_names_the_path_of_the_field() -> None:
-    data = job_view()
-    data["ranks"][2]["stage"] = "two"
-    with pytest.raises(CodecError, match=r"^ranks\[2\]\.stage must be a whole number, not text$"):
-        decode(messages.JobView, data)
-
-
-def test_an_error_in_a_list_names_the_index_first() -> None:
-    broken = job_view()
-    del broken["state"]
-    with pytest.raises(CodecError, match=r"^\[1\]\.state is missing$"):
-        decode_list(messages.JobView, [job_view(), broken])
-    with pytest.raises(CodecError, match="a list of JobView was expected, not an object"):
-        decode_list(messages.JobView, {})
-
-
-def test_fields_that_are_not_known_are_ignored() -> None:
-    data = job_view() | {"new_in_a_later_version": [1]}
-    assert decode(messages.JobView, data) == decode(messages.JobView, job_view())
-
-
-def test_fields_with_a_default_may_be_missing() -> None:
-    assert decode(messages.Problem, {"detail": "no"}) == messages.Problem(detail="no")
-
-
-def test_the_configuration_for_pydantic_does_not_cross() -> None:
-    assert set(encode(messages.Acknowledgement(version=1, current_step=2))) == {
-        "version",
-        "current_step",
-        "run_id",
-    }
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    counts: tuple[int, ...] = ()
+    times_s: tuple[float, ...] = ()
+    rows: tuple[tuple[str | int, ...], ...] = ()
+    clocks_mhz: tuple[tuple[int, ...], ...] = ()
+    places: tuple[int | None, ...] = ()
 
 
 MEASUREMENT = {"step": 1, "plan_version": None, "time_s": 1.5, "energy_j": None}
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "text"),
-    [
-        ("step", True, "step must be a whole number, not true or false"),
-        ("step", 1.0, "step must be a whole number, not a number"),
-        ("step", None, "step must be a whole number, not null"),
-        ("plan_version", "1", "plan_version must be a whole number, not text"),
-        ("time_s", True, "time_s must be a number, not true or false"),
-        ("time_s", float("nan"), "time_s must be a finite number, not nan"),
-        ("energy_j", float("inf"), "energy_j must be a finite number, not inf"),
-        ("time_s", 10**400, "time_s is too large a number"),
-        ("time_s", [1.0], "time_s must be a number, not a list"),
-    ],
-)
-def test_numbers_are_taken_strictly(field: str, value: object, text: str) -> None:
-    with pytest.raises(CodecError, match=f"^{text}$"):
-        decode(messages.StepMeasurement, MEASUREMENT | {field: value})
-
-
-def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
-    measured = decode(messages.StepMeasurement, MEASUREMENT | {"time_s": 2})
-    assert measured.time_s == 2.0
-    assert isinstance(measured.time_s, float)
-
-
-RANK_PLAN: dict[str, Any] = {
-    "job_id": "gpt",
-    "version": 1,
-    "stage": 0,
-    "first_step": None,
-    "instructions": [["forward", 0, 1410], ["backward", 0, 1395, 1]],
-    "predicted_iteration_time_s": 2.0,
+PLAN = {"job_id": "gpt", "version": 1, "first_step": 1, "created_at": "now", "plan": {}}
+VALID: dict[Any, dict[str, Any]] = {
+    messages.StepMeasurement: MEASUREMENT,
+    messages.MeasurementBatch: {"steps": [MEASUREMENT]},
+    messages.PlanView: PLAN,
+    Guarded: {"pair": [1, "a"]},
+    Columns: {},
 }
 
 
-def test_instructions_become_tuples_of_text_and_whole_numbers() -> None:
-    plan = decode(messages.RankPlan, RANK_PLAN)
-    assert plan.instructions == (("forward", 0, 1410), ("backward", 0, 1395, 1))
+@pytest.mark.parametrize(
+    ("wire_type", "changes", "text"),
+    [
+        (messages.StepMeasurement, {"step": True}, "step must be a whole number, not true or"),
+        (messages.StepMeasurement, {"step": 1.0}, "step must be a whole number, not a number"),
+        (messages.StepMeasurement, {"step": None}, "step must be a whole number, not null"),
+        (messages.StepMeasurement, {"plan_version": "1"}, "plan_version must be a whole number"),
+        (messages.StepMeasurement, {"time_s": True}, "time_s must be a number, not true or"),
+        (messages.StepMeasurement, {"time_s": math.nan}, "time_s must be a finite number, not"),
+        (messages.StepMeasurement, {"energy_j": math.inf}, "energy_j must be a finite number"),
+        (messages.StepMeasurement, {"time_s": 10**400}, "time_s is too large a number"),
+        (messages.StepMeasurement, {"time_s": [1.0]}, "time_s must be a number, not a list"),
+        (
+            messages.MeasurementBatch,
+            {"steps": [MEASUREMENT, MEASUREMENT | {"step": "two"}]},
+            r"steps\[1\]\.step must be a whole number, not text$",
+        ),
+        (messages.PlanView, {"plan": {"a": [1, math.nan]}}, r"plan\.a\[1\] must be a finite"),
+        (Guarded, {"limit": 0}, "Guarded: limit must be at least 1$"),
+        (Guarded, {"pair": [1, "a", "b"]}, "pair must have 2 items, not 3$"),
+        (Columns, {"counts": [1, True]}, r"counts\[1\] must be a whole number, not true"),
+        (Columns, {"counts": [1, 2.0]}, r"counts\[1\] must be a whole number, not a number"),
+        (Columns, {"times_s": [0.5, math.nan]}, r"times_s\[1\] must be a finite number, not nan"),
+        (Columns, {"times_s": [0.5, "1"]}, r"times_s\[1\] must be a number, not text"),
+        (Columns, {"rows": [["f", 0], ["b", None]]}, r"rows\[1\]\[1\] must be text or a whole"),
+        (Columns, {"rows": [["f", 0], "b"]}, r"rows\[1\] must be a list, not text"),
+        (Columns, {"clocks_mhz": [[1], [2, "3"]]}, r"clocks_mhz\[1\]\[1\] must be a whole number"),
+        (Columns, {"places": [None, "3"]}, r"places\[1\] must be a whole number, not text"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_the_path_of_its_field(
+    wire_type: type[Any], changes: dict[str, object], text: str
+) -> None:
+    decode(wire_type, VALID[wire_type])
+    with pytest.raises(CodecError, match=f"^{text}"):
+        decode(wire_type, VALID[wire_type] | changes)
 
 
-def test_a_member_that_fits_no_type_of_a_union_is_refused() -> None:
-    data = RANK_PLAN | {"instructions": [["forward", 0, 1410.5]]}
-    with pytest.raises(
-        CodecError, match=r"^instructions\[0\]\[2\] must be text or a whole number, not a number$"
-    ):
-        decode(messages.RankPlan, data)
+def test_an_error_in_a_list_names_the_index_first() -> None:
+    with pytest.raises(CodecError, match=r"^\[1\]\.step is missing$"):
+        decode_list(messages.StepMeasurement, [MEASUREMENT, {}])
+    with pytest.raises(CodecError, match="a list of StepMeasurement was expected, not an object"):
+        decode_list(messages.StepMeasurement, {})
 
 
-def test_free_form_parts_refuse_numbers_that_json_does_not_know() -> None:
-    data = {"job_id": "gpt", "version": 1, "first_step": 1, "created_at": "now"}
-    with pytest.raises(CodecError, match=r"^plan\.stages\[1\] must be a finite number"):
-        decode(messages.PlanView, data | {"plan": {"stages": [1, float("nan")]}})
+def test_unknown_fields_are_ignored_and_fields_with_a_default_may_be_missing() -> None:
+    data = {"detail": "no", "new_in_a_later_version": [1]}
+    assert decode(messages.Problem, data) == messages.Problem(detail="no")
+
+
+def test_a_whole_number_is_accepted_where_a_number_is_expected() -> None:
+    times_s = decode(Columns, {"times_s": [0.5, 2]}).times_s
+    measured = decode(messages.StepMeasurement, MEASUREMENT | {"time_s": 2})
+    assert (*times_s, measured.time_s) == (0.5, 2.0, 2.0)
+    assert {type(time_s) for time_s in (*times_s, measured.time_s)} == {float}
 
 
 @pytest.mark.parametrize(
@@ -204,27 +175,6 @@ def test_free_form_parts_refuse_numbers_that_json_does_not_know() -> None:
 def test_what_has_no_json_form_is_not_sent(value: object, text: str) -> None:
     with pytest.raises(CodecError, match=text):
         encode(value)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Guarded:
-    pair: tuple[int, str]
-    limit: int = 1
-
-    def __post_init__(self) -> None:
-        if self.limit < 1:
-            raise ValueError("limit must be at least 1")
-
-
-def test_a_type_that_guards_its_values_is_heard() -> None:
-    with pytest.raises(CodecError, match=r"^Guarded: limit must be at least 1$"):
-        decode(Guarded, {"pair": [1, "a"], "limit": 0})
-
-
-def test_tuples_of_fixed_length_keep_it() -> None:
-    assert decode(Guarded, {"pair": [1, "a"]}).pair == (1, "a")
-    with pytest.raises(CodecError, match=r"^pair must have 2 items, not 3$"):
-        decode(Guarded, {"pair": [1, "a", "b"]})
 
 
 @pytest.mark.parametrize("data", [None, [], "text", 1])
@@ -251,38 +201,3 @@ def test_a_name_is_one_of_those_known(wrong: object) -> None:
     assert read.effort is plan_options.Effort.LOW
     with pytest.raises(CodecError, match="effort must be one of low, normal, high"):
         decode(messages.JobRegistration, job | {"effort": wrong})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Columns:
-    counts: tuple[int, ...] = ()
-    times_s: tuple[float, ...] = ()
-    rows: tuple[tuple[str | int, ...], ...] = ()
-    clocks_mhz: tuple[tuple[int, ...], ...] = ()
-    places: tuple[int | None, ...] = ()
-
-
-@pytest.mark.parametrize(
-    ("field", "items", "text"),
-    [
-        ("counts", [1, True], r"counts\[1\] must be a whole number, not true or false"),
-        ("counts", [1, 2.0], r"counts\[1\] must be a whole number, not a number"),
-        ("times_s", [0.5, float("nan")], r"times_s\[1\] must be a finite number, not nan"),
-        ("times_s", [0.5, "1"], r"times_s\[1\] must be a number, not text"),
-        ("rows", [["forward", 0], ["backward", None]], r"rows\[1\]\[1\] must be text or a whole"),
-        ("rows", [["forward", 0], "backward"], r"rows\[1\] must be a list, not text"),
-        ("clocks_mhz", [[1], [2, "3"]], r"clocks_mhz\[1\]\[1\] must be a whole number, not text"),
-        ("places", [None, "3"], r"places\[1\] must be a whole number, not text"),
-    ],
-)
-def test_an_item_of_a_long_list_that_is_wrong_is_named_by_its_place(
-    field: str, items: list[object], text: str
-) -> None:
-    with pytest.raises(CodecError, match=text):
-        decode(_Columns, {field: items})
-
-
-def test_whole_numbers_among_numbers_are_taken_as_numbers() -> None:
-    decoded = decode(_Columns, {"times_s": [0.5, 2]})
-    assert decoded.times_s == (0.5, 2.0)
-    assert [type(time_s) for time_s in decoded.times_s] == [float, float]

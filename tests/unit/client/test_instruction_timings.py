@@ -4,39 +4,28 @@ from collections.abc import Callable
 
 import pytest
 from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.client.tiny_profile import HandClock
 
 from flyball_client.session import instruction_timings
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.rank_session import RankSession
 
 
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.moment_s = 100.0
-
-    def __call__(self) -> float:
-        return self.moment_s
-
-    def move(self, seconds: float) -> None:
-        """Let time pass."""
-        self.moment_s += seconds
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def session(clock: Clock) -> RankSession:
+def session(clock: HandClock) -> RankSession:
     """Without a planner: nothing is started."""
-    return RankSession(gpu=RecordingGpu(), job_id="job", rank=0, stage=0, planner=None, clock=clock)
+    return RankSession(
+        gpu=RecordingGpu(), job_id="job", rank=0, stage=0, planner=None, clock=clock.now_s
+    )
 
 
 def run(
-    session: RankSession, clock: Clock, kind: str, seconds: float, microbatch: int | None = None
+    session: RankSession, clock: HandClock, kind: str, seconds: float, microbatch: int | None = None
 ) -> None:
     session.on_instruction_begin(kind, microbatch=microbatch)
     clock.move(seconds)
@@ -44,7 +33,7 @@ def run(
 
 
 def test_a_step_shows_when_each_instruction_ran_and_what_it_waited_for(
-    session: RankSession, clock: Clock
+    session: RankSession, clock: HandClock
 ) -> None:
     session.on_step_begin()
     clock.move(0.25)
@@ -82,7 +71,7 @@ def test_a_step_shows_when_each_instruction_ran_and_what_it_waited_for(
 
 
 def test_the_last_step_stays_while_the_next_one_runs_and_gives_way_to_it(
-    session: RankSession, clock: Clock
+    session: RankSession, clock: HandClock
 ) -> None:
     for seconds in (1.0, 2.0, 3.0):
         before = session.last_step_timings
@@ -96,7 +85,9 @@ def test_the_last_step_stays_while_the_next_one_runs_and_gives_way_to_it(
         assert timing.receive_time_s == 0.0
 
 
-def test_a_receive_is_the_next_instructions_of_its_kind(session: RankSession, clock: Clock) -> None:
+def test_a_receive_is_the_next_instructions_of_its_kind(
+    session: RankSession, clock: HandClock
+) -> None:
     session.on_step_begin()
     session.on_transfer("receive", "backward", time_s=1.0)
     session.on_transfer("receive", "backward", time_s=2.0)
@@ -108,7 +99,7 @@ def test_a_receive_is_the_next_instructions_of_its_kind(session: RankSession, cl
 
 
 def test_a_send_is_that_of_the_instruction_named_however_late_it_comes(
-    session: RankSession, clock: Clock
+    session: RankSession, clock: HandClock
 ) -> None:
     session.on_step_begin()
     for microbatch in range(3):
@@ -129,7 +120,7 @@ def test_a_send_is_that_of_the_instruction_named_however_late_it_comes(
     ids=["said to have failed", "abandoned"],
 )
 def test_a_step_that_is_broken_off_leaves_the_last_measured_one(
-    session: RankSession, clock: Clock, break_off: Callable[[RankSession], None]
+    session: RankSession, clock: HandClock, break_off: Callable[[RankSession], None]
 ) -> None:
     session.on_step_begin()
     run(session, clock, "forward", 1.0, 0)
@@ -148,13 +139,13 @@ def test_a_step_that_is_broken_off_leaves_the_last_measured_one(
 
 
 def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instructions(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instruction_timings, "MAX_INSTRUCTIONS", 2)
-    recorder = TimingRecorder(clock)
+    recorder = TimingRecorder(clock.now_s)
     recorder.begin_step()
     for microbatch in range(5):
-        recorder.begin(("forward", microbatch, 0, None, clock()))
+        recorder.begin(("forward", microbatch, 0, None, clock.now_s()))
         clock.move(1.0 + microbatch)
         recorder.end()
     recorder.end_step()
@@ -162,12 +153,12 @@ def test_a_step_without_end_takes_bounded_memory_and_keeps_its_first_instruction
     assert [(timing.microbatch, timing.compute_time_s) for timing in kept] == [(0, 1.0), (1, 2.0)]
 
 
-def test_an_instruction_whose_end_is_not_told_took_no_time(clock: Clock) -> None:
-    recorder = TimingRecorder(clock)
+def test_an_instruction_whose_end_is_not_told_took_no_time(clock: HandClock) -> None:
+    recorder = TimingRecorder(clock.now_s)
     recorder.begin_step()
-    recorder.begin(("forward", None, 0, None, clock()))
+    recorder.begin(("forward", None, 0, None, clock.now_s()))
     clock.move(1.0)
-    recorder.begin(("backward", None, 0, None, clock()))
+    recorder.begin(("backward", None, 0, None, clock.now_s()))
     clock.move(2.0)
     recorder.end()
     recorder.end()

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -46,11 +47,8 @@ class Inbox:
 def make_outbox(
     inbox: Callable[[httpx.Request], httpx.Response],
     *,
-    capacity: int = 100,
-    max_details: int = 100,
-    max_details_per_post: int = 100,
     is_registered: bool = True,
-    period_s: float | None = 0.001,
+    **limits: Any,  # noqa: ANN401 - of MeasurementOutbox
 ) -> MeasurementOutbox:
     planner = PlannerClient(
         "http://planner.test",
@@ -64,11 +62,19 @@ def make_outbox(
         calls,
         reachability=PlannerReachability("rank 0"),
         backoff=Backoff(first_s=0.001, longest_s=0.002),
-        capacity=capacity,
-        max_details=max_details,
-        max_details_per_post=max_details_per_post,
-        period_s=period_s,
+        **{
+            "capacity": 100,
+            "max_details": 100,
+            "max_details_per_post": 100,
+            "period_s": 0.001,
+            **limits,
+        },
     )
+
+
+def post_all(outbox: MeasurementOutbox) -> None:
+    outbox.start()
+    outbox.stop(10.0)
 
 
 def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -> None:
@@ -88,8 +94,7 @@ def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox, capacity=1000)
     put(outbox, range(600))
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert [len(batch) for batch in inbox.batches] == [256, 256, 88]
     assert [step for batch in inbox.batches for step in batch] == list(range(600))
 
@@ -137,8 +142,7 @@ def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
     outbox = make_outbox(inbox, capacity=3)
     put(outbox, range(10))
     assert outbox.num_dropped == 7
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert inbox.batches == [[7, 8, 9]]
 
 
@@ -149,8 +153,7 @@ def test_steps_that_tell_much_are_posted_in_smaller_batches_and_none_is_divided(
     put(outbox, range(2, 8))  # tell nothing
     put(outbox, range(8, 10), num_instructions=3)
     put(outbox, range(10, 12), num_instructions=20)
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert inbox.batches == [[*range(8)], [8, 9], [10], [11]]
     assert [len(step.instructions or ()) for step in inbox.steps] == [3, 3, *6 * [0], 3, 3, 20, 20]
     assert outbox.num_dropped == 0
@@ -164,34 +167,22 @@ def test_steps_that_tell_much_drop_their_oldest_sooner_and_the_newest_is_always_
     assert outbox.num_dropped == 7  # 0 to 6: three times four entries are left
     put(outbox, range(10, 12), num_instructions=99)
     assert outbox.num_dropped == 11
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert inbox.batches == [[11]]
 
 
-def test_a_batch_that_is_put_back_counts_as_much_as_before() -> None:
-    inbox = Inbox(500)
+def test_a_batch_that_failed_is_posted_again_and_counts_as_much_as_before() -> None:
+    inbox = Inbox(500, 404)
     outbox = make_outbox(inbox, max_details=12)
     put(outbox, range(3), num_instructions=3)
     outbox.start()
     with inbox.posted:
-        assert inbox.posted.wait_for(lambda: len(inbox.batches) == 2, 30.0)
-    outbox.stop(10.0)
-    assert inbox.batches == [[0, 1, 2]] * 2
-    put(outbox, range(3, 7), num_instructions=3)
-    assert outbox.num_dropped == 1
-
-
-def test_a_batch_that_failed_is_posted_again() -> None:
-    inbox = Inbox(500, 404)
-    outbox = make_outbox(inbox)
-    put(outbox, range(2))
-    outbox.start()
-    with inbox.posted:
         assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
     outbox.stop(10.0)
-    assert inbox.batches == [[0, 1]] * 3
+    assert inbox.batches == [[0, 1, 2]] * 3
     assert outbox.num_dropped == 0
+    put(outbox, range(3, 7), num_instructions=3)
+    assert outbox.num_dropped == 1
 
 
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -200,8 +191,7 @@ def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptur
     put(outbox, range(2))
     outbox.put(StepMeasurement(step=2, plan_version=None, time_s=float("nan"), energy_j=None))
     put(outbox, range(3, 5))
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert inbox.batches == [[0, 1, 3, 4]]
     assert outbox.num_dropped == 1
     assert sum("1 measurements dropped" in message for message in caplog.messages) == 1
@@ -214,8 +204,7 @@ def test_what_the_planner_has_not_taken_before_the_end_is_counted_and_told(
     inbox = Inbox()
     outbox = make_outbox(inbox, is_registered=False)
     put(outbox, range(7))
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
     assert inbox.batches == []
     assert outbox.num_dropped == 7
     assert caplog.messages == [
@@ -228,8 +217,7 @@ def test_of_a_planner_that_is_lost_nothing_more_is_told_at_the_end(
 ) -> None:
     outbox = make_outbox(Inbox(*[503] * 10_000))
     put(outbox, range(7))
-    outbox.start()
-    outbox.stop(10.0)
+    post_all(outbox)
 
     assert outbox.num_dropped == 7
     (line,) = caplog.records

@@ -106,25 +106,27 @@ def test_a_place_that_cannot_be_looked_at_is_no_zeusd(open_local: Open) -> None:
     assert isinstance(open_local({}, default_socket=Path("/" + 300 * "x")), NvmlGpu)
 
 
-@pytest.mark.parametrize("control", ["auto", "zeusd"])
-def test_a_named_zeusd_serves_everybody(
-    open_local: Open, zeusd: FalseZeusd, tmp_path: Path, control: str
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"FLYBALL_CLOCK_CONTROL": "auto"},
+        {"FLYBALL_CLOCK_CONTROL": "zeusd"},
+        {"ZEUSD_HOST_PORT": "127.0.0.1:1"},
+        {"ZEUSD_SOCK_PATH": "zeusd.sock"},
+    ],
+    ids=str,
+)
+def test_a_named_socket_serves_everybody_and_goes_before_host_and_port(
+    open_local: Open,
+    zeusd: FalseZeusd,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    environ: dict[str, str],
 ) -> None:
-    environ = {"FLYBALL_CLOCK_CONTROL": control, "ZEUSD_SOCK_PATH": zeusd.endpoint}
+    monkeypatch.chdir(tmp_path)
+    environ = {"ZEUSD_SOCK_PATH": zeusd.endpoint} | environ
     gpu = open_local(environ, status=ROOT, default_socket=tmp_path / "none")
     assert endpoint_of(gpu) == zeusd.endpoint
-
-
-def test_the_socket_goes_before_host_and_port(open_local: Open, zeusd: FalseZeusd) -> None:
-    environ = {"ZEUSD_SOCK_PATH": zeusd.endpoint, "ZEUSD_HOST_PORT": "127.0.0.1:1"}
-    assert endpoint_of(open_local(environ)) == zeusd.endpoint
-
-
-def test_a_relative_socket_is_found_from_any_folder(
-    open_local: Open, zeusd: FalseZeusd, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(place.parent)
-    assert endpoint_of(open_local({"ZEUSD_SOCK_PATH": place.name})) == zeusd.endpoint
 
 
 def test_nvml_asks_nothing_about_zeusd(open_local: Open, zeusd: FalseZeusd) -> None:

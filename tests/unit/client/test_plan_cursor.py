@@ -173,17 +173,6 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
         assert clocks_of_step(cursor, first_step + since) == expected_mhz
 
 
-def test_what_a_step_of_a_cycle_does_not_expect_runs_at_the_highest_clock() -> None:
-    cursor = PlanCursor(with_cycle(*CYCLE_MHZ), first_step=7)
-    cursor.begin_step(9)
-    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 900
-    assert cursor.next_sm_clock_mhz("recompute", None, 0) == 1410
-    assert cursor.next_sm_clock_mhz("forward", 1, 0) == 1410
-    cursor.end_step()
-    assert cursor.num_unplanned == 2
-    assert clocks_of_step(cursor, 10) == CYCLE_MHZ[0]
-
-
 @pytest.mark.parametrize(
     ("cycle_mhz", "text"),
     [

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,7 +18,7 @@ from flyball_client.api.errors import (
 )
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_wire import messages
-from flyball_wire.codec import encode
+from flyball_wire.codec import decode, encode
 from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.read_models import Overview
 
@@ -42,17 +43,10 @@ RANK_REGISTRATION = messages.RankRegistration(
     emulated=True,
     client_version="0.1.0",
 )
-RANK = messages.RegisteredRank(
-    rank=2,
-    stage=0,
-    host="host-a",
-    gpu_name="emulated A100",
-    gpu_uuid="EMULATED-1",
-    emulated=True,
-    client_version="0.1.0",
-    acknowledged_version=None,
-    current_step=None,
-    run_id="run",
+RANK = decode(
+    messages.RegisteredRank,
+    encode(RANK_REGISTRATION)
+    | {"rank": 2, "acknowledged_version": None, "current_step": None, "run_id": "run"},
 )
 PLAN = messages.PlanView(
     job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1}
@@ -221,6 +215,10 @@ PASSING: list[httpx.Response | Exception] = [
     httpx.Response(502),
     httpx.Response(503),
     httpx.Response(504),
+    *(
+        httpx.Response(503, headers={"Retry-After": text})
+        for text in ("", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT")
+    ),
 ]
 
 
@@ -233,27 +231,18 @@ def test_a_busy_planner_names_the_time_of_the_next_call(seconds: str, waited_s: 
     assert answers.pauses_s == []
 
 
-def test_after_the_last_attempt_the_planner_is_unavailable() -> None:
-    answers = Answers(httpx.Response(503))
-    with pytest.raises(PlannerUnavailableError):
-        answers.client(token=None).health()
-    assert len(answers.requests) == 3
-    assert messages.TOKEN_HEADER not in answers.requests[0].headers
-
-
 @pytest.mark.parametrize("failure", PASSING, ids=str)
-def test_what_may_pass_is_tried_again_after_growing_pauses(
+def test_a_passing_failure_is_retried_after_growing_pauses_up_to_the_last_attempt(
     failure: httpx.Response | Exception,
 ) -> None:
     answers = Answers(failure, failure, as_json(HEALTH))
     assert answers.client().health() == HEALTH
     assert answers.pauses_s == [0.1, 0.2]
-
-
-@pytest.mark.parametrize("text", ["", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT"])
-def test_what_is_no_number_of_seconds_says_nothing(text: str) -> None:
-    answers = Answers(httpx.Response(503, headers={"Retry-After": text}), as_json(HEALTH))
-    assert answers.client().health() == HEALTH
+    answers = Answers(failure)
+    with pytest.raises(PlannerUnavailableError):
+        answers.client(token=None).health()
+    assert len(answers.requests) == 3
+    assert messages.TOKEN_HEADER not in answers.requests[0].headers
 
 
 @pytest.mark.parametrize(
@@ -315,11 +304,6 @@ def test_a_nonsense_body_means_that_no_planner_is_there(body: bytes) -> None:
         answers.client().health()
 
 
-def test_a_list_that_is_none_means_that_no_planner_is_there() -> None:
-    with pytest.raises(PlannerUnavailableError, match="a list of JobView was expected"):
-        Answers(as_json(HEALTH)).client().list_jobs()
-
-
 def test_every_error_of_httpx_is_in_the_table() -> None:
     def family(root: type[Exception]) -> set[type[Exception]]:
         return {root}.union(*(family(child) for child in root.__subclasses__()))
@@ -339,20 +323,31 @@ def test_every_error_of_httpx_becomes_ours_without_the_token(error: type[Excepti
     assert caught.value.__cause__ is None
 
 
-@pytest.mark.parametrize("token", ["with\nnewline", "umlaut-\u00e4", "spa ce", "end "])
-def test_a_token_that_cannot_be_a_header_is_refused_unseen(token: str) -> None:
-    with pytest.raises(
-        ValueError, match=r"^the planner's token must be printable ASCII text without spaces$"
-    ):
-        PlannerClient("http://planner.test", token=token)
-
-
 @pytest.mark.parametrize(
-    "url", ["planner.test:7787", "ftp://planner.test", "http://", "http://host:port"]
+    ("open_client", "text"),
+    [
+        *(
+            (partial(PlannerClient, "http://planner.test", token=token), "printable ASCII text w")
+            for token in ("with\nnewline", "umlaut-\u00e4", "spa ce", "end ")
+        ),
+        *(
+            (partial(PlannerClient, url), "must be like http://HOST:PORT")
+            for url in ("planner.test:7787", "ftp://planner.test", "http://", "http://host:port")
+        ),
+        *(
+            (partial(PlannerClient, "http://planner.test", timeout_s=s), "timeout_s must be pos")
+            for s in (0.0, -1.0, float("nan"))
+        ),
+        (partial(Retries, num_attempts=0), "num_attempts must be at least 1, not 0"),
+        (partial(Retries, first_pause_s=-1.0), "first_pause_s must not be negative"),
+    ],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="must be like http://HOST:PORT"):
-        PlannerClient(url)
+def test_arguments_that_cannot_be_used_are_refused_without_showing_a_token(
+    open_client: Callable[[], object], text: str
+) -> None:
+    with pytest.raises(ValueError, match=text) as caught:
+        open_client()
+    assert not any(token in str(caught.value) for token in ("newline", "umlaut", "spa ce"))
 
 
 def test_a_closed_client_says_so() -> None:
@@ -360,25 +355,4 @@ def test_a_closed_client_says_so() -> None:
     client.close()
     client.close()
     with pytest.raises(PlannerUnavailableError, match="closed"):
-        client.health()
-
-
-@pytest.mark.parametrize("timeout_s", [0.0, -1.0, float("nan")])
-def test_a_timeout_must_be_positive(timeout_s: float) -> None:
-    with pytest.raises(ValueError, match="timeout_s must be positive"):
-        PlannerClient("http://planner.test", timeout_s=timeout_s)
-
-
-def test_retries_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match="num_attempts must be at least 1, not 0"):
-        Retries(num_attempts=0)
-    with pytest.raises(ValueError, match="first_pause_s must not be negative"):
-        Retries(first_pause_s=-1.0)
-
-
-def test_a_port_where_nobody_listens_is_an_unavailable_planner() -> None:
-    with (
-        PlannerClient("http://127.0.0.1:9", retries=Retries(num_attempts=1)) as client,
-        pytest.raises(PlannerUnavailableError, match=r"127\.0\.0\.1:9 cannot be reached"),
-    ):
         client.health()

@@ -11,8 +11,7 @@ from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.api.errors import PlannerUnavailableError
-from flyball_client.governor._base import ClockReport
-from flyball_client.gpu._base import GpuError
+from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.active_plan import PendingPlans, compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
@@ -32,43 +31,22 @@ INSTRUCTIONS: st.SearchStrategy[Instruction] = st.tuples(
 )
 
 
-class RecordingGovernor:
-    """Writes down what it is asked for; 0: to give the clock back."""
-
-    is_over = False
+class RecordingGovernor(InProcessGovernor):
+    """Records the clocks that are requested; 0: restored."""
 
     def __init__(self) -> None:
+        super().__init__(RecordingGpu(), "rank 0")
         self.asked_mhz: list[int] = []
         self.num_ends = 0
 
-    def start(self) -> None:
-        """Nothing to start."""
-
-    def on_step_begin(self) -> None:
-        """Nothing to see to."""
-
     def set_mhz(self, sm_clock_mhz: int) -> None:
-        """Note the clock."""
         self.asked_mhz.append(sm_clock_mhz)
 
     def on_instruction_end(self) -> None:
-        """Note that it was told."""
         self.num_ends += 1
 
     def pause(self) -> None:
-        """Note that none is wanted."""
         self.asked_mhz.append(0)
-
-    def give_up(self, error: Exception) -> None:
-        """Nothing fails here."""
-        raise AssertionError from error
-
-    def report(self) -> ClockReport:
-        """Nothing."""
-        return ClockReport()
-
-    def close(self) -> None:
-        """Nothing to close."""
 
 
 def compiled_plan(*rows: tuple[str | int, ...]) -> CompiledPlan:
@@ -112,6 +90,16 @@ def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
     yield make
     for session in sessions:
         session.close()
+
+
+@pytest.fixture
+def planned(gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker) -> RankSession:
+    """A session that has received the plan but has run no step of it."""
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    session = make_session(gpu)
+    session.start()
+    wait_until(planner, lambda: len(session.plans) > 0)
+    return session
 
 
 QUICK: dict[str, object] = {
@@ -193,31 +181,6 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
     assert gpu.told == [1200, 900, RESET]
 
 
-def test_a_plan_whose_step_has_come_waits_until_it_is_chosen(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
-) -> None:
-    offered: list[list[int]] = []
-    is_ready = False
-
-    def choose(due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
-        offered.append([plan.version for plan in due])
-        return due[0] if is_ready else None
-
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu, plans=PendingPlans(choose)) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        run_step(session)
-        assert gpu.told == []
-        assert session.active_version is None
-        is_ready = True
-        run_step(session)
-        assert gpu.told == [1200, 900]
-        assert session.active_version == 1
-        run_step(session)
-    assert offered == [[1], [1], [1]]
-
-
 def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
 ) -> None:
@@ -240,23 +203,16 @@ def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
     assert offered == [1, 2]
 
 
-def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_told_once(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    caplog: pytest.LogCaptureFixture,
+def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_logged_once(
+    gpu: RecordingGpu, planned: RankSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session, "forward", "recompute", "backward")
-        run_step(session, "recompute")
-        run_step(session)
-        assert gpu.told == [1200, 1400, 1200, 900]
-        assert [step.num_unplanned for step in session.history] == [2, 1, 0]
-    told = [record for record in caplog.records if "does not fit step" in record.message]
-    assert len(told) == 1
-    assert "recompute at position 1, where the plan has backward" in told[0].message
+    run_step(planned, "forward", "recompute", "backward")
+    run_step(planned, "recompute")
+    run_step(planned)
+    assert gpu.told == [1200, 1400, 1200, 900]
+    assert [step.num_unplanned for step in planned.history] == [2, 1, 0]
+    (line,) = [m for m in caplog.messages if "does not fit step" in m]
+    assert "recompute at position 1, where the plan has backward" in line
 
 
 @given(
@@ -394,16 +350,19 @@ def test_a_planner_that_grants_no_wait_is_polled_no_more_often(
 
 
 @pytest.mark.parametrize("refuses_clocks", [False, True])
-def test_the_registration_describes_the_gpu(
+def test_the_registration_describes_the_gpu_and_unreadable_clocks_are_left_alone(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker, refuses_clocks: bool
 ) -> None:
     gpu.refuses_clocks = refuses_clocks
-    with make_session(gpu):
+    with make_session(gpu) as session:
         wait_until(planner, lambda: planner.knows_rank)
+        run_step(session)
     (registration,) = planner.registrations
     assert (registration.gpu_name, registration.gpu_uuid) == (gpu.name, gpu.uuid)
     assert registration.sm_clocks_mhz == (None if refuses_clocks else SUPPORTED_MHZ)
     assert not registration.emulated
+    assert gpu.told == []
+    assert planner.measurements[0].energy_j == 0.0
 
 
 def test_a_planner_that_forgets_the_rank_gets_it_registered_again(
@@ -435,54 +394,17 @@ def test_a_plan_that_cannot_be_read_is_refused_once_and_the_next_one_taken(
     assert sum("refused" in m for m in caplog.messages) == 1
 
 
-def test_clocks_that_the_gpu_lacks_are_raised_and_told(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    planner.name_first_step(planner.publish(("forward", 0, 1000), ("backward", 0, 900)), 0)
-    with make_session(gpu) as session:
-        run_until_active(session, planner, 1)
-    assert gpu.told[:2] == [1200, 900]
-    assert any("lacks 1 of the 2 clocks of plan version 1" in m for m in caplog.messages)
-
-
 def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    caplog: pytest.LogCaptureFixture,
+    gpu: RecordingGpu, planned: RankSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        gpu.refuses_locks = True
-        run_step(session)
-        gpu.refuses_locks = False
-        run_step(session)
-        assert gpu.told == [1200, 900, RESET]
-        assert session.active_version is None
-        assert [step.plan_version for step in session.history] == [1, None, None]
-    lines = [m for m in caplog.messages if "clocks are no longer set" in m]
-    assert lines == [
-        "job gpt rank 0: clocks are no longer set, training continues at default clocks:"
-        " run as root"
-    ]
-    assert gpu.told.count(RESET) == 1
-
-
-def test_a_gpu_whose_clocks_cannot_be_read_is_measured_and_left_alone(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
-) -> None:
-    gpu.refuses_clocks = True
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: planner.knows_rank)
-        run_step(session)
-    assert gpu.told == []
-    assert planner.measurements[0].energy_j == 0.0
+    for gpu.refuses_locks in (False, True, False):
+        run_step(planned)
+    assert planned.active_version is None
+    assert [step.plan_version for step in planned.history] == [1, None, None]
+    planned.close()
+    assert gpu.told == [1200, 900, RESET]
+    (line,) = [m for m in caplog.messages if "clocks are no longer set" in m]
+    assert line.endswith("run as root")
 
 
 def test_a_gpu_without_an_energy_counter_gives_times_only(
@@ -548,47 +470,21 @@ def test_hooks_after_the_end_and_out_of_order_do_nothing(
     assert gpu.told == []
 
 
-def test_a_step_that_fails_gives_the_clock_back_and_the_next_one_sets_it_again(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+def test_a_step_that_fails_restores_the_clock_and_the_next_one_sets_it_again(
+    gpu: RecordingGpu, planned: RankSession
 ) -> None:
-    planner.name_first_step(planner.publish(("forward", 0, 900), ("backward", 0, 900)), 0)
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        session.on_step_begin()
-        session.on_instruction_begin("forward")
-        session.on_step_failed()
-        session.on_step_failed()
-        assert gpu.told == [900, RESET]
-        assert session.active_version == 1
-        run_step(session)
-        session.on_step_failed()  # outside a step
-        assert gpu.told == [900, RESET, 900]
-        assert [step.step for step in session.history] == [1]
-    assert gpu.told == [900, RESET, 900, RESET]
-
-
-def test_a_clock_that_cannot_be_given_back_after_a_failed_step_is_given_up(
-    gpu: RecordingGpu,
-    planner: MemoryPlanner,
-    make_session: SessionMaker,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        session.on_step_begin()
-        session.on_instruction_begin("forward")
-
-        def refuse() -> None:
-            raise GpuError("the driver is gone")
-
-        monkeypatch.setattr(gpu, "reset_sm_clock", refuse)
-        session.on_step_failed()
-        run_step(session)
-        assert session.active_version is None
-    assert gpu.told == [1200]
-    assert sum("clocks are no longer set" in m for m in caplog.messages) == 1
+    planned.on_step_begin()
+    planned.on_instruction_begin("forward")
+    planned.on_step_failed()
+    planned.on_step_failed()
+    assert gpu.told == [1200, RESET]
+    assert planned.active_version == 1
+    run_step(planned)
+    planned.on_step_failed()  # outside a step
+    assert gpu.told == [1200, RESET, 1200, 900]
+    assert [step.step for step in planned.history] == [1]
+    planned.close()
+    assert gpu.told == [1200, RESET, 1200, 900, RESET]
 
 
 @pytest.mark.parametrize(

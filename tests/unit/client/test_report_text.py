@@ -9,7 +9,6 @@ import pytest
 from flyball_client.cli.report_text import (
     Factors,
     amounts_text,
-    energy_text,
     report_as_markdown,
     report_as_text,
 )
@@ -145,39 +144,6 @@ def test_a_baseline_measured_apart_says_that_drift_counts_as_saving() -> None:
     assert "--compare" not in both
 
 
-def test_a_version_at_the_highest_clocks_is_said_to_be_one_and_compared_with_nothing() -> None:
-    itself = replace(WITHOUT_BASELINE, policy="baseline", baseline="itself")
-    text = report_as_text(report(itself, saved_j=None), NO_FACTORS)
-    assert "This version runs at the highest clocks only." in text
-    assert not any(name == "difference" for name, _ in rows(text))
-
-
-def test_too_few_steps_have_no_interval_and_say_so() -> None:
-    few = replace(
-        INTERLEAVED, time_s=estimate(0.9, None, 1), saved_j=estimate(54.0, None, 1), num_steps=1
-    )
-    text = report_as_text(report(few), NO_FACTORS)
-    assert "0.9000 [too few steps]" in text
-    assert "Saved in 1 step, measured: 54 J, 1.5e-05 kWh [too few steps]." in text
-
-
-def test_what_could_not_be_measured_is_not_known() -> None:
-    blind = replace(INTERLEAVED, energy_j=None, saving_percent=None, saved_j=None)
-    text = report_as_text(report(blind, energy_j=None, saved_j=None), NO_FACTORS)
-    assert "energy not known: a rank could not read it" in text
-    assert rows(text)["plan", "measured"].split()[-3:] == ["not", "known", "60"]
-
-
-def test_what_profiling_added_is_told_apart() -> None:
-    text = report_as_text(
-        report(profiling_time_s=9.4, profiling_energy_j=-812.0, emulated=True), NO_FACTORS
-    )
-    assert "profiling added, measured (emulated): 9.4 s, -812 J" in text
-    assert "saved by all versions, measured (emulated): 3250 J" in text
-    unread = report_as_text(report(profiling_time_s=9.4), NO_FACTORS)
-    assert "profiling added, measured: 9.4 s, energy not known" in unread
-
-
 def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> None:
     text = report_as_text(report(), BOTH)
     assert "214.3 kJ, 0.05953 kWh, 0.01786 CHF, 22.62 g CO2" in text
@@ -187,15 +153,33 @@ def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> No
 
 
 @pytest.mark.parametrize(
-    ("energy_j", "text"),
+    ("version", "changes", "phrases"),
     [
-        (0.0, "0 J"),
-        (-812.0, "-812 J"),
-        (9_999.0, "9999 J"),
-        (12_345.0, "12.35 kJ"),
-        (3.6e6, "3.6 MJ"),
-        (-4.2e9, "-4.2 GJ"),
+        (
+            replace(INTERLEAVED, time_s=estimate(0.9, None, 1), saved_j=estimate(54, None, 1)),
+            {},
+            ("0.9000 [too few steps]", "54 J, 1.5e-05 kWh [too few steps]."),
+        ),
+        (
+            replace(INTERLEAVED, energy_j=None, saving_percent=None, saved_j=None),
+            {"energy_j": None, "saved_j": None},
+            ("energy not known: a rank could not read it", "0.8620]  not known"),
+        ),
+        (
+            INTERLEAVED,
+            {"profiling_time_s": 9.4, "profiling_energy_j": -812.0, "emulated": True},
+            ("profiling added, measured (emulated): 9.4 s, -812 J", "(emulated): 3250 J"),
+        ),
+        (
+            INTERLEAVED,
+            {"profiling_time_s": 9.4},
+            ("profiling added, measured: 9.4 s, energy not known",),
+        ),
     ],
+    ids=["too few steps", "no energy", "profiling", "profiling without energy"],
 )
-def test_joules_are_printed_in_the_unit_that_suits_them(energy_j: float, text: str) -> None:
-    assert energy_text(energy_j) == text
+def test_figures_that_are_missing_or_apart_are_named(
+    version: VersionSavings, changes: dict[str, object], phrases: tuple[str, ...]
+) -> None:
+    text = report_as_text(report(version, **changes), NO_FACTORS)
+    assert [phrase for phrase in phrases if phrase not in text] == []

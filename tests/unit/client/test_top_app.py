@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from tests.planner.jobs_to_show import NEW, PLANNED, READING
 from tests.planner.patience import PATIENCE_S
 from textual.pilot import Pilot
 
-from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
 from flyball_client.cli.top.app import TopApp
 from flyball_client.cli.top.reading import Read, Seen, local_time
 from flyball_wire.read_models import Overview
@@ -63,15 +61,6 @@ def shown(
     return app
 
 
-@pytest.mark.parametrize("key", ["q", "Q", "ctrl+c"])
-def test_a_key_ends_it_with_status_0(key: str) -> None:
-    async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        await pilot.press(key)
-
-    app = shown(script)
-    assert (app.is_running, app.return_code) == (False, 0)
-
-
 def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
     """The page has four lines of head and 32 of body, the screen room for ten of these."""
     first_lines = {
@@ -97,45 +86,6 @@ def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
             assert screen(app)[:3] == head
 
     shown(script)
-
-
-def test_a_page_is_drawn_for_the_width_that_a_window_is_given() -> None:
-    async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        assert not any("[1.9900, 2.0100]" in line for line in screen(app))
-        await pilot.resize_terminal(140, 50)
-        await wait_for(pilot, lambda: any("[1.9900, 2.0100]" in line for line in screen(app)))
-        assert screen(app)[-1] == "q ends"
-
-    shown(script)
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        (PlannerUnavailableError("it cannot be reached"), "planner away since"),
-        (PlannerRefusedError("it has no such job", status=404), "refused since"),
-    ],
-)
-def test_a_planner_that_does_not_answer_is_told_of_until_it_does(
-    error: Exception, said: str
-) -> None:
-    is_away = threading.Event()
-
-    def read() -> Overview:
-        if is_away.is_set():
-            raise error
-        return JOBS
-
-    async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        assert any("gpt3-night" in line for line in screen(app))
-        is_away.set()
-        await wait_for(pilot, lambda: screen(app)[0].startswith(said))
-        assert str(error) in " ".join(screen(app)[:3])
-        assert any("gpt3-night" in line for line in screen(app))
-        is_away.clear()
-        await wait_for(pilot, lambda: screen(app)[0].startswith("all jobs"))
-
-    shown(script, read=read, seen=JOBS, size=(100, 30))
 
 
 def test_what_is_read_anew_is_shown() -> None:
