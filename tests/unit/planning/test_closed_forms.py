@@ -67,15 +67,6 @@ def test_zb_h1_leaves_the_bubble_of_its_paper(
         )
 
 
-def test_zb_h1_has_a_third_of_the_bubble_of_one_f_one_b_where_all_parts_take_equally_long() -> None:
-    for num_stages in (2, 3, 5, 8):
-        idle_s = [
-            simulated(name, num_stages, 2 * num_stages).iteration_time_s - 3 * 2 * num_stages
-            for name in ("1f1b", "zb-h1")
-        ]
-        assert idle_s == [3 * (num_stages - 1), num_stages - 1]
-
-
 @pytest.mark.parametrize("num_stages", NUM_STAGES)
 def test_zbv_has_no_bubble_but_the_first_where_all_parts_take_equally_long(num_stages: int) -> None:
     """From 2 K - 1 microbatches on, only the wait for the first one is left: K-1 forwards."""

@@ -44,25 +44,31 @@ def test_a_whole_backward_waits_for_the_next_stage_and_for_its_own_order() -> No
     assert dag.topological_order == (0, 2, 3, 1)
 
 
-def test_a_weight_part_waits_for_its_input_part_and_the_neighbour_for_the_input_part() -> None:
-    stage = [(F, 0), (I, 0), (W, 0)]
-    dag = dag_of(stage, stage)
-    assert dag.data_predecessor == (NONE, 4, 1, 0, 3, 4)
+SPLIT: list[Unit] = [(F, 0), (I, 0), (W, 0)]
+WHOLE: list[Unit] = [(F, 0), (B, 0)]
+TWO_CHUNKS: list[Unit] = [(F, 0, 0), (F, 0, 1), (B, 0, 1), (B, 0, 0)]
+PARTLY_SPLIT: list[Unit] = [(F, 0, 0), (F, 0, 1), (I, 0, 1), (W, 0, 1), (B, 0, 0)]
 
 
-def test_a_whole_backward_before_a_split_one_waits_for_the_input_part() -> None:
-    dag = dag_of([(F, 0), (B, 0)], [(F, 0), (I, 0), (W, 0)])
-    assert dag.data_predecessor == (NONE, 3, 0, 2, 3)
-
-
-def test_a_split_backward_before_a_whole_one_waits_for_the_whole() -> None:
-    dag = dag_of([(F, 0), (I, 0), (W, 0)], [(F, 0), (B, 0)])
-    assert dag.data_predecessor == (NONE, 4, 1, 0, 3)
-
-
-def test_a_recomputation_waits_for_its_own_forward_only() -> None:
-    dag = dag_of([(F, 0), (R, 0), (B, 0)], [(F, 0), (B, 0)])
-    assert dag.data_predecessor == (NONE, 0, 4, 0, 3)
+@pytest.mark.parametrize(
+    ("stages", "virtual_stages", "expected"),
+    [
+        # A weight part waits for its input part, the neighbour for the input part.
+        ((SPLIT, SPLIT), (), (NONE, 4, 1, 0, 3, 4)),
+        ((WHOLE, SPLIT), (), (NONE, 3, 0, 2, 3)),
+        ((SPLIT, WHOLE), (), (NONE, 4, 1, 0, 3)),
+        # A recomputation waits for its own forward only.
+        (([(F, 0), (R, 0), (B, 0)], WHOLE), (), (NONE, 0, 4, 0, 3)),
+        # Around the loop: chunk 1 of stage 0 waits for chunk 0 of stage 1.
+        ((TWO_CHUNKS, TWO_CHUNKS), ((0, 2), (1, 3)), (NONE, 4, 6, 7, 0, 1, 5, 2)),
+        # In the shape of a V chunk 1 of stage 1 waits for its own chunk 0.
+        ((PARTLY_SPLIT,) * 2, ((0, 3), (1, 2)), (NONE, 6, 1, 2, 9, 0, 5, 2, 7, 7)),
+    ],
+)
+def test_each_instruction_waits_for_the_data_that_it_needs(
+    stages: tuple[list[Unit], ...], virtual_stages: VirtualStages, expected: tuple[int, ...]
+) -> None:
+    assert dag_of(*stages, virtual_stages=virtual_stages).data_predecessor == expected
 
 
 def test_microbatches_are_matched_by_number() -> None:
@@ -99,20 +105,6 @@ def test_backwards_in_another_order_than_they_arrive_only_wait() -> None:
         [(F, 0), (F, 1), (B, 1), (B, 0)], [(F, 0), (B, 0), (F, 1), (B, 1)], num_microbatches=2
     )
     assert dag.topological_order[-2:] == (2, 3)
-
-
-def test_chunks_placed_around_the_loop_wait_for_the_last_stage_of_the_chunk_before() -> None:
-    """Stage 0: F0 F0.1 B0.1 B0, virtual stages 0 and 2; stage 1 the same, 1 and 3."""
-    stage: list[Unit] = [(F, 0, 0), (F, 0, 1), (B, 0, 1), (B, 0, 0)]
-    dag = dag_of(stage, stage, virtual_stages=((0, 2), (1, 3)))
-    assert dag.data_predecessor == (NONE, 4, 6, 7, 0, 1, 5, 2)
-
-
-def test_chunks_in_the_shape_of_a_v_turn_round_on_the_last_stage() -> None:
-    """Virtual stages 0 and 3 on stage 0, 1 and 2 on stage 1: its chunk 1 waits for its chunk 0."""
-    stage: list[Unit] = [(F, 0, 0), (F, 0, 1), (I, 0, 1), (W, 0, 1), (B, 0, 0)]
-    dag = dag_of(stage, stage, virtual_stages=((0, 3), (1, 2)))
-    assert dag.data_predecessor == (NONE, 6, 1, 2, 9, 0, 5, 2, 7, 7)
 
 
 def test_a_chunk_that_comes_later_in_the_model_cannot_run_first_on_its_stage() -> None:

@@ -5,6 +5,8 @@ On `equal_profile` a backward takes 2 s at the highest clock and a forward 1.25 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,60 +18,38 @@ from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
 from .tiny_pipelines import B, F, I, Points, W, context_of, equal_profile, profile_of, profiles
 
 
-def bounded(
-    num_stages: int, num_microbatches: int, free_bytes: tuple[int, ...], activation_bytes: int = 100
-) -> ScheduleContext:
-    return ScheduleContext(
-        profile=equal_profile(num_stages),
-        num_microbatches=num_microbatches,
-        activation_memory=ActivationMemory(
-            activation_bytes=(activation_bytes,) * num_stages, free_bytes=free_bytes
-        ),
-    )
-
-
 @pytest.mark.parametrize(
-    ("num_microbatches", "expected"),
+    ("num_microbatches", "free_bytes", "expected"),
     [
         # floor(2 * 3 / 1.25) = 4, floor(2 * 2 / 1.25) = 3, floor(2 / 1.25) = 1, and 0 at the end.
-        (12, (4, 3, 1, 0)),
-        (8, (4, 3, 1, 0)),
+        (12, None, (4, 3, 1, 0)),
+        (8, None, (4, 3, 1, 0)),
         # Stage 0 has 4 + 3 forwards in front: all 7. Stage 1 keeps its 3.
-        (7, (3, 3, 1, 0)),
+        (7, None, (3, 3, 1, 0)),
         # Stage 0 has all 5 in front with 1 extra, so stage 1 may have 2 though that is more.
-        (5, (1, 2, 1, 0)),
+        (5, None, (1, 2, 1, 0)),
         # Fewer microbatches than stages: M - (P - s) is negative for stage 0 and counts as 0.
-        (3, (0, 0, 1, 0)),
-        (1, (0, 0, 0, 0)),
-    ],
-)
-def test_time_and_microbatches_bound_the_extra_forwards(
-    num_microbatches: int, expected: tuple[int, ...]
-) -> None:
-    assert extra_warmup_forwards(context_of(equal_profile(4), num_microbatches)) == expected
-
-
-@pytest.mark.parametrize(
-    ("free_bytes", "expected"),
-    [
-        ((1000, 1000, 1000, 1000), (4, 3, 1, 0)),
-        ((1000, 299, 1000, 1000), (4, 2, 1, 0)),
-        ((1000, 1000, 99, 1000), (4, 3, 0, 0)),
+        (3, None, (0, 0, 1, 0)),
+        (1, None, (0, 0, 0, 0)),
+        (8, (1000, 1000, 1000, 1000), (4, 3, 1, 0)),
+        (8, (1000, 299, 1000, 1000), (4, 2, 1, 0)),
+        (8, (1000, 1000, 99, 1000), (4, 3, 0, 0)),
         # Stage 0 has 6 of 8 in front: stage 1 may have no more than it.
-        ((250, 1000, 1000, 1000), (2, 2, 1, 0)),
+        (8, (250, 1000, 1000, 1000), (2, 2, 1, 0)),
         # The rule goes down stage by stage: 0 is handed on through 1 to 2.
-        ((0, 1000, 1000, 1000), (0, 0, 0, 0)),
-        ((1000, 0, 1000, 1000), (4, 0, 0, 0)),
+        (8, (0, 1000, 1000, 1000), (0, 0, 0, 0)),
+        (8, (1000, 0, 1000, 1000), (4, 0, 0, 0)),
     ],
 )
-def test_memory_bounds_them_and_a_later_stage_never_leads_an_earlier_one(
-    free_bytes: tuple[int, ...], expected: tuple[int, ...]
+def test_time_microbatches_and_memory_bound_the_extra_forwards(
+    num_microbatches: int, free_bytes: tuple[int, ...] | None, expected: tuple[int, ...]
 ) -> None:
-    assert extra_warmup_forwards(bounded(4, 8, free_bytes)) == expected
-
-
-def test_a_single_stage_has_none() -> None:
-    assert extra_warmup_forwards(context_of(equal_profile(1), 6)) == (0,)
+    """Four stages, activations of 100 bytes; a later stage never leads an earlier one."""
+    context = context_of(equal_profile(4), num_microbatches)
+    if free_bytes:
+        memory = ActivationMemory(activation_bytes=(100,) * 4, free_bytes=free_bytes)
+        context = replace(context, activation_memory=memory)
+    assert extra_warmup_forwards(context) == expected
 
 
 def test_both_parts_of_a_split_backward_count_as_the_wait() -> None:

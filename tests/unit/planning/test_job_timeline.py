@@ -18,16 +18,13 @@ from flyball_server.planning.documents.predicted_timeline import (
     own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
-    SlowedRequest,
     make_slowed_plan,
 )
-from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 from .tiny_pipelines import (
     B,
@@ -36,42 +33,15 @@ from .tiny_pipelines import (
     W,
     any_requests,
     equal_profile,
+    merged_profile,
     profile_of,
     profiles,
+    request_of,
+    slowed_request,
     timed_profile,
 )
 
 CLOSE = 1e-9
-
-
-def plan_of(
-    profile: StageProfile,
-    num_microbatches: int,
-    schedule: str = "1f1b",
-    policy: Policy = Policy.BASELINE,
-) -> FrequencyPlan:
-    return make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=num_microbatches,
-            options=PlanOptions(
-                blocking_power_w=(5.0,), schedule=schedule, policy=policy, effort=Effort.LOW
-            ),
-        )
-    ).plan
-
-
-def slowed_plan(
-    profile: StageProfile, *slowdowns: Slowdown, num_pipelines: int = 1, num_microbatches: int = 1
-) -> FrequencyPlan | DataParallelPlan:
-    request = PlanRequest(
-        profile=profile,
-        num_microbatches=num_microbatches,
-        options=PlanOptions(blocking_power_w=(5.0,), effort=Effort.LOW),
-    )
-    return make_slowed_plan(
-        SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
-    )
 
 
 def rows_of(
@@ -88,26 +58,15 @@ def rows_of(
     return timeline, timeline_rows(timeline, own_dp_ranks(plan))
 
 
-def merged(num_pipelines: int) -> StageProfile:
-    """`equal_profile` of one stage, of so many pipelines: energies summed."""
-    return profile_of(
-        [
-            {
-                F: [(1410, 1.0, 10.0 * num_pipelines), (1000, 1.25, 8.0 * num_pipelines)],
-                B: [(1410, 2.0, 30.0 * num_pipelines), (1000, 2.5, 20.0 * num_pipelines)],
-            }
-        ],
-        [num_pipelines],
-    )
-
-
 # ------------------------------------------------------------------ on paper
 
 
 def test_a_backward_in_two_parts_leaves_the_weights_part_of_the_last_stage_a_float() -> None:
     """F 0..1; stage 1: F 1..2, I 2..4, W 4..8; stage 0: I 4..6, W 6..10: stage 1 has 2 s."""
     profile = timed_profile(2, {F: 1.0, I: 2.0, W: 4.0})
-    timeline, (first, last) = rows_of(profile, plan_of(profile, 1, "zb-h1"))
+    timeline, (first, last) = rows_of(
+        profile, make_plan(request_of(profile, policy="baseline", schedule="zb-h1")).plan
+    )
     assert first.instructions == last.instructions
     assert first.instructions == (Instruction(F, 0), Instruction(I, 0), Instruction(W, 0))
     assert (first.start_s, first.duration_s) == ((0.0, 4.0, 6.0), (1.0, 2.0, 4.0))
@@ -116,25 +75,14 @@ def test_a_backward_in_two_parts_leaves_the_weights_part_of_the_last_stage_a_flo
     assert critical_places(timeline) == ((0, 0), (1, 0), (1, 1), (0, 1), (0, 2))
 
 
-def test_model_chunks_are_told_apart() -> None:
-    """One microbatch goes down two stages twice: s0c0, s1c0, s0c1, s1c1, and back again."""
-    profile = timed_profile(2, {F: 1.0, B: 2.0}, num_chunks=2)
-    timeline, (first, last) = rows_of(profile, plan_of(profile, 1, "interleaved-1f1b"))
-    order = (Instruction(F, 0), Instruction(F, 0, 1), Instruction(B, 0, 1), Instruction(B, 0))
-    assert first.instructions == last.instructions == order
-    assert first.start_s == (0.0, 2.0, 6.0, 10.0)
-    assert last.start_s == (1.0, 3.0, 4.0, 8.0)
-    path = ((0, 0), (1, 0), (0, 1), (1, 1), (1, 2), (0, 2), (1, 3), (0, 3))
-    assert critical_places(timeline) == path
-    assert timeline.simulation.whole.iteration_time_s == 12.0
-
-
 def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() -> None:
     """Two microbatches: stage 0 takes 3 s each of the 4 s of stage 1, and has 2 s to spare."""
     quick = {F: [(1410, 1.0, 6.0), (1000, 2.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
     slow = {F: [(1410, 2.0, 6.0), (1000, 3.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
     profile = profile_of([quick, slow])
-    timeline, (first, last) = rows_of(profile, plan_of(profile, 2, "pipedream"))
+    timeline, (first, last) = rows_of(
+        profile, make_plan(request_of(profile, 2, policy="baseline", schedule="pipedream")).plan
+    )
     assert first.instructions == tuple(
         Instruction(kind, microbatch) for kind, microbatch in ((F, 1), (B, 0), (F, 0), (B, 1))
     )
@@ -150,7 +98,7 @@ def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
     Stage 1: 1..2.5, 2.5..5.5, 5.5..7, 7..10. Stage 0: 0..1, 1..2.25, 5.5..8, 10..12.
     """
     slow = Slowdown(stage=1, slowdown=1.5)
-    plan = slowed_plan(equal_profile(2), slow, num_microbatches=2)
+    plan = make_slowed_plan(slowed_request(equal_profile(2), slow, num_microbatches=2))
     _, (first, last) = rows_of(equal_profile(2), plan, slow)
     assert first.clock_mhz == (1410, 1000, 1000, 1410)
     assert (first.start_s, first.duration_s) == ((0.0, 1.0, 5.5, 10.0), (1.0, 1.25, 2.5, 2.0))
@@ -160,23 +108,22 @@ def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
 
 
 def test_without_its_paces_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
-    plan = slowed_plan(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
+    plan = make_slowed_plan(
+        slowed_request(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
+    )
     timeline, is_as_planned = job_timeline(equal_profile(2), plan)
     assert not is_as_planned
     assert timeline_rows(timeline, [0])[1].duration_s == (1.0, 2.0, 1.0, 2.0)
-    others = [Slowdown(stage=1, slowdown=1.25), Slowdown(stage=0, slowdown=1.5, dp_rank=0)]
-    for slowed in others:
-        again, is_as_planned = job_timeline(
-            equal_profile(2), plan, slowdowns=[slowed], num_pipelines=2
-        )
-        assert (again.simulation, is_as_planned) == (timeline.simulation, False)
+    other = [Slowdown(stage=1, slowdown=1.25)]
+    again, is_as_planned = job_timeline(equal_profile(2), plan, slowdowns=other, num_pipelines=2)
+    assert (again.simulation, is_as_planned) == (timeline.simulation, False)
 
 
 def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:
     """Of four pipelines of 3 s the third takes 3.5 s; the others' backward is slowed to that."""
     slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = slowed_plan(merged(4), slow, num_pipelines=4)
-    timeline, (three, one) = rows_of(merged(4), plan, slow, num_pipelines=4)
+    plan = make_slowed_plan(slowed_request(merged_profile(4), slow, num_pipelines=4))
+    timeline, (three, one) = rows_of(merged_profile(4), plan, slow, num_pipelines=4)
     assert [(row.dp_rank, row.stage) for row in (three, one)] == [(0, 0), (2, 0)]
     assert (three.clock_mhz, one.clock_mhz) == ((1410, 1000), (1410, 1410))
     assert three.energy_j == pytest.approx((30, 60))
@@ -191,26 +138,23 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
 
 
 def test_other_classes_of_pipelines_than_the_plans_are_not_its_paces() -> None:
-    plan = slowed_plan(merged(4), Slowdown(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4)
+    plan = make_slowed_plan(
+        slowed_request(
+            merged_profile(4), Slowdown(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4
+        )
+    )
     other = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
-    timeline, is_as_planned = job_timeline(merged(4), plan, slowdowns=[other], num_pipelines=4)
+    timeline, is_as_planned = job_timeline(
+        merged_profile(4), plan, slowdowns=[other], num_pipelines=4
+    )
     assert not is_as_planned
     # As profiled: nobody is slow.
     assert timeline.simulation.whole.iteration_time_s == 3.5
     assert timeline.simulation.pipelines[1].iteration_time_s == 3.0
 
 
-def test_a_profile_of_other_stages_or_clocks_does_not_fit() -> None:
-    plan = plan_of(equal_profile(2), 2)
-    with pytest.raises(PlanningError, match="has 2 stages, the profile 3"):
-        job_timeline(equal_profile(3), plan)
-    other = {F: [(1300, 1.0, 10.0), (900, 2.0, 9.0)], B: [(1300, 1.0, 10.0), (900, 2.0, 9.0)]}
-    with pytest.raises(PlanningError, match="runs at 1410 MHz, which the profile does not have"):
-        job_timeline(profile_of([other, other]), plan)
-
-
 def test_a_profile_that_has_changed_since_is_told() -> None:
-    plan = plan_of(equal_profile(2), 2)
+    plan = make_plan(request_of(equal_profile(2), 2, policy="baseline")).plan
     dearer = profile_of(
         [{F: [(1410, 1.0, 11.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}] * 2
     )
@@ -283,7 +227,9 @@ def test_rows_of_pipelines_of_uneven_pace_add_up_to_their_plan(
     stage = data.draw(st.integers(0, profile.num_stages - 1))
     dp_rank = data.draw(st.integers(0, 2))
     slowed = Slowdown(stage=stage, slowdown=slowdown, dp_rank=dp_rank)
-    plan = slowed_plan(profile, slowed, num_pipelines=3, num_microbatches=num_microbatches)
+    plan = make_slowed_plan(
+        slowed_request(profile, slowed, num_pipelines=3, num_microbatches=num_microbatches)
+    )
     timeline, rows = rows_of(profile, plan, slowed, num_pipelines=3)
     assert len(rows) == 2 * profile.num_stages
     assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)

@@ -74,15 +74,6 @@ def test_torchgpipe_takes_a_forward_more_for_each_microbatch_computed_again(
     )
 
 
-def test_a_backward_with_its_recomputation_is_longer_for_some_microbatches_than_for_others() -> (
-    None
-):
-    model = torchgpipe(1, 3, Checkpoint.EXCEPT_LAST)
-    simulation = simulate(model, model.baseline())
-    ends_s = [simulation.finish_s[node_of(model, 0, B, m)] for m in (2, 1, 0)]
-    assert ends_s == [5, 8, 11]  # 3 forwards, then 2 s; then 3 s twice
-
-
 def test_torchgpipes_recomputation_is_ready_when_the_gradient_comes() -> None:
     """Stage 0 has run its forwards at 2 s, recomputes until 3 s, gets its gradient at 6 s."""
     model = torchgpipe(2, 2, Checkpoint.ALWAYS)

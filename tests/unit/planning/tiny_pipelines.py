@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any
 
+import pytest
 from hypothesis import strategies as st
 
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
+from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, SlowedRequest
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions
 
 F = InstructionKind.FORWARD
@@ -67,6 +71,53 @@ def timed_profile(
     return chunk if num_chunks == 1 else whole_stages((chunk,) * num_chunks)
 
 
+def merged_profile(num_pipelines: int, num_stages: int = 1) -> StageProfile:
+    """`equal_profile` of several data-parallel pipelines, their energies summed."""
+    stage = {
+        F: [(1410, 1.0, 10.0 * num_pipelines), (1000, 1.25, 8.0 * num_pipelines)],
+        B: [(1410, 2.0, 30.0 * num_pipelines), (1000, 2.5, 20.0 * num_pipelines)],
+    }
+    return profile_of([stage] * num_stages, [num_pipelines] * num_stages)
+
+
+def request_of(
+    profile: StageProfile,
+    num_microbatches: int = 1,
+    **options: Any,  # noqa: ANN401 - any option
+) -> PlanRequest:
+    """A request for a plan; GPUs take 5 W while waiting."""
+    return PlanRequest(
+        profile=profile,
+        num_microbatches=num_microbatches,
+        options=PlanOptions(**{"blocking_power_w": (5.0,), **options}),
+    )
+
+
+def slowed_request(
+    profile: StageProfile,
+    *slowdowns: Slowdown,
+    num_pipelines: int = 1,
+    num_microbatches: int = 1,
+    **options: Any,  # noqa: ANN401 - any option
+) -> SlowedRequest:
+    """A request of little effort for pipelines with stragglers."""
+    return SlowedRequest(
+        request=request_of(profile, num_microbatches, **{"effort": Effort.LOW, **options}),
+        slowdowns=slowdowns,
+        num_pipelines=num_pipelines,
+    )
+
+
+@contextmanager
+def refuses(field: str | None, message: str = "") -> Iterator[None]:
+    """Expect a refusal in one line that names `field` and has `message` as a part."""
+    with pytest.raises(PlanningError) as error:
+        yield
+    assert error.value.field == field
+    assert message in error.value.message
+    assert "\n" not in str(error.value)
+
+
 def context_of(profile: StageProfile, num_microbatches: int) -> ScheduleContext:
     """Return what a schedule is made from, with memory that bounds nothing."""
     return ScheduleContext(
@@ -83,6 +134,22 @@ def model_of(
     """The profile under a schedule, ready to be planned."""
     made = make_schedule(schedule, context_of(profile, num_microbatches))
     return build_model(profile, made, blocking_power_w)
+
+
+def two_by_two(slow_backward_s: float) -> tuple[PipelineModel, list[int]]:
+    """Two stages, two microbatches; F1 and B0 of stage 0 at their lower clock.
+
+    Stage 0: F0 0-1, F1 1-3, B0 from 4, B1 from 7 (or B0's end); stage 1: F0 1-2, B0 2-4,
+    F1 4-5, B1 5-7.
+    """
+    stage = {
+        F: [(200, 1.0, 10.0), (100, 2.0, 5.0)],
+        B: [(200, 2.0, 10.0), (100, slow_backward_s, 5.0)],
+    }
+    model = model_of(profile_of([stage, stage]), 2)
+    start = model.baseline()
+    start[node_of(model, 0, F, 1)] = start[node_of(model, 0, B, 0)] = 1
+    return model, start
 
 
 def node_of(model: PipelineModel, stage: int, kind: InstructionKind, microbatch: int) -> int:

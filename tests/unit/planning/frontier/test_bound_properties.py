@@ -22,7 +22,6 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.schedules._base import Instruction, Schedule
 
 SOLVER_ERROR = 1e-6
 
@@ -35,20 +34,6 @@ def profile_of_model(model: PipelineModel) -> StageProfile:
         points={(stage, instruction.kind): points for stage, instruction, points in nodes},
         num_ranks_per_stage=model.num_ranks,
     )
-
-
-def remade(
-    model: PipelineModel,
-    profile: StageProfile,
-    stages: tuple[tuple[Instruction, ...], ...] | None = None,
-) -> PipelineModel:
-    """The pipeline with another profile, or other orders."""
-    schedule = Schedule(
-        name=model.schedule.name,
-        num_microbatches=model.schedule.num_microbatches,
-        stages=stages or model.schedule.stages,
-    )
-    return build_model(profile, schedule, model.blocking_power_w)
 
 
 def bound_j(model: PipelineModel, deadline_s: float) -> float:
@@ -99,44 +84,6 @@ def test_the_bound_never_rises_with_the_deadline_and_is_convex(model: PipelineMo
                 other.deadline_s - optimum.deadline_s
             )
             assert line_j <= other.lower_bound_j + tolerance_j
-
-
-@settings(max_examples=40)
-@given(small_models, shares, st.data())
-def test_relabelling_microbatches_changes_nothing(
-    model: PipelineModel, share: float, data: st.DataObject
-) -> None:
-    label = data.draw(st.permutations(range(model.schedule.num_microbatches)))
-    stages = tuple(
-        tuple(Instruction(kind, label[microbatch], chunk) for kind, microbatch, chunk in stage)
-        for stage in model.schedule.stages
-    )
-    deadline_s = deadline_within_s(model, share)
-    relabelled = remade(model, profile_of_model(model), stages)
-    assert bound_j(relabelled, deadline_s) == pytest.approx(
-        bound_j(model, deadline_s), rel=SOLVER_ERROR
-    )
-
-
-@settings(max_examples=50)
-@given(small_models, shares, st.data())
-def test_one_more_frequency_never_raises_the_bound(
-    model: PipelineModel, share: float, data: st.DataObject
-) -> None:
-    profile = profile_of_model(model)
-    key = data.draw(st.sampled_from(sorted(profile.points)))
-    added = OperatingPoint(
-        frequency_mhz=data.draw(st.integers(100, 700)),
-        time_s=data.draw(st.floats(0.01, 1)),
-        energy_j=data.draw(st.floats(0.1, 60)),
-    )
-    more = StageProfile(
-        points={**profile.points, key: (*profile.points[key], added)},
-        num_ranks_per_stage=profile.num_ranks_per_stage,
-    )
-    deadline_s = deadline_within_s(model, share)
-    before_j = bound_j(model, deadline_s)
-    assert bound_j(remade(model, more), deadline_s) <= before_j * (1 + SOLVER_ERROR)
 
 
 @settings(max_examples=40)
