@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import threading
 import weakref
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sqlalchemy import Engine
 
+from flyball_server.jobs.errors import StoreUnavailableError
+from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 # In memory where there is such a place: on a disk a database takes ten times as long to make.
@@ -28,6 +33,25 @@ class TemporaryJobStore(SqliteJobStore):
         super().open()
         if self._engine is not None:
             weakref.finalize(self, Engine.dispose, self._engine)
+
+
+class HaltingStore(TemporaryJobStore):
+    """Store whose reads wait or fail on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_read = threading.Event()
+        self.may_read.set()
+        self.fails = False
+
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        """Read, as soon as the store may."""
+        self.may_read.wait(30)
+        if self.fails:
+            raise StoreUnavailableError(location="here", reason="a test's")
+        with super().reading() as reader:
+            yield reader
 
 
 def opened_store() -> TemporaryJobStore:
