@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.command_in_process import (
     PROFILE_HEADER,
-    Flyball,
-    in_process,
+    flyball,
     refusal,
+    run_apart,
     two_pipelines,
 )
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
-PROCESS_LIMIT_S = 180
-
-
-@pytest.fixture
-def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
-    """Runs a command within this process; one test below starts a real one."""
-    return in_process(capsys)
 
 
 def not_json(constant: str) -> float:
@@ -44,23 +35,17 @@ def profile(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def plan(flyball: Flyball, profile: Path, tmp_path: Path) -> Path:
+def plan(profile: Path, tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     assert flyball("plan", profile, *ASKED, "-o", path).returncode == 0
     return path
 
 
 def test_the_trace_has_the_plan_that_simulate_shows(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+    profile: Path, plan: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "export", profile, plan, "--chrome-trace", path],
-        capture_output=True,
-        text=True,
-        timeout=PROCESS_LIMIT_S,
-        check=False,
-    )
+    done = run_apart("export", profile, plan, "--chrome-trace", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{path}: 8 instructions (predicted), ")
     simulated = json.loads(flyball("simulate", profile, plan, "--json").stdout)
@@ -73,9 +58,7 @@ def test_the_trace_has_the_plan_that_simulate_shows(
     assert critical == ["F0", "F0", "B0", "F1", "B1", "B1"]
 
 
-def test_data_parallel_pipelines_are_processes(
-    flyball: Flyball, profile: Path, tmp_path: Path
-) -> None:
+def test_data_parallel_pipelines_are_processes(profile: Path, tmp_path: Path) -> None:
     plan, path = tmp_path / "separate.json", tmp_path / "trace.json"
     made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", plan)
     assert made.returncode == 0
@@ -86,7 +69,7 @@ def test_data_parallel_pipelines_are_processes(
 
 
 def test_what_it_cannot_use_is_refused_in_one_line_and_nothing_is_written(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path
+    profile: Path, plan: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace.json"
     bad_profile = tmp_path / "bad.csv"

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.command_in_process import Flyball, in_process, refusal, two_pipelines
+from tests.integration.command_in_process import flyball, refusal, two_pipelines
 from tests.integration.on_a_terminal import FLYBALL, on_a_terminal
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
@@ -28,12 +28,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
-    return in_process(capsys)
-
-
-@pytest.fixture
-def plan(tmp_path: Path, profile: str, flyball: Flyball) -> str:
+def plan(tmp_path: Path, profile: str) -> str:
     path = str(tmp_path / "plan.json")
     assert flyball("plan", profile, *ASKED, "-o", path).returncode == 0
     return path
@@ -60,9 +55,7 @@ def commands(profile: str, plan: str) -> list[tuple[str, ...]]:
     ]
 
 
-def test_a_terminal_gets_colours_and_the_same_text(
-    flyball: Flyball, profile: str, plan: str
-) -> None:
+def test_a_terminal_gets_colours_and_the_same_text(profile: str, plan: str) -> None:
     for command in commands(profile, plan):
         text = shown(*command)
         assert "\x1b[1;38;5;" in text, command
@@ -72,14 +65,14 @@ def test_a_terminal_gets_colours_and_the_same_text(
 
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_a_terminal_that_is_to_have_none_gets_none(
-    flyball: Flyball, profile: str, environment: dict[str, str]
+    profile: str, environment: dict[str, str]
 ) -> None:
     command = ("plan", profile, *ASKED)
     assert shown(*command, **environment) == flyball(*command).stdout
 
 
 def test_what_is_no_terminal_gets_no_colours_whatever_the_environment_says(
-    flyball: Flyball, profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
+    profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = [flyball(*command).stdout for command in commands(profile, plan)]
     assert all("\x1b" not in text and "MHz: " not in text for text in plain)
@@ -91,7 +84,7 @@ def test_what_is_no_terminal_gets_no_colours_whatever_the_environment_says(
 
 
 def test_always_colours_a_pipe_too(
-    flyball: Flyball, profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
+    profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
@@ -101,9 +94,7 @@ def test_always_colours_a_pipe_too(
         assert without_colours(always) == flyball(*command).stdout
 
 
-def test_json_and_files_have_no_colours(
-    flyball: Flyball, tmp_path: Path, profile: str, plan: str
-) -> None:
+def test_json_and_files_have_no_colours(tmp_path: Path, profile: str, plan: str) -> None:
     path = tmp_path / "again.json"
     done = flyball("plan", profile, *ASKED, "--json", "--color", "always", "-o", str(path))
     assert json.loads(done.stdout)["policy"] == "envelope"
@@ -112,16 +103,14 @@ def test_json_and_files_have_no_colours(
     assert json.loads(done.stdout)["iteration_time_s"] == 9.0
 
 
-def test_a_word_that_is_none_of_the_three_is_refused(
-    flyball: Flyball, profile: str, plan: str
-) -> None:
+def test_a_word_that_is_none_of_the_three_is_refused(profile: str, plan: str) -> None:
     for command in commands(profile, plan):
         error = refusal(flyball(*command, "--color", "sometimes"))
         assert "--color: invalid choice: 'sometimes'" in error
 
 
 def test_without_rich_there_are_no_colours_and_always_says_why(
-    flyball: Flyball, profile: str, monkeypatch: pytest.MonkeyPatch
+    profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; sys.modules['rich'] = None; " + FLYBALL[2]
     command = ("plan", profile, *ASKED)

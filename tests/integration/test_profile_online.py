@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.integration.command_in_process import Done, Flyball, in_process, refusal
+from tests.integration.command_in_process import Done, flyball, refusal
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import profile_csv
 
@@ -21,15 +22,12 @@ def planner() -> Iterator[LivePlanner]:
         yield served
 
 
+Online = Callable[..., Done]
+
+
 @pytest.fixture
-def online(planner: LivePlanner, capsys: pytest.CaptureFixture[str]) -> Flyball:
-    flyball = in_process(capsys)
-
-    def run(*arguments: str | Path) -> Done:
-        address = str(planner.http.base_url)
-        return flyball("profile", "online", "job", "--planner", address, *arguments)
-
-    return run
+def online(planner: LivePlanner) -> Online:
+    return partial(flyball, "profile", "online", "job", "--planner", str(planner.http.base_url))
 
 
 def found(planner: LivePlanner, result: ProfilingResult) -> None:
@@ -53,7 +51,7 @@ def point(frequency_mhz: int, num_probes: int) -> ProbedPoint:
 
 
 def test_a_job_with_a_given_profile_says_so_and_its_profile_can_be_kept(
-    planner: LivePlanner, online: Flyball, tmp_path: Path
+    planner: LivePlanner, online: Online, tmp_path: Path
 ) -> None:
     planner.put_planned_job()
     file = tmp_path / "kept.csv"
@@ -65,7 +63,7 @@ def test_a_job_with_a_given_profile_says_so_and_its_profile_can_be_kept(
 
 
 def test_a_job_that_waits_for_its_ranks_has_no_profile_to_keep(
-    planner: LivePlanner, online: Flyball, tmp_path: Path
+    planner: LivePlanner, online: Online, tmp_path: Path
 ) -> None:
     planner.put_job(profiling="online").raise_for_status()
     assert "waiting for all ranks to register" in online().stdout
@@ -74,7 +72,7 @@ def test_a_job_that_waits_for_its_ranks_has_no_profile_to_keep(
 
 
 def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
-    planner: LivePlanner, online: Flyball
+    planner: LivePlanner, online: Online
 ) -> None:
     planner.put_job(profiling="online").raise_for_status()
     found(
@@ -105,8 +103,8 @@ def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
 
 
 def test_without_an_address_it_says_which_to_give(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("FLYBALL_PLANNER_URL", raising=False)
-    line = refusal(in_process(capsys)("profile", "online", "job"))
+    line = refusal(flyball("profile", "online", "job"))
     assert "give --planner URL, or set FLYBALL_PLANNER_URL" in line

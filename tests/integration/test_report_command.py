@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.command_in_process import Flyball, in_process, refusal
+from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S
@@ -53,11 +53,6 @@ def fresh() -> Iterator[LivePlanner]:
         yield live
 
 
-@pytest.fixture
-def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
-    return in_process(capsys)
-
-
 def address(planner: LivePlanner) -> str:
     return str(planner.http.base_url)
 
@@ -65,9 +60,7 @@ def address(planner: LivePlanner) -> str:
 # ------------------------------------------------------------------ what it prints
 
 
-def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(
-    flyball: Flyball, planner: LivePlanner
-) -> None:
+def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(planner: LivePlanner) -> None:
     done = flyball(
         *("report", "job", "--planner", address(planner)),
         *("--price-per-kwh", "0.25", "--currency", "CHF", "--co2-g-per-kwh", "100"),
@@ -81,9 +74,7 @@ def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(
     assert "no figure here is a real GPU's" in done.stdout
 
 
-def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(
-    flyball: Flyball, planner: LivePlanner
-) -> None:
+def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(planner: LivePlanner) -> None:
     done = flyball(
         "report", "job", "--planner", address(planner), "--json", "--price-per-kwh", "0.25"
     )
@@ -105,7 +96,7 @@ def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(
 
 
 def test_address_and_token_come_from_the_environment_as_for_ranks(
-    flyball: Flyball, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with live_planner(token=TOKEN) as guarded:
         monkeypatch.setenv("FLYBALL_PLANNER_URL", address(guarded))
@@ -121,15 +112,13 @@ def test_address_and_token_come_from_the_environment_as_for_ranks(
 # ------------------------------------------------------------------ what it refuses
 
 
-def test_an_unknown_job_is_told_with_those_that_are_known(
-    flyball: Flyball, planner: LivePlanner
-) -> None:
+def test_an_unknown_job_is_told_with_those_that_are_known(planner: LivePlanner) -> None:
     for arguments in ((), ("--compare", "4")):
         error = refusal(flyball("report", "jib", "--planner", address(planner), *arguments))
         assert error.endswith("has no job 'jib'; of 1 the newest: job")
 
 
-def test_a_job_without_steps_is_told_what_is_missing(flyball: Flyball, fresh: LivePlanner) -> None:
+def test_a_job_without_steps_is_told_what_is_missing(fresh: LivePlanner) -> None:
     error = refusal(flyball("report", "job", "--planner", address(fresh)))
     assert "no steps that all of its 2 ranks measured" in error
 
@@ -147,7 +136,7 @@ def test_a_job_without_steps_is_told_what_is_missing(flyball: Flyball, fresh: Li
         (("--json", "--markdown"), "not allowed with"),
     ],
 )
-def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], named: str) -> None:
+def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None:
     error = refusal(flyball("report", "job", *arguments))
     assert error.startswith("flyball report: ")
     assert named in error
@@ -156,9 +145,7 @@ def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], n
 # ------------------------------------------------------------------ how it compares
 
 
-def test_compare_waits_for_its_steps_and_prints_what_they_showed(
-    flyball: Flyball, fresh: LivePlanner
-) -> None:
+def test_compare_waits_for_its_steps_and_prints_what_they_showed(fresh: LivePlanner) -> None:
     ranks = MeasuringRanks(fresh)
     ranks.take_newest_plan()
 

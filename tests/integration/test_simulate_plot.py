@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.integration.command_in_process import Flyball, in_process, two_pipelines
+from tests.integration.command_in_process import flyball, run_apart, two_pipelines
 
 ASKED = ("--microbatches", "3", "--blocking-power", "5", "--policy", "envelope")
-PROCESS_LIMIT_S = 180
-
-
-@pytest.fixture
-def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
-    """Runs a command within this process; one test below starts a real one."""
-    return in_process(capsys)
 
 
 @pytest.fixture
@@ -29,7 +19,7 @@ def profile(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=["merged", "separate"])
-def plan(request: pytest.FixtureRequest, flyball: Flyball, profile: Path, tmp_path: Path) -> Path:
+def plan(request: pytest.FixtureRequest, profile: Path, tmp_path: Path) -> Path:
     path = tmp_path / "plan.json"
     data_parallel = ("--data-parallel", request.param)
     done = flyball("plan", profile, *ASKED, *data_parallel, "-o", path)
@@ -39,7 +29,7 @@ def plan(request: pytest.FixtureRequest, flyball: Flyball, profile: Path, tmp_pa
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])
 def test_the_picture_is_written_and_what_is_printed_stays_the_same(
-    flyball: Flyball, profile: Path, plan: Path, tmp_path: Path, suffix: str
+    profile: Path, plan: Path, tmp_path: Path, suffix: str
 ) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     picture = tmp_path / f"timeline{suffix}"
@@ -71,21 +61,12 @@ def test_without_matplotlib_it_says_which_extra_draws_and_simulates_all_the_same
     (hidden / "matplotlib.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
     picture = tmp_path / "timeline.svg"
 
-    def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "flyball_client", "simulate", profile, plan, *options],
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_LIMIT_S,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(hidden)},
-        )
-
-    refused = run("--plot", picture)
+    simulate, environment = ("simulate", profile, plan), {"PYTHONPATH": str(hidden)}
+    refused = run_apart(*simulate, "--plot", picture, **environment)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr == (
         "flyball simulate: --plot needs the extra 'plot': pip install '.[plot]' in a clone of"
         " Flyball\n"
     )
     assert not picture.exists()
-    assert run().returncode == 0
+    assert run_apart(*simulate, **environment).returncode == 0

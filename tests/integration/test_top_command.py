@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
-from tests.integration.command_in_process import Flyball, in_process, refusal
+from tests.integration.command_in_process import flyball, refusal
 from tests.integration.on_a_terminal import FLYBALL, CommandOnTerminal, on_a_terminal
 from tests.planner.jobs_to_show import NEW, PLANNED, READING
 from tests.planner.live import live_planner, serve_environment
@@ -45,11 +45,6 @@ def planner(answers: Answers) -> Iterator[str]:
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def flyball(capsys: pytest.CaptureFixture[str]) -> Flyball:
-    return in_process(capsys)
 
 
 def piped(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
@@ -88,7 +83,7 @@ def test_json_is_what_the_planner_answered_and_alone(planner: str, answers: Answ
     assert done.stderr == b""
 
 
-def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report(flyball: Flyball) -> None:
+def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report() -> None:
     with live_planner() as live:
         address = str(live.http.base_url)
         put_enveloped_job(live)
@@ -126,15 +121,13 @@ def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report(flyball
         (("--interval", "0"), "--interval: must be a finite number, at least 0.2 and at most 3600"),
     ],
 )
-def test_bad_input_gets_one_line(flyball: Flyball, arguments: tuple[str, ...], named: str) -> None:
+def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None:
     error = refusal(flyball("top", *arguments))
     assert error.startswith("flyball top: ")
     assert named in error
 
 
-def test_a_planner_with_tokens_says_what_to_set(
-    flyball: Flyball, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planner_with_tokens_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_planner(token="hush-hush") as guarded:  # noqa: S106 - a test's own
         address = str(guarded.http.base_url)
         for arguments in (("--once",), ("job", "--once"), ("--json",)):
