@@ -124,7 +124,7 @@ def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Pat
         answer = planner.put_profile()
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["loc"] == "planning"
-        assert "signal 9 (SIGKILL), and so it did at a second attempt" in answer.json()["detail"]
+        assert "signal 9 (SIGKILL), also at a second attempt" in answer.json()["detail"]
         job = planner.http.get(JOB).json()
         assert (job["state"], job["problem"]) == ("planning-failed", answer.json()["detail"])
         assert solves.is_there(pid)

@@ -50,10 +50,10 @@ def trace_document(timeline: PredictedTimeline) -> dict[str, Any]:
 
 
 class _Ids:
-    """Numbers of one pipeline's process and threads.
+    """Process and thread IDs of one pipeline.
 
-    No thread has the number of another one, of a process, or 0: viewers mix up the names of
-    threads of equal number, and take one numbered as its process for the main thread.
+    No thread ID equals another one, a process ID, or 0: viewers mix up the names of equal IDs, and
+    take a thread with its process's ID for the main thread.
     """
 
     def __init__(self, num_pipelines: int, pipeline: int, num_stages: int) -> None:
@@ -66,7 +66,7 @@ class _Ids:
         return {"pid": self.pid, "tid": self._first_tid + stage}
 
     def stage_name(self, stage: int) -> str:
-        """Padded: viewers sort counters by name."""
+        """Return the padded name of a stage: viewers sort counters by name."""
         return f"stage {stage:0{self._stage_digits}}"
 
 

@@ -32,7 +32,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         default=DEFAULT_NUM_POINTS,
-        help=f"how many plans (default {DEFAULT_NUM_POINTS})",
+        help=f"number of plans (default {DEFAULT_NUM_POINTS})",
     )
     parser.add_argument(
         "--plot", metavar="FILE", type=Path, help=f"draw it: {', '.join(PLOT_SUFFIXES)}"

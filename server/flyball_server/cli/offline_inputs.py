@@ -1,4 +1,4 @@
-"""Input of the offline commands: profiles, plan files, blocking power; each error one line."""
+"""Input of the offline commands: profiles, plan files, blocking power; one-line errors."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def add_profile_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> None:
-    """`--blocking-power`, one value or one per stage."""
+    """Add `--blocking-power`, one value or one per stage."""
     parser.add_argument(
         "--blocking-power",
         metavar="W",
         type=watts,
-        help=f"W a GPU draws while it waits in communication, one value or one per stage; {note}",
+        help=f"power in W of a GPU that waits in communication, one value or one per stage; {note}",
     )
 
 
 def watts(text: str) -> tuple[float, ...]:
-    """`70` or `70,70,84`, W.
+    """Parse `70` or `70,70,84`, W.
 
     Raises:
-        argparse.ArgumentTypeError: a part is no number.
+        argparse.ArgumentTypeError: a part is not a number.
     """
     try:
         return tuple(float(part) for part in text.split(","))
@@ -91,7 +91,7 @@ def gpu_window(name: str | None) -> GpuWindow | None:
 
 
 def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -> tuple[float, ...]:
-    """`--blocking-power`, else the GPU table's figure; never a guess."""
+    """Return `--blocking-power`, or else the GPU table's figure; never a guess."""
     if given_w is not None:
         return given_w
     if gpu is None:
@@ -122,7 +122,7 @@ def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a result whole: a file appears complete, or the old one stays."""
+    """Write a result atomically: the file is complete, or the old one stays."""
     if path.name in ("", "..") or path.is_dir():
         raise CommandError(f"{path}: is a folder; name a file in it")
     partial = path.with_name(f".{path.name}.partial")
@@ -137,17 +137,19 @@ def write_text(path: Path, text: str) -> None:
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """PROFILE.csv, PLAN.json and `--blocking-power`."""
+    """Add PROFILE.csv, PLAN.json and `--blocking-power`."""
     add_profile_argument(parser)
-    parser.add_argument("plan", metavar="PLAN.json", type=Path, help="what flyball plan -o wrote")
+    parser.add_argument(
+        "plan", metavar="PLAN.json", type=Path, help="plan file from flyball plan -o"
+    )
     add_blocking_power_argument(parser, "default: the plan's own")
 
 
 def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
-    """Return what `add_timeline_arguments` asked for, simulated.
+    """Return the simulated timeline for the arguments of `add_timeline_arguments`.
 
     Raises:
-        CommandError: a file cannot be read, or plan, profile and blocking power do not fit.
+        CommandError: a file cannot be read, or plan, profile and blocking power do not match.
     """
     plan = read_plan(arguments.plan)
     power_w: tuple[float, ...] | None = arguments.blocking_power
@@ -166,6 +168,6 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
 
 
 def instruction_label(instruction: Instruction) -> str:
-    """Kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
+    """Return kind and microbatch, as `F3`; `F3.1` in model chunk 1."""
     kind, microbatch, chunk = instruction
     return f"{LETTERS[kind]}{microbatch}" + (f".{chunk}" if chunk else "")

@@ -53,10 +53,10 @@ def read_order(path: Path) -> OrderOptions:
     """Read the order of a torch `.csv` file, or else of a JSON file.
 
     JSON is `{"stages": [[["forward", 0], ["backward", 0, CHUNK], ...], ...]}`, with
-    `"virtual_stages": [[0, 4], ...]` beside it where stages hold several chunks.
+    `"virtual_stages": [[0, 4], ...]` beside it if stages hold several chunks.
 
     Raises:
-        CommandError: it cannot be read, or is no order; one line that names the place.
+        CommandError: the file cannot be read or parsed; one line that names the place.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def _of_csv(text: str) -> OrderOptions:
 
 
 def _actions(cell: str, line: int) -> Iterator[tuple[int, InstructionKind, int]]:
-    """(virtual stage, kind, microbatch) of each computation in a cell; transfers are none."""
+    """Yield (virtual stage, kind, microbatch) of each computation in a cell, not of transfers."""
     for part in _parts(cell.strip()):
         match = _ACTION.fullmatch(part.strip())
         if match is None:
@@ -144,7 +144,7 @@ _NAMED_OPTIONS = tuple(
 
 
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the profile, its schedule, and the options of a plan that all commands take."""
+    """Add the profile, its schedule, and the plan options that all commands share."""
     offline_inputs.add_profile_argument(parser)
     parser.add_argument(
         "--microbatches",
@@ -223,7 +223,7 @@ def add_choice(
     default: ChoiceT | None,
     help_text: str,
 ) -> None:
-    """Add an option that takes one of these names."""
+    """Add an option with these names as choices."""
     by_name = {str(name): name for name in names}
 
     def named(text: str) -> ChoiceT:
@@ -268,7 +268,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
 
 
 def refused(error: PlanningError) -> CommandError:
-    """Return the planning core's refusal with the option in place of the field."""
+    """Return the planning core's error with the option in place of the field."""
     option = OPTION_OF_FIELD.get(error.field, f"--{error.field}")
     return CommandError(f"{option}: {error.message}")
 

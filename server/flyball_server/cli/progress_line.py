@@ -37,7 +37,7 @@ class ProgressLine:
         self._thread: threading.Thread | None = None
 
     def show(self, text: str) -> None:
-        """Current activity, in a few words."""
+        """Set the current activity, in a few words."""
         self._text = text
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class ProgressLine:
                 stream.flush()
 
     def _replace(self, stream: TextIO, text: str) -> None:
-        """Draw over what was drawn; one column less than the terminal has, or it would scroll."""
+        """Draw over the last line; one column less than the terminal has, or it would scroll."""
         text = text[: _columns(stream) - 1]
         stream.write("\r" + text.ljust(self._num_shown))
         stream.flush()

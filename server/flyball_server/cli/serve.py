@@ -39,14 +39,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--database",
         metavar="URL",
-        help="that holds jobs and plans: sqlite:///FILE or postgresql://USER@HOST/DATABASE"
+        help="database of jobs and plans: sqlite:///FILE or postgresql://USER@HOST/DATABASE"
         " (default: a file in the user's state folder;"
         " FLYBALL_DATABASE)",
     )
     parser.add_argument(
         "--token",
-        help="an operator's token, beside those that `flyball token` makes; on a shared machine"
-        " rather set FLYBALL_TOKEN, which others cannot see",
+        help="an operator's token, besides those of `flyball token`; on a shared machine set"
+        " FLYBALL_TOKEN instead, which others cannot read",
     )
     parser.add_argument(
         "--allow-open",
@@ -67,7 +67,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        help="how much to log on stderr (default info; FLYBALL_LOG_LEVEL)",
+        help="log level on stderr (default info; FLYBALL_LOG_LEVEL)",
     )
     parser.add_argument(
         "--log-format",
@@ -111,7 +111,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -> None:
-    """Check what can be checked, then serve; nothing listens before."""
+    """Check the settings, then serve; nothing listens before."""
     asks = must_ask(listener, settings)
     address = address_of(listener, settings)
     has_operator = settings.token is not None
@@ -151,7 +151,7 @@ def _warn(text: str) -> None:
 
 
 COMMAND = Command(
-    summary="run the planner that ranks get their plans from",
+    summary="run the planner, which sends plans to ranks",
     configure=_configure,
     run=_run,
 )

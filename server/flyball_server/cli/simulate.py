@@ -1,4 +1,4 @@
-"""`flyball simulate`: what a plan takes on a profile: time, energy, bubbles, critical path."""
+"""`flyball simulate`: time, energy, bubbles and critical path of a plan on a profile."""
 
 from __future__ import annotations
 

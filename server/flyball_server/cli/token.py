@@ -1,4 +1,4 @@
-"""`flyball token`: tokens made, listed and revoked in the planner's database, running or not."""
+"""`flyball token`: manages tokens in the planner's database, whether it runs or not."""
 
 from __future__ import annotations
 
@@ -50,9 +50,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _configure_create(parser: argparse.ArgumentParser) -> None:
     opens = parser.add_mutually_exclusive_group(required=True)
-    opens.add_argument("--operator", action="store_true", help="it opens everything")
-    opens.add_argument("--job", metavar="JOB", help="the one job that it opens")
-    parser.add_argument("--note", default="", help="what people know it by")
+    opens.add_argument(
+        "--operator", action="store_true", help="an operator's token, with access to everything"
+    )
+    opens.add_argument("--job", metavar="JOB", help="the only job that it gives access to")
+    parser.add_argument("--note", default="", help="description for the list of tokens")
 
 
 def _configure_list(parser: argparse.ArgumentParser) -> None:
@@ -136,11 +138,11 @@ def _settings(database: str | None) -> Settings:
 
 
 def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Namespace) -> None:
-    """Check that this command may make the database.
+    """Check that this command may create the database.
 
     Raises:
-        CommandError: only the first operator's token may, or a job's beside one of the settings.
-        NoOperatorsTokenError: it is a job's without one.
+        CommandError: only the first operator's token may, or a job's with one in the settings.
+        NoOperatorsTokenError: the token is for a job, and no operator's token exists.
     """
     if arguments.action != "create":
         raise CommandError(
@@ -187,13 +189,13 @@ _Action = tuple[
     Callable[[JobStore, argparse.Namespace], None],
 ]
 _ACTIONS: dict[str, _Action] = {
-    "create": ("make a token, which is shown once", _configure_create, _create),
-    "list": ("which tokens there are, and what they open", _configure_list, _list),
-    "revoke": ("let a token open nothing any more", _configure_revoke, _revoke),
+    "create": ("make a token and print it once", _configure_create, _create),
+    "list": ("list the tokens and their rights", _configure_list, _list),
+    "revoke": ("revoke a token", _configure_revoke, _revoke),
 }
 
 COMMAND = Command(
-    summary="make, list and revoke the tokens that the planner asks for",
+    summary="make, list and revoke access tokens of the planner",
     configure=_configure,
     run=_run,
 )

@@ -34,10 +34,10 @@ def check_quantity(field: str, value: float, *, most: float = math.inf) -> None:
 
 
 def check_text(field: str, value: str) -> None:
-    """Printable text of a bounded length.
+    """Check that a text is printable and of a bounded length.
 
     Raises:
-        InvalidFieldError: it is not.
+        InvalidFieldError: the text is invalid.
     """
     if len(value) > MAX_TEXT_CHARACTERS or not value.isprintable():
         raise InvalidFieldError(
@@ -46,10 +46,10 @@ def check_text(field: str, value: str) -> None:
 
 
 def check_length(field: str, num_values: int, allowed: tuple[int, ...]) -> None:
-    """One of the allowed numbers of values.
+    """Check that a field has one of the allowed numbers of values.
 
     Raises:
-        InvalidFieldError: it is not.
+        InvalidFieldError: the number of values is not allowed.
     """
     if num_values not in allowed:
         wanted = " or ".join(str(number) for number in sorted(set(allowed)))

@@ -71,7 +71,7 @@ class UnknownPlanError(UnknownError):
 
 
 class UnknownTokenError(UnknownError):
-    """There is no token {token_id}; list them to see which there are."""
+    """Token {token_id} does not exist; list the tokens."""
 
 
 class WrongStateError(JobsError):
@@ -87,7 +87,7 @@ class OtherRunError(WrongStateError):
 
 
 class JobIsRunningError(WrongStateError):
-    """Job {job_id} has ranks that were heard of lately; end its training first."""
+    """Job {job_id} has ranks that called recently; end its training first."""
 
 
 class MissingProfileError(WrongStateError):
@@ -127,11 +127,11 @@ class TooManyJobsError(WrongStateError):
 
 
 class PlanningStoppedError(JobsError):
-    """The planner shuts down; job {job_id} is planned when it is up again."""
+    """The planner shuts down; job {job_id} is planned after the next start."""
 
 
 class PlannerFaultError(JobsError):
-    """The planner has failed at this for job {job_id}; its log says why."""
+    """The planner had an unexpected error with job {job_id}; see its log."""
 
 
 class InvalidFieldError(JobsError):

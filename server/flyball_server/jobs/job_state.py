@@ -1,4 +1,4 @@
-"""The states of a job and the one table of moves between them."""
+"""States of a job and the table of moves between them."""
 
 from __future__ import annotations
 

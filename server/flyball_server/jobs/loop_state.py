@@ -18,7 +18,7 @@ from flyball_wire.plan_options import Effort
 
 @dataclass(frozen=True, kw_only=True)
 class AnnouncedSlowdown:
-    """A rank whose GPU is announced to be slower than its profile.
+    """Announced slowdown of a rank's GPU against its profile.
 
     Attributes:
         slowdown: slowdown factor of its instructions, 1 to MAX_SLOWDOWN.
@@ -26,7 +26,7 @@ class AnnouncedSlowdown:
         until_unix_s: end time; None: until it is withdrawn.
 
     Raises:
-        InvalidFieldError: a value is out of its bounds.
+        InvalidFieldError: a value is out of bounds.
     """
 
     rank: int
@@ -105,10 +105,10 @@ class PlanningInputs:
     """Part of a job's loop state that its plan depends on.
 
     Attributes:
-        target: None: the specification's.
-        rank_slowdowns: announced and detected together, the slower one of a rank.
-        stage_slowdowns: drift.
-        effort: lower than the specification's, for an answer at once; None: the specification's.
+        target: current target; None: the specification's.
+        rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
+        stage_slowdowns: drift of stages.
+        effort: lower effort for an immediate answer; None: the specification's.
     """
 
     target: str | None = None
@@ -119,7 +119,7 @@ class PlanningInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class MadePlan:
-    """Origin of a plan version, as a digest: an equal one needs no other search."""
+    """Origin of a plan version, as a digest: an equal one needs no new search."""
 
     digest: str
     version: int

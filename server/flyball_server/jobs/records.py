@@ -1,4 +1,4 @@
-"""Records of a job: frozen, valid when they exist, changed only by `evolve()`."""
+"""Records of a job: frozen, always valid, changed only by `evolve()`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
     """Check the bounds of each field of a job's specification.
 
     Raises:
-        InvalidFieldError: a value is out of its bounds; names the field.
+        InvalidFieldError: a value is out of bounds; `field` names it.
     """
     check_count("num_stages", spec.num_stages, least=1, most=MAX_STAGES)
     check_count("num_microbatches", spec.num_microbatches, least=1, most=MAX_MICROBATCHES)
@@ -146,7 +146,7 @@ class JobRecord(Record):
 
     @property
     def run_id(self) -> str:
-        """Return the job's run as a number: an earlier or later one under its name has another."""
+        """Return the job's run as a number, different in an earlier or later one of its name."""
         return f"{round(self.created_at.timestamp() * 1e6):x}"
 
     def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
@@ -246,11 +246,11 @@ class PlanRecord(Record):
 
     Attributes:
         version: 1, 2, 3, ... without gaps.
-        first_step: the step from which all ranks run it; None until all have acknowledged it.
+        first_step: step from which all ranks run it; None until all have acknowledged it.
         solve_s: duration of the planning, s.
         report: fields that ranks report of each step on it.
         baseline_cycle: true for steps that run at the highest clocks instead: step k uses entry
-            `(k - first_step) % len`; empty: none does.
+            `(k - first_step) % len`; empty: no such steps.
     """
 
     job_id: str
@@ -264,7 +264,7 @@ class PlanRecord(Record):
 
     @property
     def cycle_length(self) -> int:
-        """Steps after which the clocks repeat; 1: every step is alike."""
+        """Number of steps after which the clocks repeat; 1: all steps are equal."""
         if isinstance(self.plan, ProbePlan):
             return len(self.plan.cycle_mhz)
         return len(self.baseline_cycle) or 1
@@ -281,7 +281,7 @@ _STEP_COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(Record):
-    """One step as one rank measured it; units and meaning as in the wire's StepMeasurement."""
+    """One step measured by one rank; units and meaning as in the wire's StepMeasurement."""
 
     job_id: str
     rank: int
@@ -337,10 +337,10 @@ class StepTotals(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StepDetail(Record):
-    """Times of a rank's instructions in one step, where its plan asked for them.
+    """Times of a rank's instructions in one step, if its plan requests them.
 
     Attributes:
-        by_clock, instructions: as in the wire's StepMeasurement.
+        by_clock, instructions: times as in the wire's StepMeasurement.
     """
 
     job_id: str
@@ -391,12 +391,12 @@ class StageTotals(Record):
     """A step over those ranks of a stage that ran one plan version in it.
 
     Attributes:
-        plan_version: None: default clocks.
+        plan_version: plan version that was run; None: default clocks.
         num_ranks: number of ranks that have posted it.
-        time_s: the slowest rank's, s.
-        energy_j: sum over the ranks, J; None where one could not read it.
-        num_with_clock: ranks that read their SM clock back.
-        sm_clock_mhz: mean over those ranks of what each read, MHz; None: there are none.
+        time_s: time of the slowest rank, s.
+        energy_j: sum over the ranks, J; None: a rank could not read it.
+        num_with_clock: number of ranks that read their SM clock.
+        sm_clock_mhz: mean over those ranks, MHz; None: no readings.
     """
 
     step: int
@@ -413,5 +413,5 @@ class StageTotals(Record):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Return what totals are ordered by: step, stage, version (none first)."""
+        """Return the sort key of totals: step, stage, version (none first)."""
         return self.step, self.stage, self.plan_version or 0

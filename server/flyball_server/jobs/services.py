@@ -28,7 +28,7 @@ class Solve:
 
     Attributes:
         policy: requested policy.
-        outcome: `planned`; `failed`: the planner refused, or could not; `superseded`: the job's
+        outcome: `planned`; `failed`: the planner refused, or had an error; `superseded`: the job's
             inputs changed meanwhile, it was deleted, or the planner shut down.
         seconds: duration, s.
     """

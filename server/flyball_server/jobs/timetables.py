@@ -53,10 +53,10 @@ class _Once:
 
 
 def check_timetable(timetable: Timetable) -> None:
-    """Refuse what cannot be used.
+    """Check a timetable.
 
     Raises:
-        InvalidFieldError: names the field, `windows[2].from_time`.
+        InvalidFieldError: a value is invalid; the field is named as in `windows[2].from_time`.
     """
     _zone(timetable)
     if len(timetable.windows) > MAX_WINDOWS:
@@ -148,7 +148,7 @@ def _read(window: TimetableWindow, where: str) -> _Window:
     if ends <= begins:
         raise InvalidFieldError(f"{where}.until_time", "must be later than from_time")
     if window.days is not None:
-        raise InvalidFieldError(f"{where}.days", "goes with times of day, as 22:00, not with dates")
+        raise InvalidFieldError(f"{where}.days", "requires times of day, as 22:00, not dates")
     return _Once(begins=begins, ends=ends)
 
 
@@ -224,13 +224,13 @@ def _clock_changes(zone: tzinfo, now: datetime) -> Iterator[datetime]:
 
 
 def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> TimetableStatus:
-    """Give the job targets by the time of day, in the place of those before.
+    """Store the job's targets by the time of day, replacing earlier ones.
 
-    The planner itself plans the job anew where another target holds now.
+    The reconcile loop plans the job again if the current target changes.
 
     Raises:
-        UnknownJobError: no such job.
-        InvalidFieldError: a window cannot be used, or its target not with the job's policy.
+        UnknownJobError: the job does not exist.
+        InvalidFieldError: a window is invalid, or the job's policy does not support its target.
     """
     check_timetable(timetable)
     with services.store.writing(job_id) as writer:

@@ -1,4 +1,4 @@
-"""Long polls: asynchronous waiters that are woken when something about their job changes."""
+"""Long polls: asynchronous waiters, notified when something about their job changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class JobWaiters:
 
     @property
     def num_waiting(self) -> int:
-        """Long polls that wait now, and calls that are held."""
+        """Number of waiting long polls and held calls."""
         with self._lock:
             return self._num_held[False] + sum(len(futures) for futures in self._waiting.values())
 
@@ -44,10 +44,10 @@ class JobWaiters:
 
     @contextmanager
     def holding(self, *, at_once: bool = False) -> Generator[None]:
-        """Count a call that waits otherwise than by `until`, as long as the block lasts.
+        """Count a call that waits by other means than `until`, as long as the block lasts.
 
         Args:
-            at_once: it waits for nothing new.
+            at_once: true if it returns the current state without waiting.
         """
         with self._lock:
             self._num_held[at_once] += 1
@@ -59,7 +59,7 @@ class JobWaiters:
 
     @contextmanager
     def watching(self, job_id: str, woken: Callable[[], None]) -> Generator[None]:
-        """Call this, on any thread, when the job is woken and at close; it is no waiting call."""
+        """Call `woken`, on any thread, after each notification of the job and at close."""
         with self._lock:
             self._watching.setdefault(job_id, []).append(woken)
         try:
@@ -75,7 +75,7 @@ class JobWaiters:
     ) -> _Answer | None:
         """Return the answer of `probe` once it is not None; None after `wait_s`, or at close.
 
-        The probe is asked at once, and again whenever the job is woken.
+        The probe is called at once, and again after each notification of the job.
         """
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + wait_s

@@ -1,4 +1,4 @@
-"""A bounded cache that forgets what was not asked for longest."""
+"""Bounded least recently used cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Lru(Generic[Key, Value]):
         self._values: OrderedDict[Key, Value] = OrderedDict()
 
     def get(self, key: Key) -> Value | None:
-        """Return the value, which is then the last to be forgotten; None: not known."""
+        """Return the value and mark it as most recently used; None: not cached."""
         with self._guard:
             if key not in self._values:
                 return None
@@ -34,7 +34,7 @@ class Lru(Generic[Key, Value]):
             return self._values[key]
 
     def put(self, key: Key, value: Value) -> None:
-        """Keep the value; the others go, oldest use first, until all fit."""
+        """Store the value; drop the least recently used others until all fit."""
         with self._guard:
             self._values[key] = value
             self._values.move_to_end(key)

@@ -12,24 +12,24 @@ Result = TypeVar("Result")
 
 
 class SingleFlight(Generic[Key, Result]):
-    """Share the work in flight by its key. Use it from one event loop at a time.
+    """Shared work in flight by its key. Use it from one event loop at a time.
 
-    A caller that is cancelled leaves the work running for the others.
+    A cancelled caller leaves the work running for the others.
     """
 
     def __init__(self) -> None:
         self._tasks: dict[Key, asyncio.Task[Result]] = {}
 
     async def wait_for_earlier(self, key: Key) -> None:
-        """Wait until the work in flight for this key has ended, however it ends."""
+        """Wait until the work in flight for this key has ended, even with an error."""
         if key in self._tasks:
             await asyncio.wait({self._tasks[key]})
 
     async def run(self, key: Key, work: Callable[[], Coroutine[Any, Any, Result]]) -> Result:
-        """Return the result of the work in flight for this key, or else begin the work.
+        """Return the result of the work in flight for this key, or start it.
 
         Raises:
-            Exception: raised by the work; all who wait for it get it.
+            Exception: raised by the work, to all of its callers.
         """
         task = self._tasks.get(key)
         if task is None:

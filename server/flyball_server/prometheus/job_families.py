@@ -30,11 +30,11 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class JobMetric:
-    """A figure of a job.
+    """Metric of a job.
 
     Attributes:
-        name: without `_total`, which a counter gets.
-        of_job: None: no value now.
+        name: metric name without `_total`, which counters get.
+        of_job: function that returns the value; None: no value now.
         is_summed: true if the sum over the jobs without a label of their own is exported too.
     """
 
@@ -46,7 +46,7 @@ class JobMetric:
 
 
 def _attribute(path: str) -> Callable[[JobFacts], Any]:
-    """Return a reader of `JobFacts.<path>`; it returns None where a part of the path is None."""
+    """Return a reader of `JobFacts.<path>`; it returns None if a part of the path is None."""
 
     def read(facts: JobFacts) -> object:
         value: object = facts
@@ -338,7 +338,7 @@ def _add_stages(
 
 
 def _by_emulation(several: Sequence[JobFacts]) -> list[tuple[bool, list[JobFacts]]]:
-    """Emulated figures and those of real GPUs are never added up."""
+    """Separate emulated jobs from those on real GPUs; their figures are never added up."""
     parts = [
         (emulated, [facts for facts in several if facts.emulated is emulated])
         for emulated in (False, True)
@@ -397,7 +397,7 @@ def _of_reading(*, is_readable: bool, seconds: float, num_behind: int) -> list[F
         ),
         GaugeMetricFamily(
             "flyball_jobs_reading_seconds",
-            "What reading the jobs for this answer took, s.",
+            "Time of reading the jobs for this answer, s.",
             value=seconds,
         ),
         GaugeMetricFamily(

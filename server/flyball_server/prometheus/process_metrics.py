@@ -32,7 +32,7 @@ class ProcessMetrics:
     """Histograms and counters of one app, in a registry of its own; thread-safe.
 
     Args:
-        num_waiting: returns the number of waiting long polls.
+        num_waiting: function that returns the number of waiting long polls.
         jobs: collector of the metrics about jobs; None: no such metrics.
     """
 
@@ -42,7 +42,7 @@ class ProcessMetrics:
         self.registry = CollectorRegistry(auto_describe=False)
         build = Gauge(
             "flyball_build_info",
-            "1; the label says which Flyball this planner is.",
+            "1; the label is the version of this planner.",
             ("version",),
             registry=self.registry,
         )
@@ -55,30 +55,30 @@ class ProcessMetrics:
         waiting.set_function(num_waiting)
         self._calls = Histogram(
             "flyball_http_request_duration_seconds",
-            "From a call's arrival to the end of its answer, s, long polls with their wait; by"
-            " route template (none: refused before it was looked up, or there is none), method"
-            " and class of status.",
+            "Time from a call's arrival to the end of its answer, s, with the wait of long polls;"
+            " by route template (none: refused before routing, or no route), method and class of"
+            " status.",
             ("route", "method", "status"),
             buckets=_CALL_BUCKETS,
             registry=self.registry,
         )
         self._solves = Histogram(
             "flyball_solve_duration_seconds",
-            "Making a plan, waiting for a planning process included, s; by policy and outcome.",
+            "Time of making a plan, s, with the wait for a process; by policy and outcome.",
             ("policy", "outcome"),
             buckets=_SOLVE_BUCKETS,
             registry=self.registry,
         )
         self._transactions = Histogram(
             "flyball_store_transaction_duration_seconds",
-            "Transactions of the job store, waiting for their turn included, s; by kind.",
+            "Time of transactions of the job store, s, with the wait for others; by kind.",
             ("kind",),
             buckets=_STORE_BUCKETS,
             registry=self.registry,
         )
         self._store_errors = Counter(
             "flyball_store_errors",
-            "Times that the job store could not do what it was asked, by kind of error.",
+            "Errors of the job store, by kind.",
             ("kind",),
             registry=self.registry,
         )

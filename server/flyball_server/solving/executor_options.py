@@ -1,4 +1,4 @@
-"""Executor settings of an operator; checking them loads no executor."""
+"""Executor settings of an operator; checking them imports no executor."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _LAST_PORT = 65_535
 
 
 def default_num_processes() -> int:
-    """Half of the cores that this process may use, at least 2."""
+    """Return half of the cores that this process may use, at least 2."""
     return max(_FEWEST_PROCESSES, len(os.sched_getaffinity(0)) // 2)
 
 
 def executor_problem(address: str | None) -> str | None:
-    """Return what is wrong with an executor's address; None: it can be used."""
+    """Return why an executor's address is invalid; None: it is valid."""
     if address is None:
         return None
     host, _, port = address.removeprefix(DASK_PREFIX).rpartition(":")

@@ -18,7 +18,7 @@ class SolveStoppedError(Exception):
 
 
 class SolverLostError(Exception):
-    """The solving process ended during the solve; the text says how, as far as known."""
+    """The solving process ended during the solve; the text gives the cause if known."""
 
 
 class SolverAwayError(SolverLostError):
@@ -26,18 +26,18 @@ class SolverAwayError(SolverLostError):
 
 
 def no_thread_error(cause: RuntimeError) -> SolverAwayError:
-    """Return what a solve fails with where the process has no more threads."""
+    """Return the error of a solve for which no thread can be started."""
     return SolverAwayError(f"no thread for it could be started ({cause})")
 
 
 class StoppableFuture(Future[ResultT], Generic[ResultT]):
-    """A future of which `cancel` also ends what runs.
+    """Future with a `cancel` that also ends a running solve.
 
-    A solve that is cancelled before it runs ends as any future does; one that runs ends with
+    A solve that is cancelled before it runs ends as any future does; a running one ends with
     SolveStoppedError, a moment later.
 
     Args:
-        stop: ends what runs; called at most once for each `cancel`, from any thread.
+        stop: function that ends the running solve; at most once per `cancel`, from any thread.
     """
 
     def __init__(self, stop: Callable[[StoppableFuture[ResultT]], None]) -> None:
@@ -45,7 +45,7 @@ class StoppableFuture(Future[ResultT], Generic[ResultT]):
         self._stop = stop
 
     def cancel(self) -> bool:
-        """Stop the solve; False: it is done already."""
+        """Stop the solve; False: it is already done."""
         if super().cancel():
             return True
         if self.done():
@@ -58,10 +58,10 @@ P = ParamSpec("P")
 
 
 class PlannerThreads(Executor):
-    """Solves in threads of this process, as many at once as are asked for.
+    """Executor with one thread of this process per solve, without a limit.
 
-    It starts no process; a solve takes the time of all that the planner does meanwhile. One that
-    is cancelled ends where its solver next asks whether it is to go on, and its future with it.
+    It starts no process; a solve shares the CPU with the planner. A cancelled one ends at its
+    solver's next check for cancellation, and its future with it.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PlannerThreads(Executor):
         self._is_shut_down = False
 
     def start(self) -> None:
-        """Take solves again after a shutdown."""
+        """Accept solves again after a shutdown."""
         with self._guard:
             self._is_shut_down = False
 
@@ -88,7 +88,7 @@ class PlannerThreads(Executor):
         future.set_running_or_notify_cancel()
         with self._guard:
             if self._is_shut_down:
-                raise RuntimeError("the planner solves no more")
+                raise RuntimeError("the executor is shut down")
             self._running[future] = stopped
 
         def solve() -> None:
@@ -114,7 +114,7 @@ class PlannerThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """End all solves: each with SolveStoppedError, where its solver next asks."""
+        """End all solves with SolveStoppedError, at their solvers' next check."""
         del wait, cancel_futures  # a solver checks soon, and its result is not awaited
         with self._guard:
             self._is_shut_down = True

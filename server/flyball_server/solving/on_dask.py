@@ -1,4 +1,4 @@
-"""An executor of Dask workers: many planning processes on other machines."""
+"""Executor of Dask workers: many planning processes on other machines."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DaskWorkers(Executor):
         distributed: Any = importlib.import_module("distributed")
         with self._guard:
             if self._is_shut_down:
-                raise RuntimeError("the planner has left Dask")
+                raise RuntimeError("the executor is shut down")
             if self._client is None:
                 self._client = distributed.Client(
                     self._address, timeout=CONNECT_TIMEOUT_S, set_as_default=False
@@ -126,7 +126,7 @@ def _check_of_task() -> Check:
 
 
 def _pass_on(done: Future[Any], outer: StoppableFuture[Any]) -> None:
-    """Give the outer future what the inner one ended with."""
+    """Pass the inner future's outcome on to the outer one."""
     try:
         outer.set_result(done.result())
     except CancelledError:

@@ -1,4 +1,4 @@
-"""An executor of a few planning processes: each solve has one for itself, and can be stopped."""
+"""Executor of a few planning processes: each solve has one for itself, and can be stopped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class PlanningProcesses(Executor):
     def start(self) -> None:
         """Start one process, so that the first solve does not wait for it; does not block.
 
-        After a shutdown, solves are taken again.
+        After a shutdown, solves are accepted again.
         """
         with self._guard:
             if self._is_shut_down:
@@ -94,7 +94,7 @@ class PlanningProcesses(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:
-        """End all processes now: what runs, and what waits, ends with SolveStoppedError."""
+        """End all processes now; running and waiting solves end with SolveStoppedError."""
         del cancel_futures  # a solve may take minutes, and its result is not awaited
         with self._guard:
             self._is_shut_down = True
@@ -184,7 +184,7 @@ class PlanningProcesses(Executor):
 
 
 class _Process:
-    """One planning process and the pipe to it; used by one thread at a time, but for `kill`."""
+    """Planning process and its pipe; used by one thread at a time, except for `kill`."""
 
     def __init__(self) -> None:
         # A fork of the planner would hold its locks and listen on its socket.

@@ -1,4 +1,4 @@
-"""Program of a planning process: solves one after the other, as long as the planner lives."""
+"""Program of a planning process: solves one task after the other until the planner ends."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def _end_with_planner() -> None:
-    """End this process when the planner has ended, however that was."""
+    """End this process when the planner has ended, for any reason."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])

@@ -1,7 +1,7 @@
 """Use case: the history of a job's plan, every version in a line, without its instructions.
 
-A version's document may hold tens of thousands of instructions, and never changes: it is read
-once in the life of a planner. From which step a version holds is read every time.
+A version's document may hold tens of thousands of instructions and never changes: it is read once
+in the life of a planner. The first step of a version is read every time.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _Summaries = dict[datetime, dict[int, PlanSummary]]
 
 
 class HistoryMemory:
-    """Memory of plan versions; those of the jobs not asked for longest are forgotten.
+    """Cache of plan versions; the least recently requested jobs are dropped.
 
     Args:
-        max_versions: limit of versions in memory; all of one job are kept in any case.
+        max_versions: limit of cached versions; all of one job are kept in any case.
     """
 
     def __init__(self, max_versions: int = MAX_REMEMBERED) -> None:
@@ -50,7 +50,7 @@ class HistoryMemory:
         return dict(self._jobs.get((job.job_id, job.created_at)) or {})
 
     def keep(self, job: JobRecord, found: dict[int, PlanSummary]) -> None:
-        """Remember these too; the jobs not asked for longest go."""
+        """Cache these too, dropping the least recently requested jobs."""
         self._jobs.put((job.job_id, job.created_at), self.of_job(job) | found)
 
 
@@ -63,7 +63,7 @@ class _InTurn:
 
     @property
     def num_waiting(self) -> int:
-        """Return who has it or waits for it."""
+        """Return the number of holders and waiters."""
         return self._num_come - self._num_served
 
     def __enter__(self) -> None:

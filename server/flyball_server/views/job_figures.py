@@ -14,7 +14,7 @@ from flyball_wire.read_models import JobOverview
 
 
 def job_overview(facts: JobFacts) -> JobOverview:
-    """Return the figures of a job as they stand; they do not change with its facts."""
+    """Return an immutable copy of a job's current figures."""
     job, spec, savings = facts.job, facts.job.in_force, facts.totals.savings()
     with_steps = [version for version in savings.versions if version.num_steps]
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
@@ -100,7 +100,7 @@ class SharedReading:
         """One job, read now.
 
         Raises:
-            UnknownJobError: no such job.
+            UnknownJobError: the job does not exist.
             StoreError: the store cannot be read.
         """
         with self._guard:

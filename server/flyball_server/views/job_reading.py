@@ -1,7 +1,7 @@
 """Reading of jobs from the store on demand, with bounded work and bounded memory.
 
-Jobs that have a label of their own are read every time, all others now and then. What never
-changes, the documents of plan versions and settled steps, is read once.
+Jobs with a label of their own are read every time, all others at intervals. Immutable data, the
+documents of plan versions and settled steps, is read once.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _read_job(
 
 
 def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
-    """Return which versions there are, and what those that were run hold; False: it got late."""
+    """Read the list of versions and the documents of those that were run; False: out of time."""
     job_id = facts.job.job_id
     versions = facts.versions = reader.list_versions(job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
@@ -283,7 +283,7 @@ def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool])
 
 
 def _highest_mhz(facts: JobFacts) -> tuple[int, ...]:
-    """Per stage the highest clock that profiling ran; empty: it ran none so far."""
+    """Return the highest clock of profiling by stage; empty: not profiled online so far."""
     return next((plan.highest_mhz for plan in facts.plans.values() if plan.highest_mhz), ())
 
 

@@ -37,7 +37,7 @@ class Clocks(StrEnum):
 
 @dataclass
 class Sum:
-    """Steps added up: how many, their time, s, and the energy of those that have one, J."""
+    """Sum of steps: their number, time, s, and the energy of those that have one, J."""
 
     num_steps: int = 0
     time_s: float = 0.0
@@ -91,7 +91,7 @@ class JobTotals:
     def read(
         self, reader: JobReader, job_id: str, num_ranks: int, is_late: Callable[[], bool]
     ) -> bool:
-        """Read on in pieces; False: it got late before all settled steps were read."""
+        """Read on in pieces; False: out of time before all settled steps were read."""
         num_steps = max(_ROWS_A_PIECE // num_ranks, _FEWEST_A_PIECE)
         while True:
             limit = min(num_steps * self._widening, 2 * MOST_LATER)
@@ -108,12 +108,12 @@ class JobTotals:
 
     @property
     def newest_steps(self) -> tuple[int, ...]:
-        """The newest steps that all ranks have posted and that ran alike, rising."""
+        """Newest equal steps that all ranks have posted, rising."""
         return tuple(step.step for step in self._newest)
 
     @property
     def newest(self) -> MeasuredIteration | None:
-        """The mean of the newest steps; None: there are none."""
+        """Mean of the newest steps; None: no steps."""
         if not self._newest or self._newest_is is None:
             return None
         version, clocks = self._newest_is
@@ -131,7 +131,7 @@ class JobTotals:
 
     @property
     def num_steps(self) -> int:
-        """Steps so far that all ranks have posted, on whatever clocks."""
+        """Number of steps so far that all ranks have posted, at any clocks."""
         return sum(counted.num_steps for counted in self.sums.values())
 
     def savings(self) -> JobSavings:

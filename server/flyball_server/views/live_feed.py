@@ -34,7 +34,7 @@ _STOP_TIMEOUT_S = 5.0
 
 
 class _Topic(Generic[State]):
-    """Topic with subscribers, as it was read last."""
+    """Topic with its followers and the state of the last read."""
 
     def __init__(self, look: Callable[[], State]) -> None:
         self.look = look
@@ -74,7 +74,7 @@ class Following(Generic[State]):
 
     @property
     def state(self) -> State | None:
-        """Return what was seen last; None: nothing yet."""
+        """Return the state of the last read; None: not read yet."""
         return self._topic.state
 
     @property
@@ -111,7 +111,7 @@ class Following(Generic[State]):
             raise self.error.with_traceback(None)
 
     def stop(self) -> None:
-        """Stop following; what no client follows is not read."""
+        """Stop following; a topic without followers is not read."""
         self._topic.followers.discard(self._changed)
         if not self._topic.followers:
             self._topic.left.set()
@@ -169,7 +169,7 @@ class Feed(Generic[State]):
         return Following(topic, changed)
 
     async def stop(self) -> None:
-        """Return when nothing is read any more; to be called when the waiters are closed."""
+        """Wait until nothing is read any more; to be called when the waiters are closed."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT_S)
             for task in late:

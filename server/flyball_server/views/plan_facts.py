@@ -76,7 +76,7 @@ def _times_s(
     stage: int,
     wanted: Iterable[_Alike],
 ) -> Mapping[_Alike, float] | None:
-    """Return what each of these takes, s; None: the profile does not have all of them."""
+    """Return the time of each of these, s; None: the profile lacks some of them."""
     if profile is None:
         return None
     try:
@@ -106,7 +106,7 @@ _PREDICTION_FIELDS = tuple(field.name for field in fields(PredictedIteration))
 
 
 def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
-    """Return what the model predicts for a plan."""
+    """Return the model's prediction for a plan."""
     return PredictedIteration(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})
 
 
@@ -142,7 +142,7 @@ class PlanFacts:
     highest_mhz: tuple[int, ...] = ()
 
     def kinds_from(self, first_step: int | None) -> StepKinds:
-        """Return which of its steps run at the highest clocks, with the named first step."""
+        """Return which of its steps run at the highest clocks, for this first step."""
         return replace(self.kinds, first_step=first_step or 0)
 
 

@@ -1,4 +1,4 @@
-"""Use case: the predicted iteration of a job's plan version, to be drawn."""
+"""Use case: the predicted iteration of a job's plan version for the timeline plot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Use case: how far the online profiling of a job is, what it found and what it cost."""
+"""Use case: the progress, result and cost of a job's online profiling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
     """Return the progress of a job's online profiling.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).in_force

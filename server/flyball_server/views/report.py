@@ -11,10 +11,10 @@ from flyball_wire.closed_loop import JobReport, VersionSavings
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:
-    """Return what the job has measured so far; time grows with its steps, memory does not.
+    """Return the job's measurements so far; time grows with its steps, memory does not.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         job = require_job(reader, job_id)

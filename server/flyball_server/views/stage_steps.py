@@ -110,7 +110,7 @@ class WindowStep:
     """A step as it stands.
 
     Attributes:
-        revision: rises over all steps with each change of one.
+        revision: number that rises over all steps with each change of one.
         is_complete: true once all ranks of the job have posted it.
     """
 

@@ -133,7 +133,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     assert (summary.newest_version, summary.active_version) == (2, 1)
     assert life.notes() == (
         "version 2 waits for rank 1 to acknowledge it",
-        "rank 1 not heard of for 90 s: a new version waits until it registers again",
+        "rank 1 silent for 90 s: a new version waits until it registers again",
     )
     life.join(1)
     acknowledge(life.services, "job", 1, version=2, current_step=9)
@@ -163,7 +163,7 @@ def test_of_two_processes_that_claim_a_rank_in_one_call_the_later_holds(
     ranks = [(rank_record(1, host=host), FIRST) for host in ("node-2", "node-3")]
     with caplog.at_level(logging.WARNING):
         register_together(life.services, "job", ranks)
-    told = "job job: rank 1 registers from {}, and was heard of from {} lately; the newest holds"
+    told = "job job: rank 1 registers from {}, but called from {} recently; the newest is valid"
     assert caplog.messages == [told.format("node-2", "node-1"), told.format("node-3", "node-2")]
     assert get_job(life.services, "job").ranks[1].host == "node-3"
 

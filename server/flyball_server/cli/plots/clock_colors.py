@@ -79,7 +79,7 @@ class ClockColors:
 
 
 def _between(share: float) -> tuple[int, ...]:
-    """Red, green and blue at this share of the way from slow to fast."""
+    """Return red, green and blue at this share of the range from slow to fast."""
     place = share * (len(_STOPS) - 1)
     before = min(int(place), len(_STOPS) - 2)
     return tuple(
@@ -101,10 +101,10 @@ def add_color_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def color_system(when: str) -> ColorSystem | None:
-    """Return what colours there are to print with; None: none is to be used.
+    """Return the colour support for printing; None: no colours.
 
     Raises:
-        CommandError: `always`, and rich is missing.
+        CommandError: `always` was given, and rich is missing.
     """
     if when == "never" or (when == "auto" and not _takes_color()):
         return None
@@ -155,7 +155,7 @@ def pipeline_blocks(
     simulation: JointSimulation,
     paint: Paint | None = None,
 ) -> str:
-    """One block per pipeline, by `dp_rank`, an empty line between them.
+    """Return one block per pipeline, by `dp_rank`, an empty line between them.
 
     Units in `[ ]` are on the pipeline's own longest path; `paint` None: without colour.
     """

@@ -39,7 +39,7 @@ _CHUNK_SHIFT = 0.2  # of the row's height, from the first chunk to the last
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """Marks of a kind without colour: its share of the row's height, hatching, and words."""
+    """Colourless marks of a kind: its share of the row's height, hatching, and words."""
 
     height: float
     hatch: str
@@ -144,7 +144,7 @@ _SMALLEST_FONT_PT, _LARGEST_FONT_PT = 4.5, 7.5
 
 @dataclass(frozen=True, kw_only=True)
 class _Scale:
-    """Parts that both panels share: clocks to colours, and the inches of time and rows."""
+    """Scales that both panels share: clocks to colours, and the inches of time and rows."""
 
     colors: Colormap
     clocks: Normalize
@@ -320,7 +320,7 @@ def _write_labels(axes: Axes, boxes: Sequence[Box], scale: _Scale) -> None:
 
 
 def _width_em(text: str) -> float:
-    """About how wide the text is, in font sizes."""
+    """Return the approximate width of the text, in font sizes."""
     return sum(_WIDTHS_EM.get(character, _DIGIT_WIDTH_EM) for character in text)
 
 

@@ -1,4 +1,4 @@
-"""Access control: tokens made, listed and revoked, and the rights of a presented token.
+"""Access control: creation, listing and revocation of tokens, and their rights.
 
 A token is `fb_ID_SECRET`. Its secret is 256 random bits, which cannot be guessed, so a fast hash
 is sufficient; a slow one is needed only for passwords that a person has chosen.
@@ -54,7 +54,7 @@ class TokenGate:
         self._remembered = Lru[str, tuple[Access, float]](_MAX_REMEMBERED)
 
     def remembered(self, token: str | None) -> Access | None:
-        """Return the remembered rights of this token, or of none; None: ask the store."""
+        """Return the cached rights of this token, or of none; None: read the store."""
         if not self._asks:
             key = _NO_TOKEN
         elif token is None:
@@ -70,7 +70,7 @@ class TokenGate:
         """Return the rights of this token, or of none; None: no rights. May read the store.
 
         Raises:
-            StoreError: it cannot be read; the caller gets no access.
+            StoreError: the store cannot be read; the caller gets no access.
         """
         known = self.remembered(token)  # another thread may just have read it
         if known is not None:
@@ -93,7 +93,7 @@ class TokenGate:
         self._asks = True
 
     def forget(self) -> None:
-        """Read the store for the next call: tokens have changed."""
+        """Drop the cached rights after a change of tokens."""
         self._remembered = Lru[str, tuple[Access, float]](_MAX_REMEMBERED)
 
     def _is_operators(self, digest: str) -> bool:
@@ -114,8 +114,8 @@ class Access:
     """Rights of a caller.
 
     Attributes:
-        job_id: the one job that is open to it, with its earlier runs; None: an operator, to whom
-            all are.
+        job_id: ID of the only accessible job, with its earlier runs; None: an operator, with
+            access to all.
     """
 
     job_id: str | None
@@ -172,7 +172,7 @@ def create_token(
 
 
 def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
-    """Return what is kept of all tokens, in the order of their creation."""
+    """Return the records of all tokens, in the order of their creation."""
     with store.reading() as reader:
         return reader.list_tokens()
 

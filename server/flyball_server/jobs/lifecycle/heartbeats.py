@@ -1,4 +1,4 @@
-"""Heartbeats: ranks that called lately, noted at each call and stored now and then."""
+"""Heartbeats: ranks that called recently, recorded at each call and stored periodically."""
 
 from __future__ import annotations
 
@@ -74,9 +74,9 @@ class Heartbeats:
             try:
                 self.keep(services)
             except StoreError as error:
-                _LOG.debug("it is not kept which ranks are there: %s", error)
+                _LOG.debug("heartbeats not stored: %s", error)
             except Exception:
-                _LOG.exception("it could not be kept which ranks are there")
+                _LOG.exception("storing heartbeats failed")
 
 
 def _touch(services: JobServices, job_id: str, ranks: set[int], now: datetime) -> None:

@@ -102,7 +102,7 @@ def job_notes(
     silent = [rank.rank for rank in ranks if is_silent(rank, now, times)]
     if silent:
         notes.append(
-            f"{_ranks(silent)} not heard of for {times.rank_silence_s:g} s: a new version waits"
+            f"{_ranks(silent)} silent for {times.rank_silence_s:g} s: a new version waits"
             " until it registers again"
         )
     left = [rank.rank for rank in ranks if rank.has_left]

@@ -46,10 +46,10 @@ class RankPost:
 
 
 def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
-    """Return the time between two posts of a rank in s, at which a planner keeps up with all.
+    """Return the time between two posts of a rank in s, limited by the planner's load.
 
     One second with up to 128 ranks, 15 s with 4096, linear between: at most some 270 posts a
-    second. Two thirds of that, and at least 1 s, for a job that is watched closely.
+    second. Two thirds of that, and at least 1 s, for a job that a client follows.
     """
     share = (num_ranks - FEW_RANKS) / (MANY_RANKS - FEW_RANKS)
     growth_s = (LONGEST_PERIOD_S - SHORTEST_PERIOD_S) * min(max(share, 0.0), 1.0)
@@ -60,12 +60,12 @@ def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
 def store_together(
     services: JobServices, job_id: str, posts: Sequence[RankPost]
 ) -> tuple[Accepted | JobsError, ...]:
-    """Keep what ranks of a job measured, in one transaction.
+    """Store the ranks' measurements of a job, in one transaction.
 
     A step posted again replaces the older one; of details only the newest are kept.
 
     Returns:
-        For each post: what was stored, or why nothing was.
+        For each post: the stored measurements, or the error.
     """
     try:
         return _store_together(services, job_id, posts, looks_at_ranks=False)

@@ -14,7 +14,7 @@ _MAX_BATCHES = 30
 
 
 class BatchMeans:
-    """The mean of a series whose neighbours are correlated, by non-overlapping batch means.
+    """Mean of a series whose neighbours are correlated, by non-overlapping batch means.
 
     The series is cut into batches of equal length; their means are nearly independent where
     batches are long against the correlation, so their scatter gives the variance of the whole
@@ -34,12 +34,12 @@ class BatchMeans:
 
     @property
     def num_values(self) -> int:
-        """Values added so far."""
+        """Number of values added so far."""
         return self._num_values
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of these values."""
         return self._sum
 
     def add(self, value: float) -> None:
@@ -98,9 +98,9 @@ class BatchMeans:
 
 
 class PairedMeans:
-    """Two kinds of steps by turns, compared pair by pair.
+    """Two kinds of steps, interleaved and compared pair by pair.
 
-    What drifts slowly is the same for both halves of a pair and cancels in their difference. An
+    Slow drift is the same for both halves of a pair and cancels in their difference. An
     energy counter that is read late moves energy from a block of steps to its neighbour: that
     error has opposite signs in neighbouring differences, so intervals that take them as
     independent are rather too wide than too narrow.
@@ -114,12 +114,12 @@ class PairedMeans:
 
     @property
     def num_pairs(self) -> int:
-        """Pairs added so far."""
+        """Number of pairs added so far."""
         return self._num_pairs
 
     @property
     def num_steps(self) -> int:
-        """Steps of the smaller halves of all pairs."""
+        """Number of steps in the smaller halves of all pairs."""
         return self._num_steps
 
     def add(self, a: float, b: float, *, num_steps: int) -> None:
@@ -190,8 +190,8 @@ class StepKinds:
     """Steps of a plan version that run at the highest clocks.
 
     Attributes:
-        first_step: the step of the first entry of `baseline_cycle`.
-        baseline_cycle: as in PlanRecord; `(True,)`: all of them do; empty: none.
+        first_step: step of the first entry of `baseline_cycle`.
+        baseline_cycle: repeated pattern, as in PlanRecord; `(True,)`: all steps; empty: none.
         is_probe: true for a version of online profiling.
     """
 
@@ -220,7 +220,7 @@ DEFAULT_CLOCKS = StepKinds(baseline_cycle=(True,))
 
 @dataclass(kw_only=True)
 class StepSeries:
-    """Steps of one kind: their times, and the energies of those that have one."""
+    """Steps of one kind: their times, and their energies if measured."""
 
     times_s: BatchMeans = field(default_factory=BatchMeans)
     energies_j: BatchMeans = field(default_factory=BatchMeans)
@@ -229,7 +229,7 @@ class StepSeries:
 
     @property
     def num_steps(self) -> int:
-        """Steps added so far."""
+        """Number of steps added so far."""
         return self.times_s.num_values
 
     def add(self, step: WholeStep) -> None:
@@ -247,7 +247,7 @@ class StepSeries:
 
 
 def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return how a cycle of plan and baseline steps falls into pairs.
+    """Return how the steps of a cycle of plan and baseline steps are paired.
 
     A pair is the shortest stretch with as many steps of either kind: `ABBA` has two, so has
     `AABBBBAA`. Steps at the end that make no whole stretch belong to none.
@@ -270,16 +270,16 @@ def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(kw_only=True)
 class Pairs:
-    """Plan steps against baseline steps; of pairs without energies `energies_j` has none."""
+    """Plan steps against baseline steps; pairs without energies are missing in `energies_j`."""
 
     times_s: PairedMeans = field(default_factory=PairedMeans)
     energies_j: PairedMeans = field(default_factory=PairedMeans)
 
 
 class PairGathering:
-    """Steps of an interleaved version, put together to pairs.
+    """Steps of an interleaved version, combined into pairs.
 
-    A pair counts where at least half of its steps of either kind were measured well.
+    A pair counts if at least half of its steps of either kind have a valid measurement.
     """
 
     def __init__(self, kinds: StepKinds) -> None:

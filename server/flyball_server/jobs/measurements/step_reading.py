@@ -1,4 +1,4 @@
-"""A job's steps for the savings: read in bounded pieces, each with what kind of step it is."""
+"""A job's steps for the savings, read in bounded pieces and classified."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
     """Return which steps of this version run at the highest clocks.
 
     Args:
-        record: the version.
-        highest_mhz: per stage the highest clock that profiling ran, MHz; empty: it ran none.
+        record: plan version.
+        highest_mhz: highest clock of online profiling by stage, MHz; empty: not profiled online.
     """
     if isinstance(record.plan, ProbePlan):
         is_probe, cycle = True, _highest_rows(record.plan, highest_mhz)
@@ -58,7 +58,7 @@ def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ..
 
 
 def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
-    """Return what the savings read of a step of a job with this number of ranks."""
+    """Return the step of a job with this number of ranks as the savings use it."""
     num_held_down = totals.num_power_capped + totals.num_thermally_capped
     return WholeStep(
         step=totals.step,
@@ -143,7 +143,7 @@ class PairedSteps:
         return self._pairs.so_far().times_s.num_steps
 
     def _with(self, unsettled: Sequence[StepTotals]) -> int:
-        """With the complete ones of these, which are read again the next time."""
+        """Return the number with the complete ones of these, which are read again the next time."""
         pairs = copy.deepcopy(self._pairs) if unsettled else self._pairs
         self._add_to(pairs, () if self._is_over else unsettled)
         return pairs.so_far().times_s.num_steps

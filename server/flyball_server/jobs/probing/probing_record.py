@@ -28,12 +28,12 @@ _SHOWN_RANKS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class ProbingRecord:
-    """Everything that the next move depends on.
+    """Facts that decide the next move.
 
     Attributes:
         versions: probe plans, oldest first.
-        observed: the stages' steps from the first version's first step on.
-        problem: why it cannot go on; None: it can.
+        observed: measurements of the stages from the first version's first step on.
+        problem: reason why profiling cannot continue; None: no problem.
     """
 
     spec: JobSpec
@@ -53,10 +53,10 @@ class ProbingRecord:
         return len({step.step for step in self.observed})
 
     def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
-        """Return what is to be profiled.
+        """Return the setup of the profiling.
 
         Raises:
-            InvalidFieldError, GpuTableError, PlanningError: the job cannot be.
+            InvalidFieldError, GpuTableError, PlanningError: the job cannot be profiled.
         """
         window = None if self.spec.gpu is None else gpu_table(self.spec.gpu)
         return probe_setup(self.spec, self.ranks, window)

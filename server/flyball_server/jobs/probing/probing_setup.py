@@ -62,8 +62,8 @@ def probing_schedule(spec: JobSpec) -> Schedule:
             return schedule
     raise InvalidFieldError(
         "profiling",
-        f"online cannot follow schedule {name}: how many chunks it has, or where its iterations"
-        " end, is not known before there is a profile; give the order as schedule explicit, or"
+        f"online does not support schedule {name}: its number of chunks, or the end of its"
+        " iterations, is unknown before there is a profile; give the order as schedule explicit, or"
         " measure the profile with `flyball profile run`",
     )
 
@@ -142,7 +142,7 @@ def stage_steps(
 
 
 def stored_result(result: ProfilingResult) -> closed_loop.ProfilingResult:
-    """Return the result of a finished profiling as the job's loop state keeps it."""
+    """Return the result of a finished profiling for the job's loop state."""
     return closed_loop.ProfilingResult(
         state="finished",
         num_steps=result.num_steps,

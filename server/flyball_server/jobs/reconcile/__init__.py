@@ -13,7 +13,7 @@ from flyball_server.jobs.replanning.plan_job import PlanningSlots
 
 
 def all_reconcilers() -> tuple[Reconciler, ...]:
-    """Every reconciler, for one reconcile loop: some remember when they last read a job."""
+    """Return a new set of reconcilers for one reconcile loop; some cache their last reads."""
     slots = PlanningSlots()
     return (
         ExpiryReconciler(),

@@ -1,4 +1,4 @@
-"""Comparisons: the version with steps at the highest clocks, and the plain plan after it."""
+"""Reconciler of comparisons: adds a version with steps at the highest clocks, then ends it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Pauses = dict[str, _Pause]
 
 
 class ComparisonReconciler:
-    """Begins comparisons with the highest clocks, and ends them.
+    """Reconciler that starts and ends comparisons with the highest clocks.
 
     What it remembers, until when not to count the many steps of a large job again, saves time and
     decides nothing.
@@ -58,7 +58,7 @@ class ComparisonReconciler:
         return open_comparison(reader.find_loop_state(job.job_id)) is not None
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Begin a comparison, end it, or leave the job as it is."""
+        """Start or end a comparison, or leave the job unchanged."""
         pauses = self._pauses
         started_s = time.monotonic()
         with services.store.reading() as reader:
@@ -110,7 +110,7 @@ class _Situation:
 
 
 def _situation(reader: JobReader, job: JobRecord) -> _Situation | None:
-    """Return how the job's comparison stands; None: it has none that is not over."""
+    """Return the state of the job's comparison; None: no comparison that is not over."""
     loop_state = reader.find_loop_state(job.job_id)
     running = open_comparison(loop_state)
     versions = reader.list_versions(job.job_id)
@@ -178,7 +178,7 @@ def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> 
     if newest.baseline_cycle:
         # The run has started over, and the comparison's version was added again.
         _save(writer, situation, replace(running, version=newest.version))
-        return f"the comparison goes on as plan {newest.version}"
+        return f"the comparison continues as plan {newest.version}"
     _save(writer, situation, replace(running, is_done=True))
     return f"plan {newest.version} has ended the comparison that ran as plan {running.version}"
 

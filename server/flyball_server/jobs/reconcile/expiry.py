@@ -21,7 +21,7 @@ LONGEST_PERIOD_S = 600.0
 
 
 class ExpiryReconciler:
-    """Moves jobs to `ended` and `expired`, and deletes those that were over for long enough."""
+    """Reconciler that ends and expires jobs, and deletes those that were over for long enough."""
 
     order = 10
 
@@ -37,7 +37,7 @@ class ExpiryReconciler:
         return job.state in OVER
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """End, expire or delete the job where it is time."""
+        """End, expire or delete the job when it is due."""
         wait_s = self._looked_s.get(job_id, -SHORTEST_PERIOD_S) + SHORTEST_PERIOD_S
         wait_s -= time.monotonic()
         if wait_s > 0:
@@ -79,7 +79,7 @@ def _due(
 
 
 def _make(services: JobServices, job_id: str, began: datetime) -> None:
-    """Make the move that is due, if it still is now that nothing can change."""
+    """Make the due move if it is still due inside the writing transaction."""
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         move = None if job is None else _due(services, writer, job, began)

@@ -1,4 +1,4 @@
-"""The threads that bring each job to what ranks measured, and to the time of day."""
+"""Reconcile loop: threads that adapt each job to its measurements and to the time of day."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Reconciler(Protocol):
 
     @property
     def order(self) -> int:
-        """Reconcilers are called in rising order for each job."""
+        """Position among the reconcilers, which are called in rising order for each job."""
         ...
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
@@ -61,23 +61,23 @@ class Reconciler(Protocol):
         ...
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Do what the job needs now.
+        """Take the job's next action.
 
         Returns:
-            In how many seconds to be called again at the latest, although nothing may have
-            changed; None: only after a change.
+            Maximum time in s until the next call, even without a change; None: only after a
+                change.
         """
         ...
 
 
 class ReconcileLoop:
-    """Calls the reconcilers for each enqueued job, for one job on one thread at a time.
+    """Threads that call the reconcilers for each enqueued job, one thread per job at a time.
 
-    Of several planners on one store one reconciles a job at a time.
+    Among several planners on one store only one reconciles a job at a time.
 
     Args:
-        reconcilers: called for each job, in their order.
-        round_s: every so often all jobs are enqueued, s.
+        reconcilers: reconcilers called for each job, in their order.
+        round_s: period at which all jobs are enqueued, s.
     """
 
     def __init__(self, reconcilers: Sequence[Reconciler], *, round_s: float = ROUND_S) -> None:
@@ -92,13 +92,13 @@ class ReconcileLoop:
         self._threads: tuple[threading.Thread, ...] = ()
 
     def enqueue_reconcile(self, job_id: str) -> None:
-        """Something about the job has changed; from any thread, costs nothing."""
+        """Enqueue a job after a change; thread-safe and cheap."""
         with self._changed:
             soonest_s = self._reconciled_s.get(job_id, 0.0) + SHORTEST_PAUSE_S
             self._be_due(job_id, max(time.monotonic(), soonest_s))
 
     def enqueue_all(self) -> None:
-        """Anything may have changed; from any thread, costs nothing."""
+        """Enqueue all jobs after a possible change; thread-safe and cheap."""
         with self._changed:
             self._reconciled_s.clear()
             self._be_due(_ALL, time.monotonic())
@@ -108,7 +108,7 @@ class ReconcileLoop:
         return any(one.runs_after_posts(reader, job) for one in self._reconcilers)
 
     def start(self, services: JobServices) -> None:
-        """Reconcile all jobs that the store has, and from now on those that change."""
+        """Start to reconcile all stored jobs, and from then on those that change."""
         self._is_stopping = False
         self.enqueue_all()
         self._threads = tuple(
@@ -121,7 +121,7 @@ class ReconcileLoop:
             thread.start()
 
     def stop(self) -> None:
-        """End after the jobs that are being reconciled, whose planning may take a while."""
+        """End after the jobs in progress, whose planning may take a while."""
         with self._changed:
             self._is_stopping = True
             self._changed.notify_all()
@@ -168,7 +168,7 @@ class ReconcileLoop:
             self._changed.notify()  # it may have been enqueued meanwhile
 
     def _reconcile_due(self, services: JobServices, job_id: str) -> float | None:
-        """Reconcile one job, or enqueue all; return the seconds until that is due again."""
+        """Reconcile one job, or enqueue all; return the seconds until it is due again."""
         try:
             if job_id == _ALL:
                 return self._enqueue_all(services)

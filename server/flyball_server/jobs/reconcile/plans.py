@@ -43,12 +43,12 @@ class TimetableReconciler:
         self._slots = slots
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
-        """Return False: what ranks measure changes no timetable."""
+        """Return False: measurements change no timetable."""
         del reader, job
         return False
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Plan the job for what holds now; ask to be called at the next change."""
+        """Plan the job for the current target; return the time until the next change."""
         now = services.now()
 
         def changed(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
@@ -66,7 +66,7 @@ class TimetableReconciler:
         if wanted != loop_state:
             target = wanted.in_force.target or "its own target"
             update_and_replan(
-                services, job_id, changed, f"by its timetable wanted for {target}", self._slots
+                services, job_id, changed, f"planned for {target} by its timetable", self._slots
             )
         if loop_state.timetable is None:
             return None
@@ -95,7 +95,7 @@ class ReplanReconciler:
         return is_unplanned(job)
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Plan the job, if it is to be."""
+        """Plan the job if it is unplanned."""
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
             if not is_unplanned(job) or not reader.has_profile(job_id):

@@ -1,4 +1,4 @@
-"""Profiling of a job in its own training: probe, read, probe again, then plan."""
+"""Reconciler of online profiling: probe, read, probe again, then plan."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProbeReconciler:
         return is_probed(job) or _may_be_left_probing(job)
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
-        """Profile the job one move further."""
+        """Take the next step of profiling the job."""
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
             record = read_probing(reader, job) if is_probed(job) else None
@@ -97,7 +97,7 @@ def _next_move(
     except Exception:
         # It would fail again at each attempt, and the ranks would keep probing.
         _LOG.exception("job %s: profiling failed", job.job_id)
-        return Refused(problem="it failed inside the planner, whose log says why")
+        return Refused(problem="unexpected error in the planner; see its log")
 
 
 def _make(
@@ -128,7 +128,7 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
 
 
 def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
-    """Store what was found; `ReplanReconciler` plans from it."""
+    """Store the profile; `ReplanReconciler` plans from it."""
     with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
@@ -170,7 +170,7 @@ def _is_left_probing(reader: JobReader, job_id: str) -> bool:
 
 
 def _back_to_highest(services: JobServices, job_id: str) -> None:
-    """End probing with a last version where ranks are left probing."""
+    """End probing with a last version if ranks are left probing."""
     with services.store.writing(job_id) as writer:
         if not _is_left_probing(writer, job_id):
             return

@@ -1,7 +1,7 @@
-"""EnvPipe's loop: a next version with raised clocks, as long as measured waits ask for one.
+"""EnvPipe's loop: a next version with raised clocks while measured waits require one.
 
-What it has done so far is in the versions themselves: those that are not decided yet ask
-the ranks for their instructions, the last one for totals.
+Its progress is stored in the versions themselves: those that are undecided request the ranks'
+instructions, the last one totals.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def _is_usable(model: PipelineModel, ranks: Sequence[RankRecord], ran: dict[int,
 
 
 def _whole_pipelines(model: PipelineModel, ranks: Sequence[RankRecord]) -> list[_Pipeline]:
-    """Data-parallel pipelines, each as the numbers of the ranks of each of its stages."""
+    """Return the data-parallel pipelines, each as the ranks' numbers by stage."""
     pipelines: dict[int, _Pipeline] = {}
     for rank in ranks:
         stages = pipelines.setdefault(rank.dp_rank, [[] for _ in model.schedule.stages])
@@ -184,7 +184,7 @@ class _Round:
 
 
 class ReconfigurationReconciler:
-    """Raises clocks by the waits that were measured, in jobs whose `adaptation` is `reconfigure`.
+    """Reconciler that raises clocks by measured waits, in jobs with `adaptation` `reconfigure`.
 
     Where waits cannot be had, the profile's own times decide once, as they do for jobs that
     adapt to nothing.
@@ -198,7 +198,7 @@ class ReconfigurationReconciler:
         return is_reconfigured(job)
 
     def __call__(self, services: JobServices, job_id: str) -> None:
-        """Raise clocks once more, if they are to be."""
+        """Raise clocks once more if needed."""
         with services.store.reading() as reader:
             this = _round(services, reader, job_id)
         if this is None:
@@ -284,7 +284,7 @@ def _raise_by_profile(services: JobServices, this: _Round, why: str) -> None:
 def _publish(
     services: JobServices, this: _Round, assignment: Assignment, report: StepReport, why: str
 ) -> None:
-    """Add the version, unless the job has another one by now."""
+    """Add the version unless the job has another one by now."""
     predicted = simulate(this.loop.model, assignment)
     plan = replace(
         this.plan,

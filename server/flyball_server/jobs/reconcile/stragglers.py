@@ -1,4 +1,4 @@
-"""Stragglers and drift: what the job's plan is made for follows what is announced and measured."""
+"""Reconciler of stragglers and drift: plans follow announced and measured slowdowns."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class DetectionWindow:
         return [step for of_rank in self.by_rank.values() for step in of_rank]
 
     def _stage_times_s(self, reader: JobReader, stage: int) -> ClockTimes:
-        """Return the profile's times, read once; another profile makes this object useless."""
+        """Return the profile's times, read once; a new profile requires a new object."""
         if stage not in self._times_s:
             profile = reader.find_profile(self.job_id)
             self._times_s[stage] = {} if profile is None else clock_times(profile, stage)
@@ -213,10 +213,10 @@ class StragglerReconciler:
             return _with_slowdowns(current, matters, now_unix_s, _quick_effort(now))
 
         if changed(job, loop_state) != loop_state:
-            why = "wanted for the slowdowns of its ranks as they are"
+            why = "planned for the current slowdowns of its ranks"
             update_and_replan(services, job_id, changed, why, self._slots)
         elif is_refined:
-            why = "wanted again with its own effort"
+            why = "planned again with its own effort"
             update_and_replan(services, job_id, _refined, why, self._slots)
         return _next_change_s(loop_state, now_unix_s)
 
@@ -303,7 +303,7 @@ def _same_times(before: PlanningInputs, after: PlanningInputs) -> bool:
 
 
 def _quick_effort(job: JobRecord) -> Effort | None:
-    """Return the effort of an immediate plan; None: the job's own effort is no more than that."""
+    """Return the effort of an immediate plan; None: the job's own effort is not higher."""
     is_searched = job.in_force.policy == Policy.FRONTIER
     return Effort.LOW if is_searched and job.in_force.effort != Effort.LOW else None
 
@@ -316,7 +316,7 @@ def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
 def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
     """Return whether the newest plan was made at once, and all ranks have it by now.
 
-    One that is being compared with the highest clocks is left alone until that is over.
+    One that is being compared with the highest clocks is unchanged until that is over.
     """
     if loop_state.in_force.effort is None or job.planned_revision != job.inputs_revision:
         return False
@@ -325,7 +325,7 @@ def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
 
 
 def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
-    """Return how long until something announced begins or ends, s."""
+    """Return the time until an announced slowdown begins or ends, s."""
     times_s = [
         unix_s
         for one in loop_state.stragglers

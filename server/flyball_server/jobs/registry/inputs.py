@@ -18,11 +18,11 @@ from flyball_wire.plan_options import TargetChange
 
 
 def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> JobSummary:
-    """Store the profile that the job is to be planned from; the same again changes nothing.
+    """Store the profile that the job is planned from; the same again changes nothing.
 
     Raises:
-        UnknownJobError: no such job.
-        InvalidFieldError: the profile is of another number of stages.
+        UnknownJobError: the job does not exist.
+        InvalidFieldError: the profile has another number of stages.
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
@@ -40,11 +40,11 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
 
 
 def change_target(services: JobServices, job_id: str, change: TargetChange) -> JobSummary:
-    """Store how the job is to be planned from now on; the same again changes nothing.
+    """Store the job's new planning options; the same again changes nothing.
 
     Raises:
-        UnknownJobError: no such job.
-        InvalidFieldError: an unknown name.
+        UnknownJobError: the job does not exist.
+        InvalidFieldError: a name is unknown.
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)

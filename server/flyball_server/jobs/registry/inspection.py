@@ -30,10 +30,10 @@ class JobSummary:
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
-    """One job.
+    """Return one job.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         return summarise(reader, require_job(reader, job_id))
@@ -57,11 +57,11 @@ def list_plans(services: JobServices, job_id: str) -> tuple[PlanRecord, ...]:
 
 
 def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
-    """One version of a job's plan.
+    """Return one version of a job's plan.
 
     Raises:
-        UnknownJobError: no such job.
-        UnknownPlanError: no such version.
+        UnknownJobError: the job does not exist.
+        UnknownPlanError: the version does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)

@@ -1,4 +1,4 @@
-"""Start of a job that a rank belongs to, as its launcher reports: torchrun, Slurm."""
+"""Launch of a job that a rank belongs to, as reported by its launcher: torchrun, Slurm."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ class Launch:
 
 
 def check_not_over(job: JobRecord, launch: Launch) -> None:
-    """Refuse a start that the job's launcher has itself followed by another.
+    """Refuse a launch that the job's launcher has restarted since.
 
     Raises:
-        OtherRunError: it has.
+        OtherRunError: the launcher has restarted the job.
     """
     match launch.restart_count, job.restart_count:
         case (int(mine), int(its)) if launch.run == job.run and mine < its:
@@ -58,10 +58,10 @@ def check_not_over(job: JobRecord, launch: Launch) -> None:
 
 
 def check_run(job: JobRecord, launch: Launch) -> None:
-    """Refuse a rank of a start that is over, or that has not registered the job yet.
+    """Refuse a rank of a launch that is over, or that has not registered the job yet.
 
     Raises:
-        OtherRunError: the job stands with another one.
+        OtherRunError: the job stores another launch.
     """
     if not launch.is_known_by(job):
         raise OtherRunError(job_id=job.job_id)

@@ -32,15 +32,15 @@ class RankBatch:
         return self._reader.find_job(self._job_id)
 
     def find(self, rank: int) -> RankRecord | None:
-        """One of them as it is now; None: it is not known."""
+        """Return one of the ranks with its changes; None: unknown."""
         return self._changed.get(rank) or self._known.get(rank)
 
     def require(self, rank: int) -> RankRecord:
-        """One of them as it is now.
+        """Return one of the ranks with its changes.
 
         Raises:
-            UnknownJobError: no such job.
-            UnknownRankError: no such rank in it.
+            UnknownJobError: the job does not exist.
+            UnknownRankError: the rank does not exist in the job.
         """
         if self.job is None:
             raise UnknownJobError(job_id=self._job_id)
@@ -71,7 +71,7 @@ class RankBatch:
             raise
 
     def change(self, rank: RankRecord) -> None:
-        """Note what becomes of a rank, for `save`."""
+        """Record a changed rank for `save`."""
         self._changed[rank.rank] = rank
 
     def save(self, writer: JobWriter) -> None:

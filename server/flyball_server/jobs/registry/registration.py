@@ -1,4 +1,4 @@
-"""Use cases of making known: a job, its ranks."""
+"""Use cases of registration: a job, its ranks."""
 
 from __future__ import annotations
 
@@ -91,11 +91,11 @@ def _keep(writer: JobWriter, job: JobRecord) -> str:
 
 
 def delete_job(services: JobServices, job_id: str) -> None:
-    """Forget a job and all that belongs to it, for good.
+    """Delete a job and everything that belongs to it.
 
     Raises:
-        UnknownJobError: no such job.
-        JobIsRunningError: it has ranks that are still there.
+        UnknownJobError: the job does not exist.
+        JobIsRunningError: ranks of the job are still active.
     """
     now = services.now()
     with services.store.writing(job_id) as writer:
@@ -123,7 +123,7 @@ def register_job(
     the old one is kept under another.
 
     Returns:
-        The job, and whether it is new.
+        The job, and true if it is new.
 
     Raises:
         InvalidFieldError: a value is invalid.
@@ -154,7 +154,7 @@ def register_job(
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRank:
-    """A rank as it is known, and the run of its job that it belongs to."""
+    """Registration of a rank, and the run of its job that it belongs to."""
 
     record: RankRecord
     run_id: str
@@ -232,12 +232,12 @@ def _check_place(rank: RankRecord, spec: JobSpec) -> None:
 
 
 def _tell_if_taken_over(services: JobServices, before: RankRecord | None, now: RankRecord) -> None:
-    """Two processes that both think they are this rank would take its place in turns."""
+    """Warn of two processes that both claim to be this rank and replace each other."""
     if before is None or before.has_left or is_silent(before, services.now(), services.life):
         return
     if (before.host, before.gpu_uuid) != (now.host, now.gpu_uuid):
         _LOG.warning(
-            "job %s: rank %d registers from %s, and was heard of from %s lately; the newest holds",
+            "job %s: rank %d registers from %s, but called from %s recently; the newest is valid",
             now.job_id,
             now.rank,
             now.host,

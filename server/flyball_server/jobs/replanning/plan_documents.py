@@ -1,4 +1,4 @@
-"""Any kind of plan that a job can have, as plain data: how plans are stored and shown."""
+"""Any kind of plan as plain data, for storage and display."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class PlanningSlots:
 
     @contextmanager
     def taken(self) -> Generator[bool]:
-        """Within the block: whether a slot was free, and is held."""
+        """Try to take a slot for the block; yield true if one was free."""
         is_free = self._free.acquire(blocking=False)
         try:
             yield is_free
@@ -87,8 +87,8 @@ class PlanCoalescer:
         """Return the job, planned from the inputs that the caller has stored or from later ones.
 
         Args:
-            stored: the job after the change.
-            asked_by: the input that was changed.
+            stored: job after the change.
+            asked_by: changed input.
 
         Raises:
             PlanningFailedError, UnknownJobError, PlanningStoppedError: see `plan_if_needed`.
@@ -223,7 +223,7 @@ def is_planned(summary: JobSummary) -> bool:
 
 
 def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:
-    """One attempt; None where the inputs have changed meanwhile."""
+    """Try to plan once; None if the inputs have changed meanwhile."""
     with services.store.reading() as reader:
         snapshot = read_snapshot(reader, job_id)
         job, profile = snapshot.job, snapshot.profile

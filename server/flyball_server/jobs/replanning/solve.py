@@ -68,8 +68,8 @@ def solve(
         finally:
             future.cancel()  # nothing, where it is done
     raise PlanningError(
-        f"{lost}, and so it did at a second attempt; see that it has memory enough, then put the"
-        " profile or the target again",
+        f"{lost}, also at a second attempt; check the available memory, then put the profile"
+        " or the target again",
         field=PLANNING_FIELD,
     ) from lost
 
@@ -89,7 +89,7 @@ def _awaited(services: JobServices, job: JobRecord, future: Future[ResultT]) -> 
             began_s = began_s or time.monotonic()
             if time.monotonic() - began_s > limit_s:
                 raise PlanningError(
-                    f"took longer than {limit_s:g} s, and was stopped; ask for less effort, or"
+                    f"took longer than {limit_s:g} s, and was stopped; request less effort, or"
                     " allow more in FLYBALL_PLANNING_TIMEOUT_S",
                     field=PLANNING_FIELD,
                 )

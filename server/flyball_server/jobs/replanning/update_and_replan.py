@@ -1,4 +1,4 @@
-"""Changing what a running job is planned for, and planning it again."""
+"""Change of a running job's planning inputs, followed by planning."""
 
 from __future__ import annotations
 

@@ -64,10 +64,10 @@ def start_comparison(services: JobServices, job_id: str, num_pairs: int) -> Comp
 
 
 def get_comparison(services: JobServices, job_id: str) -> ComparisonStatus:
-    """Return how far the newest comparison of a job is.
+    """Return the progress of a job's newest comparison.
 
     Raises:
-        UnknownJobError: no such job.
+        UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
@@ -118,7 +118,7 @@ def add_with_cycle(
 
 
 def comparison_progress(reader: JobReader, job_id: str) -> ComparisonStatus:
-    """Return how far the newest comparison of a known job is, in the caller's transaction."""
+    """Return the progress of an existing job's newest comparison, in the caller's transaction."""
     comparison = reader.find_loop_state(job_id).comparison
     if comparison is None:
         return ComparisonStatus(state="none")

@@ -1,4 +1,4 @@
-"""A figure with its 95 % confidence interval, and figures made of several means.
+"""A figure with its 95 % confidence interval, and figures computed from several means.
 
 Intervals are two-sided, by Student's t.
 """
@@ -43,7 +43,7 @@ class MeanEstimate:
     num_steps: int
 
     def interval(self) -> Estimate:
-        """With its confidence interval: mean +- t * standard error."""
+        """Return the mean with its confidence interval: mean +- t * standard error."""
         if self.variance is None:
             return Estimate(mean=self.mean, low=None, high=None, num_steps=self.num_steps)
         half = quantile_of_t(self.degrees_of_freedom) * math.sqrt(self.variance)
@@ -53,7 +53,7 @@ class MeanEstimate:
 
 
 def quantile_of_t(degrees_of_freedom: float) -> float:
-    """Return what Student's t stays below with a probability of 97.5 %."""
+    """Return the 97.5 % quantile of Student's t."""
     # Loaded with the first interval, which a planner gives long after its start.
     from scipy.special import stdtrit  # noqa: PLC0415
 
@@ -81,7 +81,7 @@ def combined(terms: Iterable[tuple[float, MeanEstimate]]) -> MeanEstimate:
 
 
 def ratio_of(a: MeanEstimate, b: MeanEstimate) -> Estimate | None:
-    """Mean of `a` over mean of `b`, measured apart; None where a mean is not above 0.
+    """Return the ratio of independent means, `a` over `b`; None if a mean is not above 0.
 
     The logarithm's variance is the sum of the squared relative errors (delta method), so the
     interval is not symmetric about the ratio; degrees of freedom by Welch and Satterthwaite.

@@ -1,6 +1,6 @@
 """Measured effect of each plan version of a job, against measured steps of the baseline.
 
-Pure: steps go in, in rising order, any number of them; memory stays bounded.
+Pure: takes any number of steps in rising order; memory stays bounded.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Against:
     """A version's steps against steps at the highest clocks.
 
     Attributes:
-        kind: as `MeasuredSavings.baseline`.
-        time_ratio, energy_ratio: the plan's over the baseline's.
+        kind: kind of baseline, as `MeasuredSavings.baseline`.
+        time_ratio, energy_ratio: ratios of the plan's to the baseline's.
         saved_j: energy saved by one step, J.
     """
 
@@ -211,7 +211,7 @@ def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
 
 
 def _percent(ratio: Estimate | None, *, sign: int) -> Estimate | None:
-    """Return by how many percent the ratio is above 1 (`sign` -1: below)."""
+    """Return the percentage by which the ratio is above 1 (`sign` -1: below)."""
     return None if ratio is None else scaled(ratio, sign * 100, -sign * 100)
 
 
@@ -224,7 +224,7 @@ def _ratio(a: MeanEstimate | None, b: MeanEstimate | None) -> Estimate | None:
 
 
 def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Estimate | None:
-    """Return how much less `a` is than `b`."""
+    """Return the difference `b - a`."""
     return None if a is None or b is None else combined([(1, b), (-1, a)]).interval()
 
 

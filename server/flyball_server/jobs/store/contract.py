@@ -1,4 +1,4 @@
-"""The contract of a job store: what keeps jobs, ranks, profiles, plans and measurements."""
+"""Contract of a job store, which stores jobs, ranks, profiles, plans and measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class JobReader(Protocol):
         ...
 
     def count_jobs(self) -> int:
-        """Return how many jobs there are."""
+        """Return the number of jobs."""
         ...
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
@@ -49,7 +49,7 @@ class JobReader(Protocol):
         ...
 
     def count_ranks_holding(self, job_id: str, version: int) -> int:
-        """Return how many of the job's ranks acknowledged just this plan version last."""
+        """Return the number of the job's ranks that acknowledged exactly this plan version last."""
         ...
 
     def find_profile(self, job_id: str) -> StageProfile | None:
@@ -61,7 +61,7 @@ class JobReader(Protocol):
         ...
 
     def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
-        """One version of the job's plan, or None."""
+        """Return one version of the job's plan, or None."""
         ...
 
     def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
@@ -114,7 +114,7 @@ class JobReader(Protocol):
         ...
 
     def find_loop_state(self, job_id: str) -> JobLoopState:
-        """Return what steers the job; as if nothing did, where nothing was ever saved."""
+        """Return the job's loop state; the default if none was ever saved."""
         ...
 
     def find_token(self, token_id: str) -> TokenRecord | None:
@@ -127,10 +127,10 @@ class JobReader(Protocol):
 
 
 class JobWriter(JobReader, Protocol):
-    """Writes inside one transaction, which reads its own changes."""
+    """Writer inside one transaction, which reads its own changes."""
 
     def save_job(self, job: JobRecord) -> None:
-        """Insert the job or replace it."""
+        """Insert or replace the job."""
         ...
 
     def save_ranks(self, ranks: Iterable[RankRecord]) -> None:
@@ -138,15 +138,15 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
-        """Keep this profile in place of any older one."""
+        """Store this profile, replacing any older one."""
         ...
 
     def delete_profile(self, job_id: str) -> None:
-        """Forget the job's profile; nothing if it has none."""
+        """Delete the job's profile; nothing if it has none."""
         ...
 
     def add_plan(self, plan: PlanRecord) -> None:
-        """Add a version: the newest plus one, or 1; any other raises ValueError."""
+        """Insert a version: the newest plus one, or 1; any other raises ValueError."""
         ...
 
     def name_first_step(self, job_id: str, version: int, first_step: int) -> None:
@@ -154,19 +154,19 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
-        """Insert measured steps; one of the same job, rank and step is replaced."""
+        """Insert measured steps, replacing those of the same job, rank and step."""
         ...
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
-        """Insert details of steps; those of the same job, rank and step are replaced."""
+        """Insert details of steps, replacing those of the same job, rank and step."""
         ...
 
     def drop_step_details(self, job_id: str, before_step: int) -> None:
-        """Forget the details of the job's steps before this one."""
+        """Delete the details of the job's steps before this one."""
         ...
 
     def save_loop_state(self, loop_state: JobLoopState) -> None:
-        """Keep this in the place of what steered its job before."""
+        """Store the loop state, replacing that of its job."""
         ...
 
     def touch_ranks(self, job_id: str, ranks: Collection[int], seen_at: datetime) -> None:
@@ -182,7 +182,7 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def save_token(self, token: TokenRecord) -> None:
-        """Insert the token or replace it."""
+        """Insert or replace the token."""
         ...
 
     def delete_token(self, token_id: str) -> None:
@@ -222,7 +222,7 @@ class JobStore(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it holds; stored data stays where the store keeps data."""
+        """Free the store's resources; stored data is kept."""
         ...
 
     def reading(self) -> AbstractContextManager[JobReader]:
@@ -234,9 +234,9 @@ class JobStore(Protocol):
         ...
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Hold the lock of this name until the block ends; yield whether it is held.
+        """Hold the lock of this name until the block ends; yield true if it is held.
 
-        With `waits` it waits for the lock; without, it yields False where another holds it.
+        With `waits` it waits for the lock; otherwise it yields False if another process holds it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Turns and signals of a store that one process has for itself."""
+"""Locks and signals of a store used by one process only."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NamedLocks:
 
 
 class LocalCoordination(ABC):
-    """The turns and signals of the JobStore contract, within this process."""
+    """Locks and signals of the JobStore contract, within this process."""
 
     def __init__(self) -> None:
         self._locks = NamedLocks()
@@ -50,7 +50,7 @@ class LocalCoordination(ABC):
 
     @contextmanager
     def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:
-        """Hold the lock of this name until the block ends; yield whether it is held."""
+        """Hold the lock of this name until the block ends; yield true if it is held."""
         self._check_open()
         with self._locks.held(name, timeout_s=-1 if waits else 0) as is_mine:
             yield is_mine
@@ -61,9 +61,9 @@ class LocalCoordination(ABC):
             self._heard(job_id)
 
     def listen(self, heard: Callable[[str | None], None]) -> None:
-        """Call this with each job that is signalled."""
+        """Register the callback for each signalled job."""
         self._heard = heard
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise StoreClosedError where the store is not open."""
+        """Raise StoreClosedError if the store is not open."""

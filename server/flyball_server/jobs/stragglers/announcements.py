@@ -1,4 +1,4 @@
-"""Use cases of stragglers: GPUs announced to be slow, and all that a job has of them."""
+"""Use cases of stragglers: announced slow GPUs, and all slowdowns of a job."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def announce_straggler(
     Repeating an announcement changes nothing. The reconcile loop then plans the job for it.
 
     Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
-        InvalidFieldError: a value is out of its bounds, or the end is in the past.
+        UnknownJobError: the job does not exist.
+        UnknownRankError: the rank does not exist in the job.
+        InvalidFieldError: a value is out of bounds, or the end is in the past.
     """
     now_unix_s = services.now().timestamp()
     from_unix_s = _unix_s("from_time", sent.from_time)
@@ -56,11 +56,11 @@ def announce_straggler(
 
 
 def withdraw_straggler(services: JobServices, job_id: str, rank: int) -> None:
-    """Forget what was announced of a rank; nothing where nothing was.
+    """Withdraw the announcement of a rank; nothing if there is none.
 
     Raises:
-        UnknownJobError: no such job.
-        UnknownRankError: no such rank in it.
+        UnknownJobError: the job does not exist.
+        UnknownRankError: the rank does not exist in the job.
     """
     with services.store.writing(job_id) as writer:
         require_rank(writer, job_id, rank)
@@ -102,9 +102,9 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
 
 
 def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown, ...]:
-    """Return the slowdowns to plan with at a moment: the slower of announced and detected.
+    """Return the slowdowns to plan with at a time: the larger of announced and detected.
 
-    A detected one that is nearly what the rank is planned with already leaves that as it is.
+    A detected one that is close to the rank's planned one does not change it.
     """
     planned = {slowed.rank: slowed.slowdown for slowed in loop_state.in_force.rank_slowdowns}
     slowdowns = {
@@ -123,7 +123,7 @@ def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown,
 
 
 def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
-    """Forget what was found against a profile that the job has no more."""
+    """Drop the slowdowns that were measured against a replaced profile."""
     loop_state = writer.find_loop_state(job_id).evolve(detected=())
     in_force = replace(
         loop_state.in_force,

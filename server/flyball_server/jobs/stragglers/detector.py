@@ -1,13 +1,13 @@
 """Detection of stragglers from measurements, against their profile; pure.
 
-A ratio is the time that instructions took over the time that the profile has for them at the
-clock that was asked for, so that a clock that was planned to be low makes no rank slow. Ratios
-are pooled over the instructions of a step, and judged over a window of steps: a single slow step
-is nothing, and neither is noise that stays within the window's standard error.
+A ratio is the time that instructions took over their profiled time at the requested clock, so that
+a clock that was planned to be low does not make a rank slow. Ratios are pooled over the
+instructions of a step, and judged over a window of steps: a single slow step has no effect, and
+neither has noise within the window's standard error.
 
-What ranks of one stage and pipeline measure they measure together (they wait for each other
-within an instruction), so one of them stands for all. Where a stage runs in several pipelines,
-what all of them have in common is a drift of the stage, and a straggler is what one has beyond it.
+Ranks of one stage and pipeline wait for each other within an instruction, so their measurements are
+not independent and one of them stands for all. If a stage runs in several pipelines, their common
+ratio is a drift of the stage, and a straggler is the excess of one over it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class KindTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class RankStep:
-    """Evidence of one step of one rank about its slowdown factor."""
+    """Measurement of one step of one rank for its slowdown factor."""
 
     rank: int
     step: int
@@ -55,7 +55,7 @@ class RankStep:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Measured over profiled time: in each step of a window; over all, with its standard error."""
+    """Measured over profiled time: in each step of a window, and over all with standard error."""
 
     of_steps: tuple[float, ...]
     mean: float
@@ -71,7 +71,7 @@ class Ratio:
 
     @property
     def halves(self) -> tuple[float, float]:
-        """The means of the earlier half of the window and of the later one."""
+        """Means of the earlier and of the later half of the window."""
         middle = len(self.of_steps) // 2
         earlier, later = self.of_steps[:middle], self.of_steps[middle:]
         return sum(earlier) / len(earlier), sum(later) / len(later)
@@ -169,7 +169,7 @@ def reason_of(steps: Sequence[RankStep]) -> Literal["slow", "power", "thermal"]:
 def _chosen_times(
     step: RankStep, drifts: Mapping[str, float], kind: str | None
 ) -> tuple[float, float, float] | None:
-    """Measured time, s, drifted profile's, s, and variance, s2; None: nothing of this kind."""
+    """Return measured s, drifted profile's s and variance s2; None: nothing of this kind."""
     if kind is not None:
         times = step.by_kind.get(kind)
         if times is None:
@@ -206,7 +206,7 @@ class SlowdownRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdowns:
-    """Findings: stragglers by rank, one of a stage and pipeline; and drifted stages.
+    """Stragglers by rank, one per stage and pipeline, and drifted stages.
 
     A straggler's slowdown is relative to its stage's drift.
     """
@@ -224,15 +224,15 @@ def find_slowdowns(
     announced: Collection[int] = (),
     rules: SlowdownRules | None = None,
 ) -> Slowdowns:
-    """Return what of `known` still holds, and what is new.
+    """Return the still valid part of `known` and new findings.
 
     Args:
-        observed: steps, the newest ones of each rank at least.
-        ranks: all of the job's.
-        known: as found before.
-        now_unix_s: the time of day, for what is new.
-        announced: ranks that are announced to be slow now: what they do is no drift.
-        rules: None: the ordinary ones.
+        observed: steps, at least the newest ones of each rank.
+        ranks: all ranks of the job.
+        known: earlier findings.
+        now_unix_s: current time for new findings, Unix time in s.
+        announced: ranks with a current announcement: they do not count for drift.
+        rules: thresholds; None: default rules.
     """
     rules = rules or SlowdownRules()
     steps: dict[int, list[RankStep]] = defaultdict(list)
@@ -263,7 +263,7 @@ def find_slowdowns(
 
 @dataclass(frozen=True, kw_only=True)
 class _StageObservation:
-    """One stage: per pipeline its ranks, what they measured, and what is known."""
+    """One stage: by pipeline its ranks, their measurements, and the known slowdowns."""
 
     pipelines: Sequence[Sequence[int]]
     steps: Mapping[int, Sequence[RankStep]]
@@ -353,7 +353,7 @@ class _StageObservation:
         return [found[kind] for kind in sorted(found) if abs(found[kind].slowdown - 1) > least]
 
     def _drift(self, kind: str, ratios: Sequence[Ratio]) -> float:
-        """Return what it is now, from the slowest rank, as profiles are."""
+        """Return the current ratio from the slowest rank, as in profiles."""
         before = self.drifts[kind].slowdown if kind in self.drifts else 1.0
         slowest = max(ratios, key=lambda ratio: ratio.mean)
         earlier, later = slowest.halves

@@ -1,1 +1,1 @@
-"""Plan versions on their way to the ranks."""
+"""Distribution of plan versions to the ranks."""

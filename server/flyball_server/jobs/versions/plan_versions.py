@@ -38,7 +38,7 @@ def add_version(
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
 
-    Once that is over, the caller calls `services.notify_pollers` and
+    After that transaction the caller calls `services.notify_pollers` and
     `services.enqueue_reconcile` with the job.
     """
     record = PlanRecord(
@@ -143,7 +143,7 @@ def _note_held(
     held: HeldVersion,
     versions: tuple[PlanVersion, ...],
 ) -> JobsError | None:
-    """Return what is wrong with an acknowledgement, which is noted otherwise."""
+    """Return the error of an acknowledgement, or store it."""
     try:
         ranks.check_run_of(held.rank, held.run_id)
         record = ranks.require(held.rank)
@@ -163,7 +163,7 @@ def _note_held(
 
 
 def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int) -> bool:
-    """Name the first step of a version that all hold, or plan it anew; whether that was done."""
+    """Name the first step of a version that all hold, or add it again; return true if done."""
     if not _is_held_by_all(writer, job_id, version):
         return False
     versions = writer.list_versions(job_id)

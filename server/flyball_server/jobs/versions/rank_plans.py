@@ -34,9 +34,9 @@ from flyball_wire.messages import PlanVersion, RankPlan
 
 
 def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
-    """Return what the rank runs, in the order of execution; of its own pipeline where each has one.
+    """Return the rank's instructions in order of execution; of its own pipeline if they differ.
 
-    Of a probe plan each instruction has the highest clock that it has in the cycle.
+    In a probe plan each instruction has its highest clock of the cycle.
     """
     if isinstance(plan, ProbePlan):
         highest_mhz = map(max, zip(*(row[rank.stage] for row in plan.cycle_mhz), strict=True))
@@ -84,9 +84,9 @@ def intended_times_s(
     profile: StageProfile | None,
     planned_for: PlanningInputs,
 ) -> tuple[float, ...] | None:
-    """Return the intended time of each instruction on this rank, s; None where it is not known.
+    """Return the intended time of each instruction on this rank, s; None if unknown.
 
-    That is the profile's time at its clock, times the slowdown that the rank is planned with.
+    This is the profiled time at its clock, times the rank's planned slowdown factor.
     """
     if profile is None:
         return None
@@ -134,7 +134,7 @@ KEPT_JOBS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion:
-    """A rank that holds a version (0: none) and asks for a newer one."""
+    """Request of a rank that holds a version (0: none) for a newer one."""
 
     rank: int
     after_version: int
@@ -213,7 +213,7 @@ class RankPlans:
 def rank_plan(
     plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: PlanningInputs
 ) -> RankPlan:
-    """Return the part of a version that this rank runs."""
+    """Return this rank's part of a version."""
     instructions = rank_instructions(plan.plan, rank)
     return RankPlan(
         job_id=plan.job_id,

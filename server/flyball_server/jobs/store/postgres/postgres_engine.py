@@ -1,4 +1,4 @@
-"""PostgreSQL as the SQL store needs it: connections, transactions, clear errors.
+"""PostgreSQL for the SQL store: connections, transactions, clear errors.
 
 It needs psycopg, which is in the extra `postgres`.
 """
@@ -52,7 +52,7 @@ class PostgresAddress:
     """Address of the database; no displayed text contains its password.
 
     Attributes:
-        database: the address as it was given.
+        database: address as it was given.
         location: displayed form, without password.
     """
 
@@ -60,7 +60,7 @@ class PostgresAddress:
 
     @property
     def location(self) -> str:
-        """The address without password and options."""
+        """Address without password and options."""
         return shown(self.database)
 
     def connect(self, *, autocommit: bool = False) -> psycopg.Connection[Any]:
@@ -83,7 +83,7 @@ class PostgresAddress:
         return connection
 
     def error(self, cause: BaseException | None) -> StoreError:
-        """Return what a failure of PostgreSQL means for the store."""
+        """Return the store error for a failure of PostgreSQL."""
         state = getattr(cause, "sqlstate", None) or ""
         if state.startswith(_BUSY):
             return StoreBusyError(location=self.location)
@@ -148,10 +148,10 @@ def postgres_writing(
 
 
 def check_encoding(connection: Connection, address: PostgresAddress) -> None:
-    """Refuse a database that does not hold every text.
+    """Refuse a database that cannot store every text.
 
     Raises:
-        StoreUnreachableError: its encoding is another than UTF8.
+        StoreUnreachableError: the database's encoding is not UTF8.
     """
     encoding = connection.execute(text("SHOW server_encoding")).scalar_one()
     if encoding != "UTF8":

@@ -56,7 +56,7 @@ class PostgresSignals:
             self._run_thread()
 
     def stop(self) -> None:
-        """Send what has not been sent, if that can be done at once, and end."""
+        """Send the remaining signals if possible at once, and stop."""
         with self._guard:
             self._is_started = False
             self._is_stopping.set()
@@ -77,7 +77,7 @@ class PostgresSignals:
             self._wake()
 
     def listen(self, heard: Heard) -> None:
-        """Call this with each job that any planner signals; None: with any."""
+        """Register the callback for each job that any planner signals; None: any job."""
         self._heard = heard
         self._run_thread()
 
@@ -160,7 +160,7 @@ class PostgresSignals:
         connection.execute(f"LISTEN {_CHANNEL}")
         if self._is_away:
             self._is_away = False
-            _LOG.info("signals between planners go on: the database is back")
+            _LOG.info("signals between planners resumed: the database is reachable")
         self._tell(None)  # what was signalled before is not known
         ready.register(connection.fileno(), selectors.EVENT_READ)
         ready.register(woken, selectors.EVENT_READ)

@@ -1,4 +1,4 @@
-"""The job store on PostgreSQL, which several planners can share."""
+"""Job store on PostgreSQL, which several planners can share."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ class PostgresLocks:
 
     @contextmanager
     def lock(self, name: str, *, waits: bool) -> Generator[bool]:
-        """Hold the lock of this name until the block ends; yield whether it is held.
+        """Hold the lock of this name until the block ends; yield true if it is held.
 
         Raises:
-            StoreError: PostgreSQL is away, or the store closed.
+            StoreError: PostgreSQL is unreachable, or the store is closed.
         """
         # Only one of a process asks PostgreSQL: a session has a lock as often as it asks for it.
         with self._within_process.held(name, timeout_s=-1 if waits else 0) as is_first:
@@ -212,7 +212,7 @@ class PostgresJobStore:
         self._forgetting.start()
 
     def close(self) -> None:
-        """End all connections."""
+        """Close all connections."""
         self._forgetting.stop()
         engine, self._engine = self._engine, None
         if engine is not None:
@@ -242,7 +242,7 @@ class PostgresJobStore:
             self._forgetting.wake()
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
-        """Hold the lock of this name until the block ends; yield whether it is held."""
+        """Hold the lock of this name until the block ends; yield true if it is held."""
         return self._locks.lock(name, waits=waits)
 
     def signal(self, job_id: str) -> None:
@@ -250,7 +250,7 @@ class PostgresJobStore:
         self._signals.signal(job_id)
 
     def listen(self, heard: Callable[[str | None], None]) -> None:
-        """Call this, from any thread, with each job that is signalled; it must not block."""
+        """Register the callback, called from any thread with each signalled job; must not block."""
         self._signals.listen(heard)
 
     def _opened(self) -> Engine:

@@ -81,7 +81,7 @@ class Forgetting:
         self._failure: type[Exception] | None = None
 
     def start(self) -> None:
-        """Go on with what an earlier planner has left."""
+        """Start to remove what an earlier planner has left."""
         self._stopping.clear()
         try:
             with self._reading() as connection:
@@ -106,7 +106,7 @@ class Forgetting:
                 self._thread = thread
 
     def stop(self) -> None:
-        """End the thread, within a slice; what is left is removed after the next start."""
+        """Stop the thread within a slice; the rest is removed after the next start."""
         self._stopping.set()
         with self._guard:
             thread = self._thread
@@ -167,7 +167,7 @@ _FORGOTTEN = select(JOBS.c.job_id).where(JOBS.c.name.is_(None), JOBS.c.is_delete
 
 
 def _remove_rows(connection: Connection, table: Table, key: str) -> int:
-    """Remove some rows of a job; how many those were, 0: there are none left."""
+    """Remove some rows of a job; return their number, 0: no rows left."""
     keys = tuple(table.primary_key)
     some = select(*keys).where(table.c.job_id == key).limit(_ROWS.get(table, _FEW_ROWS))
     if table is STEPS:  # as they were stored, so that few pages of the file are touched

@@ -1,4 +1,4 @@
-"""Records to rows of the SQL tables and back."""
+"""Conversion of records to rows of the SQL tables and back."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = ()
 
 
 def newest_schema() -> int:
-    """Return the schema that this Flyball writes: 1 with no migration."""
+    """Return the schema version that this Flyball writes: 1 without migrations."""
     return 1 + len(MIGRATIONS)
 
 
@@ -68,7 +68,7 @@ def in_dialect(statement: str, dialect: str) -> str:
 
 
 def _schema_version(connection: Connection, location: str) -> int | None:
-    """Schema of the database; None where it is empty."""
+    """Return the schema version of the database; None if it is empty."""
     inspector = inspect(connection)
     tables = inspector.get_table_names()
     if SCHEMA_VERSION.name in tables:

@@ -1,4 +1,4 @@
-"""A transaction of the job store on SQL, whichever database it is."""
+"""Transaction of the job store in SQL, for any of the databases."""
 
 # ruff: noqa: D102 - documented in JobWriter
 
@@ -72,7 +72,7 @@ class SqlTransaction:
 
     Args:
         connection: inside a transaction.
-        insert: makes the database's INSERT that can replace.
+        insert: function that makes the database's INSERT with replacement.
     """
 
     def __init__(self, connection: Connection, insert: Insert) -> None:
@@ -319,7 +319,7 @@ class SqlTransaction:
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         key = self._key(job_id)
         if not key or self.find_job(new_job_id) is not None:
-            raise ValueError(f"job {job_id} is unknown, or there is a job {new_job_id}")
+            raise ValueError(f"job {job_id} is unknown, or job {new_job_id} exists")
         self._update_job(key, job_id, {"name": new_job_id})
         del self._keys[job_id]
 
@@ -347,10 +347,10 @@ class SqlTransaction:
         return self._keys[job_id]
 
     def _update_job(self, key: str, job_id: str, values: dict[str, Any]) -> None:
-        """Change a job that was found by this name in this transaction.
+        """Change a job that was read by this name in this transaction.
 
         Raises:
-            UnknownJobError: a transaction of another subject has deleted it since.
+            UnknownJobError: a transaction of another subject has deleted the job since.
         """
         known = JOBS.update().where(JOBS.c.job_id == key, JOBS.c.name == job_id)
         if self._connection.execute(known.values(values)).rowcount != 1:

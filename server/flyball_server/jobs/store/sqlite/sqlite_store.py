@@ -1,4 +1,4 @@
-"""The job store on SQLite: one file, which outlives the planner."""
+"""Job store on SQLite: one file, which outlives the planner."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def check_is_sqlite(file: Path) -> None:
     """Refuse a file that is something else; SQLite itself would overwrite a very short one.
 
     Raises:
-        StoreDamagedError: it does not begin as SQLite's files do.
-        StoreUnavailableError: it cannot be read.
+        StoreDamagedError: the file does not begin as SQLite's files do.
+        StoreUnavailableError: the file cannot be read.
     """
     try:
         with file.open("rb") as opened:
@@ -111,7 +111,7 @@ def check_is_sqlite(file: Path) -> None:
 
 
 def store_error(cause: BaseException | None, file: Path) -> StoreError:
-    """Return what a failure of SQLite or of the file system means for the store."""
+    """Return the store error for a failure of SQLite or of the file system."""
     name: str = getattr(cause, "sqlite_errorname", None) or ""
     for prefix, kind in _ERRORS.items():
         if name.startswith(prefix):
@@ -153,11 +153,11 @@ class PlannerLock:
         self._descriptor: int | None = None
 
     def take(self) -> None:
-        """Take the lock; nothing is done where it is held already.
+        """Take the lock; idempotent.
 
         Raises:
-            StoreInUseError: another planner has it.
-            StoreError: the file cannot be made or locked.
+            StoreInUseError: another planner holds the lock.
+            StoreError: the file cannot be created or locked.
         """
         if self._descriptor is not None:
             return
