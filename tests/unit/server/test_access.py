@@ -162,36 +162,26 @@ def test_to_revoke_the_last_token_does_not_open_the_planner(store: CountingStore
     assert gate.look_up(token) is None
 
 
-def test_a_token_that_is_revoked_while_it_is_looked_up_is_not_remembered() -> None:
+@pytest.mark.parametrize("is_revoked", [True, False])
+def test_a_change_of_tokens_while_one_is_looked_up_is_heeded(is_revoked: bool) -> None:
     store = OvertakenStore()
     store.open()
-    record, token = create_token(store, job_id=None)
     gate = TokenGate(store)
-    gate.ask_always()
+    record, token = create_token(store, job_id=None) if is_revoked else (None, None)
+    if is_revoked:
+        gate.ask_always()
 
-    def revoke() -> None:
-        revoke_token(store, record.token_id)
+    def change() -> None:
+        if record is not None:
+            revoke_token(store, record.token_id)
+        else:
+            create_token(store, job_id=None)
         gate.forget()
 
-    store.changes = [revoke]
+    store.changes = [change]
     assert gate.look_up(token) == OPERATOR  # as it was when it was read
     assert gate.remembered(token) is None
     assert gate.look_up(token) is None
-
-
-def test_the_first_token_closes_a_planner_that_is_just_looking_for_one() -> None:
-    store = OvertakenStore()
-    store.open()
-    gate = TokenGate(store)
-
-    def create() -> None:
-        create_token(store, job_id=None)
-        gate.forget()
-
-    store.changes = [create]
-    assert gate.look_up(None) == OPERATOR
-    assert gate.remembered(None) is None
-    assert gate.look_up(None) is None
 
 
 def test_told_to_ask_always_it_asks_without_any_token(store: CountingStore) -> None:
@@ -225,9 +215,7 @@ def test_a_token_of_the_settings_is_an_operators_and_needs_no_store(store: Count
     assert store.num_reads == 0
 
 
-def test_what_is_remembered_is_bounded(
-    store: CountingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_bounded(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyball_server.jobs.auth.access._MAX_REMEMBERED", 2)
     gate = TokenGate(store)
     tokens = [create_token(store, job_id=None)[1] for _ in range(3)]

@@ -86,9 +86,7 @@ def held(rank: int, version: int = 1, step: int = 5) -> HeldVersion:
     return HeldVersion(rank=rank, version=version, current_step=step)
 
 
-def test_the_ranks_that_complete_a_version_together_all_hear_its_first_step(
-    services: Services,
-) -> None:
+def test_ranks_that_complete_a_version_together_get_its_first_step(services: Services) -> None:
     first, second = acknowledge_together(services.jobs, "job", [held(0), held(1)])
     assert [first, second] == [first, first]
     assert not isinstance(first, JobsError)
@@ -99,9 +97,7 @@ def test_the_ranks_that_complete_a_version_together_all_hear_its_first_step(
     assert services.woken == ["job"]
 
 
-def test_a_rank_or_version_that_is_unknown_does_not_cost_the_others_theirs(
-    services: Services,
-) -> None:
+def test_unknown_ranks_and_versions_are_refused_alone(services: Services) -> None:
     wrong = [held(9), held(0, version=8), held(1, step=-1)]
     outcomes = acknowledge_together(services.jobs, "job", [*wrong, *(held(r) for r in range(4))])
     kinds = [type(outcome) for outcome in outcomes[:3]]
@@ -259,9 +255,7 @@ async def test_one_key_does_not_wait_for_another(work: Held) -> None:
 
 
 @pytest.mark.anyio
-async def test_a_large_crowd_is_worked_on_in_several_groups_and_an_error_is_its_items_alone(
-    work: Held,
-) -> None:
+async def test_large_groups_are_split_and_an_error_is_that_of_its_item_alone(work: Held) -> None:
     work.may_go.set()
     batcher = RequestBatcher(work, max_batch_size=2)
     asked = (batcher.submit("a", item) for item in (0, 1, -2, 3, 4))
@@ -306,8 +300,6 @@ async def test_an_unforeseen_failure_is_that_of_the_items_that_lead_to_it() -> N
     ("num_ranks", "period_s", "watched_s"),
     [(1, 1, 1), (128, 1, 1), (2112, 8, 16 / 3), (4096, 15, 10), (100_000, 15, 10)],
 )
-def test_posts_come_less_often_from_more_ranks_and_more_often_from_a_watched_job(
-    num_ranks: int, period_s: float, watched_s: float
-) -> None:
+def test_the_post_period_is_bounded(num_ranks: int, period_s: float, watched_s: float) -> None:
     assert post_period_s(num_ranks, is_watched=False) == pytest.approx(period_s)
     assert post_period_s(num_ranks, is_watched=True) == pytest.approx(watched_s)

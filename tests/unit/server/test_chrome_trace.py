@@ -38,10 +38,7 @@ ODD_TIME_S = 1e-3 / 3 + 1e-6 / 7
 
 def profile_of(num_stages: int, scale: float, num_ranks: int = 1) -> StageProfile:
     """Forward `scale` s and backward twice that at 1410 MHz; a quarter more at 1000 MHz."""
-    kinds = {
-        F: ((1410, 1.0, 10.0), (1000, 1.25, 8.0)),
-        B: ((1410, 2.0, 30.0), (1000, 2.5, 20.0)),
-    }
+    kinds = {F: ((1410, 1.0, 10.0), (1000, 1.25, 8.0)), B: ((1410, 2.0, 30.0), (1000, 2.5, 20.0))}
     return StageProfile(
         points={
             (stage, kind): tuple(

@@ -25,9 +25,7 @@ def rgb_of(painted: str) -> tuple[int, int, int]:
 
 
 @given(assigned_models())
-def test_without_its_colours_a_painted_row_is_the_plain_one(
-    drawn: tuple[PipelineModel, list[int]],
-) -> None:
+def test_colours_add_escape_codes_alone(drawn: tuple[PipelineModel, list[int]]) -> None:
     model, assignment = drawn
     simulation = simulate(model, assignment)
     paint, legend = row_colors(ColorSystem.EIGHT_BIT, [model], [assignment])

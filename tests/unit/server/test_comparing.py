@@ -15,10 +15,7 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.errors import (
-    JobIsOverError,
-    UnknownJobError,
-)
+from flyball_server.jobs.errors import JobIsOverError, UnknownJobError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord, StepReport
@@ -60,6 +57,12 @@ class ComparedJob:
         self.activate()
         return self
 
+    def compare(self, num_pairs: int) -> int:
+        """Start a comparison; the version of it that both ranks take up."""
+        start_comparison(self.services, "job", num_pairs)
+        self.look()
+        return self.activate()
+
     def activate(self) -> int:
         """Both ranks take the newest version up; they go on from its first step."""
         version = self.versions()[-1].version
@@ -96,9 +99,7 @@ def job(request: pytest.FixtureRequest) -> ComparedJob:
     return ComparedJob(is_restarted=request.param).plan()
 
 
-def test_a_comparison_runs_as_the_same_plan_with_steps_at_the_highest_clocks(
-    job: ComparedJob,
-) -> None:
+def test_a_comparison_adds_steps_at_the_highest_clocks_to_the_plan(job: ComparedJob) -> None:
     assert start_comparison(job.services, "job", 12).state == "running"
     job.look()
     plain, compared = job.versions()
@@ -109,9 +110,7 @@ def test_a_comparison_runs_as_the_same_plan_with_steps_at_the_highest_clocks(
 
 
 def test_the_plain_plan_comes_back_when_enough_pairs_are_measured(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 6)
-    job.look()
-    assert job.activate() == 2
+    assert job.compare(6) == 2
     job.measure(12)
     job.look()
     # The first step is a warm-up, and its pair is lost.
@@ -126,12 +125,8 @@ def test_the_plain_plan_comes_back_when_enough_pairs_are_measured(job: ComparedJ
     assert len(job.versions()) == 3
 
 
-def test_the_same_again_changes_nothing_while_it_runs_and_begins_anew_afterwards(
-    job: ComparedJob,
-) -> None:
-    start_comparison(job.services, "job", 4)
-    job.look()
-    job.activate()
+def test_a_repeated_request_changes_nothing_until_the_end(job: ComparedJob) -> None:
+    job.compare(4)
     assert start_comparison(job.services, "job", 4).version == 2
     job.look()
     assert len(job.versions()) == 2
@@ -145,9 +140,7 @@ def test_the_same_again_changes_nothing_while_it_runs_and_begins_anew_afterwards
 
 
 def test_another_number_of_pairs_changes_when_it_ends(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 1000)
-    job.look()
-    job.activate()
+    job.compare(1000)
     job.measure(21)
     start_comparison(job.services, "job", 4)
     job.look()
@@ -155,9 +148,7 @@ def test_another_number_of_pairs_changes_when_it_ends(job: ComparedJob) -> None:
 
 
 def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 10)
-    job.look()
-    job.activate()
+    job.compare(10)
     job.measure(10)
     change_target(job.services, "job", TargetChange(target="least-energy"))
     job.look()
@@ -169,9 +160,7 @@ def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: Compar
 
 
 def test_a_comparison_whose_steps_are_never_good_is_given_up(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 4)
-    job.look()
-    job.activate()
+    job.compare(4)
     job.measure(30, num_unplanned=1)
     job.look()
     assert job.progress() == ("ended", 2, 0)
@@ -197,18 +186,14 @@ def test_a_run_that_starts_over_goes_on_with_the_comparison(job: ComparedJob) ->
     assert job.versions()[-1].baseline_cycle == ()
 
 
-def test_a_comparison_of_a_run_that_started_over_is_not_over_because_of_its_older_steps(
-    job: ComparedJob,
-) -> None:
+def test_a_comparison_ignores_older_steps_of_a_run_that_started_over(job: ComparedJob) -> None:
     job.next_step = 5000
     job.measure(3)
     job.next_step = 0
     for rank in (0, 1):
         register_rank(job.services, rank_record(rank))
     job.activate()
-    start_comparison(job.services, "job", 4)
-    job.look()
-    version = job.activate()
+    version = job.compare(4)
     job.measure(2)
     job.look()
     assert job.progress()[:2] == ("running", version)
@@ -218,9 +203,7 @@ def test_a_comparison_of_a_run_that_started_over_is_not_over_because_of_its_olde
 
 
 def test_a_comparison_that_is_withdrawn_gives_the_plain_plan_back(job: ComparedJob) -> None:
-    start_comparison(job.services, "job", 6)
-    job.look()
-    job.activate()
+    job.compare(6)
     job.measure(8)
     delete_comparison(job.services, "job")
     plain, _, again = job.versions()
@@ -278,9 +261,7 @@ def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
     ("num_pairs", "iteration_time_s", "block"),
     [(2, 0.001, 1), (60, 0.001, 10), (60, 0.5, 4), (60, 7.0, 1), (10_000, 0.01, 200)],
 )
-def test_a_block_lasts_two_seconds_unless_that_leaves_too_few(
-    num_pairs: int, iteration_time_s: float, block: int
-) -> None:
+def test_blocks_last_two_seconds(num_pairs: int, iteration_time_s: float, block: int) -> None:
     cycle = comparison_cycle(num_pairs, iteration_time_s)
     assert cycle == (False,) * block + (True,) * 2 * block + (False,) * block
     assert comparison_cycle(num_pairs, iteration_time_s, block_steps=3).count(True) == 6

@@ -13,21 +13,20 @@ from tests.planner.use_cases import change_target, put_profile
 
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
-from flyball_server.jobs.reconcile.stragglers import (
-    MIN_STEPS,
-    StragglerReconciler,
-)
+from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.stragglers.announcements import (
-    list_stragglers,
-    withdraw_straggler,
-)
+from flyball_server.jobs.stragglers.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_wire.plan_options import TargetChange
+
+
+@pytest.fixture
+def job() -> Running:
+    return Running(adaptation="frontier", effort="low")
 
 
 def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten() -> None:
@@ -50,8 +49,7 @@ def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten(
     assert list_stragglers(job.services, "job") == ()
 
 
-def test_nothing_is_found_before_a_plan_has_held_for_some_steps() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_nothing_is_found_before_a_plan_has_held_for_some_steps(job: Running) -> None:
     job.run(MIN_STEPS, slow(1, 1.5))
     assert job.newest.version == 1
     job.run(1, slow(1, 1.5))
@@ -69,8 +67,7 @@ def test_a_job_that_adapts_to_announcements_only_is_not_watched() -> None:
     assert job.newest.version == 1
 
 
-def test_of_announced_and_detected_the_slower_one_is_in_force() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_of_announced_and_detected_the_slower_one_is_in_force(job: Running) -> None:
     job.announce(1, 1.5)
     job.settle()
     job.run(15, slow(1, 1.2))
@@ -123,8 +120,7 @@ def test_another_profile_makes_all_that_was_found_against_the_old_one_forgotten(
     assert job.loop_state.in_force.stage_slowdowns == ()
 
 
-def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_while_a_comparison_runs_nothing_is_looked_for(job: Running) -> None:
     with job.services.store.writing("job") as writer:
         add_version(
             job.services,
@@ -140,9 +136,7 @@ def test_while_a_comparison_runs_nothing_is_looked_for() -> None:
 
 
 @pytest.mark.parametrize("is_restarted", [True, False])
-def test_a_run_that_starts_over_is_watched_although_older_steps_have_higher_numbers(
-    is_restarted: bool,
-) -> None:
+def test_a_run_that_starts_over_is_watched_from_its_first_step(is_restarted: bool) -> None:
     job = Running(adaptation="frontier", effort="low")
     job.step = 5000
     job.run(3)
@@ -160,24 +154,21 @@ def test_a_run_that_starts_over_is_watched_although_older_steps_have_higher_numb
     assert [one.rank for one in list_stragglers(job.services, "job")] == [0, 1]
 
 
-def test_one_step_with_an_absurd_number_ends_no_watching() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_one_step_with_an_absurd_number_ends_no_watching(job: Running) -> None:
     absurd = step_record(2**53 - 1, 0, plan_version=1)
     store_measurements(job.services, "job", 0, [absurd])
     job.run(MIN_STEPS + 6, slow(1, 1.4))
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
 
 
-def test_steps_are_found_after_a_gap_in_which_nothing_was_measured() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_steps_are_found_after_a_gap_in_which_nothing_was_measured(job: Running) -> None:
     job.run(3)
     job.step += 3000
     job.run(8, slow(1, 1.4))
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
 
 
-def test_after_a_planning_that_failed_the_plan_that_holds_is_watched() -> None:
-    job = Running(adaptation="frontier", effort="low")
+def test_after_a_planning_that_failed_the_plan_that_holds_is_watched(job: Running) -> None:
     deadline_s = job.plan.baseline_iteration_time_s * 1.05
     change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
     job.acknowledged()
@@ -189,22 +180,17 @@ def test_after_a_planning_that_failed_the_plan_that_holds_is_watched() -> None:
     assert get_job(job.services, "job").job.state is JobState.PLANNED
 
 
-def test_a_rank_beyond_all_bounds_is_planned_with_the_slowest_that_there_is() -> None:
-    job = Running(adaptation="frontier", effort="low")
-    job.run(MIN_STEPS + 6, slow(1, 1000.0))
-    assert get_job(job.services, "job").job.state is JobState.PLANNED
-    assert job.newest.version == 2
-    job.acknowledged()
-    job.run(MIN_STEPS + 6, slow(1, 1000.0))
-    assert job.newest.version == 2
+def test_a_slowdown_beyond_all_bounds_is_planned_with_the_bound(job: Running) -> None:
+    for _ in range(2):
+        job.run(MIN_STEPS + 6, slow(1, 1000.0))
+        assert get_job(job.services, "job").job.state is JobState.PLANNED
+        assert job.newest.version == 2
+        job.acknowledged()
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
-
-
-def test_a_drift_beyond_all_bounds_is_planned_with_the_fastest_that_there_is() -> None:
-    job = Running(num_pipelines=2, adaptation="frontier", effort="low")
-    job.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
-    assert {slowed.slowdown for slowed in job.loop_state.in_force.stage_slowdowns} == {0.01}
-    assert get_job(job.services, "job").job.state is JobState.PLANNED
+    drifting = Running(num_pipelines=2, adaptation="frontier", effort="low")
+    drifting.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
+    assert {slowed.slowdown for slowed in drifting.loop_state.in_force.stage_slowdowns} == {0.01}
+    assert get_job(drifting.services, "job").job.state is JobState.PLANNED
 
 
 def put_another_profile(services: JobServices) -> None:

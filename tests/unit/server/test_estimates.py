@@ -109,9 +109,7 @@ def test_batches_of_merged_cells_are_the_batches_of_the_values_themselves() -> N
     ("num_values", "correlation", "least"),
     [(20, 0.0, 0.92), (100, 0.0, 0.92), (100, 0.5, 0.87), (1000, 0.5, 0.91), (1000, 0.8, 0.89)],
 )
-def test_intervals_of_correlated_steps_hold_the_truth_about_as_often_as_they_say(
-    num_values: int, correlation: float, least: float
-) -> None:
+def test_intervals_hold_the_truth(num_values: int, correlation: float, least: float) -> None:
     def draw(chance: random.Random) -> bool:
         estimate = batch_means(correlated(chance, num_values, correlation)).estimate()
         assert estimate is not None
@@ -160,9 +158,7 @@ def test_the_ratio_of_pairs_is_that_of_their_means_with_cochrans_error() -> None
 
 
 @pytest.mark.parametrize("block", [1, 5])
-def test_savings_of_interleaved_steps_hold_the_truth_under_drift_and_a_late_counter(
-    block: int,
-) -> None:
+def test_interleaved_savings_hold_under_drift_and_a_late_counter(block: int) -> None:
     num_pairs = 20
 
     def draw(chance: random.Random) -> bool:

@@ -108,9 +108,7 @@ class Beginning:
         await self.is_there.wait()
 
 
-async def test_nothing_is_sent_before_the_beginning_is_there(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_nothing_is_sent_before_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long that takes: the time of the stream begins then."""
     monkeypatch.setattr(event_stream, "_GRACE_S", 0.01)
     beginning = Beginning()
@@ -162,9 +160,7 @@ async def test_a_stream_that_is_over_sends_its_last_news() -> None:
 
 
 @pytest.mark.parametrize("is_over", [True, False], ids=["shut down", "its time is over"])
-async def test_a_client_that_takes_nothing_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, is_over: bool
-) -> None:
+async def test_a_stuck_client_is_cut_off(monkeypatch: pytest.MonkeyPatch, is_over: bool) -> None:
     monkeypatch.setattr(event_stream, "_GRACE_S", 0.01)
     async with streaming(wait_s=NEVER_S if is_over else 0.05) as (source, client, _):
         await until(lambda: len(client.bodies) == 1)

@@ -144,9 +144,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
 # ------------------------------------------------------------------ a rank that registers twice
 
 
-def test_a_rank_that_registers_twice_or_moved_after_it_died_holds_the_last_without_a_warning(
-    life: Life, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_rank_may_move_after_it_died(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     acknowledge(life.services, "job", 1, version=1, current_step=3)
     with caplog.at_level(logging.WARNING):
         life.join(1)
@@ -157,9 +155,7 @@ def test_a_rank_that_registers_twice_or_moved_after_it_died_holds_the_last_witho
     assert caplog.messages == []
 
 
-def test_of_two_processes_that_claim_a_rank_in_one_call_the_later_holds(
-    life: Life, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_later_of_two_processes_holds(life: Life, caplog: pytest.LogCaptureFixture) -> None:
     ranks = [(rank_record(1, host=host), FIRST) for host in ("node-2", "node-3")]
     with caplog.at_level(logging.WARNING):
         register_together(life.services, "job", ranks)
@@ -405,9 +401,7 @@ def test_a_restart_before_anything_was_planned_keeps_no_run() -> None:
     assert [summary.job.job_id for summary in list_jobs(life.services)] == ["job"]
 
 
-def test_of_the_runs_that_are_kept_the_oldest_goes(
-    life: Life, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_oldest_kept_run_is_deleted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registration, "MAX_KEPT_RUNS", 2)
     for count in (1, 2, 3):
         launch = Launch(run="42", restart_count=count)

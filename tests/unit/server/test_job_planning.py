@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from tests.planner.one_rank import register_rank
@@ -25,8 +26,22 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.registry.inspection import get_job, get_plan, list_plans
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.reconcile.plans import ReplanReconciler
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry import inputs
+from flyball_server.jobs.registry.inspection import (
+    JobSummary,
+    get_job,
+    get_plan,
+    list_plans,
+    require_job,
+)
+from flyball_server.jobs.registry.registration import leave_rank
+from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PlanningSlots
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -37,9 +52,10 @@ class PickyPlanner(CountingPlanner):
     """Refuses every target but `fastest`."""
 
     def __call__(self, request: PlanRequest) -> FrequencyPlan:
+        plan = super().__call__(request)
         if request.options.target != "fastest":
             raise PlanningError("only fastest is met", field="target")
-        return super().__call__(request)
+        return plan
 
 
 @pytest.fixture
@@ -54,9 +70,7 @@ def services(planner: CountingPlanner) -> Services:
     return made
 
 
-def test_a_profile_makes_the_first_version_and_wakes_the_job(
-    services: Services, planner: CountingPlanner
-) -> None:
+def test_a_profile_makes_the_first_version(services: Services, planner: CountingPlanner) -> None:
     summary = put_profile(services.jobs, "job", profile())
     assert summary.job.state is JobState.PLANNED
     assert summary.newest_version == 1
@@ -66,9 +80,7 @@ def test_a_profile_makes_the_first_version_and_wakes_the_job(
     assert get_plan(services.jobs, "job", 1).plan == frequency_plan()
 
 
-def test_the_same_profile_again_makes_no_version_and_another_makes_one(
-    services: Services, planner: CountingPlanner
-) -> None:
+def test_another_profile_makes_a_version(services: Services, planner: CountingPlanner) -> None:
     put_profile(services.jobs, "job", profile())
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
     assert len(planner.requests) == 1
@@ -76,9 +88,7 @@ def test_the_same_profile_again_makes_no_version_and_another_makes_one(
     assert [plan.version for plan in list_plans(services.jobs, "job")] == [1, 2]
 
 
-def test_a_changed_target_makes_a_version_and_the_same_again_none(
-    services: Services, planner: CountingPlanner
-) -> None:
+def test_another_target_makes_a_version(services: Services, planner: CountingPlanner) -> None:
     put_profile(services.jobs, "job", profile())
     update = TargetChange(policy=Policy.UNIFORM, target="least-energy")
     assert change_target(services.jobs, "job", update).newest_version == 2
@@ -90,18 +100,14 @@ def test_a_changed_target_makes_a_version_and_the_same_again_none(
     )
 
 
-def test_a_target_before_the_profile_waits_for_it(
-    services: Services, planner: CountingPlanner
-) -> None:
+def test_a_target_may_come_before_a_profile(services: Services, planner: CountingPlanner) -> None:
     summary = change_target(services.jobs, "job", TargetChange(target="least-energy"))
     assert summary.job.state is JobState.AWAITING_PROFILE
     put_profile(services.jobs, "job", profile())
     assert [request.options.target for request in planner.requests] == ["least-energy"]
 
 
-def test_a_restarted_rank_that_registers_the_first_values_keeps_the_changed_target(
-    services: Services,
-) -> None:
+def test_a_restarted_rank_keeps_the_changed_target(services: Services) -> None:
     put_profile(services.jobs, "job", profile())
     change_target(services.jobs, "job", TargetChange(policy=Policy.UNIFORM))
     summary, is_new = register_job(services.jobs, "job", job_spec())
@@ -213,9 +219,7 @@ def test_an_order_that_cannot_run_is_refused_before_there_is_a_profile(
         get_job(services.jobs, "other")
 
 
-def test_a_reconfiguring_step_comes_from_the_gpu_table_and_a_given_blocking_power_stays(
-    services: Services, planner: CountingPlanner
-) -> None:
+def test_the_gpu_table_gives_what_a_job_omits(services: Services, planner: CountingPlanner) -> None:
     window = services.jobs.gpu_window("v100")
     register_job(services.jobs, "given", job_spec(gpu="v100", blocking_power_w=(1.0,)))
     put_profile(services.jobs, "given", profile())
@@ -243,12 +247,18 @@ def test_a_target_that_cannot_be_met_fails_the_call_that_put_it_and_the_old_plan
 
 
 @pytest.fixture
-def failed() -> Services:
+def picky() -> PickyPlanner:
+    return PickyPlanner()
+
+
+@pytest.fixture
+def failed(picky: PickyPlanner) -> JobServices:
     """A job whose profile could not be planned for its target."""
-    services = Services(PickyPlanner())
-    register_job(services.jobs, "job", job_spec(target="power:1"))
+    services = Services(picky).jobs
+    register_job(services, "job", job_spec(target="power:1"))
     with pytest.raises(PlanningFailedError):
-        put_profile(services.jobs, "job", profile())
+        put_profile(services, "job", profile())
+    picky.requests.clear()
     return services
 
 
@@ -260,19 +270,17 @@ def failed() -> Services:
     ],
     ids=["another target", "other values"],
 )
-def test_a_failed_planning_is_mended(
-    failed: Services, mend: Callable[[JobServices], object]
-) -> None:
-    mend(failed.jobs)
-    summary = get_job(failed.jobs, "job")
+def test_a_failure_is_mended(failed: JobServices, mend: Callable[[JobServices], object]) -> None:
+    mend(failed)
+    summary = get_job(failed, "job")
     assert (summary.job.state, summary.job.problem) == (JobState.PLANNED, None)
     assert summary.newest_version == 1
 
 
-def test_another_number_of_stages_drops_the_profile_that_failed(failed: Services) -> None:
-    summary, _ = register_job(failed.jobs, "job", job_spec(num_stages=3, num_ranks=3))
+def test_another_number_of_stages_drops_the_profile_that_failed(failed: JobServices) -> None:
+    summary, _ = register_job(failed, "job", job_spec(num_stages=3, num_ranks=3))
     assert summary.job.state is JobState.AWAITING_PROFILE
-    assert put_profile(failed.jobs, "job", profile(3)).newest_version == 1
+    assert put_profile(failed, "job", profile(3)).newest_version == 1
 
 
 def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
@@ -290,9 +298,7 @@ def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
 
 
-def test_without_a_thread_to_plan_in_a_job_is_not_planned_and_says_why(
-    services: Services, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_planning_needs_a_thread(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -348,3 +354,103 @@ def test_a_place_that_the_jobs_ranks_cannot_have_is_refused(services: Services, 
     register_rank(services.jobs, rank_record(1).evolve(**{field: 2}))
     with pytest.raises(InvalidFieldError, match=f"{field}: must be 0 to 2, not 3"):
         register_rank(services.jobs, rank_record(1).evolve(**{field: 3}))
+
+
+def change_and_die(failed: JobServices, target: str) -> JobSummary:
+    """The picky stores the target, and ends before it plans."""
+    return inputs.change_target(failed, "job", TargetChange(target=target))
+
+
+# ------------------------------------------------------------------ jobs that could not be planned
+
+
+def test_a_failed_job_is_planned_from_an_unplanned_change(failed: JobServices) -> None:
+    changed = change_and_die(failed, "fastest").job
+    assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
+    assert ReplanReconciler()(failed, "job") is None
+    summary = get_job(failed, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPlanner) -> None:
+    change_and_die(failed, "power:2")
+    for _ in range(3):
+        ReplanReconciler()(failed, "job")
+    assert len(picky.requests) == 1
+    assert get_job(failed, "job").job.problem == "target: only fastest is met"
+    assert register_job(failed, "job", job_spec(target="power:1"))[0].newest_version is None
+    with pytest.raises(PlanningFailedError, match="only fastest is met"):
+        change_target(failed, "job", TargetChange(target="power:2"))
+
+
+def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServices) -> None:
+    register_rank(failed, rank_record(0))
+    leave_rank(failed, "job", 0)
+    with failed.store.writing("job") as writer:
+        job = require_job(writer, "job")
+        writer.save_job(job.moved(JobState.ENDED, problem=job.problem))
+    change_and_die(failed, "fastest")
+    ReplanReconciler()(failed, "job")
+    assert get_job(failed, "job").newest_version is None
+    register_rank(failed, rank_record(0))
+    ReplanReconciler()(failed, "job")
+    summary = get_job(failed, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+
+
+def test_a_job_without_a_profile_keeps_its_problem(failed: JobServices) -> None:
+    with failed.store.writing("job") as writer:
+        writer.delete_profile("job")
+    assert change_and_die(failed, "fastest").job.problem == "target: only fastest is met"
+
+
+def test_where_no_slot_is_free_a_job_is_looked_at_again(failed: JobServices) -> None:
+    change_and_die(failed, "fastest")
+    slots = PlanningSlots(1)
+    with slots.taken():
+        assert ReplanReconciler(slots)(failed, "job") == LOOK_AGAIN_S
+        assert get_job(failed, "job").newest_version is None
+    assert ReplanReconciler(slots)(failed, "job") is None
+    assert get_job(failed, "job").newest_version == 1
+
+
+def test_a_change_that_finds_no_slot_is_stored_and_planned_later(failed: JobServices) -> None:
+    enqueued: list[str] = []
+    waiting = replace(failed, enqueue_reconcile=enqueued.append)
+
+    def wanted_fastest(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
+        return loop_state.evolve(in_force=replace(loop_state.in_force, target="fastest"))
+
+    slots = PlanningSlots(1)
+    with slots.taken():
+        assert update_and_replan(waiting, "job", wanted_fastest, "wanted so", slots)
+    assert enqueued == ["job"]
+    assert get_job(failed, "job").newest_version is None
+    assert ReplanReconciler()(failed, "job") is None
+    assert get_job(failed, "job").newest_version == 1
+
+
+# ------------------------------------------------------------------ plannings that come too late
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_a_late_planning_adds_no_second_version(*, is_refused: bool) -> None:
+    """As where a picky loses the database for a while, and its turn with it."""
+
+    class Slow(CountingPlanner):
+        def __call__(self, request: PlanRequest) -> FrequencyPlan:
+            plan = super().__call__(request)
+            with late.store.writing("job") as writer:
+                add_version(late, writer, "job", plan)
+                job = require_job(writer, "job")
+                planned = job.moved(JobState.PLANNED)
+                writer.save_job(planned.evolve(planned_revision=job.inputs_revision))
+            if is_refused:
+                raise PlanningError("took too long", field="planning")
+            return plan
+
+    late = Services(Slow()).jobs
+    register_job(late, "job", job_spec())
+    summary = put_profile(late, "job", profile())
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
+    assert get_job(late, "job").newest_version == 1

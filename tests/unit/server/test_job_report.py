@@ -47,40 +47,29 @@ TOTALS = StepTotals(
 # ------------------------------------------------------------------ what a step is taken for
 
 
-def test_a_step_is_complete_when_all_ranks_have_posted_it() -> None:
-    assert whole_step(TOTALS, 2).is_complete
-    assert not whole_step(TOTALS, 3).is_complete
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [{"lowest_version": 1, "newest_version": 2}, {"num_with_plan": 1}],
-    ids=["two versions", "one rank at default clocks"],
-)
-def test_a_step_of_several_versions_is_mixed(changes: dict[str, Any]) -> None:
-    assert whole_step(TOTALS.evolve(**changes), 2).is_mixed
-    assert not whole_step(TOTALS, 2).is_mixed
-
-
-def test_a_step_at_default_clocks_is_not_mixed() -> None:
-    totals = TOTALS.evolve(lowest_version=None, newest_version=None, num_with_plan=0)
-    step = whole_step(totals, 2)
-    assert (step.version, step.is_mixed, step.left_plan) == (None, False, False)
-
-
-@pytest.mark.parametrize(
-    ("changes", "left_plan"),
+    ("changes", "is_mixed", "left_plan"),
     [
-        ({"num_unplanned": 1}, True),
-        ({"num_clock_misses": 3, "num_power_capped": 2}, True),
-        ({"num_clock_misses": 3, "num_power_capped": 2, "num_thermally_capped": 1}, False),
+        ({}, False, False),
+        ({"newest_version": 2}, True, False),
+        ({"num_with_plan": 1}, True, False),
+        ({"lowest_version": None, "newest_version": None, "num_with_plan": 0}, False, False),
+        ({"num_unplanned": 1}, False, True),
+        # Clocks held down by power or heat belong to the plan.
+        ({"num_clock_misses": 3, "num_power_capped": 2}, False, True),
+        (
+            {"num_clock_misses": 3, "num_power_capped": 2, "num_thermally_capped": 1},
+            False,
+            False,
+        ),
     ],
-    ids=["unplanned", "a clock missed for no known reason", "held down by power and heat"],
 )
-def test_clocks_held_down_by_power_or_heat_belong_to_the_plan_and_others_do_not(
-    changes: dict[str, Any], left_plan: bool
+def test_a_step_of_several_versions_is_mixed_and_one_at_other_clocks_left_the_plan(
+    changes: dict[str, Any], is_mixed: bool, left_plan: bool
 ) -> None:
-    assert whole_step(TOTALS.evolve(**changes), 2).left_plan is left_plan
+    step = whole_step(TOTALS.evolve(**changes), 2)
+    assert (step.is_complete, step.is_mixed, step.left_plan) == (True, is_mixed, left_plan)
+    assert not whole_step(TOTALS, 3).is_complete
 
 
 # ------------------------------------------------------------------ which steps are baseline
@@ -165,9 +154,7 @@ def test_a_report_has_each_version_measured_and_predicted(services: JobServices)
     assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
 
 
-def test_steps_read_in_small_pieces_make_the_same_report(
-    services: JobServices, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pieces_change_no_report(services: JobServices, monkeypatch: pytest.MonkeyPatch) -> None:
     run(services, plan_record(1))
     whole = get_report(services, "job")
     for size in (1, 7, 40):
@@ -180,9 +167,7 @@ def test_a_job_of_which_any_gpu_is_emulated_is_emulated(services: JobServices) -
     assert get_report(services, "job").emulated
 
 
-def test_what_profiling_added_is_told_apart_and_its_versions_are_left_out(
-    services: JobServices,
-) -> None:
+def test_the_energy_of_profiling_is_reported_apart(services: JobServices) -> None:
     run(services, plan_record(1, plan=probe((1410, 1410))), plan_record(2))
     before = get_report(services, "job")
     assert [each.version for each in before.versions] == [2]

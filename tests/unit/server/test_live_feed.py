@@ -47,6 +47,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks come after notices alone."""
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+
+
+@pytest.fixture
 def subject() -> Subject:
     return Subject()
 
@@ -82,10 +88,8 @@ async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], a
     return following, changed
 
 
-async def test_all_who_follow_the_same_share_its_looks(
-    monkeypatch: pytest.MonkeyPatch, feed: Feed[str], subject: Subject
-) -> None:
-    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+@pytest.mark.usefixtures("never_by_itself")
+async def test_all_who_follow_the_same_share_its_looks(feed: Feed[str], subject: Subject) -> None:
     many = [(await followed(feed))[0] for _ in range(50)]
     assert {each.state for each in many} == {"first"}
     assert (subject.num_looks, feed.num_followed) == (1, 1)
@@ -106,9 +110,7 @@ async def test_what_nobody_follows_is_not_looked_at(
     assert subject.num_looks == num_looks
 
 
-async def test_a_change_is_told_to_all_who_follow_and_no_change_to_nobody(
-    feed: Feed[str], subject: Subject
-) -> None:
+async def test_changes_reach_all_who_follow(feed: Feed[str], subject: Subject) -> None:
     both = [await followed(feed) for _ in range(2)]
     num_looks = subject.num_looks
     await until(lambda: subject.num_looks > num_looks + 2)
@@ -119,10 +121,10 @@ async def test_a_change_is_told_to_all_who_follow_and_no_change_to_nobody(
         assert following.state == "second"
 
 
+@pytest.mark.usefixtures("never_by_itself")
 async def test_a_wake_from_another_thread_lets_look_at_once(
-    monkeypatch: pytest.MonkeyPatch, feed: Feed[str], waiters: JobWaiters, subject: Subject
+    feed: Feed[str], waiters: JobWaiters, subject: Subject
 ) -> None:
-    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
     following, changed = await followed(feed)
     subject.seen = "second"
     thread = threading.Thread(target=waiters.notify, args=("job",))
@@ -132,10 +134,10 @@ async def test_a_wake_from_another_thread_lets_look_at_once(
     assert following.state == "second"
 
 
+@pytest.mark.usefixtures("never_by_itself")
 async def test_a_change_while_it_is_looked_is_not_missed(
-    monkeypatch: pytest.MonkeyPatch, feed: Feed[str], waiters: JobWaiters, subject: Subject
+    feed: Feed[str], waiters: JobWaiters, subject: Subject
 ) -> None:
-    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
     following, changed = await followed(feed)
     subject.may_look.clear()
     waiters.notify("job")
@@ -147,10 +149,10 @@ async def test_a_change_while_it_is_looked_is_not_missed(
     assert following.state == "second"
 
 
+@pytest.mark.usefixtures("never_by_itself")
 async def test_one_who_comes_when_all_others_have_gone_sees_what_is_there_now(
-    monkeypatch: pytest.MonkeyPatch, feed: Feed[str], subject: Subject
+    feed: Feed[str], subject: Subject
 ) -> None:
-    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
     before, _ = await followed(feed)
     subject.seen = "second"
     before.stop()
@@ -160,9 +162,7 @@ async def test_one_who_comes_when_all_others_have_gone_sees_what_is_there_now(
     assert after.state == "second"
 
 
-async def test_what_is_not_known_is_refused_and_forgotten(
-    feed: Feed[str], subject: Subject
-) -> None:
+async def test_unknown_subjects_are_forgotten(feed: Feed[str], subject: Subject) -> None:
     subject.error = UnknownJobError(job_id="job")
     for _ in range(2):
         following = feed.follow("job", asyncio.Event())
@@ -207,9 +207,7 @@ async def test_a_look_that_fails_is_told_and_looked_again(
     assert caplog.text.count("Traceback") == 1
 
 
-async def test_an_error_that_many_are_told_says_no_more_to_the_last_than_to_the_first(
-    feed: Feed[str], subject: Subject
-) -> None:
+async def test_a_shared_error_keeps_its_traceback_short(feed: Feed[str], subject: Subject) -> None:
     subject.error = ZeroDivisionError("nobody has foreseen it")
     lengths = []
     for _ in range(3):

@@ -28,9 +28,7 @@ def services() -> Services:
     return made
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank_and_the_energy_of_all(
-    services: Services,
-) -> None:
+def test_a_step_has_the_longest_time_and_the_sum_of_energies(services: Services) -> None:
     fast = step_record(4, 0, time_s=0.5, energy_j=10.0, plan_version=1, num_unplanned=1)
     slow = step_record(
         4, 1, time_s=0.75, energy_j=20.5, plan_version=1, num_overruns=2, num_clock_misses=3
@@ -81,9 +79,7 @@ def kept_steps(services: Services, rank: int) -> list[int]:
         return [each.step for each in reader.list_step_details("job", 0) if each.rank == rank]
 
 
-def test_a_rank_that_posts_first_drops_no_short_step_that_another_has_yet_to_post(
-    services: Services,
-) -> None:
+def test_a_first_post_drops_no_step_of_another_rank(services: Services) -> None:
     for begin in (0, 100):
         for rank in (0, 1):
             post_instructions(services, rank, range(begin, begin + 100), 4)
@@ -102,9 +98,7 @@ def test_of_steps_with_many_instructions_only_the_newest_are_kept(services: Serv
     ("state", "num_kept"),
     [(JobState.PLANNED, KEPT_DETAILS), (JobState.PROFILING, KEPT_DETAILS_OF_PROFILING)],
 )
-def test_of_steps_told_by_clock_the_newest_are_kept(
-    services: Services, state: JobState, num_kept: int
-) -> None:
+def test_the_newest_steps_are_kept(services: Services, state: JobState, num_kept: int) -> None:
     with services.jobs.store.writing("job") as writer:
         job = writer.find_job("job")
         assert job is not None

@@ -114,9 +114,7 @@ def steps_on_plan(jobs: JobReading) -> dict[str, float]:
     return {job: value for (job, clocks), value in found.items() if clocks == "plan"}
 
 
-def test_of_a_hundred_jobs_a_few_have_a_label_and_the_others_add_up(
-    services: JobServices, clock: Clock
-) -> None:
+def test_a_few_jobs_have_labels_and_others_add_up(services: JobServices, clock: Clock) -> None:
     for number in range(100):
         put_job(services, f"job-{number}", num_steps=2, created_s=number)
     jobs = reading(services, clock, max_labelled=5)
@@ -133,9 +131,7 @@ def test_of_a_hundred_jobs_a_few_have_a_label_and_the_others_add_up(
     assert ("other",) not in samples(told["flyball_plan_newest_version"], "job")
 
 
-def test_emulated_jobs_and_real_ones_are_never_added_up(
-    services: JobServices, clock: Clock
-) -> None:
+def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Clock) -> None:
     put_job(services, "emulated", num_steps=3)
     put_job(services, "real", num_steps=4, emulated=False)
     told = metrics(reading(services, clock, max_labelled=0))
@@ -186,9 +182,7 @@ def test_what_is_not_read_to_its_end_is_not_told(services: JobServices, clock: C
     assert num_looks > 0
 
 
-def test_a_planner_that_starts_again_tells_the_same_counts(
-    services: JobServices, clock: Clock
-) -> None:
+def test_a_restarted_planner_counts_the_same(services: JobServices, clock: Clock) -> None:
     put_job(services, "job", num_steps=5)
     first = reading(services, clock)
     steps_on_plan(first)
@@ -196,9 +190,7 @@ def test_a_planner_that_starts_again_tells_the_same_counts(
     assert steps_on_plan(first) == steps_on_plan(reading(services, clock)) == {"job": 9}
 
 
-def test_a_new_run_under_the_same_name_counts_from_nothing(
-    services: JobServices, clock: Clock
-) -> None:
+def test_a_new_run_counts_from_nothing(services: JobServices, clock: Clock) -> None:
     put_job(services, "job", num_steps=5)
     jobs = reading(services, clock)
     assert steps_on_plan(jobs) == {"job": 5}
@@ -231,9 +223,7 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
     assert (clocks[("0",)], clocks[("63",)], clocks[("other",)]) == (900e6, 963e6, 965e6)
 
 
-def test_a_stages_clock_is_the_mean_of_what_was_read_and_not_told_where_nothing_was(
-    services: JobServices, clock: Clock
-) -> None:
+def test_the_clock_of_a_stage_is_the_mean_of_samples(services: JobServices, clock: Clock) -> None:
     put_job(services, "job", num_steps=2)
     with services.store.writing("job") as writer:
         writer.save_steps(
@@ -249,9 +239,7 @@ def test_a_stages_clock_is_the_mean_of_what_was_read_and_not_told_where_nothing_
     assert samples(told, "emulated") == {("true",): 1252.5e6}
 
 
-def test_the_clock_that_the_plan_asks_of_a_stage_is_told_beside_what_was_read(
-    services: JobServices, clock: Clock
-) -> None:
+def test_the_planned_clock_of_a_stage_is_exported(services: JobServices, clock: Clock) -> None:
     put_job(services, "job")
     plan = frequency_plan()
     forward, backward = plan.stages[0]
@@ -283,9 +271,7 @@ def test_without_energies_there_are_none(services: JobServices, clock: Clock) ->
     assert not told["flyball_measured_stage_energy_joules"].samples
 
 
-def test_a_store_that_cannot_be_read_leaves_only_the_jobs_out(
-    services: JobServices, clock: Clock
-) -> None:
+def test_a_closed_store_leaves_out_the_jobs(services: JobServices, clock: Clock) -> None:
     put_job(services, "job")
     registry = CollectorRegistry()
     registry.register(JobsCollector(SharedReading(lambda: reading(services, clock))))

@@ -26,12 +26,7 @@ from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views import history
-from flyball_server.views.history import (
-    HistoryMemory,
-    known_summaries,
-    plan_summaries,
-    summary_of,
-)
+from flyball_server.views.history import HistoryMemory, known_summaries, plan_summaries, summary_of
 from flyball_wire.read_models import PlanSummary
 
 
@@ -78,9 +73,7 @@ def separate() -> DataParallelPlan:
     return DataParallelPlan(**prediction, pipelines=pipelines)
 
 
-def test_a_line_says_what_kind_of_version_it_is_and_what_it_was_made_for(
-    services: JobServices,
-) -> None:
+def test_a_line_has_the_kind_and_target_of_its_version(services: JobServices) -> None:
     records = [
         plan_record(1, plan=probe()),
         plan_record(2),
@@ -102,9 +95,7 @@ def test_a_line_says_what_kind_of_version_it_is_and_what_it_was_made_for(
         assert line.stage_clock_mhz == (1410.0, 1410.0)
 
 
-def test_each_document_is_read_once_and_the_first_step_every_time(
-    services: JobServices, read: Mock
-) -> None:
+def test_each_document_is_read_once(services: JobServices, read: Mock) -> None:
     put_versions(services, "job", *versions(20))
     memory = HistoryMemory()
     first = plan_summaries(services, "job", memory)
@@ -162,9 +153,7 @@ def test_another_run_under_the_name_has_versions_of_its_own(services: JobService
     assert [line.kind for line in plan_summaries(services, "job@1", memory)] == ["plan"]
 
 
-def test_of_the_jobs_not_asked_for_longest_what_was_read_is_forgotten(
-    services: JobServices, read: Mock
-) -> None:
+def test_the_least_recently_used_job_is_forgotten(services: JobServices, read: Mock) -> None:
     for job_id in ("a", "b", "c"):
         put_versions(services, job_id, *versions(2))
     memory = HistoryMemory(max_versions=4)
@@ -174,9 +163,7 @@ def test_of_the_jobs_not_asked_for_longest_what_was_read_is_forgotten(
     assert [call.args[0].job_id for call in read.call_args_list] == [*"aabbccbb"]
 
 
-def test_a_history_longer_than_all_that_is_remembered_is_read_to_its_end(
-    services: JobServices, read: Mock
-) -> None:
+def test_a_history_longer_than_the_memory_is_read(services: JobServices, read: Mock) -> None:
     """And although what another call reads drives it out of memory meanwhile."""
     put_versions(services, "long", *versions(20))
     memory = HistoryMemory(max_versions=1)

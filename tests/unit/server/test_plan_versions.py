@@ -44,9 +44,7 @@ def make_version(services: Services, version: int) -> None:
     services.woken.clear()
 
 
-def test_the_last_acknowledgement_names_a_step_beyond_the_furthest_rank(
-    services: Services,
-) -> None:
+def test_the_last_acknowledgement_names_the_first_step(services: Services) -> None:
     assert first_step(services, 0, 1, 6) is None
     assert first_step(services, 0, 1, 7) is None
     assert get_first_step(services.jobs, "job", 1).first_step is None
@@ -80,9 +78,7 @@ def follow(services: Services, rank: int, after_version: int, current_step: int)
 
 
 @pytest.mark.parametrize("resumed_at", [0, 100, 89_900])
-def test_a_run_that_starts_over_gets_the_same_plan_as_a_new_version_with_a_near_step(
-    services: Services, resumed_at: int
-) -> None:
+def test_a_run_that_starts_over_gets_a_new_version(services: Services, resumed_at: int) -> None:
     first_step(services, 0, 1, 90_000)
     assert first_step(services, 1, 1, 90_000) == 90_005
     for rank in (0, 1):
@@ -95,9 +91,7 @@ def test_a_run_that_starts_over_gets_the_same_plan_as_a_new_version_with_a_near_
 
 
 @pytest.mark.parametrize("resumed_at", [90_000, 90_004, 90_005, 200_000])
-def test_a_run_that_resumes_near_the_named_step_or_beyond_keeps_it(
-    services: Services, resumed_at: int
-) -> None:
+def test_a_run_that_resumes_near_the_step_keeps_it(services: Services, resumed_at: int) -> None:
     first_step(services, 0, 1, 90_000)
     first_step(services, 1, 1, 90_000)
     for rank in (0, 1):
@@ -121,9 +115,7 @@ def test_a_run_of_one_rank_that_starts_over_is_woken_for_its_new_version() -> No
 
 @settings(max_examples=50)
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.permutations([0, 0, 0, 1, 1, 1, 2, 2, 2]))
-def test_however_its_ranks_come_back_a_restarted_run_gets_a_step_near_its_own(
-    ran_to: int, resumed_at: int, locks: list[int]
-) -> None:
+def test_restarted_runs_get_a_near_step(ran_to: int, resumed_at: int, locks: list[int]) -> None:
     services = planned_services(num_ranks=3)
     for rank in range(3):
         first_step(services, rank, 1, ran_to)
@@ -163,9 +155,7 @@ def test_an_overtaken_version_is_named_no_more(services: Services) -> None:
     assert get_first_step(services.jobs, "job", 1).first_step is None
 
 
-def test_a_late_repetition_of_an_older_acknowledgement_takes_nothing_back(
-    services: Services,
-) -> None:
+def test_an_older_acknowledgement_takes_nothing_back(services: Services) -> None:
     make_version(services, 2)
     first_step(services, 0, 2, 4)
     first_step(services, 0, 1, 2)
@@ -173,9 +163,7 @@ def test_a_late_repetition_of_an_older_acknowledgement_takes_nothing_back(
     assert first_step(services, 1, 2, 4) == 9
 
 
-def test_a_late_repetition_of_the_same_acknowledgement_does_not_start_the_run_over(
-    services: Services,
-) -> None:
+def test_a_repeated_acknowledgement_does_not_start_the_run_over(services: Services) -> None:
     for rank in (0, 1):
         first_step(services, rank, 1, 2)
     for rank in (0, 1, 0):
@@ -186,9 +174,7 @@ def test_a_late_repetition_of_the_same_acknowledgement_does_not_start_the_run_ov
     assert len(list_plans(services.jobs, "job")) == 1
 
 
-def test_a_newer_version_is_not_held_back_by_the_steps_of_a_former_run(
-    services: Services,
-) -> None:
+def test_steps_of_a_former_run_do_not_hold_back_a_version(services: Services) -> None:
     first_step(services, 0, 1, 100)
     assert first_step(services, 1, 1, 100) == 105
     make_version(services, 2)
@@ -211,9 +197,7 @@ def test_a_newer_version_is_not_held_back_by_the_steps_of_a_former_run(
         (5e-324, 50),
     ],
 )
-def test_the_margin_is_two_steps_and_a_second_of_them_but_never_over_fifty(
-    iteration_time_s: float, steps: int
-) -> None:
+def test_the_margin_is_a_second_within_bounds(iteration_time_s: float, steps: int) -> None:
     assert margin_steps(iteration_time_s) == steps
 
 
@@ -225,9 +209,7 @@ ACKNOWLEDGEMENTS = st.lists(
 
 @settings(max_examples=50)
 @given(ACKNOWLEDGEMENTS)
-def test_versions_are_named_in_their_order_and_ahead_of_all_who_acknowledged(
-    events: list[tuple[int, int, int, str]],
-) -> None:
+def test_versions_get_first_steps_in_order(events: list[tuple[int, int, int, str]]) -> None:
     services = planned_services(num_ranks=3)
     make_version(services, 2)
     make_version(services, 3)
@@ -265,9 +247,7 @@ def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: 
     assert found.intended_times_s == pytest.approx((1.5 * 0.1, 1.5 * 0.2))
 
 
-def test_details_are_dropped_when_a_version_holds_that_asks_for_totals(
-    services: Services,
-) -> None:
+def test_a_version_that_asks_for_totals_drops_details(services: Services) -> None:
     def kept() -> list[int]:
         with services.jobs.store.reading() as reader:
             return [detail.step for detail in reader.list_step_details("job", 0)]

@@ -44,14 +44,6 @@ def test_a_rank_that_has_called_was_seen_when_that_was_kept(services: JobService
     assert last_seen(services) == [MOMENT, LATER]
 
 
-def test_what_is_noted_is_told_once(services: JobServices) -> None:
-    heartbeats = Heartbeats()
-    heartbeats.note("job", (1,))
-    heartbeats.keep(services)
-    heartbeats.keep(replace(services, now=lambda: LATER + timedelta(hours=1)))
-    assert last_seen(services) == [MOMENT, LATER]
-
-
 def test_what_the_store_cannot_take_is_told_the_next_time(services: JobServices) -> None:
     class Away:
         def writing(self, subject: str) -> AbstractContextManager[JobWriter]:

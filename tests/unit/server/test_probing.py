@@ -161,20 +161,26 @@ def planner() -> CountingPlanner:
 
 
 @pytest.fixture
-def job(planner: CountingPlanner) -> ProbedJob:
+def waiting_job(planner: CountingPlanner) -> ProbedJob:
     return ProbedJob(services=Services(planner))
 
 
-def test_nothing_is_probed_before_all_ranks_are_there(job: ProbedJob) -> None:
-    register_rank(job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
-    job.look()
-    assert job.state() is JobState.AWAITING_PROFILE
-    assert get_profiling(job.services.jobs, "job").state == "waiting"
+@pytest.fixture
+def job(waiting_job: ProbedJob) -> ProbedJob:
+    """The job with its ranks, whose first version is there."""
+    waiting_job.register_ranks()
+    waiting_job.look()
+    return waiting_job
+
+
+def test_nothing_is_probed_before_all_ranks_are_there(waiting_job: ProbedJob) -> None:
+    register_rank(waiting_job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
+    waiting_job.look()
+    assert waiting_job.state() is JobState.AWAITING_PROFILE
+    assert get_profiling(waiting_job.services.jobs, "job").state == "waiting"
 
 
 def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: ProbedJob) -> None:
-    job.register_ranks()
-    job.look()
     assert job.state() is JobState.PROFILING
     (first,) = list_plans(job.services.jobs, "job")
     assert first.report is StepReport.CLOCKS
@@ -200,8 +206,6 @@ def test_a_profile_is_found_and_planned_from(job: ProbedJob, planner: CountingPl
 
 
 def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
-    job.register_ranks()
-    job.look()
     job.run_newest_version()
     with pytest.raises(InvalidFieldError, match="blocking_power_w"):
         # Nobody has measured what a GPU draws while it waits.
@@ -216,11 +220,7 @@ def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
     assert get_profiling(job.services.jobs, "job").state == "off"
 
 
-def test_what_a_run_measured_is_no_profile_of_the_next_one_of_that_name(
-    job: ProbedJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job.register_ranks()
-    job.look()
+def test_a_new_run_gets_no_older_profile(job: ProbedJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.run_newest_version()
 
     def begun_before(*parts: object) -> object:
@@ -235,11 +235,7 @@ def test_what_a_run_measured_is_no_profile_of_the_next_one_of_that_name(
     assert get_profiling(job.services.jobs, "job").state == "probing"
 
 
-def test_a_profile_that_was_found_is_planned_from_although_the_planner_died_in_between(
-    job: ProbedJob, planner: CountingPlanner
-) -> None:
-    job.register_ranks()
-    job.look()
+def test_a_stored_profile_is_planned_by_a_restart(job: ProbedJob, planner: CountingPlanner) -> None:
     while job.state() is JobState.PROFILING and planner.requests == []:
         job.run_newest_version()
         assert ProbeReconciler()(job.services.jobs, "job") is None
@@ -253,8 +249,6 @@ def test_a_profile_that_was_found_is_planned_from_although_the_planner_died_in_b
 
 
 def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
-    job.register_ranks()
-    job.look()
     job.silent_rank = 1
     job.run_newest_version(steps=12 + PATIENCE_STEPS)
     job.look()
@@ -265,18 +259,20 @@ def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
     assert_all_at_the_highest(job)
 
 
-def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(job: ProbedJob) -> None:
-    job.step = 500
-    job.register_ranks()
-    job.look()
-    job.run_newest_version()
-    job.look()
-    job.step = 0
-    job.register_ranks()
-    job.run_newest_version()
-    job.look()
-    assert_all_at_the_highest(job)
-    assert job.state() is JobState.PROFILING
+def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(
+    waiting_job: ProbedJob,
+) -> None:
+    waiting_job.step = 500
+    waiting_job.register_ranks()
+    waiting_job.look()
+    waiting_job.run_newest_version()
+    waiting_job.look()
+    waiting_job.step = 0
+    waiting_job.register_ranks()
+    waiting_job.run_newest_version()
+    waiting_job.look()
+    assert_all_at_the_highest(waiting_job)
+    assert waiting_job.state() is JobState.PROFILING
 
 
 def assert_all_at_the_highest(job: ProbedJob) -> None:
@@ -316,19 +312,17 @@ def test_a_job_that_was_refused_can_be_registered_to_wait_for_a_profile_but_not_
 
 
 def test_a_job_that_is_being_profiled_cannot_be_registered_otherwise(job: ProbedJob) -> None:
-    job.register_ranks()
-    job.look()
     with pytest.raises(RegistrationConflictError):
         register_job(
             job.services.jobs, "job", replace(job_spec(), num_microbatches=NUM_MICROBATCHES)
         )
 
 
-def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(job: ProbedJob) -> None:
+def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(waiting_job: ProbedJob) -> None:
     for rank in (0, 1):
-        register_rank(job.services.jobs, rank_record(rank))
-    job.look()
-    problem = get_job(job.services.jobs, "job").job.problem
+        register_rank(waiting_job.services.jobs, rank_record(rank))
+    waiting_job.look()
+    problem = get_job(waiting_job.services.jobs, "job").job.problem
     assert problem is not None
     assert "stage 0 name no SM clock" in problem
-    assert list_plans(job.services.jobs, "job") == ()
+    assert list_plans(waiting_job.services.jobs, "job") == ()

@@ -77,9 +77,7 @@ def test_it_shows_what_is_done_and_then_what_is_done_next(terminal: Terminal) ->
         terminal.read_until("\rsearching, 0 s")
 
 
-def test_a_shorter_text_leaves_nothing_of_the_longer_one_and_the_end_leaves_nothing(
-    terminal: Terminal,
-) -> None:
+def test_a_shorter_text_and_the_end_wipe_the_longer_text(terminal: Terminal) -> None:
     with ProgressLine("a long text", terminal.stream) as progress:
         terminal.read_until("\ra long text, 0 s")
         progress.show("short")
@@ -90,9 +88,7 @@ def test_a_shorter_text_leaves_nothing_of_the_longer_one_and_the_end_leaves_noth
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, SystemExit])
-def test_it_is_wiped_and_ended_whatever_ends_the_work(
-    terminal: Terminal, error: type[BaseException]
-) -> None:
+def test_any_error_wipes_the_line(terminal: Terminal, error: type[BaseException]) -> None:
     with pytest.raises(error), ProgressLine("solving", terminal.stream):
         terminal.read_until("solving, 0 s")
         raise error
@@ -101,9 +97,7 @@ def test_it_is_wiped_and_ended_whatever_ends_the_work(
     assert drawing_threads() == []
 
 
-def test_work_that_is_done_sooner_shows_nothing(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quick_work_shows_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 3600.0)
     with ProgressLine("solving", terminal.stream) as progress:
         progress.show("searching")
@@ -113,9 +107,7 @@ def test_work_that_is_done_sooner_shows_nothing(
     assert drawing_threads() == []
 
 
-def test_where_nobody_looks_nothing_is_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_gets_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 0.0)
     path = tmp_path / "stderr"
     with path.open("w", encoding="utf-8") as stream, ProgressLine("solving", stream):
@@ -132,9 +124,7 @@ def test_a_terminal_that_hangs_up_does_not_stop_the_work(terminal: Terminal) -> 
         assert drawing_threads() == []
 
 
-def test_a_system_without_room_for_another_thread_goes_without_a_line(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_thread_means_no_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

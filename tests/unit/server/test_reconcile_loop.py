@@ -108,9 +108,7 @@ def test_a_job_is_looked_at_again_when_the_reaction_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("failure", [MissingProfileError(job_id="job"), ZeroDivisionError("no")])
-def test_a_reaction_that_fails_is_told_and_stops_no_other(
-    failure: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_stops_no_other(failure: Exception, caplog: pytest.LogCaptureFixture) -> None:
     failing, other = Looking(failure), Looking()
     with running(failing, other, job_ids=("job",)) as reconcile_loop:
         other.wait_for(1)
@@ -120,9 +118,7 @@ def test_a_reaction_that_fails_is_told_and_stops_no_other(
     assert "job job: " in caplog.text
 
 
-def test_a_reaction_that_failed_for_its_store_is_called_again_soon(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_store_failure_is_retried_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyball_server.jobs.reconcile.loop._STORE_RETRY_S", 0.1)
     failing = Looking(StoreBusyError(location="here"))
     with running(failing, job_ids=("job",)):

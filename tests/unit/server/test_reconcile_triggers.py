@@ -73,9 +73,7 @@ class Noticed:
         (FAILED, {"is_planned": False, "problem": "no"}),
     ],
 )
-def test_a_job_with_something_to_do_after_a_post_is_looked_at(
-    state: JobState, spec: dict[str, Any]
-) -> None:
+def test_posts_trigger_reconciliation(state: JobState, spec: dict[str, Any]) -> None:
     assert Noticed(state, None, **spec).after_a_post()
 
 

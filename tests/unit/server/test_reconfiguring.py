@@ -116,6 +116,11 @@ def services() -> JobServices:
     return planner_with(TemporaryJobStore())
 
 
+@pytest.fixture
+def pipeline(services: JobServices) -> PipelineOnPaper:
+    return reconfigured_job(services)
+
+
 def newest(services: JobServices) -> PlanRecord:
     version = get_job(services, "job").newest_version
     assert version is not None
@@ -148,9 +153,7 @@ def run_to_the_end(services: JobServices, pipeline: PipelineOnPaper) -> PlanReco
 
 
 @pytest.mark.parametrize("manner", ["greedy", "balanced"])
-def test_version_after_version_ends_where_the_true_profile_would_have_led(
-    services: JobServices, manner: Reconfigure
-) -> None:
+def test_versions_converge_to_the_true_plan(services: JobServices, manner: Reconfigure) -> None:
     """The planner's profile is wrong about stage 2, which really is the heaviest."""
     pipeline = reconfigured_job(services, reconfigure=manner)
     pipeline.profile = three_stages((1.0, 1.3, 1.6))
@@ -167,9 +170,7 @@ def test_version_after_version_ends_where_the_true_profile_would_have_led(
     assert stages_of(before) == stages_of(last)
 
 
-def test_the_last_version_carries_the_prediction_of_its_own_clocks_and_has_no_successor(
-    services: JobServices,
-) -> None:
+def test_the_last_version_has_its_own_prediction(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
     last = run_to_the_end(services, pipeline)
     assert last.plan == offline_plan(three_stages(), Reconfigure.BALANCED)
@@ -191,9 +192,7 @@ def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
     assert newest(services).version == 2, "nothing was measured on it yet"
 
 
-def test_the_first_step_of_a_version_and_steps_of_some_ranks_do_not_count(
-    services: JobServices,
-) -> None:
+def test_first_steps_and_incomplete_steps_do_not_count(services: JobServices) -> None:
     pipeline = reconfigured_job(services)
     pipeline.run(STEPS_PER_LOOK)
     pipeline.run(3, only=range(2))
@@ -278,7 +277,7 @@ class OvertakenStore:
 
 
 @pytest.mark.parametrize("is_another_run", [False, True])
-def test_a_decision_holds_for_no_other_version_and_no_other_run(
+def test_a_decision_holds_for_its_version_alone(
     services: JobServices, is_another_run: bool
 ) -> None:
     """As when the run has started over, and its plan was added again."""
@@ -305,9 +304,7 @@ def without_waits(rank: int, report: InstructionReport) -> InstructionReport:
     return (kind, microbatch, chunk, began_s, computed_s, 0.0, sent_s)
 
 
-def test_where_waits_are_not_told_the_profile_decides(
-    services: JobServices, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_waits_mean_the_model(services: JobServices, caplog: pytest.LogCaptureFixture) -> None:
     pipeline = reconfigured_job(services)
     pipeline.told = without_waits
     with caplog.at_level(logging.WARNING):
@@ -325,9 +322,7 @@ def of_another_microbatch(rank: int, report: InstructionReport) -> InstructionRe
 
 
 @pytest.mark.parametrize("tells_instructions", [True, False])
-def test_where_nothing_can_be_looked_at_the_profile_decides_after_some_patience(
-    services: JobServices, *, tells_instructions: bool
-) -> None:
+def test_the_model_decides_at_last(services: JobServices, *, tells_instructions: bool) -> None:
     """Ranks that tell no instructions, or not those of the plan's order."""
     pipeline = reconfigured_job(services)
     pipeline.tells_instructions, pipeline.told = tells_instructions, of_another_microbatch
@@ -361,9 +356,7 @@ def with_a_faster_pipeline(rank: int, report: InstructionReport) -> InstructionR
     ("num_dp", "told"), [(1, without_microbatches), (2, with_a_faster_pipeline)]
 )
 def test_waits_are_those_of_the_slowest_pipeline_with_or_without_microbatches(
-    services: JobServices,
-    num_dp: int,
-    told: Callable[[int, InstructionReport], InstructionReport],
+    services: JobServices, num_dp: int, told: Callable[[int, InstructionReport], InstructionReport]
 ) -> None:
     pipeline = reconfigured_job(services, num_dp=num_dp)
     pipeline.told = told
@@ -384,9 +377,8 @@ def test_a_job_without_a_plan_is_left_alone(services: JobServices) -> None:
     assert get_job(services, "job").newest_version is None
 
 
-def test_a_comparison_is_not_disturbed(services: JobServices) -> None:
+def test_a_comparison_is_not_disturbed(services: JobServices, pipeline: PipelineOnPaper) -> None:
     """Its steps run at other clocks by turns."""
-    pipeline = reconfigured_job(services)
     with services.store.writing("job") as writer:
         add_version(
             services,
@@ -412,9 +404,7 @@ def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:
 
 
 @pytest.mark.parametrize("num_dp", [1, 2])
-def test_while_a_rank_is_slow_the_model_decides_once_for_the_paces(
-    services: JobServices, num_dp: int
-) -> None:
+def test_the_model_decides_while_a_rank_is_slow(services: JobServices, num_dp: int) -> None:
     """Of two pipelines each gets its own clocks, which the loop cannot raise."""
     pipeline = reconfigured_job(services, num_dp=num_dp)
     slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))

@@ -9,12 +9,7 @@ from tests.planner.samples import job_record, job_spec, rank_record, step_record
 
 from flyball_server.jobs.errors import IllegalMoveError, InvalidFieldError
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.records import (
-    MAX_MICROBATCHES,
-    MAX_RANKS,
-    MAX_STAGES,
-    StepDetail,
-)
+from flyball_server.jobs.records import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES, StepDetail
 
 ONE = (("forward", 0), ("backward", 0))
 MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
@@ -49,9 +44,7 @@ MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
         ({"virtual_stages": ((0,), (1,))}, "virtual_stages"),
     ],
 )
-def test_a_specification_out_of_bounds_names_its_field(
-    changes: dict[str, object], field: str
-) -> None:
+def test_a_job_out_of_bounds_names_its_field(changes: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         job_record(registered=job_spec(**changes))
     assert caught.value.field == field
@@ -111,9 +104,7 @@ def test_a_rank_out_of_bounds_names_its_field(changes: dict[str, object], field:
         ({"num_overruns": -1}, "num_overruns"),
     ],
 )
-def test_a_measured_step_out_of_bounds_names_its_field(
-    changes: dict[str, object], field: str
-) -> None:
+def test_a_step_out_of_bounds_names_its_field(changes: dict[str, object], field: str) -> None:
     with pytest.raises(InvalidFieldError) as caught:
         step_record().evolve(**changes)
     assert caught.value.field == field

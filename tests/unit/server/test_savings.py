@@ -8,11 +8,7 @@ from collections.abc import Iterable
 import pytest
 
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
-from flyball_server.jobs.savings.savings import (
-    ON_THEIR_WAY_S,
-    JobSavings,
-    SavingsFold,
-)
+from flyball_server.jobs.savings.savings import ON_THEIR_WAY_S, JobSavings, SavingsFold
 from flyball_wire.closed_loop import MeasuredSavings
 
 PLAIN = StepKinds()
@@ -230,10 +226,7 @@ def test_interleaved_steps_are_compared_in_pairs() -> None:
     version = only(fold(interleaved(kinds, range(2, 83), random.Random(7)), v2=kinds))
     assert version.baseline == "interleaved"
     assert (version.num_steps, version.num_left_out) == (40, 1)
-    for ratio, truth in (
-        (version.saving_percent, 10.0),
-        (version.slowdown_percent, 1.0),
-    ):
+    for ratio, truth in ((version.saving_percent, 10.0), (version.slowdown_percent, 1.0)):
         assert ratio is not None
         assert ratio.low is not None
         assert ratio.high is not None
@@ -294,18 +287,22 @@ def test_what_was_saved_so_far_can_be_asked_for_after_each_step() -> None:
 # ------------------------------------------------------------------ sums
 
 
-def test_the_bounds_of_all_versions_add_up() -> None:
+def scattered(num_steps: int) -> list[WholeStep]:
+    """30 steps at default clocks, then 30 on each version."""
     chance = random.Random(5)
-    measured = [
+    return [
         each
-        for step in range(90)
+        for step in range(num_steps)
         for each in steps(
             [step],
-            None if step < 30 else 1 + step // 60,
+            step // 30 or None,
             energy_j=(100 if step < 30 else 90) + chance.gauss(0, 1),
         )
     ]
-    savings = fold(measured, v1=PLAIN, v2=PLAIN)
+
+
+def test_the_bounds_of_all_versions_add_up() -> None:
+    savings = fold(scattered(90), v1=PLAIN, v2=PLAIN)
     parts = [version.saved_j for version in savings.versions]
     assert savings.saved_j is not None
     for bound in ("mean", "low", "high"):
@@ -315,18 +312,7 @@ def test_the_bounds_of_all_versions_add_up() -> None:
 
 
 def test_a_version_of_one_step_does_not_take_the_interval_from_the_sum() -> None:
-    chance = random.Random(5)
-    measured = [
-        each
-        for step in range(60)
-        for each in steps(
-            [step],
-            None if step < 30 else 1,
-            energy_j=(100 if step < 30 else 90) + chance.gauss(0, 1),
-        )
-    ]
-    measured += steps([60, 61], 2)
-    savings = fold(measured, v1=PLAIN, v2=PLAIN)
+    savings = fold([*scattered(60), *steps([60, 61], 2)], v1=PLAIN, v2=PLAIN)
     assert savings.versions[1].saved_j is not None
     assert savings.versions[1].saved_j.low is None
     assert savings.saved_j is not None

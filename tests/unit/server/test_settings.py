@@ -75,9 +75,7 @@ def test_a_flag_is_over_the_environment() -> None:
         ("postgresql://ada:secret@[::1]:5432,db-2/f", "postgresql://ada@[::1]:5432,db-2/f"),
     ],
 )
-def test_a_database_in_postgresql_is_taken_and_its_password_is_not_shown(
-    database: str, as_shown: str
-) -> None:
+def test_a_postgresql_password_is_not_shown(database: str, as_shown: str) -> None:
     settings = load({"FLYBALL_DATABASE": database})
     assert settings.database == database
     assert "secret" not in repr(settings)

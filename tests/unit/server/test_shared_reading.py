@@ -81,9 +81,7 @@ def post(services: JobServices, *steps: int, job_id: str = "job") -> None:
         )
 
 
-def test_who_asks_within_a_moment_gets_what_was_read(
-    services: JobServices, shared: SharedReading, clock: Clock
-) -> None:
+def test_readings_are_shared(services: JobServices, shared: SharedReading, clock: Clock) -> None:
     put_job(services)
     first = shared.overviews()
     post(services, 0)
@@ -94,9 +92,7 @@ def test_who_asks_within_a_moment_gets_what_was_read(
     assert [figures.num_steps for figures in first] == [0]
 
 
-def test_a_job_that_is_not_known_or_not_any_more_is_an_error(
-    services: JobServices, shared: SharedReading
-) -> None:
+def test_an_unknown_job_is_an_error(services: JobServices, shared: SharedReading) -> None:
     put_job(services)
     shared.overview_of("job")
     with services.store.writing("job") as writer:
@@ -107,9 +103,7 @@ def test_a_job_that_is_not_known_or_not_any_more_is_an_error(
     assert shared.overviews() == ()
 
 
-def test_those_heard_of_last_come_first_and_are_fresh(
-    services: JobServices, shared: SharedReading, clock: Clock
-) -> None:
+def test_fresh_jobs_come_first(services: JobServices, shared: SharedReading, clock: Clock) -> None:
     ids = [f"job-{number:02}" for number in range(NUM_FRESH + 2)]
     for number, job_id in enumerate(ids):
         put_job(services, job_id, created_s=number)
@@ -121,9 +115,7 @@ def test_those_heard_of_last_come_first_and_are_fresh(
     assert read == set(ids[2:])
 
 
-def test_what_was_saved_is_what_the_report_says(
-    services: JobServices, shared: SharedReading
-) -> None:
+def test_savings_equal_the_reports(services: JobServices, shared: SharedReading) -> None:
     put_job(services)
     post(services, *range(20))
     found = shared.overview_of("job")
@@ -143,9 +135,7 @@ def test_what_was_saved_is_what_the_report_says(
     )
 
 
-def test_a_version_that_was_not_run_yet_is_not_the_one_compared(
-    services: JobServices, shared: SharedReading
-) -> None:
+def test_a_version_without_steps_is_skipped(services: JobServices, shared: SharedReading) -> None:
     put_job(services)
     post(services, *range(20))
     with services.store.writing("job") as writer:
@@ -155,9 +145,7 @@ def test_a_version_that_was_not_run_yet_is_not_the_one_compared(
     assert found.saving_percent is not None
 
 
-def test_the_target_in_force_is_the_timetables_where_it_has_one(
-    services: JobServices, shared: SharedReading
-) -> None:
+def test_a_timetables_target_is_shown(services: JobServices, shared: SharedReading) -> None:
     put_job(services)
     assert shared.overview_of("job").target == "fastest"
     with services.store.writing("job") as writer:
@@ -173,9 +161,7 @@ def test_the_target_in_force_is_the_timetables_where_it_has_one(
     assert shared.overview_of("job").target == "fastest"
 
 
-def test_a_store_that_cannot_be_read_is_an_error_and_read_again(
-    services: JobServices, shared: SharedReading, clock: Clock
-) -> None:
+def test_a_closed_store_fails(services: JobServices, shared: SharedReading, clock: Clock) -> None:
     put_job(services)
     shared.overviews()
     clock.now_s = REMEMBERED_S

@@ -11,7 +11,6 @@ from tests.planner.samples import profile
 from tests.unit.profiling.emulated_training import profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
@@ -24,26 +23,10 @@ from flyball_server.views.frontier import _curve
 from flyball_wire.plan_options import Effort, PlanOptions
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
-PLAIN = PlanRequest(
-    profile=profile(),
-    num_microbatches=2,
-    options=PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW),
-)
-EXPLICIT = PlanRequest(
-    profile=profile(),
-    num_microbatches=2,
-    options=PlanOptions(
-        blocking_power_w=(70.0,),
-        effort=Effort.LOW,
-        schedule="explicit",
-        order=(ORDER, ORDER),
-    ),
-)
-AUTO = PlanRequest(
-    profile=profile(),
-    num_microbatches=2,
-    options=PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, schedule="auto"),
-)
+OPTIONS = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW)
+PLAIN = PlanRequest(profile=profile(), num_microbatches=2, options=OPTIONS)
+EXPLICIT = PLAIN.with_options(schedule="explicit", order=(ORDER, ORDER))
+AUTO = PLAIN.with_options(schedule="auto")
 
 
 def crossed(function: Callable[..., Any], *args: object) -> object:
@@ -68,12 +51,6 @@ def test_a_plan_for_uneven_pipelines() -> None:
 
 def test_a_frontier() -> None:
     assert crossed(_curve, PLAIN, 3) == _curve(PLAIN, 3)
-
-
-def test_a_refused_frontier_names_its_field() -> None:
-    with pytest.raises(PlanningError) as caught:
-        crossed(_curve, PLAIN, 1)
-    assert caught.value.field == "points"
 
 
 def test_the_moves_of_online_profiling() -> None:

@@ -1,8 +1,9 @@
-"""What only a store on a file can do wrong: other files, other schemas, other processes."""
+"""Stores on a file or at an address: other files, other schemas, other processes, other stores."""
 
 from __future__ import annotations
 
 import sqlite3
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -16,27 +17,51 @@ from tests.planner.samples import job_record
 from flyball_server.jobs.errors import (
     StoreBusyError,
     StoreDamagedError,
+    StoreDriverError,
     StoreForeignError,
     StoreTooNewError,
     StoreUnavailableError,
 )
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.sql import sql_tables as sql_migrations
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 from flyball_server.jobs.store.sqlite import sqlite_store
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore, make_sqlite_engine
 
-
-def execute(file: Path, *statements: str) -> None:
-    with closing(sqlite3.connect(file)) as connection:
-        for statement in statements:
-            connection.execute(statement)
-        connection.commit()
+SECOND = ("ALTER TABLE jobs ADD COLUMN note TEXT", "UPDATE jobs SET note = 'kept'")
+THIRD = ("ALTER TABLE ranks ADD COLUMN note TEXT",)
 
 
-def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Path) -> None:
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A database of schema 1 with a job."""
     file = tmp_path / "planner.sqlite"
     store = SqliteJobStore(file)
     store.open()
+    with store.writing("job") as writer:
+        writer.save_job(job_record("job"))
     store.close()
+    return file
+
+
+def rows(file: Path, statement: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(file)) as connection, connection:
+        return connection.execute(statement).fetchall()
+
+
+def open_and_close(file: Path) -> None:
+    store = SqliteJobStore(file)
+    store.open()
+    with store.reading() as reader:
+        assert reader.find_job("job") == job_record("job")
+    store.close()
+
+
+# ------------------------------------------------------------------ schema
+
+
+def test_the_migrations_make_just_the_tables_that_the_queries_name(file: Path) -> None:
     engine = make_sqlite_engine(file)
     made = inspect(engine)
     assert sorted(made.get_table_names()) == sorted(METADATA.tables)
@@ -55,63 +80,66 @@ def test_the_migrations_make_just_the_tables_that_the_queries_name(tmp_path: Pat
     engine.dispose()
 
 
-@pytest.mark.parametrize("content", [b"This is a letter, and no database at all." * 50, b"x"])
-def test_a_file_that_is_no_database_is_refused_and_left_alone(
-    tmp_path: Path, content: bytes
-) -> None:
-    file = tmp_path / "letter.txt"
+def test_an_older_database_is_migrated_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND,))
+    open_and_close(file)
+    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND, THIRD))
+    open_and_close(file)
+    open_and_close(file)
+    assert rows(file, "SELECT version FROM schema_version") == [(3,)]
+    assert rows(file, "SELECT note FROM jobs") == [("kept",)]
+    assert rows(file, "SELECT note FROM ranks") == []
+
+
+def test_a_failed_migration_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = ("INSERT INTO jobs (job_id) VALUES ('x')",)
+    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND, wrong))
+    with pytest.raises(ValueError, match="refused by the schema"):
+        SqliteJobStore(file).open()
+    assert rows(file, "SELECT version FROM schema_version") == [(1,)]
+    assert "note" not in {row[1] for row in rows(file, "PRAGMA table_info(jobs)")}
+
+
+# ------------------------------------------------------------------ files that are no database
+
+
+@pytest.mark.parametrize("content", [b"This is a letter, and no database at all." * 50, b"x", None])
+def test_a_damaged_database_is_refused_and_kept(file: Path, content: bytes | None) -> None:
+    if content is None:
+        whole = file.read_bytes()
+        content = whole[:100] + b"\xff" * (len(whole) - 100)
     file.write_bytes(content)
-    with pytest.raises(StoreDamagedError, match=r"letter\.txt is damaged or no SQLite file"):
+    with pytest.raises(StoreDamagedError, match=r"planner\.sqlite is damaged or no SQLite file"):
         SqliteJobStore(file).open()
     assert file.read_bytes() == content
 
 
-def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "planner.sqlite"
-    store = SqliteJobStore(file)
-    store.open()
-    store.close()
-    content = file.read_bytes()
-    file.write_bytes(content[:100] + b"\xff" * (len(content) - 100))
-    with pytest.raises(StoreDamagedError):
-        SqliteJobStore(file).open()
-
-
 def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
     file = tmp_path / "recipes.sqlite"
-    execute(file, "CREATE TABLE recipes (name TEXT)")
+    rows(file, "CREATE TABLE recipes (name TEXT)")
     before = file.read_bytes()
     with pytest.raises(StoreForeignError):
         SqliteJobStore(file).open()
     assert file.read_bytes() == before
 
 
-def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "planner.sqlite"
-    store = SqliteJobStore(file)
-    store.open()
-    store.close()
-    execute(file, "UPDATE schema_version SET version = 99")
+def test_a_newer_schema_is_refused(file: Path) -> None:
+    rows(file, "UPDATE schema_version SET version = 99")
     with pytest.raises(StoreTooNewError, match="has schema 99, newer than 1"):
         SqliteJobStore(file).open()
 
 
-def test_a_folder_in_place_of_the_file_is_unavailable(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnavailableError, match="cannot be used"):
-        SqliteJobStore(tmp_path).open()
+def test_unusable_paths_are_unavailable(tmp_path: Path, file: Path) -> None:
+    for place in (tmp_path, file / "planner.sqlite"):
+        with pytest.raises(StoreUnavailableError, match="cannot be used"):
+            SqliteJobStore(place).open()
 
 
-def test_a_file_in_place_of_the_folder_is_unavailable(tmp_path: Path) -> None:
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(StoreUnavailableError, match="cannot be used"):
-        SqliteJobStore(tmp_path / "taken" / "planner.sqlite").open()
+# ------------------------------------------------------------------ several writers
 
 
-def test_a_database_that_another_process_writes_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flyball_server.jobs.store.sqlite.sqlite_store.BUSY_TIMEOUT_S", 0.05)
-    file = tmp_path / "planner.sqlite"
+def test_a_locked_database_is_busy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0.05)
     store = SqliteJobStore(file)
     store.open()
     with closing(sqlite3.connect(file, isolation_level=None)) as other:
@@ -119,13 +147,15 @@ def test_a_database_that_another_process_writes_is_busy(
         with pytest.raises(StoreBusyError, match="try again"), store.writing("job"):
             pass
         with store.reading() as reader:
-            assert reader.list_jobs() == ()
+            assert reader.list_jobs() == (job_record("job"),)
+    with store.writing("job"), pytest.raises(StoreBusyError), store.writing("other"):
+        pass  # a writer of this process waits as long
+    with store.writing("other") as writer:
+        writer.save_job(job_record("other"))
     store.close()
 
 
-def test_writers_of_one_process_wait_for_each_other_and_not_in_sqlite(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writers_of_one_process_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite may not wait here; where it does, it is in steps of up to 100 ms."""
     with monkeypatch.context() as patched:
         patched.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0)
@@ -149,14 +179,23 @@ def test_writers_of_one_process_wait_for_each_other_and_not_in_sqlite(
     store.close()
 
 
-def test_a_writer_that_waits_too_long_for_another_is_told_that_the_store_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0.01)
-    store = SqliteJobStore(tmp_path / "planner.sqlite")
-    store.open()
-    with store.writing("job"), pytest.raises(StoreBusyError), store.writing("other"):
-        pass
-    with store.writing("other") as writer:
-        writer.save_job(job_record("other"))
-    store.close()
+# ------------------------------------------------------------------ which store
+
+
+def test_the_address_says_which_store(tmp_path: Path) -> None:
+    assert isinstance(make_job_store(f"sqlite:///{tmp_path}/planner.sqlite"), SqliteJobStore)
+    for scheme in ("postgresql", "postgres"):
+        store = make_job_store(f"{scheme}://ada:secret@nowhere.invalid/flyball")
+        assert isinstance(store, PostgresJobStore)
+        assert repr(store) == "PostgresJobStore('postgresql://ada@nowhere.invalid/flyball')"
+
+
+def test_without_the_driver_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_store")
+    monkeypatch.setitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_engine", None)
+    with pytest.raises(StoreDriverError) as refused:
+        make_job_store("postgresql://ada:secret@db/flyball")
+    assert str(refused.value) == (
+        "Database postgresql://ada@db/flyball needs the PostgreSQL driver;"
+        " install the extra postgres"
+    )

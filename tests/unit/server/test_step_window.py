@@ -61,9 +61,7 @@ def numbers(steps: tuple[WindowStep, ...]) -> list[int]:
     return [each.step for each in steps]
 
 
-def test_a_step_has_a_new_revision_each_time_that_it_changes(
-    services: JobServices, window: StepWindow
-) -> None:
+def test_changed_steps_have_new_revisions(services: JobServices, window: StepWindow) -> None:
     assert window.look(services, "job") == ()
     post(services, measured(0, 0), measured(1, 0))
     first = window.look(services, "job")
@@ -81,9 +79,7 @@ def test_a_step_has_a_new_revision_each_time_that_it_changes(
     assert second[0].rendered == b"0: 2 ranks, 200.0 J"
 
 
-def test_up_to_the_first_that_is_not_complete_steps_are_settled(
-    services: JobServices, window: StepWindow
-) -> None:
+def test_complete_steps_are_settled(services: JobServices, window: StepWindow) -> None:
     assert settled_step(()) == -1
     post(services, measured(3, 0))
     assert settled_step(window.look(services, "job")) == -1
@@ -91,9 +87,7 @@ def test_up_to_the_first_that_is_not_complete_steps_are_settled(
     assert settled_step(window.look(services, "job")) == 4
 
 
-def test_what_is_posted_again_behind_complete_steps_is_seen_with_the_next_renewal(
-    services: JobServices, window: StepWindow, clock: Clock
-) -> None:
+def test_late_posts_are_read(services: JobServices, window: StepWindow, clock: Clock) -> None:
     post(services, *(measured(step, rank) for step in range(3) for rank in (0, 1)))
     window.look(services, "job")
     post(services, measured(1, 0, energy_j=50.0))
@@ -147,9 +141,7 @@ def test_between_renewals_only_the_newest_steps_after_the_complete_ones_are_read
     assert settled_step(window.look(services, "job")) == 5
 
 
-def test_another_run_under_the_same_name_begins_with_nothing_and_new_revisions(
-    services: JobServices, window: StepWindow
-) -> None:
+def test_another_run_begins_with_nothing(services: JobServices, window: StepWindow) -> None:
     post(services, *(measured(step, rank) for step in range(5) for rank in (0, 1)))
     window.look(services, "job")
     with services.store.writing("job") as writer:
@@ -167,9 +159,7 @@ def test_another_run_under_the_same_name_begins_with_nothing_and_new_revisions(
     ("num_ranks", "num_stages", "expected"),
     [(2, 2, 200), (327, 8, 200), (328, 8, 199), (4096, 64, 16), (100_000, 64, 1), (256, 256, 64)],
 )
-def test_the_more_ranks_and_stages_the_fewer_steps_but_always_one(
-    num_ranks: int, num_stages: int, expected: int
-) -> None:
+def test_answers_are_bounded_by_ranks(num_ranks: int, num_stages: int, expected: int) -> None:
     spec = job_spec(num_ranks=num_ranks, num_stages=num_stages)
     found = most_steps(
         spec,

@@ -11,9 +11,7 @@ from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
-from flyball_server.jobs.errors import (
-    InvalidFieldError,
-)
+from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
@@ -48,9 +46,12 @@ def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallel
     return plan_of_choice(request, model, PolicyChoice(assignment=model.baseline()))
 
 
-def test_an_announced_straggler_is_planned_for_at_once_and_then_with_more_effort(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def job() -> Running:
+    return Running(effort="low")
+
+
+def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slowed_plan, "make_slowed_plan", with_poor_quick_plans)
     job = Running()
     before = job.plan
@@ -110,9 +111,7 @@ def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() 
     assert job.newest.version == 2
 
 
-def test_what_was_planned_before_is_taken_again_without_another_search(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_earlier_plans_are_taken_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -144,8 +143,7 @@ def test_what_was_planned_from_another_profile_is_not_taken_again() -> None:
     assert job.plan.baseline_iteration_time_s == pytest.approx(1.1 * (5 * 0.3))
 
 
-def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
-    job = Running(effort="low")
+def test_it_comes_into_force_at_its_time_and_ends_at_its_time(job: Running) -> None:
     before = job.plan
     job.announce(0, 1.5, after_s=60, for_s=30)
     assert job.react() == 60
@@ -166,8 +164,7 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time() -> None:
     assert job.loop_state.stragglers == ()
 
 
-def test_the_same_announcement_again_changes_nothing_and_another_replaces_it() -> None:
-    job = Running(effort="low")
+def test_the_same_announcement_again_changes_nothing_and_another_replaces_it(job: Running) -> None:
     job.announce(1, 1.3)
     job.settle()
     loop_state = job.loop_state
@@ -192,15 +189,13 @@ def test_in_one_of_two_pipelines_it_gives_each_its_own_clocks() -> None:
     assert {item.frequency_mhz for item in of_rank[3]} == {1400}
 
 
-def test_a_straggler_as_fast_as_its_profile_changes_no_plan() -> None:
-    job = Running(effort="low")
+def test_a_straggler_as_fast_as_its_profile_changes_no_plan(job: Running) -> None:
     job.announce(0, 1.0)
     job.settle()
     assert job.newest.version == 1
 
 
-def test_a_job_without_a_profile_is_planned_for_it_once_that_comes() -> None:
-    job = Running(effort="low")
+def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running) -> None:
     register_job(job.services, "other", job_spec(num_microbatches=NUM_MICROBATCHES))
     register_rank(job.services, rank_record(1, job_id="other"))
     announce_straggler(job.services, "other", StragglerAnnouncement(rank=1, slowdown=1.5))
@@ -243,20 +238,18 @@ def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rank", "slowdown", "after_s", "for_s", "field"),
+    ("slowdown", "times", "field"),
     [
-        (0, 0.9, None, None, "slowdown"),
-        (0, 101.0, None, None, "slowdown"),
-        (0, float("nan"), None, None, "slowdown"),
-        (0, 1.2, 10.0, -1.0, "until_time"),
-        (0, 1.2, -20.0, 10.0, "until_time"),
+        (101.0, {}, "slowdown"),
+        (float("nan"), {}, "slowdown"),
+        (1.2, {"after_s": 10.0, "for_s": -1.0}, "until_time"),
     ],
 )
-def test_an_announcement_that_makes_no_sense_is_refused_with_its_field(
-    rank: int, slowdown: float, after_s: float | None, for_s: float | None, field: str
+def test_an_unusable_announcement_names_its_field(
+    job: Running, slowdown: float, times: dict[str, float], field: str
 ) -> None:
     with pytest.raises(InvalidFieldError) as error:
-        Running(effort="low").announce(rank, slowdown, after_s=after_s, for_s=for_s)
+        job.announce(0, slowdown, **times)
     assert error.value.field == field
 
 

@@ -100,9 +100,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 
 
 @pytest.mark.anyio
-async def test_callers_at_once_share_one_making_and_a_caller_that_has_gone_costs_them_nothing(
-    services: JobServices,
-) -> None:
+async def test_callers_at_once_share_one_making(services: JobServices) -> None:
     making, answers = SlowMaking(), TimelineAnswers()
     with patch(GET_TIMELINE, making):
         gone, *same = [asyncio.create_task(answers.ask(services, "job", 1)) for _ in range(9)]
@@ -121,9 +119,7 @@ async def test_callers_at_once_share_one_making_and_a_caller_that_has_gone_costs
 
 
 @pytest.mark.anyio
-async def test_a_failure_is_that_of_all_who_asked_and_the_timeline_is_made_anew(
-    services: JobServices,
-) -> None:
+async def test_a_failure_is_shared_and_not_kept(services: JobServices) -> None:
     may_fail, answers = threading.Event(), TimelineAnswers()
 
     def fail(*_: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -21,7 +22,12 @@ from flyball_wire.plan_options import PlanOptions, Policy
 
 pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 
-from flyball_server.cli.plots.timeline_plot import write_timeline_plot
+from flyball_server.cli.plots.timeline_plot import (
+    ROW_HEIGHT,
+    boxes_of,
+    critical_lines,
+    write_timeline_plot,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -88,3 +94,25 @@ def test_whatever_text_a_plan_file_has_as_a_name_is_drawn(tmp_path: Path, name: 
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match=r"--plot: .*missing.* cannot be written \(No such file"):
         write_timeline_plot(timeline_of(1, 1), tmp_path / "missing" / "timeline.svg")
+
+
+def test_the_boxes_are_those_worked_out_by_hand() -> None:
+    """Two stages, one microbatch: F 0-1 and 1-2, B 2-4 and 4-6 s; stage 0 at other clocks."""
+    boxes = list(boxes_of(timeline_of(2, 1)))
+    shown = [(box.label, box.start_s, round(box.finish_s, 6), box.clock_mhz) for box in boxes]
+    assert shown == [
+        ("F0", 0, 1, 1410),
+        ("B0", 4, round(4 + 2 * 1410 / 1300, 6), 1300),
+        ("F0", 1, 2, 1410),
+        ("B0", 2, 4, 1410),
+    ]
+    assert [round(box.bottom - ROW_HEIGHT / 2) for box in boxes] == [0, 0, 1, 1]
+
+
+def test_the_critical_path_is_framed_from_begin_to_end_without_a_gap() -> None:
+    timeline = timeline_of(3, 4)
+    lines = list(critical_lines(timeline))
+    frames = sorted((line[0][0], line[1][0]) for line in lines if len(line) > 2)
+    assert frames[0][0] == 0
+    assert frames[-1][1] == timeline.simulation.whole.iteration_time_s
+    assert all(before[1] == after[0] for before, after in pairwise(frames))

@@ -113,29 +113,17 @@ FORWARD, BACK = "2026-03-28T12:00:00+01:00", "2026-10-24T12:00:00+02:00"
         (
             window("02:15", "02:45"),
             BACK,
-            [
-                "25 00:15 power:8000",
-                "25 00:45 fastest",
-                "25 01:15 power:8000",
-                "25 01:45 fastest",
-            ],
+            ["25 00:15 power:8000", "25 00:45 fastest", "25 01:15 power:8000", "25 01:45 fastest"],
         ),
         # One that is open when the clock is put back ends and begins again.
         (
             window("02:30", "04:00"),
             BACK,
-            [
-                "25 00:30 power:8000",
-                "25 01:00 fastest",
-                "25 01:30 power:8000",
-                "25 03:00 fastest",
-            ],
+            ["25 00:30 power:8000", "25 01:00 fastest", "25 01:30 power:8000", "25 03:00 fastest"],
         ),
     ],
 )
-def test_a_window_begins_and_ends_by_the_wall_clock(
-    held: TimetableWindow, first: str, expected: list[str]
-) -> None:
+def test_windows_follow_the_clock(held: TimetableWindow, first: str, expected: list[str]) -> None:
     found = changes(table(held), first, len(expected))
     assert [f"{when} {target}" for when, target in found] == expected
 
@@ -214,19 +202,14 @@ def test_between_now_and_the_next_change_nothing_changes(
         (window("1999-12-31T23:59:59Z", "2026-11-21T10:00:00Z"), "windows[1].from_time"),
         (window("2026-11-21T10:00:00Z", "9999-12-31T23:59:59Z"), "windows[1].until_time"),
         (window("2026-11-21", "2026-11-22", days=("mon",)), "windows[1].from_time"),
-        (
-            window("2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z", days=("mon",)),
-            "windows[1].days",
-        ),
+        (window("2026-11-21T10:00:00Z", "2026-11-21T11:00:00Z", days=("mon",)), "windows[1].days"),
         (window("22:00", "06:00", days=()), "windows[1].days"),
         (window("22:00", "06:00", days=("monday",)), "windows[1].days"),
         (window("22:00", "06:00", "cheap"), "windows[1].target"),
         (window("22:00", "06:00", "power:-1"), "windows[1].target"),
     ],
 )
-def test_a_window_that_cannot_be_used_is_refused_with_its_field(
-    changed: TimetableWindow, field: str
-) -> None:
+def test_unusable_windows_name_their_field(changed: TimetableWindow, field: str) -> None:
     with pytest.raises(InvalidFieldError) as error:
         table(NIGHT, changed)
     assert error.value.field == field

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.planner.running import Running
 
-from flyball_server.jobs.errors import (
-    InvalidFieldError,
-)
+from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.plans import LONGEST_PAUSE_S, TimetableReconciler
 from flyball_server.jobs.registry.inspection import get_job
@@ -22,8 +20,12 @@ def night(target: str = "least-energy") -> Timetable:
     )
 
 
-def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> None:
-    job = Running(effort="low")
+@pytest.fixture
+def job() -> Running:
+    return Running(effort="low")
+
+
+def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: Running) -> None:
     before = job.plan
     summary = put_timetable(job.services, "job", night())
     assert summary.current_target == "fastest"
@@ -44,8 +46,7 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it() -> 
     assert job.plan == before
 
 
-def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target() -> None:
-    job = Running(effort="low")
+def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target(job: Running) -> None:
     before = job.plan
     job.pass_time(11 * 3600)
     put_timetable(job.services, "job", night())
@@ -58,8 +59,7 @@ def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target() -> None:
     assert get_timetable(job.services, "job").timetable is None
 
 
-def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes() -> None:
-    job = Running(effort="low")
+def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes(job: Running) -> None:
     job.pass_time(17.75 * 3600)
     put_timetable(job.services, "job", night("power:1"))
     assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
@@ -71,8 +71,7 @@ def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes() -
     assert get_job(job.services, "job").job.state is JobState.PLANNED
 
 
-def test_a_straggler_within_a_window_is_planned_with_the_windows_target() -> None:
-    job = Running(effort="low")
+def test_a_straggler_within_a_window_is_planned_with_the_windows_target(job: Running) -> None:
     job.pass_time(11 * 3600)
     put_timetable(job.services, "job", night("slowdown:0.2"))
     TimetableReconciler()(job.services, "job")

@@ -41,16 +41,12 @@ def value() -> Value:
     return Value()
 
 
-async def test_a_wait_ends_with_nothing_when_its_time_is_over(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_a_wait_ends_when_its_time_is_over(waiters: JobWaiters, value: Value) -> None:
     assert await waiters.until("job", value.probe, wait_s=0.01) is None
     assert waiters.num_waiting == 0
 
 
-async def test_a_change_from_another_thread_wakes_all_who_wait_for_the_job(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_a_change_wakes_all_who_wait_for_the_job(waiters: JobWaiters, value: Value) -> None:
     polls = [
         asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S)) for _ in range(3)
     ]
@@ -74,9 +70,7 @@ async def test_a_change_of_another_job_wakes_nobody(waiters: JobWaiters, value: 
     assert await poll is None
 
 
-async def test_where_any_job_may_have_changed_all_who_wait_look_again(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_notifying_all_wakes_every_job(waiters: JobWaiters, value: Value) -> None:
     polls = [
         asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
         for job_id in ("job", "other")
@@ -87,9 +81,7 @@ async def test_where_any_job_may_have_changed_all_who_wait_look_again(
     assert await asyncio.gather(*polls) == ["new"] * 2
 
 
-async def test_a_wake_that_brings_nothing_lets_the_poll_wait_on(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_a_wake_without_news_waits_on(waiters: JobWaiters, value: Value) -> None:
     poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
     await waiting(waiters, 1)
     waiters.notify("job")
@@ -101,9 +93,7 @@ async def test_a_wake_that_brings_nothing_lets_the_poll_wait_on(
     assert await poll == "late"
 
 
-async def test_a_change_while_the_probe_looks_is_not_missed(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_a_change_during_the_probe_is_seen(waiters: JobWaiters, value: Value) -> None:
     async def probe() -> str | None:
         seen = await value.probe()
         if value.num_probes == 1:
@@ -114,9 +104,7 @@ async def test_a_change_while_the_probe_looks_is_not_missed(
     assert await waiters.until("job", probe, wait_s=LONG_S) == "meanwhile"
 
 
-async def test_closing_releases_all_and_lets_none_wait_until_opened_again(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_closing_releases_all_until_opened_again(waiters: JobWaiters, value: Value) -> None:
     poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
     await waiting(waiters, 1)
     waiters.close()
@@ -130,9 +118,7 @@ async def test_closing_releases_all_and_lets_none_wait_until_opened_again(
     assert await poll == "again"
 
 
-async def test_a_poll_that_is_given_up_leaves_nothing_behind(
-    waiters: JobWaiters, value: Value
-) -> None:
+async def test_a_cancelled_poll_leaves_nothing(waiters: JobWaiters, value: Value) -> None:
     poll = asyncio.create_task(waiters.until("job", value.probe, wait_s=LONG_S))
     await waiting(waiters, 1)
     poll.cancel()
