@@ -35,7 +35,7 @@ from flyball_wire.plan_options import (
 
 ChoiceT = TypeVar("ChoiceT", bound=str)
 
-# torch's text of an action: virtual stage, what, microbatch; two at once stand in brackets.
+# torch's text of an action: virtual stage, what, microbatch; concurrent ones are in brackets.
 _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD|F|I|W|B)(\d*)")
 _KINDS = {
     "F": InstructionKind.FORWARD,
@@ -135,7 +135,7 @@ OPTION_OF_FIELD = {
     "profile": "PROFILE.csv",
     "virtual_stages": "--order",
 }
-# Options of a plan that are set by a command-line option of the same name; `order` is a file.
+# Options of a plan with a command-line option of the same name; `order` is a file.
 _NAMED_OPTIONS = tuple(
     field.name
     for field in fields(PlanOptions)

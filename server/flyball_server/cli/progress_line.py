@@ -12,7 +12,7 @@ from typing import Self, TextIO
 
 SHOWN_AFTER_S = 1.0
 DRAWN_EVERY_S = 0.2
-CLEARED_WITHIN_S = 2.0  # a terminal that takes nothing (Ctrl-S) must not keep the command
+CLEARED_WITHIN_S = 2.0  # a blocked terminal (Ctrl-S) must not delay the command
 DEFAULT_COLUMNS = 80
 
 
@@ -42,7 +42,7 @@ class ProgressLine:
 
     def __enter__(self) -> Self:
         self._began_s = time.monotonic()
-        stream = self._stream or sys.stderr  # which a process may lack
+        stream = self._stream or sys.stderr  # None in some processes
         if stream is not None and stream.isatty():
             thread = threading.Thread(target=self._draw, args=(stream,), daemon=True)
             with contextlib.suppress(RuntimeError):  # the system allows no further thread

@@ -116,7 +116,7 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
     address = address_of(listener, settings)
     has_operator = settings.token is not None
     if asks and missing_file(settings.database) is not None:
-        # Before it is made: a planner that does not start leaves nothing behind.
+        # Before the database is made: a planner that does not start leaves nothing behind.
         check_operator_has_a_token(address, has_operator=has_operator, has_tokens=False)
     try:
         # Before anything listens, so that a bad file is one line and not a failed startup.

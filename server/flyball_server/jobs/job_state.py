@@ -32,7 +32,7 @@ class JobInput(StrEnum):
 
 # Reconcilers ignore what such a job measures.
 OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
-# Nothing is known yet of what its instructions take.
+# The duration of its instructions is unknown so far.
 UNPROFILED = frozenset({JobState.AWAITING_PROFILE, JobState.PROFILING})
 _LIVING = frozenset(JobState) - OVER
 
@@ -45,7 +45,7 @@ ALLOWED_MOVES = MappingProxyType(
         JobState.PROFILING: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
         # Planned again: a new version, from a new profile or target.
         JobState.PLANNED: frozenset({JobState.PLANNED, JobState.PLANNING_FAILED} | OVER),
-        # Back to awaiting: registered anew with another number of stages, its profile dropped.
+        # Back to awaiting: registered again with another number of stages, its profile dropped.
         JobState.PLANNING_FAILED: frozenset(
             {JobState.PLANNED, JobState.PLANNING_FAILED, JobState.AWAITING_PROFILE} | OVER
         ),

@@ -112,7 +112,7 @@ def _window_at(windows: list[_Window], local: datetime) -> int | None:
 
 
 def _zone(timetable: Timetable) -> tzinfo:
-    if timetable.timezone == _UTC:  # also where no database of time zones is installed
+    if timetable.timezone == _UTC:  # valid even without an installed database of time zones
         return UTC
     try:
         return ZoneInfo(timetable.timezone)

@@ -16,7 +16,7 @@ from flyball_server.jobs.services import Solve
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
 from flyball_server.planning.policies import POLICIES
 
-# s. A call answers in milliseconds; a long poll waits for up to a minute, or what is granted.
+# s. A call takes milliseconds; a long poll waits for up to a minute, or the granted time.
 _CALL_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 # s. From a small pipeline to the largest frontier at high effort.
 _SOLVE_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 600)
@@ -112,7 +112,7 @@ class ProcessMetrics:
 
 def _store_error_kinds() -> list[str]:
     kinds: list[type[StoreError]] = [StoreError]
-    for kind in kinds:  # grows by what is derived from what it holds
+    for kind in kinds:  # the list grows by subclasses meanwhile
         kinds += kind.__subclasses__()
     return [_kind_of(kind) for kind in kinds]
 

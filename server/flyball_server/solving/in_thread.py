@@ -102,7 +102,7 @@ class PlannerThreads(Executor):
                 self._forget(future)
                 future.set_result(result)
 
-        # Its log lines are about what the caller's are. The planner does not wait for it to end.
+        # Its log lines have the caller's context. The planner does not wait for its end.
         thread = threading.Thread(
             target=copy_context().run, args=(solve,), name="flyball-solve", daemon=True
         )

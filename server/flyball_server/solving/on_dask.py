@@ -39,7 +39,7 @@ class DaskWorkers(Executor):
     def __init__(self, address: str) -> None:
         self._address = address
         self._guard = threading.Lock()
-        # distributed is an extra: its types are not to be had without it.
+        # distributed is an extra: its types are missing without it.
         self._client: Any = None
         self._is_shut_down = False
 
@@ -83,7 +83,7 @@ class DaskWorkers(Executor):
             client.close()
 
     def _executor(self) -> Any:  # noqa: ANN401 - an executor of distributed
-        # Only where Dask is asked for: it takes a second to import.
+        # Imported here: it takes a second, and is needed with Dask only.
         distributed: Any = importlib.import_module("distributed")
         with self._guard:
             if self._is_shut_down:

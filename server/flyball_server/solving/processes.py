@@ -147,7 +147,7 @@ class PlanningProcesses(Executor):
             raise
         finally:
             with self._guard:
-                # One that is killed a moment after it has answered is of no more use.
+                # A process that was killed just after its answer cannot be used again.
                 is_kept = is_kept and not self._is_unwanted(future)
                 del self._begun[future]
                 self._stopped.discard(future)
@@ -190,7 +190,7 @@ class _Process:
         # A fork of the planner would hold its locks and listen on its socket.
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN:
-            # numba, which all will need, would else be loaded by each anew.
+            # numba, which all need, would otherwise be loaded by each process.
             context.set_forkserver_preload([worker.__name__, "numba"])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(

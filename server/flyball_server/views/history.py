@@ -23,9 +23,9 @@ from flyball_wire.read_models import PlanSummary
 
 # Limit over all jobs; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000
-# Calls that may wait for documents to be read; each has a thread.
+# Number of calls that may wait for documents; each occupies a thread.
 HISTORIES_AT_ONCE = 4
-# Documents that are read in one transaction.
+# Number of documents read in one transaction.
 _READ_AT_ONCE = 8
 
 

@@ -97,7 +97,7 @@ class SharedReading:
             return self._overviews
 
     def overview_of(self, job_id: str) -> JobOverview:
-        """One job, read now.
+        """Return the overview of one job, read now.
 
         Raises:
             UnknownJobError: the job does not exist.

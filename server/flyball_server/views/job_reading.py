@@ -23,13 +23,13 @@ from flyball_wire.closed_loop import Estimate
 from flyball_wire.messages import PlanVersion
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
-# Reading on in what was never read takes no longer than this at a time, s.
+# Time limit for reading further into unread steps in one pass, s.
 BUDGET_S = 0.5
 # Period at which a job without a label of its own is read, s.
 OTHERS_PERIOD_S = 60.0
 # A job keeps its label against newer ones for this time after its last call, s.
 KEPT_LABEL_S = 600.0
-# Rows of single ranks that are read for the stages of a job.
+# Limit of rows of single ranks that are read for the stages of a job.
 _MOST_RANK_ROWS = 512
 # Label of all jobs without their own; a job of this name is one of them.
 OTHER_JOBS = "other"
@@ -186,7 +186,7 @@ class JobReading:
     def _facts(self, job: JobRecord) -> JobFacts:
         known = self._known.get(job.job_id)
         if known is None or known.job.created_at != job.created_at:
-            # Another run under the same name begins from nothing.
+            # Another run under the same name starts from zero.
             return JobFacts(job=job, emulated=job.in_force.emulated, active_at=job.created_at)
         known.job = job
         return known

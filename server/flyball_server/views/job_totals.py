@@ -172,7 +172,7 @@ class JobTotals:
     def _look_at_newest(self, step: WholeStep, clocks: Clocks) -> None:
         kinds = self._kinds.get(step.version or 0, StepKinds())
         if clocks is Clocks.MIXED or (clocks is Clocks.HIGHEST and kinds.is_interleaved):
-            return  # neither is what the job runs at
+            return  # neither is a setting that the job keeps
         if self._newest_is != (step.version, clocks):
             self._newest.clear()
             self._newest_is = (step.version, clocks)

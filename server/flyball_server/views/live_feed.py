@@ -28,7 +28,7 @@ PERIOD_S = 1.0
 LEAST_PAUSE_S = 0.1
 # Pause as a multiple of the last reading's duration: reading takes at most a fifth of the time.
 _PAUSE_OF_LOOKS = 4
-# But no longer than this, s: what takes more than 7.5 s to read is read more of the time.
+# Limit of that pause, s: a state that takes more than 7.5 s is read for more of the time.
 MOST_PAUSE_S = 30.0
 _STOP_TIMEOUT_S = 5.0
 

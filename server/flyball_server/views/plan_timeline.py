@@ -33,7 +33,7 @@ from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.
 MAX_INSTRUCTIONS = 131_072
-# Decimals of times in s and of energies in J: more do not show in a picture.
+# Decimals of times in s and of energies in J, beyond what a plot can show.
 _TIME_DECIMALS, _ENERGY_DECIMALS = 6, 3
 
 

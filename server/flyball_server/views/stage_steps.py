@@ -107,7 +107,7 @@ _FEWEST_A_LOOK = 4
 
 @dataclass(frozen=True, kw_only=True)
 class WindowStep:
-    """A step as it stands.
+    """A step in its current state.
 
     Attributes:
         revision: number that rises over all steps with each change of one.

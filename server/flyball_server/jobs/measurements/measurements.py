@@ -17,7 +17,7 @@ from flyball_wire.messages import Accepted, JobStep
 
 # Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256
-# Profiling reads all its steps, and short ones go on while it decides.
+# Profiling reads all its steps, and short ones continue while it decides.
 KEPT_DETAILS_OF_PROFILING = 1024
 # Number of newest steps kept with single instructions, which take megabytes a step in a large
 # pipeline: as many as hold this number of instructions of all ranks. Short steps need many, since

@@ -304,7 +304,7 @@ class PairGathering:
         wanted = self._num_wanted()
         if not wanted:
             return self._pairs
-        counted = copy.deepcopy(self._pairs)  # some sums each, however many pairs they are of
+        counted = copy.deepcopy(self._pairs)  # a few sums, independent of the number of pairs
         self._count_in(counted, wanted)
         return counted
 

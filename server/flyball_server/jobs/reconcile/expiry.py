@@ -15,7 +15,7 @@ from flyball_server.jobs.store.contract import JobReader
 
 _LOG = logging.getLogger(__name__)
 
-# Reading thousands of ranks is expensive.
+# Limits in s of the period between reads, since a job may have thousands of ranks.
 SHORTEST_PERIOD_S = 5.0
 LONGEST_PERIOD_S = 600.0
 

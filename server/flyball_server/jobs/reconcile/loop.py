@@ -23,7 +23,7 @@ NUM_THREADS = NUM_SLOTS + 2
 # Thousands of ranks post every step: a job is reconciled at most this often, s.
 SHORTEST_PAUSE_S = 0.1
 # Every job is reconciled this often, s, as if it had changed: another planner on the store may have
-# ended between a change and what had to follow it.
+# ended after a change without the actions that depend on it.
 ROUND_S = 60.0
 # Pause while another planner on the store reconciles the job, s.
 _ELSEWHERE_S = 1.0

@@ -314,7 +314,7 @@ def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
 
 
 def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    """Return whether the newest plan was made at once, and all ranks have it by now.
+    """Return whether the newest plan was an immediate one that all ranks have by now.
 
     One that is being compared with the highest clocks is unchanged until that is over.
     """

@@ -37,7 +37,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
 from flyball_wire.messages import Adaptation, JobSpec
 
-# Jobs that the reconcile loop has planned at once; a thread each, which waits for its solve.
+# Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
 NUM_SLOTS = 6
 # Delay in s before a job that found no free slot is tried again.
 LOOK_AGAIN_S = 1.0
@@ -68,7 +68,7 @@ class PlanningSlots:
 PLENTY = PlanningSlots(1_000_000)
 
 
-# Jobs that calls have planned at once; a thread each, which waits for its solve.
+# Number of jobs that calls plan concurrently; each solve occupies a thread.
 _MAX_JOBS = 64
 
 
@@ -96,7 +96,7 @@ class PlanCoalescer:
         if is_planned(stored):
             return stored
         key = (stored.job.job_id, asked_by)
-        # One in flight may have read the job before the change; one that begins after it has not.
+        # Work in flight may have read the job before the change; work started afterwards has not.
         await self._planning.wait_for_earlier(key)
         plan = partial(plan_if_needed, self._services, *key)
         return await self._planning.run(
@@ -218,7 +218,7 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
 
 
 def is_planned(summary: JobSummary) -> bool:
-    """Return whether the job's newest plan is of its inputs as they stand (or both are none)."""
+    """Return whether the job's newest plan is from its current inputs (or both are none)."""
     return summary.job.planned_revision == summary.job.inputs_revision
 
 

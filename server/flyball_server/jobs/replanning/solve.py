@@ -66,7 +66,7 @@ def solve(
             lost = error
             _LOG.warning("job %s: not solved: %s", job.job_id, error)
         finally:
-            future.cancel()  # nothing, where it is done
+            future.cancel()  # no effect if it is done
     raise PlanningError(
         f"{lost}, also at a second attempt; check the available memory, then put the profile"
         " or the target again",

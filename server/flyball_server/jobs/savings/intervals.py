@@ -3,7 +3,7 @@
 Intervals are two-sided, by Student's t.
 """
 
-# scipy has no types: what it returns is unknown to a type checker.
+# scipy has no types: its results are unknown to a type checker.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingImports=false
 
@@ -54,7 +54,7 @@ class MeanEstimate:
 
 def quantile_of_t(degrees_of_freedom: float) -> float:
     """Return the 97.5 % quantile of Student's t."""
-    # Loaded with the first interval, which a planner gives long after its start.
+    # Imported with the first interval, long after the planner's start.
     from scipy.special import stdtrit  # noqa: PLC0415
 
     return float(stdtrit(degrees_of_freedom, _PROBABILITY))

@@ -19,7 +19,7 @@ from flyball_server.jobs.measurements.step_pairs import (
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
 from flyball_wire.closed_loop import Estimate, MeasuredSavings
 
-# Fewer steps at the highest clocks are no baseline where there are others.
+# Fewer steps at the highest clocks are no baseline if there are others.
 MIN_BASELINE_STEPS = 8
 # Ranks post once a second or after each step: older steps that are still missing are lost.
 ON_THEIR_WAY_S = 5.0

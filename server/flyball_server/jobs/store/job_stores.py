@@ -21,7 +21,7 @@ def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
     if not is_postgres(database):
         return SqliteJobStore(sqlite_file(database), for_planner=for_planner)
     try:
-        # Not at the top: it needs psycopg, which is in the extra `postgres`.
+        # Imported here: it needs psycopg, which is in the extra `postgres`.
         from flyball_server.jobs.store.postgres.postgres_store import (  # noqa: PLC0415
             PostgresJobStore,
         )

@@ -146,7 +146,7 @@ def window_ratio(
     return Ratio(
         of_steps=of_steps,
         mean=all_measured_s / all_profiled_s,
-        # Steps scatter more than their instructions do where something slows whole steps.
+        # Steps scatter more than their instructions do if something slows whole steps.
         error=max(_error_of_mean(of_steps), math.sqrt(all_variance_s2) / all_profiled_s),
     )
 

@@ -56,8 +56,8 @@ def add_version(
 
 _LOG = logging.getLogger(__name__)
 
-# Ranks go on training while the last acknowledgement and its answer travel: give them some
-# steps, and about a second where steps are short.
+# Ranks continue training while the last acknowledgement and its answer are under way: allow some
+# steps, and about a second if steps are short.
 MARGIN_STEPS = 2
 MARGIN_S = 1.0
 MAX_MARGIN_STEPS = 50

@@ -23,7 +23,7 @@ from flyball_server.jobs.store.database_address import shown
 # Time that a writing transaction waits for others of its subject, s.
 BUSY_TIMEOUT_S = 10.0
 _POOL_TIMEOUT_S = 5.0
-# Several planners and their turns and signals stay below PostgreSQL's default of 100 connections.
+# Several planners with their locks and signals stay below PostgreSQL's default of 100 connections.
 _POOL_SIZE, _POOL_OVERFLOW = 8, 12
 _LONGEST_REASON = 300
 # A planner that hangs inside a transaction must not block its job for ever, and one on a failed
@@ -113,7 +113,7 @@ def make_postgres_engine(address: PostgresAddress) -> Engine:
         pool_size=_POOL_SIZE,
         max_overflow=_POOL_OVERFLOW,
         pool_timeout=_POOL_TIMEOUT_S,
-        pool_pre_ping=True,  # after a restart of PostgreSQL old connections are of no use
+        pool_pre_ping=True,  # a restart of PostgreSQL invalidates connections
         pool_use_lifo=True,
         hide_parameters=True,
         use_native_hstore=False,

@@ -46,7 +46,7 @@ class PostgresSignals:
         self._thread: threading.Thread | None = None
         self._waker: socket.socket | None = None
         self._has_no_thread = False
-        self._is_away = False  # of the thread alone
+        self._is_away = False  # used by the thread alone
 
     def start(self) -> None:
         """Start to send and receive."""
@@ -87,7 +87,7 @@ class PostgresSignals:
                 return
             try:
                 self._start_thread()
-            except (OSError, RuntimeError) as error:  # it is tried again at the next signal
+            except (OSError, RuntimeError) as error:  # retried at the next signal
                 if not self._has_no_thread:
                     _LOG.warning("signals between planners wait for a thread: %s", error)
                 self._has_no_thread = True
@@ -116,7 +116,7 @@ class PostgresSignals:
                 if self._waker is not None:
                     self._waker.send(b"\0")
             except BlockingIOError:
-                return  # so often woken already
+                return  # already woken
 
     def _run(self, woken: socket.socket) -> None:
         retry_s = _FIRST_RETRY_S
@@ -161,7 +161,7 @@ class PostgresSignals:
         if self._is_away:
             self._is_away = False
             _LOG.info("signals between planners resumed: the database is reachable")
-        self._tell(None)  # what was signalled before is not known
+        self._tell(None)  # earlier signals are unknown
         ready.register(connection.fileno(), selectors.EVENT_READ)
         ready.register(woken, selectors.EVENT_READ)
         while True:

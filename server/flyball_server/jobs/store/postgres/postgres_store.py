@@ -69,7 +69,7 @@ class PostgresLocks:
         Raises:
             StoreError: PostgreSQL is unreachable, or the store is closed.
         """
-        # Only one of a process asks PostgreSQL: a session has a lock as often as it asks for it.
+        # One thread per process asks PostgreSQL: a session takes the same lock any number of times.
         with self._within_process.held(name, timeout_s=-1 if waits else 0) as is_first:
             key = lock_key("turn", name)
             holder = self._take(key, waits=waits) if is_first else None
@@ -99,7 +99,7 @@ class PostgresLocks:
                 self._drop()
                 if not had_one:
                     raise self._address.error(error) from error
-            # PostgreSQL may have been started again since the connection was used last.
+            # PostgreSQL may have restarted since the last use of the connection.
             try:
                 return self._ask(key)
             except psycopg.Error as error:
@@ -230,7 +230,7 @@ class PostgresJobStore:
     def writing(self, subject: str) -> Generator[JobWriter]:
         """Open a transaction that may change data of a job, by its ID, or TOKENS."""
         engine = self._opened()
-        # Only one of a process waits in PostgreSQL: the others need no connection for that.
+        # One thread per process waits in PostgreSQL: the others need no connection for that.
         with self._subjects.held(subject, timeout_s=BUSY_TIMEOUT_S) as is_mine:
             if not is_mine:
                 raise StoreBusyError(location=self._address.location)

@@ -31,7 +31,7 @@ _LOG = logging.getLogger(__name__)
 SLICE_S = 0.01
 # Pause between two such transactions, for other writers, s.
 PAUSE_S = 0.03
-# Until it is tried again where it failed, s.
+# Delay before a retry after a failure, s.
 RETRY_S = 5.0
 # Rows of one statement, a few milliseconds each; a plan or a profile may have megabytes.
 _ROWS = {STEPS: 500, RANKS: 500, STEP_DETAILS: 50, PLANS: 2, PROFILES: 1}
@@ -170,6 +170,6 @@ def _remove_rows(connection: Connection, table: Table, key: str) -> int:
     """Remove some rows of a job; return their number, 0: no rows left."""
     keys = tuple(table.primary_key)
     some = select(*keys).where(table.c.job_id == key).limit(_ROWS.get(table, _FEW_ROWS))
-    if table is STEPS:  # as they were stored, so that few pages of the file are touched
+    if table is STEPS:  # in the order of storage, so that few pages of the file are touched
         some = some.order_by(STEPS.c.step)
     return connection.execute(delete(table).where(tuple_(*keys).in_(some))).rowcount

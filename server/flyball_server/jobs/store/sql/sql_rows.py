@@ -228,7 +228,7 @@ def _loop_state_of(document: str) -> JobLoopState:
 
 @functools.cache
 def _reader_of(record: type) -> TypeAdapter[Any]:
-    # Here, because it takes a quarter of a second to import, and few commands read these.
+    # Imported here: it takes a quarter of a second, and few commands read these.
     from pydantic import TypeAdapter  # noqa: PLC0415
 
     return TypeAdapter(record)

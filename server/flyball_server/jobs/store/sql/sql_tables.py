@@ -92,8 +92,8 @@ _WHOLE = Integer().with_variant(BigInteger(), "postgresql")
 
 SCHEMA_VERSION = Table("schema_version", METADATA, Column("version", Integer, nullable=False))
 
-# `name` is what everyone calls the job by; null once it was deleted, and only then. `job_id` is
-# what its rows in the other tables refer to, and never changes.
+# `name` is the public name of the job; null once it was deleted, and only then. `job_id` is the key
+# that its rows in the other tables refer to, and never changes.
 JOBS = Table(
     "jobs",
     METADATA,

@@ -56,14 +56,14 @@ from flyball_server.jobs.store.sql.sql_tables import (
 )
 from flyball_wire.messages import PlanVersion
 
-# Makes an INSERT with `on_conflict_do_update`, which SQL has no common word for.
+# Makes an INSERT with `on_conflict_do_update`, for which SQL has no common syntax.
 AnyInsert = sqlite.Insert | postgresql.Insert
 Insert = Callable[[Table], AnyInsert]
 
 # Length of a job's key in bytes, made at random so that planners that share a database need not
 # coordinate.
 _KEY_BYTES = 8
-# Databases bound how many values a statement has.
+# Databases limit the number of values in a statement.
 _MOST_IN_A_QUERY = 10_000
 
 
@@ -99,7 +99,7 @@ class SqlTransaction:
         return self._connection.execute(named).scalar_one()
 
     def list_jobs(self) -> tuple[JobRecord, ...]:
-        # Not ordered by the database: how it orders texts may depend on its language.
+        # Not ordered by the database, whose order of texts may depend on its language.
         named = select(JOBS).where(JOBS.c.name.is_not(None))
         jobs = [
             record_of(JobRecord, row, job_id=row.name) for row in self._connection.execute(named)
@@ -174,7 +174,7 @@ class SqlTransaction:
         after_step: int = -1,
         before_step: int | None = None,
     ) -> int | None:
-        # Not max(): where versions count, that would go through all of the job's steps.
+        # Not max(): with a version that would scan all of the job's steps.
         query = select(STEPS.c.step).where(
             STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step
         )
@@ -224,7 +224,7 @@ class SqlTransaction:
             .where(*of_job, STEPS.c.step >= first_step)
             .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
         )
-        # Not ordered by the database: where a missing version stands depends on which it is.
+        # Not ordered by the database: databases differ in the place of a missing version.
         totals = (totals_record(StageTotals, row) for row in self._connection.execute(query))
         return tuple(sorted(totals, key=lambda each: each.place))
 
@@ -394,7 +394,7 @@ def _inserting(table: Table, insert: Insert) -> AnyInsert:
 def replacing(table: Table, statement: AnyInsert) -> AnyInsert:
     """Return the statement as one that replaces existing rows."""
     keys = [column.name for column in table.primary_key]
-    excluded = statement.excluded  # made anew by each access
+    excluded = statement.excluded  # created by each access
     others = {
         column.name: excluded[column.name] for column in table.columns if column.name not in keys
     }

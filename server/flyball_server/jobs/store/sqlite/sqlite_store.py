@@ -134,7 +134,7 @@ def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
 
 
 def _begin(connection: Connection) -> None:
-    # IMMEDIATE takes the write lock at once: what was read stays true until the commit.
+    # IMMEDIATE takes the write lock at once: read data stays valid until the commit.
     writes = connection.get_execution_options().get(_WRITES, False)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
@@ -221,7 +221,7 @@ class SqliteJobStore(LocalCoordination):
         try:
             with sqlite_transaction(engine, file=self._file, writes=True) as connection:
                 migrate(connection, location=str(self._file))
-            # Only now is it known to be ours to change.
+            # Only after this check may the file be changed.
             use_write_ahead_log(engine, file=self._file)
         except BaseException:
             engine.dispose()
