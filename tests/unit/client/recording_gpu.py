@@ -11,31 +11,16 @@ RESET = "reset"
 class RecordingGpu:
     """Not emulated: it has neither times nor instructions."""
 
+    name = "recording GPU"
+    uuid = "GPU-recording"
+    is_emulated = False
+    address = None
+
     def __init__(self) -> None:
         self.told: list[int | str] = []
         self.energy_j: float | None = 0.0
         self.refuses_locks = False
         self.refuses_clocks = False
-
-    @property
-    def name(self) -> str:
-        """The product's name."""
-        return "recording GPU"
-
-    @property
-    def uuid(self) -> str:
-        """The GPU's UUID."""
-        return "GPU-recording"
-
-    @property
-    def is_emulated(self) -> bool:
-        """False."""
-        return False
-
-    @property
-    def address(self) -> None:
-        """None: it is in this process only."""
-        return None
 
     def clock_limits(self) -> ClockLimit:
         """None ever."""

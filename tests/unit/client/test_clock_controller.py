@@ -3,9 +3,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.tiny_profile import HandClock
 
 from flyball_client.governor import clock_controller
 from flyball_client.governor import shared_state as word
@@ -69,19 +71,6 @@ class TroubledGpu(RecordingGpu):
         return self.limits
 
 
-class HandClock:
-    """Monotonic time that stands still until a test moves it."""
-
-    def __init__(self) -> None:
-        self.now_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def monotonic_ns(self) -> int:
-        return int(self.now_s * 1e9)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Desk:
     """A keeper and all that it works with."""
@@ -104,7 +93,7 @@ class Desk:
 
     def read_after(self, wait_s: float) -> None:
         """Have the clock read back some time later."""
-        self.clock.now_s += wait_s
+        self.clock.move(wait_s)
         self.controller.read_back()
 
     def sampled(self) -> tuple[int, int]:
@@ -119,7 +108,8 @@ class Desk:
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     clock = HandClock()
-    monkeypatch.setattr(clock_controller, "time", clock)
+    time = SimpleNamespace(monotonic=clock.now_s, monotonic_ns=lambda: int(clock.now_s() * 1e9))
+    monkeypatch.setattr(clock_controller, "time", time)
     gpu, shared_state, record = TroubledGpu(), SharedState.create(), LockRecord.take(tmp_path, UUID)
     controller = ClockController(gpu, shared_state, record, HOLDER)
     yield Desk(
@@ -148,7 +138,7 @@ def test_a_request_is_served_once_and_told(desk: Desk) -> None:
     assert desk.gpu.told == [1200]
     assert desk.counted(*LOCK_WORDS) == (1200, 1)
     assert desk.counted(word.SERVED, word.NUM_SWITCHES) == (request, 1)
-    assert desk.shared_state.words[word.DELIVERED_NS] == desk.clock.monotonic_ns()
+    assert desk.shared_state.words[word.DELIVERED_NS] == int(desk.clock.now_s() * 1e9)
 
 
 def test_the_record_stands_from_before_a_clock_is_set_until_it_is_restored(
@@ -269,7 +259,7 @@ def test_a_clock_is_read_back_when_it_has_settled_and_not_too_often(desk: Desk) 
 def test_a_clock_that_was_given_back_has_the_time_to_settle(desk: Desk) -> None:
     desk.serve(1200)
     desk.read_after(2 * SETTLE_S)
-    desk.clock.now_s += READ_PERIOD_S
+    desk.clock.move(READ_PERIOD_S)
     desk.serve(word.RESTORE)
     desk.read_after(SETTLE_S / 2)
     assert desk.gpu.num_reads == 1

@@ -28,22 +28,26 @@ def run(gpu: EmulatedGpu, kind: str, chunk: int = 0) -> float:
     return gpu.emulated_time_s() - began_s
 
 
-def test_an_instruction_lasts_as_long_as_profiled_at_the_clock_in_force() -> None:
-    gpu = make_gpu(HandClock())
-    assert run(gpu, "forward") == pytest.approx(1.0)
-    gpu.lock_sm_clock_mhz(900)
-    assert run(gpu, "forward") == pytest.approx(2.0)
-    gpu.reset_sm_clock()
-    assert run(gpu, "forward") == pytest.approx(1.0)
-
-
-def test_a_clock_without_a_point_uses_the_next_above_and_above_all_the_highest() -> None:
+@pytest.mark.parametrize(
+    ("sm_clock_mhz", "kind", "time_s"),
+    [
+        (None, "forward", 1.0),
+        (900, "forward", 2.0),
+        # Clocks without a point use the next one above.
+        (1200, "forward", 1.0),
+        (900, "backward", 3.0),
+    ],
+)
+def test_an_instruction_takes_the_profiled_time_at_the_clock_in_force(
+    sm_clock_mhz: int | None, kind: str, time_s: float
+) -> None:
     gpu = make_gpu(HandClock())
     assert gpu.supported_sm_clocks_mhz() == (1400, 1200, 900)
-    gpu.lock_sm_clock_mhz(1200)
-    assert run(gpu, "forward") == pytest.approx(1.0)  # 1400
-    gpu.lock_sm_clock_mhz(900)
-    assert run(gpu, "backward") == pytest.approx(3.0)  # 1200
+    if sm_clock_mhz is not None:
+        gpu.lock_sm_clock_mhz(sm_clock_mhz)
+    assert run(gpu, kind) == pytest.approx(time_s)
+    gpu.reset_sm_clock()
+    assert run(gpu, "forward") == pytest.approx(1.0)
 
 
 def test_an_overrun_is_counted_and_its_excess_billed_at_blocking_power() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -91,6 +92,8 @@ def test_a_receive_is_the_next_instructions_of_its_kind(
     session.on_step_begin()
     session.on_transfer("receive", "backward", time_s=1.0)
     session.on_transfer("receive", "backward", time_s=2.0)
+    for impossible_s in (math.nan, math.inf, -1.0):
+        session.on_transfer("receive", "backward", time_s=impossible_s)
     for kind in ("forward", "backward", "backward"):
         run(session, clock, kind, 1.0)
     session.on_step_end()

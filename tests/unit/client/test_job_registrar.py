@@ -29,7 +29,12 @@ _JOB: dict[str, object] = {
 
 
 _KNOWN = httpx.Response(200, json=_JOB)
+_AWAY = httpx.ConnectError("nobody there")
 _UNKNOWN = httpx.Response(404, json={"detail": "Job gpt is not known here", "errors": []})
+
+
+def _refused(status: int) -> httpx.Response:
+    return httpx.Response(status, json={"detail": "it has 2 stages", "errors": []})
 
 
 class _Planner:
@@ -96,28 +101,6 @@ def test_the_job_is_registered_as_it_is() -> None:
     assert json.loads(request.content)["num_microbatches"] == 8
 
 
-def test_registering_is_tried_until_the_planner_answers(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    away = httpx.ConnectError("nobody there")
-    planner = _Planner(away, httpx.Response(503), away, _KNOWN)
-    with caplog.at_level(logging.WARNING), _registrar(planner):
-        assert planner.methods == ["PUT"] * 4
-    assert len(caplog.records) == 1  # said once, not at each attempt
-
-
-def test_a_job_that_the_planner_has_forgotten_is_registered_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    away = httpx.ConnectError("nobody there")
-    planner = _Planner(_KNOWN, _KNOWN, away, _UNKNOWN, away, _KNOWN, _KNOWN)
-    with caplog.at_level(logging.WARNING), _registrar(planner):
-        assert planner.methods == ["PUT", "GET", "GET", "GET", "PUT", "PUT", "GET"]
-    assert caplog.messages[0] == (
-        "the planner no longer has job gpt, which is registered again; put its profile again"
-    )
-
-
 @pytest.mark.parametrize(
     ("pause", "answer"),
     [("_CHECK_PERIOD_S", _KNOWN), ("_FIRST_PAUSE_S", httpx.ConnectError("nobody there"))],
@@ -133,30 +116,30 @@ def test_closing_ends_a_long_pause(
     assert planner.methods == ["PUT"]
 
 
-def test_a_refused_job_is_said_once_and_not_tried_again(
+@pytest.mark.parametrize(
+    ("answers", "methods", "logged"),
+    [
+        ([_AWAY, httpx.Response(503), _AWAY, _KNOWN], "PUT PUT PUT PUT", ["cannot be reached"]),
+        (
+            [_KNOWN, _KNOWN, _AWAY, _UNKNOWN, _AWAY, _KNOWN, _KNOWN],
+            "PUT GET GET GET PUT PUT GET",
+            ["no longer has job gpt, which is registered again; put its profile again"],
+        ),
+        ([_refused(422), _UNKNOWN, _UNKNOWN], "PUT GET GET", ["it has 2 stages"]),
+        # Ranks of an earlier run are still there.
+        ([_refused(409), _refused(409), _KNOWN, _KNOWN], "PUT PUT PUT GET", ["it has 2 stages"]),
+        ([_refused(422), _KNOWN, _UNKNOWN, _KNOWN], "PUT GET GET PUT", ["it has 2 stages"]),
+    ],
+    ids=["away", "forgotten", "refused", "still running", "refused and forgotten"],
+)
+def test_a_job_is_registered_until_the_planner_has_it_and_each_problem_is_logged_once(
     caplog: pytest.LogCaptureFixture,
+    answers: list[httpx.Response | Exception],
+    methods: str,
+    logged: list[str],
 ) -> None:
-    no = httpx.Response(422, json={"detail": "it has 2 stages", "errors": []})
-    planner = _Planner(no, _UNKNOWN, _UNKNOWN)
+    planner = _Planner(*answers)
     with caplog.at_level(logging.WARNING), _registrar(planner):
-        assert planner.methods == ["PUT", "GET", "GET"]
-    (record,) = caplog.records
-    assert "it has 2 stages" in record.getMessage()
-
-
-def test_a_job_whose_earlier_ranks_are_not_gone_yet_is_tried_until_they_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    no = httpx.Response(409, json={"detail": "it stands with another num_stages", "errors": []})
-    planner = _Planner(no, no, _KNOWN, _KNOWN)
-    with caplog.at_level(logging.WARNING), _registrar(planner):
-        assert planner.methods == ["PUT", "PUT", "PUT", "GET"]
-    (record,) = caplog.records
-    assert "it stands with another num_stages" in record.getMessage()
-
-
-def test_a_refused_job_that_the_planner_knew_and_forgot_is_registered() -> None:
-    no = httpx.Response(422, json={"detail": "target: no plan meets it", "errors": []})
-    planner = _Planner(no, _KNOWN, _UNKNOWN, _KNOWN)
-    with _registrar(planner):
-        assert planner.methods == ["PUT", "GET", "GET", "PUT"]
+        assert planner.methods == methods.split()
+    for text, message in zip(logged, caplog.messages, strict=False):
+        assert text in message

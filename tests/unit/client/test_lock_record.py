@@ -112,21 +112,6 @@ def test_a_record_that_another_process_holds_is_refused_by_name(
         LockRecord.take(tmp_path, "GPU-2").close()
 
 
-def test_a_killed_holder_holds_nothing_and_what_it_wrote_stays(tmp_path: Path) -> None:
-    with other_process(tmp_path, "job gpt rank 7") as holder:
-        (found,) = find_records(tmp_path)
-        assert found.is_held
-        holder.kill()
-        holder.wait(PATIENCE_S)
-        (found,) = find_records(tmp_path)
-        assert not found.is_held
-        record = LockRecord.take(tmp_path, UUID)
-        left = record.holder()
-        assert left is not None
-        assert left.rank_name == "job gpt rank 7"
-        record.close()
-
-
 def test_it_stays_held_until_everybody_who_inherited_it_has_ended(tmp_path: Path) -> None:
     record = LockRecord.take(tmp_path, UUID)
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[record.fd]) as standby:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -59,11 +58,6 @@ def test_an_unknown_uuid_is_not_found(loaded_nvml: FalseNvml, uuid: str) -> None
     assert len(loaded_nvml.calls("nvmlInitWithFlags")) == len(loaded_nvml.calls("nvmlShutdown"))
 
 
-def test_an_index_beyond_the_last_gpu_is_not_found(loaded_nvml: FalseNvml) -> None:
-    with pytest.raises(GpuNotFoundError, match="there is no GPU 2; NVML counts 2, from 0"):
-        NvmlGpu.open(index=2)
-
-
 def test_a_mig_instance_or_a_divided_gpu_is_refused(loaded_nvml: FalseNvml) -> None:
     with pytest.raises(GpuNotSupportedError, match="MIG instance"):
         NvmlGpu.open(uuid="MIG-1")
@@ -107,33 +101,21 @@ def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.Mon
     gpu.close()
 
 
-def test_all_gpus_are_listed_with_their_clocks(loaded_nvml: FalseNvml) -> None:
-    gpus = list_nvml_gpus()
-    assert [gpu.index for gpu in gpus] == [0, 1]
-    assert [gpu.uuid for gpu in gpus] == [loaded_nvml.uuid(0), loaded_nvml.uuid(1)]
-    assert gpus[0].sm_clocks_mhz == SUPPORTED_MHZ
-    assert not gpus[0].has_mig
-
-
-def run_python(code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", "-c", code]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-
-
-LIST = """
-from flyball_client.gpu._base import GpuError
+WITHOUT_LIBRARY = """
+import pynvml
+def CDLL(name): raise OSError
+pynvml.CDLL = CDLL
+from flyball_client.gpu._base import GpuNotFoundError
 from flyball_client.gpu.nvml import list_nvml_gpus
 try:
-    print(*(gpu.uuid for gpu in list_nvml_gpus()))
-except GpuError as error:
-    print(type(error).__name__, error)
+    list_nvml_gpus()
+except GpuNotFoundError as error:
+    print(error)
 """
 
 
 def test_without_the_library_no_gpu_is_found() -> None:
-    code = "import pynvml, ctypes\ndef CDLL(name): raise OSError\npynvml.CDLL = CDLL\n" + LIST
-    done = run_python(code, dict(os.environ))
-    assert "GpuNotFoundError starting NVML: NVML Shared Library Not Found" in done.stdout
-    assert len(done.stdout.splitlines()) == 1
+    command = [sys.executable, "-W", "error", "-c", WITHOUT_LIBRARY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith("starting NVML: NVML Shared Library Not Found")
+    assert done.stdout.count("\n") == 1

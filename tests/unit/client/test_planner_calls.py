@@ -24,57 +24,48 @@ def refused(status: int) -> PlannerRefusedError:
     return PlannerRefusedError(f"refused ({status})", status=status)
 
 
-@pytest.fixture
-def reachability(caplog: pytest.LogCaptureFixture) -> PlannerReachability:
+@pytest.mark.parametrize(
+    ("calls", "said"),
+    [
+        *(
+            (
+                [("lost", "plans", e) for e in (AWAY, AWAY, no, no, AWAY, no)],
+                2 * [(logging.WARNING, "nobody there"), (level, str(no))],
+            )
+            for no, level in ((refused(404), logging.INFO), (refused(422), logging.WARNING))
+        ),
+        # A refusal for another reason is logged too.
+        (
+            [("lost", "plans", refused(status)) for status in (404, 404, 401, 401)],
+            [(logging.INFO, "refused (404)"), (logging.WARNING, "refused (401)")],
+        ),
+        # A rank that the planner has forgotten.
+        (
+            [("back", "plans"), ("lost", "plans", refused(404))],
+            [(logging.WARNING, "refused (404)")],
+        ),
+        # One thread is refused, and another one is not.
+        (
+            5 * [("lost", "plans", refused(422)), ("back", "measurements")] + [("back", "plans")],
+            [(logging.WARNING, "refused (422)"), (logging.INFO, "planner back")],
+        ),
+        (
+            [
+                *(("lost", "plans", AWAY), ("lost", "measurements", AWAY)),
+                *(("back", "measurements"), ("back", "plans")),
+            ],
+            [(logging.WARNING, "nobody there"), (logging.INFO, "planner back")],
+        ),
+    ],
+)
+def test_a_lost_planner_and_its_return_are_logged_once_for_all_threads(
+    caplog: pytest.LogCaptureFixture,
+    calls: list[tuple[str, ...]],
+    said: list[tuple[int, str]],
+) -> None:
     caplog.set_level(logging.INFO, logger="flyball_client")
-    return PlannerReachability("rank 3")
-
-
-@pytest.mark.parametrize(("status", "level"), [(404, logging.INFO), (422, logging.WARNING)])
-def test_a_planner_that_returns_and_refuses_is_said_once(
-    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture, status: int, level: int
-) -> None:
-    for error in (AWAY, AWAY, refused(status), refused(status), AWAY, refused(status)):
-        reachability.lost("plans", error)
-    said = [(record.levelno, record.message.rpartition(": ")[2]) for record in caplog.records]
-    away, no = (logging.WARNING, "nobody there"), (level, f"refused ({status})")
-    assert said == [away, no, away, no]
-
-
-def test_a_refusal_for_another_reason_is_said_too(
-    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
-) -> None:
-    for status in (404, 404, 401, 401):
-        reachability.lost("plans", refused(status))
-    assert len(caplog.records) == 2
-
-
-def test_to_be_forgotten_is_a_warning(
-    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
-) -> None:
-    reachability.back("plans")
-    reachability.lost("plans", refused(404))
-    (record,) = caplog.records
-    assert record.levelno == logging.WARNING
-    assert "refused (404)" in record.message
-
-
-def test_one_thread_that_is_refused_and_one_that_is_not_do_not_fill_the_log(
-    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(5):
-        reachability.lost("plans", refused(422))
-        reachability.back("measurements")
-    assert len(caplog.records) == 1
-    reachability.back("plans")
-    assert caplog.messages[1:] == ["rank 3: planner back"]
-
-
-def test_lost_and_back_are_one_line_each_for_all_threads(
-    reachability: PlannerReachability, caplog: pytest.LogCaptureFixture
-) -> None:
-    reachability.lost("plans", AWAY)
-    reachability.lost("measurements", AWAY)
-    reachability.back("measurements")
-    reachability.back("plans")
-    assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO]
+    reachability = PlannerReachability("rank 3")
+    for name, *arguments in calls:
+        getattr(reachability, name)(*arguments)
+    logged = [(record.levelno, record.message.rpartition(": ")[2]) for record in caplog.records]
+    assert logged == said

@@ -7,7 +7,6 @@ import pytest
 
 from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
-from flyball_profiles.stage_profile_csv import read_stage_profile
 
 MEASURED = Measured(stage=0, gpu_name="GPU, one")
 
@@ -45,12 +44,6 @@ def write(out: Path, points: list[MeasuredPoint], measured: Measured = MEASURED)
     return file
 
 
-def test_what_was_measured_is_a_profile_for_every_reader(out: Path) -> None:
-    write(out, POINTS)
-    profile = read_stage_profile(out)
-    assert profile.at(0, InstructionKind.BACKWARD, 1200).energy_j == 20 / 3
-
-
 @pytest.mark.parametrize(
     "measured",
     [
@@ -63,13 +56,6 @@ def test_a_resumed_file_gives_back_every_point_exactly(out: Path, measured: Meas
     points = [*POINTS, point(900, held_by="power thermal")]
     write(out, points, measured)
     assert PointsFile(out, measured).resume() == points
-
-
-def test_held_points_are_put_aside_where_no_reader_takes_them(out: Path) -> None:
-    file = write(out, [point(1500, held_by="power"), *POINTS])
-    assert "1500" not in out.read_text()
-    assert file.held_file.name == "out.held.csv"
-    assert ",1400,power," in file.held_file.read_text()
 
 
 def test_held_points_stay_where_they_are_wanted(out: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from statistics import fmean
 
 import pytest
@@ -14,6 +15,7 @@ from flyball_client.profiling.workload import WorkloadError
 from flyball_profiles.stage_profile import InstructionKind
 
 POWER_W = 200.0
+Law = Callable[[int, float], float]
 
 
 def repetition(gpu: ScriptedGpu) -> Repetition:
@@ -56,23 +58,21 @@ def test_the_errors_are_those_that_repeating_the_measurement_shows() -> None:
     assert 0.5 < math.sqrt(fmean(each**2 for each in deviations)) < 1.5
 
 
-def test_measuring_waits_until_times_stop_drifting() -> None:
-    # From 20 ms it slows down to 30 ms within about 12 s, as a GPU that warms up.
-    gpu = ScriptedGpu(
-        lambda mhz, now_s: 0.03 - 0.01 * math.exp(-(now_s - 50.0) / 3.0), lambda mhz, now_s: POWER_W
-    )
-    running = repetition(gpu)
+@pytest.mark.parametrize(
+    ("time_s", "power_w"),
+    [
+        # From 20 ms it slows down to 30 ms within about 12 s, as a GPU that warms up.
+        (lambda mhz, now_s: 0.03 - 0.01 * math.exp(-(now_s - 50) / 3), lambda mhz, now_s: POWER_W),
+        (lambda mhz, now_s: 0.03, lambda mhz, now_s: POWER_W * (1 + math.exp(-(now_s - 50) / 2))),
+    ],
+    ids=["time", "power"],
+)
+def test_measuring_waits_until_time_and_power_stop_drifting(time_s: Law, power_w: Law) -> None:
+    running = repetition(ScriptedGpu(time_s, power_w))
     assert running.settle(MeasuringRule())
-    assert running.measure(MeasuringRule()).time_s == pytest.approx(0.03, rel=0.02)
-
-
-def test_measuring_waits_until_the_power_stops_drifting() -> None:
-    gpu = ScriptedGpu(
-        lambda mhz, now_s: 0.01, lambda mhz, now_s: POWER_W * (1 + math.exp(-(now_s - 50.0) / 2.0))
-    )
-    running = repetition(gpu)
-    assert running.settle(MeasuringRule())
-    assert running.measure(MeasuringRule()).power_w == pytest.approx(POWER_W, rel=0.03)
+    found = running.measure(MeasuringRule())
+    assert found.time_s == pytest.approx(0.03, rel=0.02)
+    assert found.power_w == pytest.approx(POWER_W, rel=0.03)
 
 
 def test_what_never_settles_is_measured_after_a_while_and_said_to_drift() -> None:

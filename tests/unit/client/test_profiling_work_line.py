@@ -7,22 +7,6 @@ import pty
 from flyball_client.profiling.arguments import WorkLine
 
 
-def test_the_line_is_drawn_over_on_a_terminal_and_wiped_at_the_end() -> None:
-    wanted = "\rforward at 1410 MHz" + "\rbackward".ljust(20) + "\r" + " " * 8 + "\r"
-    reading_fd, writing_fd = pty.openpty()
-    try:
-        with open(writing_fd, "w", closefd=False) as terminal, WorkLine(terminal) as line:
-            line.show("forward at 1410 MHz")
-            line.show("backward")
-        drawn = ""
-        while len(drawn) < len(wanted):  # a terminal passes on what it was given bit by bit
-            drawn += os.read(reading_fd, 4096).decode()
-    finally:
-        os.close(reading_fd)
-        os.close(writing_fd)
-    assert drawn == wanted
-
-
 def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     with WorkLine(stream) as line:

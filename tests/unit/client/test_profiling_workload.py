@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from flyball_client.profiling.workload import Workload, WorkloadError, load_workload
+from flyball_client.profiling.workload import (
+    Workload,
+    WorkloadError,
+    emulated_stage,
+    load_workload,
+)
+from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind
 
 USER_MODULE = """
@@ -82,3 +89,16 @@ def test_a_workload_that_cannot_be_run_does_not_exist(
 ) -> None:
     with pytest.raises(ValueError, match=text):
         Workload(instructions=instructions)  # type: ignore[arg-type]
+
+
+def test_an_emulated_chunk_takes_its_own_time() -> None:
+    whole = load_example_profile().select_stages((0, 1))
+    profile = replace(whole, chunks=(whole, load_example_profile().select_stages((6, 7))))
+    gpu, workload = emulated_stage(
+        profile, stage=1, chunk=1, blocking_power_w=80.0, time_scale=0, source=Path("x.csv")
+    )
+    assert workload.kinds == (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    workload.instructions["forward"]()
+    highest = profile.chunks[1].points[1, InstructionKind.FORWARD][0]
+    assert gpu.emulated_time_s() == pytest.approx(highest.time_s)
+    assert gpu.exact_energy_j() == pytest.approx(highest.energy_j)

@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
 from flyball_client.session.rank_settings import Launch, RankSettings, launch_of
 
+NAMES = (
+    "FLYBALL_PLANNER_URL",
+    "FLYBALL_TOKEN",
+    "FLYBALL_LEASE_S",
+    "FLYBALL_WITHOUT_PLANNER",
+    "LOCAL_RANK",
+)
 
-def test_without_any_variable_no_planner_is_asked_and_the_last_plan_would_hold() -> None:
-    settings = RankSettings.read({})
+
+@pytest.mark.parametrize("environ", [{}, dict.fromkeys(NAMES, "")], ids=["unset", "empty"])
+def test_without_variables_there_is_no_planner_and_the_last_plan_holds(
+    environ: dict[str, str],
+) -> None:
+    settings = RankSettings.read(environ)
     assert settings == RankSettings(
         planner_url=None,
         token=None,
@@ -35,6 +45,10 @@ def test_variables_are_read_and_arguments_win() -> None:
         without_planner="default-clocks",
         local_rank=3,
     )
+    planner = RankSettings.read(environ).open_planner()
+    assert planner is not None
+    assert planner.base_url == "http://127.0.0.1:1"
+    planner.close()
     won = RankSettings.read(
         environ,
         planner_url="http://127.0.0.1:2",
@@ -44,17 +58,6 @@ def test_variables_are_read_and_arguments_win() -> None:
     )
     assert (won.planner_url, won.token, won.lease_s) == ("http://127.0.0.1:2", "two", 7.0)
     assert won.without_planner == "last-plan"
-
-
-def test_an_empty_variable_counts_as_not_set() -> None:
-    names = (
-        "FLYBALL_PLANNER_URL",
-        "FLYBALL_TOKEN",
-        "FLYBALL_LEASE_S",
-        "FLYBALL_WITHOUT_PLANNER",
-        "LOCAL_RANK",
-    )
-    assert RankSettings.read(dict.fromkeys(names, "")) == RankSettings.read({})
 
 
 @pytest.mark.parametrize(
@@ -71,14 +74,6 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
         RankSettings.read({name: value})
-
-
-def test_a_planner_gets_the_address_and_token() -> None:
-    arguments: dict[str, Any] = {"planner_url": "http://127.0.0.1:9", "token": "t"}
-    planner = RankSettings.read({}, **arguments).open_planner()
-    assert planner is not None
-    assert planner.base_url == "http://127.0.0.1:9"
-    planner.close()
 
 
 @pytest.mark.parametrize(

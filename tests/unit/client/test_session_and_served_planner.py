@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
+from typing import Literal
 
 import pytest
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, ServedPlanner
@@ -25,8 +25,11 @@ def served() -> Iterator[tuple[MemoryPlanner, ServedPlanner]]:
     server.stop()
 
 
+@pytest.mark.parametrize("without_planner", ["last-plan", "default-clocks"])
 def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_returns(
-    served: tuple[MemoryPlanner, ServedPlanner], caplog: pytest.LogCaptureFixture
+    served: tuple[MemoryPlanner, ServedPlanner],
+    caplog: pytest.LogCaptureFixture,
+    without_planner: Literal["last-plan", "default-clocks"],
 ) -> None:
     planner, server = served
     caplog.set_level(logging.INFO, logger="flyball_client")
@@ -39,6 +42,7 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
             rank=0,
             stage=0,
             planner=client,
+            without_planner=without_planner,
             times=LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05),
         ) as session,
     ):
@@ -50,8 +54,9 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
         died_at = session.current_step
         for _ in range(5):
             run_step(session)
-        assert session.active_version == 1  # the old plan holds meanwhile
-        assert gpu.told[-1] == 900
+        restores = without_planner == "default-clocks"
+        assert session.active_version == (None if restores else 1)
+        assert gpu.told[-1] == (RESET if restores else 900)
 
         planner.name_first_step(planner.publish(("forward", 0, 1400), ("backward", 0, 1400)), 0)
         server.start()
@@ -61,38 +66,3 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
     assert set(range(died_at, returned_at)) <= set(planner.measurements)
     lines = [m for m in caplog.messages if "planner lost" in m or "planner back" in m]
     assert [line.split("planner ")[1].split(",")[0] for line in lines] == ["lost", "back"]
-
-
-def test_without_its_planner_a_rank_can_be_told_to_run_at_default_clocks(
-    served: tuple[MemoryPlanner, ServedPlanner],
-) -> None:
-    planner, server = served
-    gpu = RecordingGpu()
-    with (
-        PlannerClient(server.url, retries=Retries(num_attempts=1)) as client,
-        RankSession(
-            gpu=gpu,
-            job_id=JOB_ID,
-            rank=0,
-            stage=0,
-            planner=client,
-            without_planner="default-clocks",
-            times=LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05),
-        ) as session,
-    ):
-        planner.name_first_step(planner.publish(*PLAN), 0)
-        run_until_active(session, planner, 1)
-        server.stop()
-        for _ in range(1000):
-            run_step(session)
-            if session.active_version is None:
-                break
-            time.sleep(0.01)
-        assert session.active_version is None
-        assert gpu.told[-1] == RESET
-        num_told = len(gpu.told)
-        run_step(session)
-        assert len(gpu.told) == num_told
-        server.start()
-        run_until_active(session, planner, 1)
-        assert gpu.told[-2:] == [1200, 900]

@@ -131,31 +131,3 @@ def test_instructions_are_told_with_what_they_waited_for(
     assert backward[3:] == pytest.approx((1.0, 3.0, 0.5, 0.0))
     assert step.by_clock is not None
     assert totals.instructions is None
-
-
-def test_a_rank_whose_clocks_are_no_longer_set_tells_none(
-    planner: MemoryPlanner, emulated: EmulatedGpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
-
-    def refuse(sm_clock_mhz: int) -> None:
-        raise ValueError(f"no {sm_clock_mhz} MHz")
-
-    monkeypatch.setattr(emulated, "lock_sm_clock_mhz", refuse)
-    (step,), _ = posted(planner, emulated, run_step)
-    assert step.plan_version is None
-    assert step.by_clock is not None
-    assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]
-
-
-@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
-def test_a_transfer_whose_time_cannot_be_is_left_out(planner: MemoryPlanner, time_s: float) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)
-
-    def run_with_it(session: RankSession) -> None:
-        run_step(session, receive_s=time_s)
-        run_step(session, receive_s=0.5)
-
-    steps, _ = posted(planner, RecordingGpu(), run_with_it)
-    received_s = [[row[5] for row in step.instructions or ()] for step in steps]
-    assert received_s == [[0.0, 0.0], [0.0, 0.5]]

@@ -376,19 +376,17 @@ def test_arguments_that_cannot_be_used_are_refused_without_showing_a_token(
 # ------------------------------------------------------------------ which GPU is which
 
 
-def test_a_gpu_is_found_by_its_pci_address_whatever_its_number(
-    start: Start, open_gpu: Open, loaded_nvml: FalseNvml
+@pytest.mark.parametrize(
+    ("discovery", "gpus"), [("addresses", [1, 0]), ("names", [0, 1]), ("numbers", [0, 1])]
+)
+def test_a_gpu_is_found_by_its_pci_address_and_without_addresses_by_the_order(
+    start: Start,
+    open_gpu: Open,
+    loaded_nvml: FalseNvml,
+    discovery: Discovery,
+    gpus: list[int],
 ) -> None:
-    gpu = open_gpu(start(gpus=[1, 0]))
-    gpu.lock_sm_clock_mhz(1410)
-    assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1410, 0)
-
-
-@pytest.mark.parametrize("discovery", ["names", "numbers"])
-def test_without_addresses_the_order_counts_where_both_see_as_many(
-    start: Start, open_gpu: Open, loaded_nvml: FalseNvml, discovery: Discovery
-) -> None:
-    gpu = open_gpu(start(discovery=discovery), uuid=loaded_nvml.uuid(1))
+    gpu = open_gpu(start(discovery=discovery, gpus=gpus), uuid=loaded_nvml.uuid(1))
     gpu.lock_sm_clock_mhz(1410)
     assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (0, 1410)
 
