@@ -21,7 +21,7 @@ MAX_REMEMBERED = 64
 
 
 class FrontierMemory:
-    """The newest frontier of each job; the jobs requested longest ago are dropped."""
+    """Cache of the newest frontier of each job; the jobs requested longest ago are dropped."""
 
     def __init__(self) -> None:
         self._solved = Lru[str, tuple[PlanRequest, int, JobFrontier]](MAX_REMEMBERED)

@@ -62,7 +62,7 @@ class JobSavings:
 
 
 class _Tally:
-    """The steps of one version."""
+    """Steps of one version."""
 
     def __init__(self, kinds: StepKinds) -> None:
         self.kinds = kinds

@@ -24,7 +24,7 @@ from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 ClockTimes = Mapping[tuple[str, int, int], float]
-"""Of one stage: (kind, chunk, MHz) -> profiled time, s."""
+"""Profiled times of one stage in s, by (kind, chunk, MHz)."""
 
 
 @dataclass(frozen=True, kw_only=True)
