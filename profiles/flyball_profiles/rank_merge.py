@@ -8,8 +8,9 @@ model chunk are merged by themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from flyball_profiles.measured_row import MeasuredRow, RankKey, rank_name
 from flyball_profiles.stage_profile import (
@@ -18,9 +19,6 @@ from flyball_profiles.stage_profile import (
     ProfileError,
     StageProfile,
 )
-
-# (stage, kind, frequency in MHz): the rows that become one operating point.
-_PointKey = tuple[int, InstructionKind, int]
 
 
 def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
@@ -34,34 +32,40 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         ProfileError: a key stands twice, ranks were measured at different clocks, or the
             profile as a whole cannot be used; with the first line concerned where there is one.
     """
-    by_chunk: dict[int | None, list[MeasuredRow]] = {}
+    by_chunk: dict[int, list[MeasuredRow]] = {}
+    whole: list[MeasuredRow] = []
     for row in rows:
-        by_chunk.setdefault(row.chunk, []).append(row)
-    whole = by_chunk.pop(None, [])
-    chunks = tuple(
-        _of_chunk(by_chunk, chunk, expected, place)
-        for expected, chunk in enumerate(sorted(chunk for chunk in by_chunk if chunk is not None))
-    )
-    if not chunks:
-        return _merge(whole, place)
-    if not whole:
+        own = whole if row.chunk is None else by_chunk.setdefault(row.chunk, [])
+        own.append(row)
+    chunks = merge_each(by_chunk, "chunk", "chunks", partial(_merge, place=place))
+    if chunks and not whole:
         return whole_stages(chunks)
     return replace(_merge(whole, place), chunks=chunks)
 
 
-def _of_chunk(
-    by_chunk: Mapping[int | None, Sequence[MeasuredRow]], chunk: int, expected: int, place: str
-) -> StageProfile:
-    rows = by_chunk[chunk]
-    if chunk != expected:
-        raise ProfileError(
-            f"chunk {expected} is missing; chunks count from 0 without gaps", line=rows[0].line
-        )
-    try:
-        return _merge(rows, place)
-    except ProfileError as error:
-        message = f"chunk {chunk}: {error.message}"
-        raise ProfileError(message, line=error.line, stage=error.stage) from None
+def merge_each(
+    by_number: Mapping[int, Sequence[MeasuredRow]],
+    name: str,
+    plural: str,
+    merge: Callable[[Sequence[MeasuredRow]], StageProfile],
+) -> tuple[StageProfile, ...]:
+    """Return the profiles of chunks or pipelines, in the order of their numbers.
+
+    Raises:
+        ProfileError: a number is missing, or rows form no profile; the message has the number.
+    """
+    profiles: list[StageProfile] = []
+    for expected, number in enumerate(sorted(by_number)):
+        rows = by_number[number]
+        if number != expected:
+            message = f"{name} {expected} is missing; {plural} count from 0 without gaps"
+            raise ProfileError(message, line=rows[0].line)
+        try:
+            profiles.append(merge(rows))
+        except ProfileError as error:
+            message = f"{name} {number}: {error.message}"
+            raise ProfileError(message, line=error.line, stage=error.stage) from None
+    return tuple(profiles)
 
 
 def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
@@ -73,14 +77,13 @@ def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
         ProfileError: the chunks share no such instructions, or fewer than two clocks.
     """
     first = chunks[0]
-    points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for key in first.points:
-        if all(key in chunk.points for chunk in chunks):
-            points[key] = _summed([chunk.points[key] for chunk in chunks])
+    points = {
+        key: _summed([chunk.points[key] for chunk in chunks])
+        for key in first.points
+        if all(key in chunk.points for chunk in chunks)
+    }
     try:
-        return StageProfile(
-            points=points, num_ranks_per_stage=first.num_ranks_per_stage, chunks=chunks
-        )
+        return replace(first, points=points, chunks=chunks)
     except ProfileError as error:
         raise ProfileError(
             f"the chunks together, each at the same clock: {error.message}", stage=error.stage
@@ -101,25 +104,8 @@ def _summed(of_chunks: Sequence[Sequence[OperatingPoint]]) -> tuple[OperatingPoi
 
 
 def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
-    groups = _grouped(rows, place)
-    num_ranks = _num_ranks_per_stage(rows, groups)
-    points: dict[tuple[int, InstructionKind], list[OperatingPoint]] = {}
-    for (stage, kind, frequency_mhz), group in groups.items():
-        points.setdefault((stage, kind), []).append(_merged(frequency_mhz, group.values()))
-    try:
-        return StageProfile(
-            points={key: tuple(values) for key, values in points.items()},
-            num_ranks_per_stage=tuple(num_ranks[stage] for stage in sorted(num_ranks)),
-        )
-    except ProfileError as error:
-        line = next((row.line for row in rows if row.stage == error.stage), None)
-        raise ProfileError(error.message, line=line, stage=error.stage) from None
-
-
-def _grouped(
-    rows: Sequence[MeasuredRow], place: str
-) -> dict[_PointKey, dict[RankKey, MeasuredRow]]:
-    groups: dict[_PointKey, dict[RankKey, MeasuredRow]] = {}
+    groups: dict[tuple[int, InstructionKind, int], dict[RankKey, MeasuredRow]] = {}
+    ranks: dict[int, dict[RankKey, int]] = {}
     for row in rows:
         group = groups.setdefault((row.stage, row.kind, row.point.frequency_mhz), {})
         first = group.setdefault(row.rank, row)
@@ -129,40 +115,35 @@ def _grouped(
                 f"{row.named}{of_rank} is given twice; first in {place} {first.line}",
                 line=row.line,
             )
-    return groups
-
-
-def _num_ranks_per_stage(
-    rows: Sequence[MeasuredRow], groups: dict[_PointKey, dict[RankKey, MeasuredRow]]
-) -> dict[int, int]:
-    ranks: dict[int, dict[RankKey, MeasuredRow]] = {}
-    for row in rows:
-        first = ranks.setdefault(row.stage, {}).setdefault(row.rank, row)
-        if first.num_ranks != row.num_ranks:
+        num_ranks = ranks.setdefault(row.stage, {}).setdefault(row.rank, row.num_ranks)
+        if num_ranks != row.num_ranks:
             raise ProfileError(
                 f"num_ranks of stage {row.stage} must be the same in all its rows:"
-                f" {first.num_ranks} before, {row.num_ranks} here",
+                f" {num_ranks} before, {row.num_ranks} here",
                 line=row.line,
             )
-    for (stage, _, _), group in groups.items():
-        missing = [rank for rank in ranks[stage] if rank not in group]
-        if missing:
-            row = next(iter(group.values()))
-            raise ProfileError(
-                f"{row.named} was measured on {rank_name(row.rank)}"
-                f" but not on {rank_name(missing[0])}",
-                line=row.line,
-            )
-    return {
-        stage: sum(row.num_ranks for row in by_rank.values()) for stage, by_rank in ranks.items()
-    }
-
-
-def _merged(frequency_mhz: int, rows: Iterable[MeasuredRow]) -> OperatingPoint:
-    points = [row.point for row in rows]
-    return OperatingPoint(
-        frequency_mhz=frequency_mhz,
-        time_s=max(point.time_s for point in points),
-        # fsum: the sum must not depend on the order of the ranks in the file.
-        energy_j=math.fsum(point.energy_j for point in points),
-    )
+    points: dict[tuple[int, InstructionKind], list[OperatingPoint]] = {}
+    for (stage, kind, frequency_mhz), group in groups.items():
+        for rank in ranks[stage]:
+            if rank not in group:
+                row = next(iter(group.values()))
+                raise ProfileError(
+                    f"{row.named} was measured on {rank_name(row.rank)} but not on"
+                    f" {rank_name(rank)}",
+                    line=row.line,
+                )
+        merged = OperatingPoint(
+            frequency_mhz=frequency_mhz,
+            time_s=max(row.point.time_s for row in group.values()),
+            # fsum: the sum must not depend on the order of the ranks in the file.
+            energy_j=math.fsum(row.point.energy_j for row in group.values()),
+        )
+        points.setdefault((stage, kind), []).append(merged)
+    try:
+        return StageProfile(
+            points={key: tuple(values) for key, values in points.items()},
+            num_ranks_per_stage=tuple(sum(ranks[stage].values()) for stage in sorted(ranks)),
+        )
+    except ProfileError as error:
+        line = next((row.line for row in rows if row.stage == error.stage), None)
+        raise ProfileError(error.message, line=line, stage=error.stage) from None

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockLimit, GpuError
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 # Largest delay of waking on an idle core; this last part is slept separately.
 _LAST_PART_S = 0.0004
@@ -68,29 +68,23 @@ class EnergyMeter:
         self._shown_at_s = 0.0
         self._shown_j = 0.0
 
-    def begin(self, point: OperatingPoint, now_s: float) -> None:
-        """Start an instruction."""
-        self._settle(now_s)
+    def run(self, point: OperatingPoint | None, now_s: float) -> None:
+        """Start an instruction; None: end it."""
+        self.shown_j(now_s)
+        self._energy_j = self.exact_j(now_s)
+        self._since_s = now_s
         self._running = point
-
-    def end(self, now_s: float) -> None:
-        """End the instruction."""
-        self._settle(now_s)
-        self._running = None
 
     def exact_j(self, now_s: float) -> float:
         """Return the exact energy up to now, J."""
         # Computed moments may fall by a rounding error.
-        passed_s = max(0.0, now_s - self._since_s)
-        point = self._running
-        if point is None:
-            return self._energy_j + self._blocking_power_w * passed_s
-        busy_s = min(passed_s, point.time_s)
-        return (
-            self._energy_j
-            + point.energy_j * busy_s / point.time_s
-            + self._blocking_power_w * (passed_s - busy_s)
-        )
+        waited_s = max(0.0, now_s - self._since_s)
+        energy_j = self._energy_j
+        if self._running is not None:
+            busy_s = min(waited_s, self._running.time_s)
+            waited_s -= busy_s
+            energy_j += self._running.energy_j * busy_s / self._running.time_s
+        return energy_j + self._blocking_power_w * waited_s
 
     def shown_j(self, now_s: float) -> float:
         """Return the energy at the last multiple of the counter's period, J."""
@@ -100,11 +94,6 @@ class EnergyMeter:
             self._shown_j = self.exact_j(max(moved_at_s, self._since_s))
             self._shown_at_s = moved_at_s
         return self._shown_j
-
-    def _settle(self, now_s: float) -> None:
-        self.shown_j(now_s)
-        self._energy_j = self.exact_j(now_s)
-        self._since_s = now_s
 
 
 _MAX_NOISE = 0.3
@@ -122,6 +111,9 @@ class InstructionVariation:
         noise: Relative standard deviation, at least 0 and below 0.3; 0: no noise.
         seed: Seed of the draws.
 
+    Attributes:
+        slowdown: Factor of times and energies from the next draw on.
+
     Raises:
         ValueError: The noise is out of its range.
     """
@@ -132,32 +124,17 @@ class InstructionVariation:
         # A log-normal of mean 1 and variance noise^2.
         self._variance = math.log1p(noise * noise)
         self._generator = random.Random(seed)
-        self._slowdown = 1.0
-        self._time_factor = 1.0
-        self._energy_factor = 1.0
-
-    def set_slowdown(self, slowdown: float) -> None:
-        """Multiply times and energies by this factor, from the next draw on.
-
-        Raises:
-            ValueError: It is not positive and finite.
-        """
-        _check("slowdown", slowdown)
-        self._slowdown = slowdown
+        self.slowdown = 1.0
+        self._factors = (1.0, 1.0)
 
     def draw(self) -> None:
         """Draw the factors of the next instruction."""
-        slowdown = self._slowdown
-        self._time_factor = slowdown * self._noise()
-        self._energy_factor = slowdown * self._noise()
+        self._factors = (self.slowdown * self._noise(), self.slowdown * self._noise())
 
     def apply(self, point: OperatingPoint) -> OperatingPoint:
         """Return a point with the factors applied."""
-        return replace(
-            point,
-            time_s=point.time_s * self._time_factor,
-            energy_j=point.energy_j * self._energy_factor,
-        )
+        of_time, of_energy = self._factors
+        return replace(point, time_s=point.time_s * of_time, energy_j=point.energy_j * of_energy)
 
     def _noise(self) -> float:
         if not self._variance:
@@ -186,26 +163,15 @@ def points_by_clock(
 
     The energies are one rank's share of the stage's.
     """
-    return {
-        (kind.value, chunk, clock_mhz): _one_rank(profile, stage, kind, clock_mhz)
-        for chunk, profile in enumerate(chunks)
-        for (of_stage, kind) in profile.points
-        if of_stage == stage
-        for clock_mhz in clocks_mhz
-    }
-
-
-def _one_rank(
-    profile: StageProfile, stage: int, kind: InstructionKind, clock_mhz: int
-) -> OperatingPoint:
-    falling = profile.points[stage, kind]
-    at_or_above = [point for point in falling if point.frequency_mhz >= clock_mhz]
-    point = at_or_above[-1] if at_or_above else falling[0]
-    return OperatingPoint(
-        frequency_mhz=point.frequency_mhz,
-        time_s=point.time_s,
-        energy_j=point.energy_j / profile.num_ranks_per_stage[stage],
-    )
+    found: dict[tuple[str, int, int], OperatingPoint] = {}
+    for chunk, profile in enumerate(chunks):
+        for (of_stage, kind), falling in profile.points.items():
+            for clock_mhz in clocks_mhz if of_stage == stage else ():
+                above = [point for point in falling if point.frequency_mhz >= clock_mhz]
+                point = above[-1] if above else falling[0]
+                energy_j = point.energy_j / profile.num_ranks_per_stage[stage]
+                found[kind.value, chunk, clock_mhz] = replace(point, energy_j=energy_j)
+    return found
 
 
 class EmulatedGpu:
@@ -215,6 +181,14 @@ class EmulatedGpu:
     the stage's highest profiled clock. A clock that is requested during an instruction takes
     effect with the next one. Where a kind has no point at the clock in force, its next point
     above is used, else its highest.
+
+    Attributes:
+        name: Name of the product, after `emulated `.
+        uuid: Random UUID, after `EMULATED-`.
+        is_emulated: True.
+        address: None: the device exists in this process only.
+        num_overruns: Number of instructions whose computation exceeded the profiled time.
+        overrun_s: Sum of the overruns, emulated s.
 
     Args:
         profile: Profile with times and energies.
@@ -235,6 +209,9 @@ class EmulatedGpu:
     Raises:
         ValueError: An argument is out of its range.
     """
+
+    is_emulated = True
+    address = None
 
     def __init__(
         self,
@@ -269,47 +246,17 @@ class EmulatedGpu:
         self._switch_latency_s = switch_latency_s
         self._clock: EmulationClock = WallClock() if clock is None else clock
         self._started_s = self._clock.now_s()
-        self._name = f"emulated {product}"
-        self._uuid = f"EMULATED-{uuids.uuid4()}"
+        self.name = f"emulated {product}"
+        self.uuid = f"EMULATED-{uuids.uuid4()}"
         self._in_force_mhz = self._clocks_mhz[0]
         self._requests: deque[tuple[float, int]] = deque()
         self._running: tuple[str, int, float, OperatingPoint] | None = None
-        self._num_overruns = 0
-        self._overrun_s = 0.0
+        self.num_overruns = 0
+        self.overrun_s = 0.0
         self._is_closed = False
 
     def __repr__(self) -> str:
-        return f"<EmulatedGpu {self._name!r} stage {self._stage} {self._uuid}>"
-
-    @property
-    def name(self) -> str:
-        """Name of the product, after `emulated `."""
-        return self._name
-
-    @property
-    def uuid(self) -> str:
-        """Random UUID, after `EMULATED-`."""
-        return self._uuid
-
-    @property
-    def is_emulated(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def address(self) -> None:
-        """None: the device exists in this process only."""
-        return None
-
-    @property
-    def num_overruns(self) -> int:
-        """Number of instructions whose computation exceeded the profiled time."""
-        return self._num_overruns
-
-    @property
-    def overrun_s(self) -> float:
-        """Sum of the overruns, emulated s."""
-        return self._overrun_s
+        return f"<EmulatedGpu {self.name!r} stage {self._stage} {self.uuid}>"
 
     def emulated_time_s(self) -> float:
         """Return the emulated seconds since the device was created."""
@@ -329,7 +276,8 @@ class EmulatedGpu:
         Raises:
             ValueError: It is not positive and finite.
         """
-        self._variation.set_slowdown(slowdown)
+        _check("slowdown", slowdown)
+        self._variation.slowdown = slowdown
 
     # ------------------------------------------------------------------ GpuDevice
 
@@ -342,7 +290,7 @@ class EmulatedGpu:
         """Lock this SM clock, after the switch latency."""
         self._check_open()
         if sm_clock_mhz not in self._clocks_mhz:
-            raise ValueError(f"{self._name} of stage {self._stage} has no {sm_clock_mhz} MHz")
+            raise ValueError(f"{self.name} of stage {self._stage} has no {sm_clock_mhz} MHz")
         self._request(sm_clock_mhz)
 
     def reset_sm_clock(self) -> None:
@@ -381,7 +329,7 @@ class EmulatedGpu:
         """
         self._check_open()
         if self._running is not None:
-            raise ValueError(f"{kind} begins while {self._running[0]} runs on {self._name}")
+            raise ValueError(f"{kind} begins while {self._running[0]} runs on {self.name}")
         now_s = self.emulated_time_s()
         point = self._points.get((kind, chunk, self._settle_clock(now_s)))
         if point is None:
@@ -389,7 +337,7 @@ class EmulatedGpu:
             raise ValueError(f"the profile has no {kind} of {where} to emulate")
         self._variation.draw()
         point = self._variation.apply(point)
-        self._meter.begin(point, now_s)
+        self._meter.run(point, now_s)
         self._running = (kind, chunk, now_s, point)
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
@@ -400,18 +348,17 @@ class EmulatedGpu:
         """
         self._check_open()
         if self._running is None or self._running[:2] != (kind, chunk):
-            raise ValueError(f"{kind} ends on {self._name} but is not running")
-        _, _, began_s, point = self._running
-        done_s = began_s + point.time_s
+            raise ValueError(f"{kind} ends on {self.name} but is not running")
+        done_s = self._running[2] + self._running[3].time_s
         late_s = self.emulated_time_s() - done_s
         if late_s > 0:
-            self._num_overruns += 1
-            self._overrun_s += late_s
+            self.num_overruns += 1
+            self.overrun_s += late_s
         else:
             self._clock.sleep_until(self._started_s + done_s * self._time_scale)
         self._running = None
         # Rounding may end the sleep slightly before the emulated moment.
-        self._meter.end(max(self.emulated_time_s(), done_s))
+        self._meter.run(None, max(self.emulated_time_s(), done_s))
 
     # ------------------------------------------------------------------ inside
 
@@ -427,7 +374,7 @@ class EmulatedGpu:
 
     def _check_open(self) -> None:
         if self._is_closed:
-            raise GpuError(f"{self._name} is closed; create another")
+            raise GpuError(f"{self.name} is closed; create another")
 
 
 def _check(name: str, value: float, *, may_be_zero: bool = False) -> None:

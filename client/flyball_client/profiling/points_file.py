@@ -15,9 +15,9 @@ from typing import Any
 from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import Means, WindowEstimate
-from flyball_client.profiling.profile_forms import ProfileRow, read_rows, rows_text
 from flyball_profiles.measured_row import CHUNK_COLUMN, RANK_COLUMNS, REQUIRED_COLUMNS
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile_csv import ProfileRow, csv_text, parse_csv, profile_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class PointsFile:
             self._is_new = False
         is_aside = point.held_by is not None and not self.keep_held
         file = self.held_file if is_aside else self.file
-        text = rows_text(self.measured.columns, [self._cells(point)])
+        text = csv_text(self.measured.columns, [self._cells(point)])
         if file.exists():
             text = text.partition("\n")[2]
         with file.open("a", encoding="utf-8") as appended:
@@ -208,14 +208,15 @@ class PointsFile:
         }
 
     def _points_in(self, file: Path) -> list[MeasuredPoint]:
-        found = read_rows(file, only_whole_lines=True)
-        if found.columns != self.measured.columns:
+        text = profile_text(file)
+        columns, rows = parse_csv(text[: text.rfind("\n") + 1])
+        if columns != self.measured.columns:
             raise ProfileError(
                 "was not measured with these options (its columns differ);"
                 " remove --resume and name another file",
                 line=1,
             )
-        return [self._point(row) for row in found.rows]
+        return [self._point(row) for row in rows]
 
     def _point(self, row: ProfileRow) -> MeasuredPoint:
         measured, cells = row.measured, row.cells

@@ -1,4 +1,4 @@
-"""The settings that a DeepSpeed config and its environment can give: names, values, sources."""
+"""Settings in a DeepSpeed config and its environment: names, values, sources."""
 
 from __future__ import annotations
 
@@ -15,24 +15,25 @@ from flyball_wire.plan_options import MAX_RESERVE, Effort, Policy, Reconfigure
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
+_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EnvPipeName:
-    """EnvPipe's name of a setting: its block's key, its variable, its values and ours."""
+    """EnvPipe's name of a setting: its block's key, its values and ours, its variable."""
 
     key: str
     values: Mapping[str, str]
     variable: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """One argument of `attach`, and key of the `flyball` block.
 
     Attributes:
-        must_be: what its value has to be, for a message.
-        read: the value from JSON or a variable's text; None: it is not that.
+        must_be: Description of valid values, for a message.
+        read: Conversion of a JSON value or a variable's text; None: not valid.
     """
 
     key: str
@@ -42,8 +43,8 @@ class Setting:
     envpipe: EnvPipeName | None = None
 
     def is_set_in(self, environ: Mapping[str, str]) -> bool:
-        """Return whether a variable gives it, Flyball's or EnvPipe's."""
-        envpipe = None if self.envpipe is None else self.envpipe.variable
+        """Return whether a variable sets it, Flyball's or EnvPipe's."""
+        envpipe = self.envpipe and self.envpipe.variable
         return bool(environ.get(self.variable) or (envpipe and environ.get(envpipe)))
 
     def value(
@@ -53,54 +54,51 @@ class Setting:
         flyball: Mapping[str, object],
         envpipe: Mapping[str, object],
     ) -> object | None:
-        """From the first source that has it; None: none has.
+        """Return the value of the first source that has one; None: no source has.
 
         Args:
-            arguments: of `attach`, taken as they are.
-            environ: an empty variable counts as not set.
-            flyball: the block of that name; null counts as not set.
-            envpipe: likewise.
+            arguments: Arguments of `attach`, returned unchecked.
+            environ: Environment; an empty variable counts as not set.
+            flyball: The `flyball` block; null counts as not set.
+            envpipe: The `envpipe` block; null counts as not set.
 
         Raises:
-            ValueError: that source's value cannot be used.
+            ValueError: The source's value is not valid.
         """
         if arguments.get(self.key) is not None:
             return cast("object", arguments[self.key])
-        if environ.get(self.variable):
-            return self._ours(self.variable, environ[self.variable])
-        name = self.envpipe
-        if name is not None and name.variable is not None and environ.get(name.variable):
-            return _envpipes(name.variable, environ[name.variable], name.values)
-        if flyball.get(self.key) is not None:
-            return self._ours(f"flyball.{self.key}", flyball[self.key])
-        if name is not None and envpipe.get(name.key) is not None:
-            return _envpipes(f"envpipe.{name.key}", envpipe[name.key], name.values)
+        name = self.envpipe or EnvPipeName("", {})
+        theirs = name.variable or ""
+        ours = (self.read, self.must_be)
+        envpipes = (_reader(name.values), _one_of(name.values))
+        sources = (
+            (self.variable, environ.get(self.variable) or None, *ours),
+            (theirs, environ.get(theirs) or None, *envpipes),
+            (f"flyball.{self.key}", flyball.get(self.key), *ours),
+            (f"envpipe.{name.key}", envpipe.get(name.key), *envpipes),
+        )
+        for where, given, read, must_be in sources:
+            if given is not None:
+                value = read(given)
+                if value is None:
+                    raise ValueError(f"{where} must be {must_be}, not {given!r}")
+                return value
         return None
 
-    def _ours(self, where: str, given: object) -> object:
-        value = self.read(given)
-        if value is None:
-            raise ValueError(f"{where} must be {self.must_be}, not {given!r}")
-        return value
+
+def _one_of(names: Iterable[str]) -> str:
+    return f"one of {', '.join(names)}"
 
 
-def _envpipes(where: str, given: object, values: Mapping[str, str]) -> str:
-    if not isinstance(given, str) or given not in values:
-        raise ValueError(f"{where} must be one of {', '.join(values)}, not {given!r}")
-    return values[given]
+def _reader(values: Mapping[str, str]) -> Callable[[object], object | None]:
+    return lambda given: values.get(given) if isinstance(given, str) else None
 
 
 def _choice(
     key: str, variable: str, names: Iterable[str], envpipe: EnvPipeName | None = None
 ) -> Setting:
-    known = tuple(map(str, names))
-    return Setting(
-        key=key,
-        variable=variable,
-        must_be=f"one of {', '.join(known)}",
-        read=lambda given: given if given in known else None,
-        envpipe=envpipe,
-    )
+    values = {str(name): str(name) for name in names}
+    return Setting(key, variable, _one_of(values), _reader(values), envpipe)
 
 
 def _text(given: object) -> str | None:
@@ -108,8 +106,7 @@ def _text(given: object) -> str | None:
 
 
 def _job_id(given: object) -> str | None:
-    is_one = isinstance(given, str) and re.fullmatch(r"[A-Za-z0-9._-]{1,128}", given)
-    return cast("str", given) if is_one else None
+    return given if isinstance(given, str) and _JOB_ID.fullmatch(given) else None
 
 
 def _target(given: object) -> str | None:
@@ -133,7 +130,7 @@ def _number(given: object) -> float | None:
 
 
 def positive_number(given: object) -> float | None:
-    """The number above 0 that this is, or says as text; None: it is none."""
+    """Return the number above 0, given as such or as text; None: not such a number."""
     number = _number(given)
     return number if number is not None and number > 0 else None
 
@@ -150,8 +147,7 @@ def _reserve(given: object) -> float | None:
 
 def _num_bytes(given: object) -> int | None:
     number = _number(given)
-    is_one = number is not None and number >= 0 and number.is_integer()
-    return int(cast("float", number)) if is_one else None
+    return int(number) if number is not None and number >= 0 and number.is_integer() else None
 
 
 def _powers_w(given: object) -> tuple[float, ...] | None:
@@ -161,95 +157,58 @@ def _powers_w(given: object) -> tuple[float, ...] | None:
     return powers_w if powers_w and len(powers_w) == len(each) else None
 
 
+_POLICIES = {str(name): str(name) for name in Policy if name != Policy.FRONTIER}
+_ORDERS = {"1f1b": "1f1b", "ours": "envpipe"}
+_RECONFIGURATIONS = {str(name): str(name) for name in Reconfigure}
+# EnvPipe's GPUs have the same names in the table.
+_GPUS = {name: name for name in gpu_names()}
+
 SETTINGS = (
-    Setting(
-        key="job_id",
-        variable="FLYBALL_JOB_ID",
-        must_be="1 to 128 of letters, digits, '.', '_' and '-'",
-        read=_job_id,
-    ),
-    Setting(
-        key="planner_url",
-        variable="FLYBALL_PLANNER_URL",
-        must_be="like http://HOST:PORT",
-        read=_text,
-    ),
-    _choice(
-        "policy",
-        "FLYBALL_POLICY",
-        Policy,
-        EnvPipeName(
-            key="type",
-            variable="ENVPIPE_TYPE",
-            values={str(name): str(name) for name in Policy if name != Policy.FRONTIER},
-        ),
-    ),
+    Setting("job_id", "FLYBALL_JOB_ID", "1 to 128 of letters, digits, '.', '_' and '-'", _job_id),
+    Setting("planner_url", "FLYBALL_PLANNER_URL", "like http://HOST:PORT", _text),
+    _choice("policy", "FLYBALL_POLICY", Policy, EnvPipeName("type", _POLICIES, "ENVPIPE_TYPE")),
     _choice(
         "schedule",
         "FLYBALL_SCHEDULE",
         SCHEDULES,
-        EnvPipeName(
-            key="scheduling",
-            variable="ENVPIPE_SCHEDULING",
-            values={"1f1b": "1f1b", "ours": "envpipe"},
-        ),
+        EnvPipeName("scheduling", _ORDERS, "ENVPIPE_SCHEDULING"),
     ),
     _choice(
         "reconfigure",
         "FLYBALL_RECONFIGURE",
         Reconfigure,
-        EnvPipeName(
-            key="reconfig",
-            variable="ENVPIPE_RECONFIGURE",
-            values={str(name): str(name) for name in Reconfigure},
-        ),
+        EnvPipeName("reconfig", _RECONFIGURATIONS, "ENVPIPE_RECONFIGURE"),
     ),
     Setting(
-        key="target",
-        variable="FLYBALL_TARGET",
-        must_be="fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or power:8000 (W)",
-        read=_target,
+        "target",
+        "FLYBALL_TARGET",
+        "fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or power:8000 (W)",
+        _target,
     ),
     _choice("effort", "FLYBALL_EFFORT", Effort),
-    _choice(
-        "gpu_type",
-        "FLYBALL_GPU_TYPE",
-        gpu_names(),
-        # EnvPipe's four are in the table under the same names, as is what others added to it.
-        EnvPipeName(key="gpu", values={name: name for name in gpu_names()}),
-    ),
+    _choice("gpu_type", "FLYBALL_GPU_TYPE", _GPUS, EnvPipeName("gpu", _GPUS)),
     Setting(
-        key="blocking_power_w",
-        variable="FLYBALL_BLOCKING_POWER_W",
-        must_be="W above 0, one value or one per stage (70 or 70,84)",
-        read=_powers_w,
+        "blocking_power_w",
+        "FLYBALL_BLOCKING_POWER_W",
+        "W above 0, one value or one per stage (70 or 70,84)",
+        _powers_w,
     ),
     _choice("profiling", "FLYBALL_PROFILING", Profiling),
     Setting(
-        key="profiling_slowdown",
-        variable="FLYBALL_PROFILING_SLOWDOWN",
-        must_be="a share above 0 and at most 1 (0.1)",
-        read=_share,
+        "profiling_slowdown",
+        "FLYBALL_PROFILING_SLOWDOWN",
+        "a share above 0 and at most 1 (0.1)",
+        _share,
     ),
     _choice("adaptation", "FLYBALL_ADAPTATION", Adaptation),
-    Setting(
-        key="reserve",
-        variable="FLYBALL_RESERVE",
-        must_be="a share from 0 to 0.5 (0.01)",
-        read=_reserve,
-    ),
+    Setting("reserve", "FLYBALL_RESERVE", "a share from 0 to 0.5 (0.01)", _reserve),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
+    Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),
     Setting(
-        key="lease_s",
-        variable="FLYBALL_LEASE_S",
-        must_be="a number of seconds above 0",
-        read=positive_number,
-    ),
-    Setting(
-        key="free_memory_bytes",
-        variable="FLYBALL_FREE_MEMORY_BYTES",
-        must_be="a whole number of bytes, at least 0",
-        read=_num_bytes,
+        "free_memory_bytes",
+        "FLYBALL_FREE_MEMORY_BYTES",
+        "a whole number of bytes, at least 0",
+        _num_bytes,
     ),
 )

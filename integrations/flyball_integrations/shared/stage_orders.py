@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -59,10 +61,8 @@ class StageOrder:
             expected = num_started if unit.is_forward else num_done
             if unit.microbatch != expected:
                 raise OrderError(f"{unit} stands where {unit._replace(microbatch=expected)} must")
-            if unit.is_forward:
-                num_started += 1
-            else:
-                num_done += 1
+            num_started += unit.is_forward
+            num_done += not unit.is_forward
             if num_done > num_started:
                 raise OrderError(f"{unit} stands before its forward")
         if not self.units or num_done != num_started:
@@ -95,11 +95,7 @@ class StageOrder:
     @staticmethod
     def most_held(takes: Sequence[bool]) -> int:
         """Return the maximum held at once, where True takes one and False releases one."""
-        held = most = 0
-        for takes_one in takes:
-            held += 1 if takes_one else -1
-            most = max(most, held)
-        return most
+        return max(accumulate((1 if each else -1 for each in takes), initial=0))
 
 
 def one_f_one_b(num_microbatches: int, num_stages: int, stage: int) -> StageOrder:
@@ -148,27 +144,19 @@ def pulled_actions(orders: Sequence[StageOrder]) -> list[list[Action]]:
     events: list[list[tuple[tuple[int, int, int, int], Action]]] = [[] for _ in orders]
     for stage, (order, starts) in enumerate(zip(orders, _start_times(orders), strict=True)):
         for (is_forward, microbatch), start in zip(order.units, starts, strict=True):
-            receive, compute, _ = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
+            receive, compute, send = _FORWARD_ACTIONS if is_forward else _BACKWARD_ACTIONS
             events[stage].append(((start, 1, 0, stage), (compute, microbatch)))
             source = stage - 1 if is_forward else stage + 1
             if 0 <= source <= last:
                 moment = (start, 0, int(is_forward), stage)
                 events[stage].append((moment, (receive, microbatch)))
-                events[source].append((moment, (_SEND_OF[receive], microbatch)))
-    return [[action for _, action in sorted(of_stage, key=_moment)] for of_stage in events]
+                events[source].append((moment, (send, microbatch)))
+    return [[action for _, action in sorted(of_stage, key=itemgetter(0))] for of_stage in events]
 
 
 _FORWARD_ACTIONS = (Operation.RECEIVE_ACTIVATION, Operation.FORWARD, Operation.SEND_ACTIVATION)
 _BACKWARD_ACTIONS = (Operation.RECEIVE_GRADIENT, Operation.BACKWARD, Operation.SEND_GRADIENT)
-_SEND_OF = {
-    Operation.RECEIVE_ACTIVATION: Operation.SEND_ACTIVATION,
-    Operation.RECEIVE_GRADIENT: Operation.SEND_GRADIENT,
-}
 _FORWARD_TIME, _BACKWARD_TIME = 1, 2
-
-
-def _moment(event: tuple[tuple[int, int, int, int], Action]) -> tuple[int, int, int, int]:
-    return event[0]
 
 
 def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
@@ -176,39 +164,28 @@ def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
     if len({order.num_microbatches for order in orders}) != 1:
         counts = ", ".join(str(order.num_microbatches) for order in orders)
         raise OrderError(f"the stages run different numbers of microbatches: {counts}")
+    last = len(orders) - 1
     starts: list[list[int]] = [[] for _ in orders]
     ends: dict[tuple[int, Unit], int] = {}
+    free = [0] * len(orders)
     moved = True
     while moved:
         moved = False
         for stage, order in enumerate(orders):
-            while len(starts[stage]) < len(order.units):
-                unit = order.units[len(starts[stage])]
-                ready = _ready_time(stage, unit, len(orders) - 1, ends)
-                if ready is None:
+            for unit in order.units[len(starts[stage]) :]:
+                if unit.is_forward:
+                    ready = 0 if stage == 0 else ends.get((stage - 1, unit))
+                elif stage == last:
+                    ready = ends.get((stage, Unit(True, unit.microbatch)))
+                else:
+                    ready = ends.get((stage + 1, unit))
+                if ready is None:  # another stage must continue first
                     break
-                before = order.units[len(starts[stage]) - 1] if starts[stage] else None
-                start = ready if before is None else max(ready, ends[stage, before])
+                start = max(ready, free[stage])
+                free[stage] = start + (_FORWARD_TIME if unit.is_forward else _BACKWARD_TIME)
                 starts[stage].append(start)
-                duration = _FORWARD_TIME if unit.is_forward else _BACKWARD_TIME
-                ends[stage, unit] = start + duration
+                ends[stage, unit] = free[stage]
                 moved = True
-    _require_all_started(orders, starts)
-    return starts
-
-
-def _ready_time(
-    stage: int, unit: Unit, last_stage: int, ends: dict[tuple[int, Unit], int]
-) -> int | None:
-    """Return the arrival time of its input; None: another stage must continue first."""
-    if unit.is_forward:
-        return 0 if stage == 0 else ends.get((stage - 1, unit))
-    if stage == last_stage:
-        return ends.get((stage, Unit(True, unit.microbatch)))
-    return ends.get((stage + 1, unit))
-
-
-def _require_all_started(orders: Sequence[StageOrder], starts: Sequence[Sequence[int]]) -> None:
     waiting = [
         f"stage {stage} for {order.units[len(started)]}"
         for stage, (order, started) in enumerate(zip(orders, starts, strict=True))
@@ -216,3 +193,4 @@ def _require_all_started(orders: Sequence[StageOrder], starts: Sequence[Sequence
     ]
     if waiting:
         raise OrderError(f"the stages would wait for each other for ever: {', '.join(waiting)}")
+    return starts

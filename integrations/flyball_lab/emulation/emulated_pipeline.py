@@ -66,7 +66,7 @@ class SwitchingGpu(EmulatedGpu):
             changed_s = max(part_began_s, in_force_s)
             share_left -= (changed_s - part_began_s) / point.time_s
             point = self._variation.apply(self._points[kind, chunk, self._in_force_mhz])
-            self._meter.begin(point, changed_s)
+            self._meter.run(point, changed_s)
             part_began_s = changed_s
         return kind, chunk, part_began_s - (1 - share_left) * point.time_s, point
 

@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -23,7 +23,7 @@ from flyball_lab.evaluation.configurations import (
     given_models,
     merged_profile,
 )
-from flyball_lab.evaluation.figures import Figure, make_figure
+from flyball_lab.evaluation.figures import FIGURE_NAMES, Figure, make_figure
 from flyball_lab.evaluation.planned_run import (
     EvaluationFailedError,
     RunResult,
@@ -35,92 +35,47 @@ from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
 
 _TIMEOUT_S = 300.0
-
-
-def printed_plans(
-    configuration: Configuration,
-    folder: Path,
-    environment: Mapping[str, str],
-    interruption: Interruption,
-) -> str:
-    """Return `CURRENT_STEP n` and a row a stage, for each step from the unraised plan on.
-
-    Raises:
-        EvaluationFailedError: the process failed.
-        KeyboardInterrupt: a signal came meanwhile.
-    """
-    model, manner = configuration.model, configuration.manner
-    profile = folder / "profile.csv"
-    profile.write_text(
-        write_stage_profile(merged_profile(model.profile, configuration.num_pipelines))
-    )
-    log = folder / "reconfiguration.log"
-    with ChildProcess(
-        [
-            *("-m", "flyball_server.cli.reconfiguration_steps", str(profile)),
-            *("--microbatches", str(configuration.num_microbatches)),
-            *("--blocking-power", repr(model.blocking_power_w)),
-            *("--schedule", manner.schedule, "--policy", manner.policy),
-            *("--reconfigure", manner.reconfigure),
-        ],
-        environment=environment,
-        log=log,
-    ) as process:
-        status = process.wait(interruption, timeout_s=_TIMEOUT_S)
-    if status != 0:
-        raise EvaluationFailedError(
-            f"{configuration.title}: its reconfiguration could not be printed: {tail(log)}"
-        )
-    return f"{configuration.title}\n{log.read_text()}"
-
-
 TOLERANCE_PERCENT = 3.0
 
 # Runs that two figures share are made once; a model of a name and origin has one profile.
 _Key = tuple[str, str, object, int, int]
 
 
-def evaluate(options: argparse.Namespace) -> int:
-    """Run the figures, write and print them; return the exit status.
-
-    Raises:
-        CommandError: folders cannot be used.
-        KeyboardInterrupt: a signal came; no process is left behind.
-    """
-    others = [example_model(), *(given_models(options.profiles) if options.profiles else ())]
-    names = _FIGURES[:-1] if options.figure == "all" else (options.figure,)
-    figures = [make_figure(name, others) for name in names]
-    _make_folder(options.output)
-    try:
-        with Interruption() as interruption, _planner(interruption) as (url, folder, environment):
-            runs = _Runs(options=options, url=url, interruption=interruption)
-            rows = [row for figure in figures for row in _evaluated(figure, runs)]
-            if options.print_plans:
-                _print_plans(runs.results, folder, environment, interruption, options)
-    except (DemoFailedError, EvaluationFailedError) as error:
-        print(f"flyball evaluate: failed: {error}", file=sys.stderr)
-        return 1
-    return _concluded(rows, options)
-
-
 @dataclass(kw_only=True)
-class _Runs:
+class _Evaluation:
     """Runs of the evaluation, each made once, with progress on stderr."""
 
     options: argparse.Namespace
     url: str
+    folder: Path
+    environment: dict[str, str]
     interruption: Interruption
     results: dict[_Key, RunResult] = field(default_factory=dict)
 
-    def result(self, run: Configuration, progress: str) -> RunResult:
-        """Return the result of this run, cached if it was made before."""
-        key = (
-            run.model.name, run.model.origin, run.manner, run.num_microbatches, run.num_pipelines
-        )  # fmt: skip
+    def rows(self, figure: Figure) -> list[Row]:
+        """Return the figure's rows; write its files and print its table."""
+        output = self.options.output
+        num_runs = len(figure.runs)
+        print(f"figure {figure.name}: {num_runs} runs on emulated GPUs", file=sys.stderr)
+        results: dict[Configuration, RunResult] = {}
+        for number, run in enumerate(figure.runs, 1):
+            results[run] = self._result(run, f"{number}/{num_runs} {run.title}")
+        self._show_progress("")
+        rows = rows_of(figure, results)
+        csv = output / f"figure-{figure.name}.csv"
+        write_csv(rows, csv)
+        plots = write_plots(figure, rows, output)
+        if not self.options.json:
+            print(f"{printed_table(figure, rows)}\n{', '.join(map(str, [csv, *plots]))}\n")
+            sys.stdout.flush()
+        return rows
+
+    def _result(self, run: Configuration, progress: str) -> RunResult:
+        model = run.model
+        key = (model.name, model.origin, run.manner, run.num_microbatches, run.num_pipelines)
         if key not in self.results:
             self.interruption.check()
-            if sys.stderr.isatty():
-                print(f"\r\x1b[K{progress} {run.title}", end="", file=sys.stderr, flush=True)
+            self._show_progress(progress)
             self.results[key] = run_configuration(
                 self.url,
                 f"run-{len(self.results)}",
@@ -131,25 +86,71 @@ class _Runs:
             )
         return self.results[key]
 
+    def _show_progress(self, text: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
-def _evaluated(figure: Figure, runs: _Runs) -> list[Row]:
-    """Return the figure's rows; write its files and print its table."""
-    options = runs.options
-    num_runs = len(figure.runs)
-    print(f"figure {figure.name}: {num_runs} runs on emulated GPUs", file=sys.stderr)
-    results = {
-        run: runs.result(run, f"{number}/{num_runs}") for number, run in enumerate(figure.runs, 1)
-    }
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    rows = rows_of(figure, results)
-    csv = options.output / f"figure-{figure.name}.csv"
-    write_csv(rows, csv)
-    plots = write_plots(figure, rows, options.output)
-    if not options.json:
-        print(f"{printed_table(figure, rows)}\n{', '.join(map(str, [csv, *plots]))}\n")
-        sys.stdout.flush()
-    return rows
+    def print_plans(self) -> None:
+        """Print `CURRENT_STEP n` and a row a stage for each reconfiguring step of EnvPipe's."""
+        log = self.folder / "reconfiguration.log"
+        profile = self.folder / "profile.csv"
+        for result in self.results.values():
+            run = result.configuration
+            model, manner = run.model, run.manner
+            if manner.policy != "envelope":
+                continue
+            profile.write_text(
+                write_stage_profile(merged_profile(model.profile, run.num_pipelines))
+            )
+            with ChildProcess(
+                [
+                    *("-m", "flyball_server.cli.reconfiguration_steps", str(profile)),
+                    *("--microbatches", str(run.num_microbatches)),
+                    *("--blocking-power", repr(model.blocking_power_w)),
+                    *("--schedule", manner.schedule, "--policy", manner.policy),
+                    *("--reconfigure", manner.reconfigure),
+                ],
+                environment=self.environment,
+                log=log,
+            ) as process:
+                if process.wait(self.interruption, timeout_s=_TIMEOUT_S) != 0:
+                    raise EvaluationFailedError(
+                        f"{run.title}: its reconfiguration could not be printed: {tail(log)}"
+                    )
+            plans = f"{run.title}\n{log.read_text()}"
+            print(plans, file=sys.stderr if self.options.json else sys.stdout)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Run the figures, write and print them; return the exit status.
+
+    Raises:
+        CommandError: folders cannot be used.
+        KeyboardInterrupt: a signal came; no process is left behind.
+    """
+    others = [example_model(), *(given_models(options.profiles) if options.profiles else ())]
+    names = FIGURE_NAMES if options.figure == "all" else (options.figure,)
+    figures = [make_figure(name, others) for name in names]
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"--output {options.output}: {error.strerror}") from None
+    try:
+        with Interruption() as interruption, _planner(interruption) as (url, folder, environment):
+            evaluation = _Evaluation(
+                options=options,
+                url=url,
+                folder=folder,
+                environment=environment,
+                interruption=interruption,
+            )
+            rows = [row for figure in figures for row in evaluation.rows(figure)]
+            if options.print_plans:
+                evaluation.print_plans()
+    except (DemoFailedError, EvaluationFailedError) as error:
+        print(f"flyball evaluate: failed: {error}", file=sys.stderr)
+        return 1
+    return _concluded(rows, options)
 
 
 def _concluded(rows: Sequence[Row], options: argparse.Namespace) -> int:
@@ -174,27 +175,14 @@ def _concluded(rows: Sequence[Row], options: argparse.Namespace) -> int:
             f"Emulated and predicted differ by at most {largest['time']:.4f} % (time) and"
             f" {largest['energy']:.4f} % (energy). No figure here is a real GPU's."
         )
-    if not agrees:
-        print(
-            f"flyball evaluate: failed: emulated and predicted differ by more than"
-            f" {TOLERANCE_PERCENT:g} %",
-            file=sys.stderr,
-        )
-    return 0 if agrees else 1
-
-
-def _print_plans(
-    results: dict[_Key, RunResult],
-    folder: Path,
-    environment: dict[str, str],
-    interruption: Interruption,
-    options: argparse.Namespace,
-) -> None:
-    for result in results.values():
-        run = result.configuration
-        if run.manner.policy == "envelope":
-            plans = printed_plans(run, folder, environment, interruption)
-            print(plans, file=sys.stderr if options.json else sys.stdout)
+    if agrees:
+        return 0
+    print(
+        f"flyball evaluate: failed: emulated and predicted differ by more than"
+        f" {TOLERANCE_PERCENT:g} %",
+        file=sys.stderr,
+    )
+    return 1
 
 
 @contextmanager
@@ -211,18 +199,9 @@ def _planner(interruption: Interruption) -> Iterator[tuple[str, Path, dict[str, 
             yield wait_for_planner(planner, interruption), folder.path, environment
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(f"--output {folder}: {error.strerror}") from None
-
-
-_FIGURES = ("9", "10", "11", "12", "13", "orders", "all")
 _PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "highspy", "numba", "matplotlib")
 _MAX_STEPS = 1000
 _MAX_LATENCY_MS = 1000.0
-_DEFAULT_OUTPUT = "flyball-evaluation"
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -233,7 +212,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--figure",
-        choices=_FIGURES,
+        choices=(*FIGURE_NAMES, "all"),
         default="all",
         help="9 models, 10 breakdown, 11 reconfiguration, 12 data-parallel x pipeline-parallel,"
         " 13 microbatches, orders: EnvPipe's order against 1F1B (default: %(default)s)",
@@ -243,8 +222,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--output",
         metavar="FOLDER",
         type=Path,
-        default=Path(_DEFAULT_OUTPUT),
-        help=f"where CSV files and plots go (default: {_DEFAULT_OUTPUT})",
+        default=Path("flyball-evaluation"),
+        help="where CSV files and plots go (default: %(default)s)",
     )
     parser.add_argument(
         "--profiles",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
-from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import Policy, Reconfigure
@@ -22,11 +22,11 @@ class Model:
     """A pipeline to emulate.
 
     Attributes:
-        gpu: name in the GPU table.
-        origin: of its profile: FITTED, or GIVEN by the user.
-        microbatch_size: samples of a microbatch; None: unknown.
-        num_microbatches: of an iteration in the figures that do not vary them.
-        blocking_power_w: W of a waiting GPU.
+        gpu: Name in the GPU table.
+        origin: Origin of the profile: FITTED, or GIVEN by the user.
+        microbatch_size: Number of samples of a microbatch; None: unknown.
+        num_microbatches: Microbatches of an iteration in the figures that do not vary them.
+        blocking_power_w: Power in W of a waiting GPU.
     """
 
     name: str
@@ -39,17 +39,17 @@ class Model:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
+        """Number of pipeline stages."""
         return self.profile.num_stages
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Manner:
     """Choice of clocks and order.
 
     Attributes:
-        label: in tables and plots.
-        policy, schedule, reconfigure: as the planner names them.
+        label: Label in tables and plots.
+        policy, schedule, reconfigure: The planner's names.
     """
 
     label: str
@@ -63,7 +63,7 @@ class Configuration:
     """One run.
 
     Attributes:
-        num_pipelines: data-parallel ones, alike.
+        num_pipelines: Number of data-parallel pipelines, all equal.
     """
 
     model: Model
@@ -73,73 +73,37 @@ class Configuration:
 
     @property
     def num_ranks(self) -> int:
-        """GPUs of the run."""
+        """Number of GPUs of the run."""
         return self.num_pipelines * self.model.num_stages
 
     @property
     def title(self) -> str:
-        """For progress and messages."""
-        shape = (
-            f", {self.num_pipelines} x {self.model.num_stages}" if self.num_pipelines > 1 else ""
-        )
-        return (
-            f"{self.model.name}, {self.num_microbatches} microbatches{shape}: {self.manner.label}"
-        )
+        """Name of the run in progress lines and messages."""
+        name, num_stages = self.model.name, self.model.num_stages
+        shape = f", {self.num_pipelines} x {num_stages}" if self.num_pipelines > 1 else ""
+        return f"{name}, {self.num_microbatches} microbatches{shape}: {self.manner.label}"
 
 
-BASELINE = Manner(
-    label="baseline", policy=Policy.BASELINE, schedule="1f1b", reconfigure=Reconfigure.DEFAULT
+BASELINE = Manner("baseline", Policy.BASELINE, "1f1b", Reconfigure.DEFAULT)
+UNIFORM = Manner("uniform", Policy.UNIFORM, "1f1b", Reconfigure.DEFAULT)
+ENVELOPE_1F1B = Manner("envelope, 1F1B, balanced", Policy.ENVELOPE, "1f1b", Reconfigure.BALANCED)
+ENVELOPE_DEFAULT, ENVELOPE_GREEDY, ENVPIPE = (
+    Manner(f"envelope, EnvPipe's order, {reconfigure}", Policy.ENVELOPE, "envpipe", reconfigure)
+    for reconfigure in (Reconfigure.DEFAULT, Reconfigure.GREEDY, Reconfigure.BALANCED)
 )
-UNIFORM = Manner(
-    label="uniform", policy=Policy.UNIFORM, schedule="1f1b", reconfigure=Reconfigure.DEFAULT
-)
-ENVELOPE_1F1B = Manner(
-    label="envelope, 1F1B, balanced",
-    policy=Policy.ENVELOPE,
-    schedule="1f1b",
-    reconfigure=Reconfigure.BALANCED,
-)
-ENVELOPE_DEFAULT = Manner(
-    label="envelope, EnvPipe's order, default",
-    policy=Policy.ENVELOPE,
-    schedule="envpipe",
-    reconfigure=Reconfigure.DEFAULT,
-)
-ENVELOPE_GREEDY = Manner(
-    label="envelope, EnvPipe's order, greedy",
-    policy=Policy.ENVELOPE,
-    schedule="envpipe",
-    reconfigure=Reconfigure.GREEDY,
-)
-ENVPIPE = Manner(
-    label="envelope, EnvPipe's order, balanced",
-    policy=Policy.ENVELOPE,
-    schedule="envpipe",
-    reconfigure=Reconfigure.BALANCED,
-)
-FRONTIER_1F1B = Manner(
-    label="frontier, 1F1B",
-    policy=Policy.FRONTIER,
-    schedule="1f1b",
-    reconfigure=Reconfigure.BALANCED,
-)
-FRONTIER_ENVPIPE = Manner(
-    label="frontier, EnvPipe's order",
-    policy=Policy.FRONTIER,
-    schedule="envpipe",
-    reconfigure=Reconfigure.BALANCED,
+FRONTIER_1F1B, FRONTIER_ENVPIPE = (
+    Manner(f"frontier, {order}", Policy.FRONTIER, schedule, Reconfigure.BALANCED)
+    for order, schedule in (("1F1B", "1f1b"), ("EnvPipe's order", "envpipe"))
 )
 
 
 def merged_profile(profile: StageProfile, num_pipelines: int) -> StageProfile:
-    """The profile of as many alike pipelines merged: energies and ranks of a stage add up."""
-    if num_pipelines == 1:
-        return profile
-    return _changed(profile, num_pipelines=num_pipelines)
+    """Return the profile of equal pipelines merged: energies and ranks of a stage add up."""
+    return profile if num_pipelines == 1 else _changed(profile, num_pipelines=num_pipelines)
 
 
 def with_heavier_last_stage(profile: StageProfile, factor: float) -> StageProfile:
-    """The last stage takes `factor` times as long, at the same power: time and energy grow."""
+    """Return the profile with the last stage's times and energies multiplied by `factor`."""
     return _changed(profile, last_stage_factor=factor)
 
 
@@ -150,8 +114,8 @@ def _changed(
     return StageProfile(
         points={
             (stage, kind): tuple(
-                OperatingPoint(
-                    frequency_mhz=point.frequency_mhz,
+                replace(
+                    point,
                     time_s=point.time_s * factors[stage],
                     energy_j=point.energy_j * factors[stage] * num_pipelines,
                 )
@@ -165,12 +129,8 @@ def _changed(
     )
 
 
-# Of the profiles that come without an experiment of EnvPipe's: as EnvPipe's 4 a stage.
-_MICROBATCHES_PER_STAGE = 4
-
-
 def fitted_model(name: str, *, num_pipelines: int = 1) -> Model:
-    """A model of EnvPipe's; its samples are shared out over the pipelines."""
+    """Return a model of EnvPipe's; its samples are divided among the pipelines."""
     fitted = load_fitted_model(name)
     per_pipeline = fitted.minibatch_size // num_pipelines
     return Model(
@@ -184,24 +144,34 @@ def fitted_model(name: str, *, num_pipelines: int = 1) -> Model:
     )
 
 
-def example_model() -> Model:
-    """The shipped GPT-3 175B pipeline on A100."""
-    profile = load_example_profile()
+def _blocking_powers_w() -> dict[str, float]:
+    """Return the blocking powers, W, of the GPUs whose table has one."""
+    powers_w = {name: load_gpu_window(name).blocking_power_w for name in gpu_names()}
+    return {name: power_w for name, power_w in powers_w.items() if power_w is not None}
+
+
+def _own_model(name: str, gpu: str, origin: str, profile: StageProfile) -> Model:
+    """Return a model without an experiment of EnvPipe's, with EnvPipe's 4 microbatches a stage."""
     return Model(
-        name=EXAMPLE_PROFILE_NAME,
-        gpu="a100",
-        origin=FITTED,
+        name=name,
+        gpu=gpu,
+        origin=origin,
         microbatch_size=None,
-        num_microbatches=_MICROBATCHES_PER_STAGE * profile.num_stages,
-        blocking_power_w=_table_power_w("a100"),
+        num_microbatches=4 * profile.num_stages,
+        blocking_power_w=_blocking_powers_w()[gpu],
         profile=profile,
     )
 
 
-def given_models(folder: Path) -> tuple[Model, ...]:
-    """One model for each stage profile (`*.csv`) in a folder, by name.
+def example_model() -> Model:
+    """Return the shipped GPT-3 175B pipeline on A100."""
+    return _own_model(EXAMPLE_PROFILE_NAME, "a100", FITTED, load_example_profile())
 
-    The file's name says the GPU, for the blocking power: `gpt3-175b+a40_bf16.csv`.
+
+def given_models(folder: Path) -> tuple[Model, ...]:
+    """Return one model for each stage profile (`*.csv`) in a folder, by name.
+
+    The file's name contains the GPU, for the blocking power: `gpt3-175b+a40_bf16.csv`.
 
     Raises:
         CommandError: there is none, one cannot be read, or its GPU's blocking power is unknown.
@@ -212,41 +182,21 @@ def given_models(folder: Path) -> tuple[Model, ...]:
         raise CommandError(f"--profiles {folder}: {error.strerror}") from None
     if not files:
         raise CommandError(f"--profiles {folder}: no stage profile (*.csv) is in this folder")
-    return tuple(_given_model(path) for path in files)
-
-
-def _given_model(path: Path) -> Model:
-    try:
-        profile = read_stage_profile(path)
-    except ProfileError as error:
-        raise CommandError(error.located(str(path))) from None
-    gpu = _gpu_of(path)
-    return Model(
+    known = _blocking_powers_w()
+    models: list[Model] = []
+    for path in files:
+        try:
+            profile = read_stage_profile(path)
+        except ProfileError as error:
+            raise CommandError(error.located(str(path))) from None
+        named = [gpu for gpu in known if gpu in path.stem.lower()]
+        if not named:
+            raise CommandError(
+                f"{path}: the file's name must say the GPU, for its blocking power: one of"
+                f" {', '.join(known)}"
+            )
         # The shipped example may be given too, by its own name.
-        name=f"{path.stem} (given)" if path.stem == EXAMPLE_PROFILE_NAME else path.stem,
-        gpu=gpu,
-        origin=GIVEN,
-        microbatch_size=None,
-        num_microbatches=_MICROBATCHES_PER_STAGE * profile.num_stages,
-        blocking_power_w=_table_power_w(gpu),
-        profile=profile,
-    )
-
-
-def _gpu_of(path: Path) -> str:
-    """The GPU that a file's name contains; the longest name wins: a6000 before a60."""
-    known = [name for name in gpu_names() if load_gpu_window(name).blocking_power_w is not None]
-    named = [name for name in known if name in path.stem.lower()]
-    if not named:
-        raise CommandError(
-            f"{path}: the file's name must say the GPU, for its blocking power: one of"
-            f" {', '.join(known)}"
-        )
-    return max(named, key=len)
-
-
-def _table_power_w(gpu: str) -> float:
-    power_w = load_gpu_window(gpu).blocking_power_w
-    if power_w is None:
-        raise LookupError(f"the GPU table has no blocking power for {gpu}")
-    return power_w
+        name = f"{path.stem} (given)" if path.stem == EXAMPLE_PROFILE_NAME else path.stem
+        # The longest name wins: a6000 before a60.
+        models.append(_own_model(name, max(named, key=len), GIVEN, profile))
+    return tuple(models)
