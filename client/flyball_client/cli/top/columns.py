@@ -61,21 +61,19 @@ def laid_out(
     return [(title,), *lines] if title.text.strip() else lines
 
 
-def _widths(columns: Columns, rows: Rows) -> list[int]:
-    """Return the width that each column needs; 0: it is empty, and left out."""
-    cells = [max((len(row[i].text) for row in rows), default=0) for i in range(len(columns))]
-    return [wide and max(wide, len(columns[i].heading)) for i, wide in enumerate(cells)]
-
-
 def _fitted(columns: Columns, rows: Rows, width: int) -> list[int]:
-    """Return the columns' widths; 0: left out."""
-    widths = _widths(columns, rows)
+    """Return the columns' widths; 0: left out, or empty."""
+    widths = [max((len(row[i].text) for row in rows), default=0) for i in range(len(columns))]
+    widths = [
+        wide and max(wide, len(column.heading))
+        for wide, column in zip(widths, columns, strict=True)
+    ]
     for i in sorted(range(len(widths)), key=lambda i: (-columns[i].rank, -i)):
         if _total(widths) <= width or not columns[i].rank:
             break
         widths[i] = 0
     too_wide = _total(widths) - width
-    if too_wide > 0 and widths:
+    if too_wide > 0:
         widths[0] = min(widths[0], max(widths[0] - too_wide, _SHORTEST_NAME))
     return widths
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.cli.report_text import energy_text
-from flyball_client.cli.top.columns import MEASURED, Column, Rows, laid_out
+from flyball_client.cli.top.columns import MEASURED, Column, laid_out
 from flyball_client.cli.top.lines import (
     ENERGY_J,
     PERCENT,
@@ -38,7 +38,6 @@ from flyball_client.cli.top.stages import how, power_w, stage_lines, step_lines
 from flyball_wire.closed_loop import Estimate, Straggler
 from flyball_wire.read_models import (
     JobOverview,
-    MeasuredIteration,
     Overview,
     PlanSummary,
     PredictedIteration,
@@ -77,11 +76,7 @@ _NO_JOBS = (
     "  flyball.attach(engine, ...)  yours, in its training script",
 )
 _SHOWN_VERSIONS = 8
-_RAN_AT = {
-    "highest": "highest clocks",
-    "default": "default clocks",
-    "profiling": "profiling",
-}
+_RAN_AT = {"highest": "highest clocks", "default": "default clocks"}
 _FIGURES = (
     Column(heading="", is_text=True),
     Column(heading="", is_text=True),
@@ -125,32 +120,23 @@ def jobs_page(overview: Overview, origin: str, paper: Paper) -> Page:
     """Draw the page; `origin` names the planner and the time of reading."""
     body: list[Line] = []
     all_rows = [_job_row(job, paper.now) for job in overview.jobs]
+    # Living jobs first, each at the same place in every frame.
+    in_order = sorted(overview.jobs, key=lambda job: (job.state in _OVER, job.job_id))
     for emulated in (False, True):
-        jobs = [job for job in overview.jobs if job.emulated is emulated]
-        if jobs:
-            body += [(), *_section(jobs, all_rows, paper)]
+        if jobs := [job for job in in_order if job.emulated is emulated]:
+            rows = [_job_row(job, paper.now) for job in jobs]
+            table = laid_out(_JOBS, rows, paper.width, measured=how(jobs[0]), beside=all_rows)
+            body += [(), *flowed(_totals(jobs), paper.width), *table]
     if not overview.jobs:
         body = [(), *((Span(line, Tone.MUTED),) for line in _NO_JOBS)]
     title = [Span("all jobs", Tone.TITLE), Span(drawable(origin), Tone.MUTED)]
     return Page(head=tuple(flowed(title, paper.width)), body=tuple(body))
 
 
-def _section(jobs: list[JobOverview], all_rows: Rows, paper: Paper) -> list[Line]:
-    rows = [_job_row(job, paper.now) for job in sorted(jobs, key=_place)]
-    table = laid_out(_JOBS, rows, paper.width, measured=how(jobs[0]), beside=all_rows)
-    return [*flowed(_totals(jobs), paper.width), *table]
-
-
-def _place(job: JobOverview) -> tuple[bool, str]:
-    """Sort living jobs first, each at the same place in every frame."""
-    return job.state in _OVER, job.job_id
-
-
 def _totals(jobs: list[JobOverview]) -> list[Span]:
     living = [job for job in jobs if job.state not in _OVER]
     num_over = len(jobs) - len(living)
-    gpus = "emulated GPUs" if jobs[0].emulated else "GPUs"
-    number = "1 job" if len(jobs) == 1 else f"{len(jobs)} jobs"
+    gpus, number = _gpus(jobs[0]), _counted(len(jobs), "job")
     present, ranks = sum(job.num_present for job in living), sum(job.num_ranks for job in living)
     parts = [
         Span(f"{gpus}: no figure here is a real GPU's" if jobs[0].emulated else gpus, Tone.TITLE),
@@ -166,20 +152,36 @@ def _totals(jobs: list[JobOverview]) -> list[Span]:
     return parts
 
 
+def _gpus(job: JobOverview) -> str:
+    return "emulated GPUs" if job.emulated else "GPUs"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _state(job: JobOverview) -> Span:
+    return Span(drawable(job.state), _STATE_TONES.get(job.state, Tone.PLAIN))
+
+
+def _present(job: JobOverview, text: str) -> Span:
+    is_short = job.state not in _OVER and job.num_present < job.num_ranks
+    return Span(text, Tone.WARN if is_short else Tone.PLAIN)
+
+
 def _job_row(job: JobOverview, now: datetime) -> Line:
-    is_over = job.state in _OVER
-    is_short = not is_over and job.num_present < job.num_ranks
-    newest, saving, slower = job.measured, job.saving_percent, job.slowdown_percent
+    newest, saving = job.measured, job.saving_percent
+    time_s, energy_j = (newest.iteration_time_s, newest.energy_j) if newest else (None, None)
     return (
-        Span(drawable(job.job_id), Tone.MUTED if is_over else Tone.TITLE),
-        Span(drawable(job.state), _STATE_TONES.get(job.state, Tone.PLAIN)),
-        Span(f"{job.num_present}/{job.num_ranks}", Tone.WARN if is_short else Tone.PLAIN),
+        Span(drawable(job.job_id), Tone.MUTED if job.state in _OVER else Tone.TITLE),
+        _state(job),
+        _present(job, f"{job.num_present}/{job.num_ranks}"),
         *texts(
-            _versions_cell(job),
-            UNKNOWN if newest is None else drawable(newest.clocks),
-            UNKNOWN if newest is None else number_text(newest.iteration_time_s, TIME_S),
-            UNKNOWN if newest is None else number_text(newest.energy_j, ENERGY_J),
-            number_text(slower, SIGNED_PERCENT),
+            _version(job, "{}", "{} waits") or UNKNOWN,
+            drawable(newest.clocks) if newest else UNKNOWN,
+            number_text(time_s, TIME_S),
+            number_text(energy_j, ENERGY_J),
+            number_text(job.slowdown_percent, SIGNED_PERCENT),
         ),
         Span(number_text(saving, PERCENT), _saving_tone(saving)),
         Span(interval_text(saving, PERCENT)),
@@ -187,6 +189,16 @@ def _job_row(job: JobOverview, now: datetime) -> Line:
         *_predicted_cells(job.predicted),
         Span(f"{age_text(job.heard_at, now)} ago", Tone.MUTED),
     )
+
+
+def _version(job: JobOverview, active: str, waiting: str) -> str:
+    """Return the active version, and the newest where that still waits for its ranks."""
+    parts: list[str] = []
+    if job.active_version is not None:
+        parts.append(active.format(job.active_version))
+    if job.newest_version not in {None, job.active_version}:
+        parts.append(waiting.format(job.newest_version))
+    return ", ".join(parts)
 
 
 def _predicted_cells(predicted: PredictedIteration | None) -> Line:
@@ -209,16 +221,6 @@ def _saving_tone(saving: Estimate | None) -> Tone:
     return Tone.BAD if saving.high < 0 else Tone.PLAIN
 
 
-def _versions_cell(job: JobOverview) -> str:
-    """Return the active version, and the newest where that still waits for its ranks."""
-    if job.newest_version is None:
-        return UNKNOWN
-    if job.active_version == job.newest_version:
-        return str(job.active_version)
-    waiting = f"{job.newest_version} waits"
-    return waiting if job.active_version is None else f"{job.active_version}, {waiting}"
-
-
 def job_page(reading: JobReading, origin: str, paper: Paper) -> Page:
     """Draw the page; `origin` names the time of reading."""
     overview = reading.overview
@@ -229,8 +231,7 @@ def job_page(reading: JobReading, origin: str, paper: Paper) -> Page:
         *_stragglers(reading.stragglers, paper),
         *_versions(reading, paper),
     ]
-    title = [*_title(reading, paper.now), Span(drawable(origin), Tone.MUTED)]
-    head = flowed(title, paper.width)
+    head = flowed([*_title(reading, paper.now), Span(drawable(origin), Tone.MUTED)], paper.width)
     if overview.problem is not None:
         problem = f"problem: {drawable(overview.problem)}"
         head += wrapped(problem, paper.width, Tone.BAD, most_lines=3)
@@ -239,38 +240,21 @@ def job_page(reading: JobReading, origin: str, paper: Paper) -> Page:
 
 def _title(reading: JobReading, now: datetime) -> list[Span]:
     job = reading.overview
-    gpus = "emulated GPUs" if job.emulated else "GPUs"
-    is_short = job.state not in _OVER and job.num_present < job.num_ranks
     registered = f", {job.num_registered} registered" if job.num_registered < job.num_ranks else ""
-    parts = [
+    stragglers = _counted(len(reading.stragglers), "straggler")
+    version = _version(job, "version {} active", "version {} waits for its ranks")
+    return [
         Span(drawable(job.job_id), Tone.TITLE),
-        Span(drawable(job.state), _STATE_TONES.get(job.state, Tone.PLAIN)),
-        Span(
-            f"{job.num_present} of {job.num_ranks} {gpus} present{registered}",
-            Tone.WARN if is_short else Tone.PLAIN,
-        ),
+        _state(job),
+        *([Span(stragglers, Tone.WARN)] if reading.stragglers else []),
+        _present(job, f"{job.num_present} of {job.num_ranks} {_gpus(job)} present{registered}"),
         Span(f"{job.num_stages} stages, {job.num_microbatches} microbatches"),
         Span(drawable(job.schedule)),
         Span(f"{drawable(job.policy)}, target {target_text(job.target)}"),
-        Span(_version(job)),
+        Span(version or "no plan yet"),
         Span(f"{job.num_steps} steps"),
         Span(f"heard of {age_text(job.heard_at, now)} ago", Tone.MUTED),
     ]
-    if reading.stragglers:
-        number = len(reading.stragglers)
-        parts.insert(2, Span("1 straggler" if number == 1 else f"{number} stragglers", Tone.WARN))
-    return parts
-
-
-def _version(job: JobOverview) -> str:
-    if job.newest_version is None:
-        return "no plan yet"
-    if job.active_version == job.newest_version:
-        return f"version {job.active_version} active"
-    waiting = f"version {job.newest_version} waits for its ranks"
-    if job.active_version is None:
-        return waiting
-    return f"version {job.active_version} active, {waiting}"
 
 
 def _figures(job: JobOverview, paper: Paper) -> list[Line]:
@@ -291,20 +275,23 @@ def _figures(job: JobOverview, paper: Paper) -> list[Line]:
 
 def _measured_rows(job: JobOverview) -> list[Line]:
     rows: list[Line] = []
-    if (newest := job.measured) is not None:
+    newest = job.measured
+    if newest is not None:
         steps = f"steps {newest.first_step} to {newest.last_step}"
         if newest.num_steps != newest.last_step - newest.first_step + 1:
             steps = f"{newest.num_steps} of {steps}"
         time = number_text(newest.iteration_time_s, TIME_S)
         energy = number_text(newest.energy_j, ENERGY_J)
-        rows.append(texts(_ran_at(newest), how(job), time, "", energy, "", steps))
-    how_long, energy_j = job.measured_baseline_time_s, job.measured_baseline_energy_j
-    if how_long is not None:
-        time, energy = number_text(how_long, TIME_S), number_text(energy_j, ENERGY_J)
-        within = interval_text(how_long, TIME_S), interval_text(energy_j, ENERGY_J)
-        steps = f"{how_long.num_steps} steps"
-        row = texts("highest clocks", how(job), time, within[0], energy, within[1], steps)
-        rows.append(row)
+        ran_at = _RAN_AT.get(newest.clocks, drawable(newest.clocks))
+        if newest.clocks == "plan" and newest.version is not None:
+            ran_at = f"plan, version {newest.version}"
+        rows.append(texts(ran_at, how(job), time, "", energy, "", steps))
+    time_s, energy_j = job.measured_baseline_time_s, job.measured_baseline_energy_j
+    if time_s is not None:
+        time, energy = number_text(time_s, TIME_S), number_text(energy_j, ENERGY_J)
+        within = interval_text(time_s, TIME_S), interval_text(energy_j, ENERGY_J)
+        steps = f"{time_s.num_steps} steps"
+        rows.append(texts("highest clocks", how(job), time, within[0], energy, within[1], steps))
     slower, saving = job.slowdown_percent, job.saving_percent
     if slower is not None or saving is not None:
         longer = number_text(slower, SIGNED_PERCENT, " %")
@@ -332,32 +319,21 @@ def _predicted_rows(job: JobOverview) -> list[Line]:
     ]
 
 
-def _ran_at(measured: MeasuredIteration) -> str:
-    if measured.clocks == "plan" and measured.version is not None:
-        return f"plan, version {measured.version}"
-    return _RAN_AT.get(measured.clocks, drawable(measured.clocks))
-
-
 def _stragglers(stragglers: Sequence[Straggler], paper: Paper) -> list[Line]:
-    if not stragglers:
-        return []
-    lines: list[Line] = [(), (Span("stragglers", Tone.HEADING),)]
+    lines: list[Line] = [(), (Span("stragglers", Tone.HEADING),)] if stragglers else []
     for straggler in stragglers:
         reason = f" ({drawable(straggler.reason)})" if straggler.source == "detected" else ""
+        source = drawable(straggler.source)
+        for word, moment in (("from", straggler.from_time), ("to", straggler.until_time)):
+            source += "" if moment is None else f" {word} {moment_text(moment, paper.now)}"
         parts = [
             Span(f"rank {straggler.rank}", Tone.WARN),
             Span(f"{straggler.slowdown:.3g} times as long{reason}"),
-            Span(f"{drawable(straggler.source)}{_when(straggler, paper.now)}"),
+            Span(source),
             Span("in the plan" if straggler.is_planned else "not in the plan yet"),
         ]
         lines += flowed(parts, paper.width)
     return lines
-
-
-def _when(straggler: Straggler, now: datetime) -> str:
-    since = "" if straggler.from_time is None else f" from {moment_text(straggler.from_time, now)}"
-    until = "" if straggler.until_time is None else f" to {moment_text(straggler.until_time, now)}"
-    return since + until
 
 
 def _versions(reading: JobReading, paper: Paper) -> list[Line]:

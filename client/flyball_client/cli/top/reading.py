@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import takewhile
 
 from flyball_client.api.errors import PlannerBusyError, PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -86,26 +87,24 @@ class JobReader:
         ):
             known = None
         self._num_reads += 1
-        whole = () if known is None else _steps_before_gap(known.steps, overview.num_ranks)
+        # Steps from the first that lacks ranks on are read again.
+        whole = tuple(
+            takewhile(
+                lambda step: step.num_ranks >= overview.num_ranks, known.steps if known else ()
+            )
+        )
         newer = self._planner.list_stages_of_steps(
             self._job_id, limit=KEPT_STEPS, after_step=whole[-1].step if whole else -1
         )
         is_same_plan = known is not None and _versions(known.overview) == _versions(overview)
+        history = known.history if known is not None and is_same_plan else None
         self._known = JobReading(
             overview=overview,
             steps=(*whole, *newer)[-KEPT_STEPS:],
-            history=known.history
-            if known is not None and is_same_plan
-            else self._planner.get_history(self._job_id),
+            history=self._planner.get_history(self._job_id) if history is None else history,
             stragglers=self._planner.list_stragglers(self._job_id),
         )
         return self._known
-
-
-def _steps_before_gap(steps: tuple[StagesOfStep, ...], num_ranks: int) -> tuple[StagesOfStep, ...]:
-    """Return the steps before the first that lacks ranks."""
-    gap = next((i for i, step in enumerate(steps) if step.num_ranks < num_ranks), len(steps))
-    return steps[:gap]
 
 
 def _versions(overview: JobOverview) -> tuple[int | None, int | None]:
