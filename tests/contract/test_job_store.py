@@ -15,6 +15,7 @@ from tests.planner.samples import (
     rank_record,
     step_record,
 )
+from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.errors import StoreClosedError
@@ -28,10 +29,11 @@ from flyball_server.jobs.loop_state import (
 )
 from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
 from flyball_server.jobs.store.contract import JobStore
+from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import ProfilingResult, Timetable, TimetableWindow
-from flyball_wire.plan_options import Effort
+from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
 
 
 class TestJobStore:
@@ -77,6 +79,39 @@ class TestJobStore:
             assert writer.find_job("job") == job
         with store.reading() as reader:
             assert reader.find_job("job") == job
+
+    def test_orders_chunks_and_weight_versions_come_out_as_they_went_in(
+        self, store: JobStore
+    ) -> None:
+        order = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
+        given = {"order": (order, order), "virtual_stages": ((0, 3), (1, 2))}
+        spec = job_spec(schedule="explicit", num_microbatches=1, **given)
+        recomputing = job_spec(schedule="torchgpipe", checkpoint=Checkpoint.ALWAYS)
+        jobs = (
+            job_record(registered=spec, in_force=replace(spec, target="least-energy")),
+            job_record("other", registered=recomputing, in_force=recomputing),
+        )
+        chunked = timed_profile(2, {F: 0.1, B: 1 / 3}, num_chunks=2)
+        power = PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE)
+        explicit = PlanRequest(profile=chunked, num_microbatches=1, options=power).with_options(
+            schedule="explicit", **given
+        )
+        periodic = PlanRequest(profile=equal_profile(2), num_microbatches=4, options=power)
+        requests = (explicit, periodic.with_options(schedule="pipedream"))
+        plans = tuple(
+            plan_record(version, plan=make_plan(request).plan)
+            for version, request in enumerate(requests, start=1)
+        )
+        with store.writing("job") as writer:
+            for job in jobs:
+                writer.save_job(job)
+            writer.save_profile("job", chunked)
+            for plan in plans:
+                writer.add_plan(plan)
+        with store.reading() as reader:
+            assert reader.list_jobs() == jobs
+            assert reader.find_profile("job") == chunked
+            assert reader.list_plans("job") == plans
 
     def test_jobs_are_listed_by_creation_then_by_name(self, store: JobStore) -> None:
         late = job_record("a", seconds_later=1)

@@ -12,7 +12,6 @@ from tests.planner.samples import step_record
 from tests.planner.use_cases import change_target, put_profile
 
 from flyball_server.jobs.job_state import JobState
-from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inspection import get_job, require_job
@@ -220,14 +219,3 @@ def test_a_finding_holds_for_no_other_profile_and_no_other_run(
     monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", overtaken)
     job.run(1, slow(1, 1.4))
     assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
-
-
-def test_where_no_slot_is_free_what_was_found_is_stored_and_planned_later() -> None:
-    slots = PlanningSlots(1)
-    job = Running(adaptation="frontier", effort="low", pacing=StragglerReconciler(slots))
-    with slots.taken():
-        job.run(MIN_STEPS + 1, slow(1, 1.4))
-        assert [view.rank for view in list_stragglers(job.services, "job")] == [1]
-        assert job.newest.version == 1
-    ReplanReconciler(slots)(job.services, "job")
-    assert job.newest.version == 2

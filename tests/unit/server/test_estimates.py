@@ -64,25 +64,18 @@ def read_late(chance: random.Random, energies_j: list[float]) -> list[float]:
 # ------------------------------------------------------------------ one series
 
 
-def test_two_steps_give_the_interval_of_two_values() -> None:
-    estimate = batch_means([9.0, 11.0]).estimate()
-    assert estimate == MeanEstimate(mean=10, variance=1, degrees_of_freedom=1, num_steps=2)
-    interval = estimate.interval()
-    assert interval.high == pytest.approx(10 + 12.706, abs=1e-3)
-
-
-def test_eight_steps_make_four_batches_of_two() -> None:
-    estimate = batch_means([1, 3, 2, 2, 5, 3, 4, 4]).estimate()
-    assert estimate is not None
-    assert estimate.degrees_of_freedom == 3
-    assert estimate.mean == 3
-    assert estimate.variance == pytest.approx(statistics.variance([2, 2, 4, 4]) / 4)
-
-
-def test_one_step_has_a_mean_and_no_interval() -> None:
-    estimate = batch_means([7.0]).estimate()
-    assert estimate is not None
-    assert estimate.interval() == Estimate(mean=7, low=None, high=None, num_steps=1)
+def test_a_few_steps_give_the_interval_of_their_batches() -> None:
+    one, two, eight = (
+        batch_means(values).estimate()
+        for values in ([7.0], [9.0, 11.0], [1.0, 3.0, 2.0, 2.0, 5.0, 3.0, 4.0, 4.0])
+    )
+    assert one is not None
+    assert one.interval() == Estimate(mean=7, low=None, high=None, num_steps=1)
+    assert two == MeanEstimate(mean=10, variance=1, degrees_of_freedom=1, num_steps=2)
+    assert two.interval().high == pytest.approx(10 + 12.706, abs=1e-3)
+    assert eight is not None
+    assert (eight.degrees_of_freedom, eight.mean) == (3, 3)
+    assert eight.variance == pytest.approx(statistics.variance([2, 2, 4, 4]) / 4)
 
 
 @pytest.mark.parametrize("num_values", [1023, 1024, 1025, 2048, 5000, 100_003])

@@ -88,14 +88,6 @@ def ended(client: Client) -> bool:
     return client.messages[-1].get("more_body") is False
 
 
-async def test_a_stream_of_no_time_sends_the_state_and_ends() -> None:
-    async with streaming(wait_s=0) as (_, client, _):
-        pass
-    assert client.messages[0]["status"] == 200
-    assert client.bodies == [b"retry: 1000\n\nevent: number\ndata: 0\n\n", b""]
-    assert ended(client)
-
-
 class Beginning:
     """What a stream begins with, which takes its time."""
 

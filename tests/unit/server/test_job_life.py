@@ -113,13 +113,6 @@ def test_a_rank_that_never_registers_is_named_and_holds_nothing_up_but_the_plan(
     assert acknowledged.first_step is None
 
 
-def test_a_version_waits_for_the_ranks_that_do_not_acknowledge_it(life: Life) -> None:
-    acknowledge(life.services, "job", 0, version=1, current_step=3)
-    assert life.notes() == ("version 1 waits for rank 1 to acknowledge it",)
-    acknowledge(life.services, "job", 1, version=1, current_step=3)
-    assert life.notes() == ()
-
-
 def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) -> None:
     for rank in (0, 1):
         acknowledge(life.services, "job", rank, version=1, current_step=3)

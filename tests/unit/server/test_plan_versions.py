@@ -143,18 +143,6 @@ def test_all_ranks_of_the_job_are_awaited_not_only_those_registered() -> None:
     assert first_step(services, 3, 1, 0) == 5
 
 
-def test_an_overtaken_version_is_named_no_more(services: Services) -> None:
-    first_step(services, 0, 1, 3)
-    make_version(services, 2)
-    first_step(services, 0, 2, 4)
-    assert first_step(services, 1, 1, 4) is None
-    assert first_step(services, 1, 2, 4) == 9
-    for rank in (0, 1):
-        register_rank(services.jobs, rank_record(rank))
-        assert first_step(services, rank, 1, 20) is None
-    assert get_first_step(services.jobs, "job", 1).first_step is None
-
-
 def test_an_older_acknowledgement_takes_nothing_back(services: Services) -> None:
     make_version(services, 2)
     first_step(services, 0, 2, 4)

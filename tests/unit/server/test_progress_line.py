@@ -70,13 +70,6 @@ def drawing_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if "_draw" in thread.name]
 
 
-def test_it_shows_what_is_done_and_then_what_is_done_next(terminal: Terminal) -> None:
-    with ProgressLine("solving", terminal.stream) as progress:
-        terminal.read_until("\rsolving, 0 s")
-        progress.show("searching")
-        terminal.read_until("\rsearching, 0 s")
-
-
 def test_a_shorter_text_and_the_end_wipe_the_longer_text(terminal: Terminal) -> None:
     with ProgressLine("a long text", terminal.stream) as progress:
         terminal.read_until("\ra long text, 0 s")

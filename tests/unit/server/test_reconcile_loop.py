@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.planner.patience import wait_until
@@ -70,25 +70,22 @@ class Looking(LastReconciler):
 
 
 @contextmanager
-def running(*reconcilers: Reconciler, job_ids: tuple[str, ...] = ()) -> Iterator[ReconcileLoop]:
-    services = Services(CountingPlanner()).jobs
+def running(
+    *reconcilers: Reconciler,
+    job_ids: tuple[str, ...] = (),
+    services: JobServices | None = None,
+    **options: float,
+) -> Iterator[ReconcileLoop]:
+    services = services or Services(CountingPlanner()).jobs
     with services.store.writing("job") as writer:
         for job_id in job_ids:
             writer.save_job(job_record(job_id))
-    reconcile_loop = ReconcileLoop(reconcilers)
+    reconcile_loop = ReconcileLoop(reconcilers, **options)
     reconcile_loop.start(services)
     try:
         yield reconcile_loop
     finally:
         reconcile_loop.stop()
-
-
-def test_every_job_is_looked_at_once_when_the_planner_starts() -> None:
-    looking = Looking()
-    with running(looking, job_ids=("a", "b")):
-        looking.wait_for(2)
-    assert sorted(looking.looked) == ["a", "b"]
-    assert {name.rpartition("-")[0] for name in looking.threads} == {"flyball-reconcile"}
 
 
 def test_a_job_is_looked_at_after_a_notice_and_many_notices_are_one_look() -> None:
@@ -202,50 +199,40 @@ def test_jobs_that_are_all_being_planned_stop_no_reaction_to_others() -> None:
     assert plans == [1] * NUM_THREADS
 
 
-def test_of_several_planners_on_one_store_one_looks_at_a_job_at_a_time() -> None:
+def test_one_of_several_planners_on_a_store_looks_at_a_job_at_a_time() -> None:
     services = Services(CountingPlanner()).jobs
     crossing = Crossing(until_at_once=1)
-    reconcile_loops = [ReconcileLoop((crossing,)), ReconcileLoop((crossing,))]
-    with services.store.writing("job") as writer:
-        writer.save_job(job_record("job"))
-    for reconcile_loop in reconcile_loops:
-        reconcile_loop.start(services)
-    for num_looks in range(1, 20):
-        for reconcile_loop in reconcile_loops:
-            reconcile_loop.enqueue_reconcile("job")
-        crossing.wait_for(num_looks)
-    for reconcile_loop in reconcile_loops:
-        reconcile_loop.stop()
+    with (
+        running(crossing, services=services, job_ids=("job",)) as one,
+        running(crossing, services=services) as other,
+    ):
+        for num_looks in range(1, 20):
+            one.enqueue_reconcile("job")
+            other.enqueue_reconcile("job")
+            crossing.wait_for(num_looks)
     assert crossing.most_of_a_job == 1
 
 
 def test_a_job_that_another_planner_looks_at_is_looked_at_after_it() -> None:
     services = Services(CountingPlanner()).jobs
     looking = Looking()
-    with services.store.writing("job") as writer:
-        writer.save_job(job_record("job"))
-    reconcile_loop = ReconcileLoop((looking,))
-    with services.store.lock("reconcile job"):
-        reconcile_loop.start(services)
-        reconcile_loop.enqueue_reconcile("job")
-    looking.wait_for(1)
-    reconcile_loop.stop()
+    with ExitStack() as stack:
+        with services.store.lock("reconcile job"):
+            loop = stack.enter_context(running(looking, services=services, job_ids=("job",)))
+            loop.enqueue_reconcile("job")
+        looking.wait_for(1)
     assert looking.looked[0] == "job"
 
 
 def test_all_jobs_are_looked_at_again_in_every_round() -> None:
     looking = Looking()
     services = Services(CountingPlanner()).jobs
-    with services.store.writing("job") as writer:
-        writer.save_job(job_record("job"))
-    reconcile_loop = ReconcileLoop((looking,), round_s=0.1)
-    reconcile_loop.start(services)
-    looking.wait_for(3)
-    # As one that another planner on the store has registered, and then died.
-    with services.store.writing("later") as writer:
-        writer.save_job(job_record("later"))
-    wait_until(lambda: "later" in looking.looked)
-    reconcile_loop.stop()
+    with running(looking, services=services, job_ids=("job",), round_s=0.1):
+        looking.wait_for(3)
+        # As one that another planner on the store has registered, and then died.
+        with services.store.writing("later") as writer:
+            writer.save_job(job_record("later"))
+        wait_until(lambda: "later" in looking.looked)
 
 
 def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixture) -> None:

@@ -170,8 +170,7 @@ def test_versions_converge_to_the_true_plan(services: JobServices, manner: Recon
     assert stages_of(before) == stages_of(last)
 
 
-def test_the_last_version_has_its_own_prediction(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_the_last_version_is_predicted(services: JobServices, pipeline: PipelineOnPaper) -> None:
     last = run_to_the_end(services, pipeline)
     assert last.plan == offline_plan(three_stages(), Reconfigure.BALANCED)
     pipeline.run(20)
@@ -179,8 +178,7 @@ def test_the_last_version_has_its_own_prediction(services: JobServices) -> None:
     assert newest(services) == last.evolve(first_step=newest(services).first_step)
 
 
-def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_repeated_calls_do_nothing(services: JobServices, pipeline: PipelineOnPaper) -> None:
     pipeline.run(1 + STEPS_PER_LOOK)
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
@@ -192,8 +190,7 @@ def test_calls_without_a_change_do_nothing(services: JobServices) -> None:
     assert newest(services).version == 2, "nothing was measured on it yet"
 
 
-def test_first_steps_and_incomplete_steps_do_not_count(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_incomplete_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
     pipeline.run(STEPS_PER_LOOK)
     pipeline.run(3, only=range(2))
     ReconfigurationReconciler()(services, "job")
@@ -203,8 +200,7 @@ def test_first_steps_and_incomplete_steps_do_not_count(services: JobServices) ->
     assert newest(services).version == 2
 
 
-def test_steps_that_some_rank_ran_on_another_version_do_not_count(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_mixed_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
     version = go_on(services, pipeline, 1)
     pipeline.run(1 + STEPS_PER_LOOK, late={0: 1})
     ReconfigurationReconciler()(services, "job")
@@ -231,8 +227,7 @@ def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
     services.store.close()
 
 
-def test_a_job_that_is_planned_anew_begins_anew(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_another_profile_begins_anew(services: JobServices, pipeline: PipelineOnPaper) -> None:
     version = go_on(services, pipeline, 1)
     other = three_stages((1.5, 1.0, 1.0))
     put_profile(services, "job", other)
@@ -248,9 +243,8 @@ def test_a_job_that_is_planned_anew_begins_anew(services: JobServices) -> None:
     )
 
 
-def test_a_job_whose_new_target_failed_stays_as_it_is(services: JobServices) -> None:
+def test_a_failed_target_stops_the_loop(services: JobServices, pipeline: PipelineOnPaper) -> None:
     """What it was planned from is no longer what it is to be planned from."""
-    pipeline = reconfigured_job(services)
     pipeline.run(1 + STEPS_PER_LOOK)
     with pytest.raises(PlanningFailedError):
         change_target(services, "job", TargetChange(target="slowdown:0.1"))
@@ -424,8 +418,7 @@ def test_the_model_decides_while_a_rank_is_slow(services: JobServices, num_dp: i
     assert newest(services).version == 2
 
 
-def test_once_no_rank_is_slow_any_more_the_loop_begins_anew(services: JobServices) -> None:
-    pipeline = reconfigured_job(services)
+def test_the_loop_follows_a_slow_rank(services: JobServices, pipeline: PipelineOnPaper) -> None:
     slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.3))
     pipeline.take(2)
     slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))

@@ -237,19 +237,6 @@ def test_interleaved_steps_are_compared_in_pairs() -> None:
     assert version.saved_j.mean == pytest.approx(40 * 10, rel=0.1)
 
 
-def test_drift_between_pairs_does_not_show_in_their_difference() -> None:
-    kinds = StepKinds(baseline_cycle=(False, True))
-    measured = [
-        each
-        for step in range(1, 41)
-        for each in steps([step], 1, energy_j=(90.0 if step % 2 == 0 else 100.0) + 10 * (step // 2))
-    ]
-    version = only(fold(measured, v1=kinds))
-    assert version.saved_j is not None
-    assert version.saved_j.low == pytest.approx(version.saved_j.high)
-    assert version.saved_j.mean == pytest.approx(10 * version.num_steps)
-
-
 def test_a_pair_with_less_than_half_of_its_steps_does_not_count() -> None:
     kinds = StepKinds(baseline_cycle=(False,) * 3 + (True,) * 3)
     kept = [*range(1, 12), 12, 15, 16, 17, *range(18, 24)]

@@ -54,20 +54,6 @@ def changes(timetable: Timetable, first: str, num_changes: int) -> list[tuple[st
 # ------------------------------------------------------------------ by the wall clock
 
 
-@pytest.mark.parametrize(
-    ("moment", "target"),
-    [
-        ("2026-11-21T21:59:59+01:00", "fastest"),
-        ("2026-11-21T22:00:00+01:00", "least-energy"),
-        ("2026-11-21T23:30:00+00:00", "least-energy"),
-        ("2026-11-22T05:59:59+01:00", "least-energy"),
-        ("2026-11-22T06:00:00+01:00", "fastest"),
-    ],
-)
-def test_a_window_through_midnight_holds_until_the_morning(moment: str, target: str) -> None:
-    assert target_at(table(NIGHT), "fastest", at(moment)) == target
-
-
 def test_of_windows_that_hold_at_once_the_first_counts() -> None:
     timetable = table(window("12:00", "13:00", "slowdown:0.1"), window("08:00", "18:00"))
     assert target_at(timetable, "fastest", at("2026-11-21T12:30:00+01:00")) == "slowdown:0.1"
