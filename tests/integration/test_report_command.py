@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.command_in_process import flyball, refusal
+from tests.integration.command_in_process import Done, flyball, refusal
+from tests.integration.on_a_terminal import FLYBALL
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S
@@ -19,11 +19,6 @@ from flyball_client.cli import report
 from flyball_wire import routes
 
 TOKEN = "hush-hush"  # noqa: S105 - a test's own
-COMMAND = (
-    sys.executable,
-    "-c",
-    "from flyball_client.__main__ import main; raise SystemExit(main())",
-)
 
 
 @pytest.fixture(autouse=True)
@@ -53,18 +48,16 @@ def fresh() -> Iterator[LivePlanner]:
         yield live
 
 
-def address(planner: LivePlanner) -> str:
-    return str(planner.http.base_url)
+def report_of(planner: LivePlanner, *arguments: str) -> Done:
+    return flyball("report", "job", "--planner", str(planner.http.base_url), *arguments)
 
 
 # ------------------------------------------------------------------ what it prints
 
 
 def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(planner: LivePlanner) -> None:
-    done = flyball(
-        *("report", "job", "--planner", address(planner)),
-        *("--price-per-kwh", "0.25", "--currency", "CHF", "--co2-g-per-kwh", "100"),
-    )
+    factors = ("--price-per-kwh", "0.25", "--currency", "CHF", "--co2-g-per-kwh", "100")
+    done = report_of(planner, *factors)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("Report of job job: 2 emulated GPUs\n")
     assert "Version 1: envelope, target fastest" in done.stdout
@@ -75,9 +68,7 @@ def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(planner: Li
 
 
 def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(planner: LivePlanner) -> None:
-    done = flyball(
-        "report", "job", "--planner", address(planner), "--json", "--price-per-kwh", "0.25"
-    )
+    done = report_of(planner, "--json", "--price-per-kwh", "0.25")
     assert (done.returncode, done.stderr) == (0, "")
     document = json.loads(done.stdout)
     answered = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
@@ -99,7 +90,7 @@ def test_address_and_token_come_from_the_environment_as_for_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with live_planner(token=TOKEN) as guarded:
-        monkeypatch.setenv("FLYBALL_PLANNER_URL", address(guarded))
+        monkeypatch.setenv("FLYBALL_PLANNER_URL", str(guarded.http.base_url))
         assert "set FLYBALL_TOKEN" in refusal(flyball("report", "job"))
         monkeypatch.setenv("FLYBALL_TOKEN", "another")
         error = refusal(flyball("report", "job"))
@@ -112,15 +103,13 @@ def test_address_and_token_come_from_the_environment_as_for_ranks(
 # ------------------------------------------------------------------ what it refuses
 
 
-def test_an_unknown_job_is_told_with_those_that_are_known(planner: LivePlanner) -> None:
+def test_a_job_that_is_unknown_or_has_no_steps_is_refused(
+    planner: LivePlanner, fresh: LivePlanner
+) -> None:
     for arguments in ((), ("--compare", "4")):
-        error = refusal(flyball("report", "jib", "--planner", address(planner), *arguments))
-        assert error.endswith("has no job 'jib'; of 1 the newest: job")
-
-
-def test_a_job_without_steps_is_told_what_is_missing(fresh: LivePlanner) -> None:
-    error = refusal(flyball("report", "job", "--planner", address(fresh)))
-    assert "no steps that all of its 2 ranks measured" in error
+        asked = ("report", "jib", "--planner", str(planner.http.base_url), *arguments)
+        assert refusal(flyball(*asked)).endswith("has no job 'jib'; of 1 the newest: job")
+    assert "no steps that all of its 2 ranks measured" in refusal(report_of(fresh))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +145,7 @@ def test_compare_waits_for_its_steps_and_prints_what_they_showed(fresh: LivePlan
 
     with ThreadPoolExecutor(1) as threads:
         training = threads.submit(train)
-        done = flyball("report", "job", "--planner", address(fresh), "--compare", "24", "--json")
+        done = report_of(fresh, "--compare", "24", "--json")
         training.result(timeout=PATIENCE_S)
     assert done.returncode == 0
     assert done.stderr.startswith("comparing: 0 of 24 pairs")
@@ -169,7 +158,7 @@ def test_compare_waits_for_its_steps_and_prints_what_they_showed(fresh: LivePlan
 
 def test_ctrl_c_ends_the_command_and_not_the_comparison(fresh: LivePlanner) -> None:
     process = subprocess.Popen(
-        [*COMMAND, "report", "job", "--planner", address(fresh), "--compare", "4"],
+        [*FLYBALL, "report", "job", "--planner", str(fresh.http.base_url), "--compare", "4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -136,17 +136,13 @@ def test_a_browser_asks_again_each_time_and_gets_only_what_has_changed(
             again = planner.http.get(path, headers={"If-None-Match": known})
             assert (again.status_code, again.content) == (304, b""), known
             assert again.headers["etag"] == etag
+        head = planner.http.head(path)
+        assert (head.status_code, head.content) == (200, b"")
+        for name in ("etag", "content-type", "content-length", "cache-control"):
+            assert head.headers[name] == answer.headers[name], name
         other = planner.http.get(path, headers={"If-None-Match": '"other"'})
         assert (other.status_code, other.content) == (200, answer.content)
     assert len({file.etag for file in dashboard_files().values()}) == len(dashboard_files())
-
-
-def test_a_head_tells_what_a_get_would(planner: LivePlanner) -> None:
-    for path in (PAGE, f"{ASSETS}styles/base.css"):
-        head, get = planner.http.head(path), planner.http.get(path)
-        assert (head.status_code, head.content) == (200, b"")
-        for name in ("etag", "content-type", "content-length", "cache-control"):
-            assert head.headers[name] == get.headers[name], name
 
 
 @pytest.mark.parametrize(
@@ -200,28 +196,15 @@ def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
 # ------------------------------------------------------------------ what it loads
 
 
-def test_all_addresses_of_the_page_are_relative(page: Page) -> None:
+def test_all_addresses_of_the_page_are_relative_and_served(
+    planner: LivePlanner, page: Page
+) -> None:
     assert len(page.loaded) > 5
     for address in page.addresses:
+        assert planner.http.get("/" + address).status_code == 200, address
         parts = urlsplit(address)
         assert (parts.scheme, parts.netloc) == ("", ""), address
         assert not parts.path.startswith("/"), address
-
-
-def test_the_planner_serves_all_that_the_page_loads(planner: LivePlanner, page: Page) -> None:
-    for address in page.loaded:
-        assert planner.http.get("/" + address).status_code == 200, address
-    # Not one the page must load, but one that it links to.
-    assert planner.http.get("/docs").status_code == 200
-
-
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_every_module_that_a_script_imports_is_in_the_folder(script: Path) -> None:
-    # The page's begin has many; a leaf has none.
-    assert script.name != "main.js" or len(imports(script)) > 3
-    for module in imports(script):
-        assert module.is_file(), module
-        assert module.is_relative_to(FOLDER), module
 
 
 def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
@@ -230,6 +213,7 @@ def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
     found = {path for path in loaded if path.suffix == ".js"}
     while found:
         known |= found
+        assert all(module.is_file() and module.is_relative_to(FOLDER) for module in found), found
         found = {module for script in found for module in imports(script)} - known
     # Types alone are imported by comments.
     assert {script.name for script in set(SCRIPTS) - known} <= {"wire_types.js"}
@@ -253,16 +237,16 @@ def test_no_file_of_ours_names_another_host() -> None:
         assert found - names == set(), file.name
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
-def test_no_script_makes_markup_or_code_out_of_text(script: Path) -> None:
-    # Names of jobs, ranks' hosts and the planner's words are others' input.
+def test_no_script_makes_markup_or_code_out_of_text() -> None:
+    # Names of jobs, host names and error messages are input of others.
     forbidden = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     )
-    assert re.findall(forbidden, script.read_text()) == []
+    for script in SCRIPTS:
+        assert re.findall(forbidden, script.read_text()) == [], script
 
 
-def test_what_styles_load_is_in_the_page_itself() -> None:
+def test_styles_load_nothing() -> None:
     for style in FOLDER.rglob("*.css"):
         text = style.read_text()
         assert "@import" not in text, style

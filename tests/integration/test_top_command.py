@@ -1,4 +1,4 @@
-"""`flyball top` as a process: on terminals of all sizes, in pipes, and without its planner."""
+"""`flyball top` as a process: on terminals, in pipes and during an outage of its planner."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
 from tests.integration.command_in_process import flyball, refusal
-from tests.integration.on_a_terminal import FLYBALL, CommandOnTerminal, on_a_terminal
+from tests.integration.on_a_terminal import FLYBALL, on_a_terminal
 from tests.planner.jobs_to_show import NEW, PLANNED, READING
 from tests.planner.live import live_planner, serve_environment
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
@@ -24,7 +24,6 @@ from flyball_client.cli.top.reading import JobReading
 from flyball_wire import routes
 from flyball_wire.codec import encode
 
-NEW_READING = JobReading(overview=NEW, steps=(), history=(), stragglers=())
 JOB = PLANNED.job_id
 # 39 and 49 are the terminal's own.
 COLOURS = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d)(?:;\d+)*m")
@@ -32,7 +31,8 @@ COLOURS = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9\d)(?:;\d+)*m")
 
 @pytest.fixture
 def answers() -> Answers:
-    return answers_about(READING, NEW_READING)
+    new = JobReading(overview=NEW, steps=(), history=(), stragglers=())
+    return answers_about(READING, new)
 
 
 @pytest.fixture
@@ -127,17 +127,6 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None
     assert named in error
 
 
-def test_a_planner_with_tokens_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    with live_planner(token="hush-hush") as guarded:  # noqa: S106 - a test's own
-        address = str(guarded.http.base_url)
-        for arguments in (("--once",), ("job", "--once"), ("--json",)):
-            error = refusal(flyball("top", *arguments, "--planner", address))
-            assert "set FLYBALL_TOKEN to the planner's" in error
-        monkeypatch.setenv("FLYBALL_TOKEN", "hush-hush")
-        done = flyball("top", "--once", "--planner", address)
-    assert "No jobs yet" in done.stdout
-
-
 def test_without_textual_one_line_names_the_extra_and_printing_works_on(planner: str) -> None:
     without = "import sys; sys.modules['textual'] = None; "
     command = [sys.executable, "-c", without + FLYBALL[2], "top", "--planner", planner]
@@ -160,39 +149,28 @@ def test_without_textual_one_line_names_the_extra_and_printing_works_on(planner:
 # ------------------------------------------------------------------ on a terminal
 
 
-def press(keys: bytes) -> Callable[[CommandOnTerminal], None]:
-    return lambda running: running.press(keys)
-
-
-def send(number: signal.Signals) -> Callable[[CommandOnTerminal], None]:
-    return lambda running: running.process.send_signal(number)
-
-
-def assert_given_back(running: CommandOnTerminal) -> None:
-    """Its settings, its first screen and its cursor."""
-    assert running.settings == running.settings_before
-    for on, off in ((b"\x1b[?1049l", b"\x1b[?1049h"), (b"\x1b[?25h", b"\x1b[?25l")):
-        assert running.written.rfind(on) > running.written.rfind(off) >= 0
-
-
 @pytest.mark.parametrize(
-    "ask",
-    [press(b"\x03"), press(b"q"), send(signal.SIGTERM), send(signal.SIGHUP)],
-    ids=["Ctrl-C", "q", "SIGTERM", "SIGHUP"],
+    "ending", [b"\x03", b"q", signal.SIGTERM, signal.SIGHUP], ids=["Ctrl-C", "q", "TERM", "HUP"]
 )
-def test_it_ends_cleanly_and_gives_the_terminal_back(
-    planner: str, ask: Callable[[CommandOnTerminal], None]
+def test_it_ends_cleanly_and_restores_the_terminal(
+    planner: str, ending: bytes | signal.Signals
 ) -> None:
     with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner) as running:
         running.wait_for_text("stages in steps 20 to 39")
         assert running.settings != running.settings_before
-        ask(running)
+        if isinstance(ending, bytes):
+            running.press(ending)
+        else:
+            running.process.send_signal(ending)
         assert running.end() == 0
-        assert_given_back(running)
         assert b"Traceback" not in running.written
+        assert running.settings == running.settings_before
+        # First screen, cursor.
+        for on, off in ((b"\x1b[?1049l", b"\x1b[?1049h"), (b"\x1b[?25h", b"\x1b[?25l")):
+            assert running.written.rfind(on) > running.written.rfind(off) >= 0
 
 
-def test_it_ends_where_the_terminal_takes_nothing_more(planner: str) -> None:
+def test_it_ends_on_a_terminal_that_nobody_reads(planner: str) -> None:
     with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner, size=(400, 200)) as running:
         running.wait_for_text("gpt3-night")
         running.resize(401, 201)  # a frame larger than what a terminal holds for its reader
@@ -202,23 +180,20 @@ def test_it_ends_where_the_terminal_takes_nothing_more(planner: str) -> None:
         assert running.settings == running.settings_before
 
 
-def test_it_follows_the_terminals_size_down_to_60_by_15(planner: str) -> None:
+def test_it_follows_the_terminal_size_down_to_60_by_15(planner: str) -> None:
     with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner, size=(120, 50)) as running:
         running.wait_for_text("power, newest steps")
         assert "arrows scroll" not in running.shown
         running.resize(60, 15)
-        # A terminal shows what has come so far, the last line perhaps before those above it.
         running.wait_for(lambda shown: "lines 1 to 10 of" in shown.split("\n")[-1])
         running.wait_for_text("plan, version 2  measured (emulated)  2.0100   1620.0")
-        running.wait_for_text("plan, version 2  predicted            2.0000   1600.0")
         running.press(b"G")
         running.wait_for_text("newest versions of the plan")
         running.press(b"\x1b[A\x1b[A\x1b[5~g")
         running.wait_for(lambda shown: "lines 1 to 10 of" in shown.split("\n")[-1])
 
 
-def test_a_planner_that_goes_away_is_told_of_and_followed_again_when_it_is_back() -> None:
-    answers = answers_about(READING, NEW_READING)
+def test_an_outage_of_the_planner_is_shown_until_it_ends(answers: Answers) -> None:
     with ExitStack() as first:
         address = first.enter_context(pretended_planner(answers))
         asked = ("--planner", address, "--interval", "0.2")
@@ -235,7 +210,7 @@ def test_a_planner_that_goes_away_is_told_of_and_followed_again_when_it_is_back(
                 assert running.end() == 0
 
 
-def test_it_stops_and_goes_on_with_the_shell(planner: str) -> None:
+def test_the_shell_suspends_and_resumes_it(planner: str) -> None:
     command = f"{sys.executable} -c '{FLYBALL[2]}' top --planner {planner}"
     shell = ("/bin/bash", "--norc", "--noprofile", "-i")
     with on_a_terminal(*shell, environment={"PS1": "shell> ", "HISTFILE": "/dev/null"}) as running:
@@ -254,25 +229,15 @@ def test_it_stops_and_goes_on_with_the_shell(planner: str) -> None:
         assert running.end() == 0
 
 
-def test_no_color_means_none_and_otherwise_there_is_some(planner: str) -> None:
-    colours = []
-    for environment in (None, {"NO_COLOR": "1"}):
-        with on_a_terminal(
-            *FLYBALL, "top", "--planner", planner, environment=environment
-        ) as running:
-            running.wait_for_text("llama-70b")
-            running.press(b"q")
-            assert running.end() == 0
-            colours.append(COLOURS.search(running.written) is not None)
-    assert colours == [True, False]
-
-
-def test_text_of_a_planner_moves_no_cursor(planner: str, answers: Answers) -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m[red]\u202e"
-    path = routes.fill(routes.JOB_OVERVIEW, job_id=JOB)
-    overview = encode(PLANNED) | {"problem": evil, "schedule": evil, "policy": evil}
-    answers.by_path[path] = overview
-    with on_a_terminal(*FLYBALL, "top", JOB, "--planner", planner) as running:
-        running.wait_for_text("problem: ?]0;owned??[2J?31m[red]?")
-        assert b"\x1b]0" not in running.written
-        assert b"\x1b[2J" not in running.written
+@pytest.mark.parametrize(
+    ("environment", "has_colours"), [({}, True), ({"NO_COLOR": "1"}, False)], ids=str
+)
+def test_there_are_colours_unless_no_color_is_set(
+    planner: str, environment: dict[str, str], has_colours: bool
+) -> None:
+    asked = (*FLYBALL, "top", "--planner", planner)
+    with on_a_terminal(*asked, environment=environment) as running:
+        running.wait_for_text("llama-70b")
+        running.press(b"q")
+        assert running.end() == 0
+        assert (COLOURS.search(running.written) is not None) == has_colours
