@@ -64,6 +64,11 @@ def printed(done: Done) -> dict[str, Any]:
     return document
 
 
+def document_of(*arguments: str | Path) -> dict[str, Any]:
+    """Return the JSON object of a command that must succeed."""
+    return printed(flyball(*arguments, "--json"))
+
+
 def refusal(done: Done) -> str:
     """Return the one line on stderr of a command that must be refused."""
     assert (done.returncode, done.stdout) == (2, "")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.rank_server import RankServer
+from tests.planner.live import LivePlanner, live_planner
 
 
 @pytest.fixture(scope="session")
@@ -14,3 +15,10 @@ def rank_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankServer
     server = RankServer(tmp_path_factory.mktemp("rank-server"))
     yield server
     server.close()
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    """Planner without jobs behind an HTTP server; long polls may last 600 s."""
+    with live_planner(max_wait_s=600) as live:
+        yield live

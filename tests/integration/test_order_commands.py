@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.command_in_process import flyball, one_pipeline, printed, refusal
+from tests.integration.command_in_process import document_of, flyball, one_pipeline, refusal
 from tests.unit.planning.tiny_pipelines import B, F, I, R, W, timed_profile
 
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -15,10 +15,6 @@ from flyball_profiles.stage_profile_csv import write_stage_profile
 ONE = [["forward", 0], ["backward", 0]]
 TWO = [["forward", 0], ["backward", 0], ["forward", 1], ["backward", 1]]
 V = [["forward", 0], ["forward", 0, 1], ["backward", 0, 1], ["backward", 0]]
-
-
-def document_of(*arguments: str | Path) -> dict[str, Any]:
-    return printed(flyball(*arguments, "--json"))
 
 
 @pytest.fixture

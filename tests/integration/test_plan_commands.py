@@ -11,19 +11,15 @@ from typing import Any
 import pytest
 from tests.integration.command_in_process import (
     HEADER,
+    document_of,
     flyball,
     one_pipeline,
-    printed,
     refusal,
     run_apart,
 )
 from tests.integration.on_a_terminal import on_a_terminal
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5")
-
-
-def document_of(*arguments: str | Path) -> dict[str, Any]:
-    return printed(flyball(*arguments, "--json"))
 
 
 @pytest.fixture

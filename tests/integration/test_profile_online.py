@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.integration.command_in_process import Done, flyball, refusal
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import LivePlanner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_wire.closed_loop import ProbedPoint, ProfilingResult
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as served:
-        yield served
-
 
 Online = Callable[..., Done]
 

@@ -100,24 +100,27 @@ def test_no_other_way_of_writing_an_address_opens_another_job(
         assert b'"other"' not in answer.read()
 
 
-def test_a_jobs_token_lists_that_job_alone(planner: LivePlanner, jobs: str, operators: str) -> None:
-    with as_bearer(planner, jobs) as http:
-        assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job"]
-    with as_bearer(planner, operators) as http:
-        assert [job["job_id"] for job in http.get(routes.JOBS).json()] == ["job", "other"]
-
-
-def test_a_jobs_token_lists_its_earlier_runs_too() -> None:
+def test_a_jobs_token_lists_that_job_and_its_earlier_runs_only() -> None:
     with live_planner(token="t") as planner:  # noqa: S106 - a test's
         store = planner.state.services.store
         token = create_token(store, job_id="job", has_operator=True)[1]
         for job_id in ("job", "job@1", "job.1", "other@1"):
             with store.writing(job_id) as writer:
                 writer.save_job(job_record(job_id=job_id))
+
+        def listed(http: httpx.Client) -> list[list[str]]:
+            jobs = (http.get(routes.JOBS).json(), http.get(routes.OVERVIEW).json()["jobs"])
+            return [sorted(job["job_id"] for job in each) for each in jobs]
+
+        assert planner.http.get(routes.OVERVIEW).status_code == 401
         with as_bearer(planner, token) as http:
-            listed = [job["job_id"] for job in http.get(routes.JOBS).json()]
-            assert sorted(listed) == ["job", "job@1"]
-            assert http.get(f"{JOB}@1").status_code == 200
+            assert listed(http) == [["job", "job@1"]] * 2
+            for path in (routes.JOB, routes.JOB_OVERVIEW):
+                assert http.get(routes.fill(path, job_id="job@1")).status_code == 200
+            other = routes.fill(routes.JOB_OVERVIEW, job_id="other@1")
+            assert http.get(other).status_code == 403
+        with as_bearer(planner, "t") as http:
+            assert listed(http) == [["job", "job.1", "job@1", "other@1"]] * 2
 
 
 def test_without_a_token_or_with_a_wrong_one_it_is_a_401(planner: LivePlanner, jobs: str) -> None:

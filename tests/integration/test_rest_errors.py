@@ -131,8 +131,8 @@ def test_a_job_name_out_of_the_rule_is_refused_everywhere(
     ("call", "body", "says"),
     [
         *((f"GET none{path}", None, "Job none") for path in (
-            "", "/plans", "/plans/1", "/plans/1/first-step", "/steps", "/ranks/0/plan", "/history",
-            "/stragglers", "/timetable", "/events", "/timeline",
+            "", "/plans", "/plans/1", "/plans/1/first-step", "/steps", "/steps/stages",
+            "/ranks/0/plan", "/history", "/stragglers", "/timetable", "/events", "/timeline",
         )),
         ("DELETE none/timetable", None, "Job none"),
         ("PUT none/target", {"policy": "uniform"}, "Job none"),
@@ -170,6 +170,12 @@ def test_what_does_not_exist_is_a_404(
         ("plans/1/first-step?wait_s=-1", "wait_s"),
         ("steps?limit=0", "limit"),
         ("steps?limit=10001", "limit"),
+        ("steps/stages?limit=0", "limit"),
+        ("steps/stages?limit=10001", "limit"),
+        ("steps/stages?after_step=-2", "after_step"),
+        (f"steps/stages?after_step={2**53}", "after_step"),
+        ("frontier?points=1", "points"),
+        ("frontier?points=1001", "points"),
         ("events?wait_s=-1", "wait_s"),
         ("events?after_step=-2", "after_step"),
         *((f"timeline?version={version}", "version") for version in (0, -1, "x", 1.5, 2**63)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,6 @@ EVENTS = routes.fill(routes.JOB_EVENTS, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")
 LONG: dict[str, Any] = {"wait_s": 500}
 AT_ONCE = {"wait_s": "0"}
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner(max_wait_s=600) as live:
-        yield live
 
 
 def post(planner: LivePlanner, rank: int, *steps: int, plan_version: int | None = None) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 
-import pytest
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import LivePlanner
 
 from flyball_wire import routes
 
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
 
 
 def test_a_frontier_falls_from_the_fastest_plan_and_stays_above_its_bound(
@@ -58,11 +50,3 @@ def test_a_job_without_a_profile_has_no_frontier_yet(planner: LivePlanner) -> No
     answer = planner.http.get(FRONTIER)
     assert answer.status_code == 409
     assert answer.json()["detail"] == "Job job has no profile yet; put one first"
-
-
-@pytest.mark.parametrize("points", ["1", "1001", "many"])
-def test_points_out_of_range_are_refused_by_name(planner: LivePlanner, points: str) -> None:
-    planner.put_planned_job()
-    answer = planner.http.get(FRONTIER, params={"points": points})
-    assert answer.status_code == 422
-    assert "points" in answer.json()["detail"]

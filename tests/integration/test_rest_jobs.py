@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import (
@@ -26,12 +24,6 @@ TARGET = routes.fill(routes.TARGET, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")
 STEPS = routes.fill(routes.STEPS, job_id="job")
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
 
 
 def test_a_job_is_new_once_and_the_same_again_changes_nothing(planner: LivePlanner) -> None:

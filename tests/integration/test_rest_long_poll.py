@@ -20,12 +20,6 @@ LONG = {"wait_s": "500"}
 
 
 @pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner(max_wait_s=600) as live:
-        yield live
-
-
-@pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(4) as pool:
         yield pool

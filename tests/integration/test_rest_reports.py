@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import LivePlanner
 from tests.planner.measuring import COMPARISON, REPORT, MeasuringRanks, put_enveloped_job
 
 from flyball_client.api.planner_client import PlannerClient
@@ -16,12 +15,6 @@ from flyball_wire.closed_loop import ComparisonRequest
 
 TARGET = routes.fill(routes.TARGET, job_id="job")
 TRUE_SAVING_PERCENT = 10.0
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
 
 
 @pytest.fixture

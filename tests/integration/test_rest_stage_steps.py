@@ -57,25 +57,13 @@ def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
     assert list(step.plan_versions) == whole["plan_versions"]
 
 
-@pytest.mark.parametrize(
-    ("value", "named"),
-    [
-        (-1, "sm_clock_mhz"),
-        (100_001, "sm_clock_mhz: must be at most 100000"),
-        (1e300, "sm_clock_mhz"),
-        ("1200", "sm_clock_mhz"),
-        (True, "sm_clock_mhz"),
-        ([1200], "sm_clock_mhz"),
-    ],
-)
-def test_a_clock_that_cannot_be_is_refused_by_name(
-    planner: LivePlanner, value: object, named: str
-) -> None:
+@pytest.mark.parametrize("value", [-1, 100_001, 1e300])
+def test_a_clock_out_of_bounds_is_refused_by_name(planner: LivePlanner, value: float) -> None:
     path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
     step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 1.0, "sm_clock_mhz": value}
     answer = planner.http.post(path, json={"steps": [step]})
     assert answer.status_code == 422
-    assert named in answer.json()["detail"]
+    assert "sm_clock_mhz" in answer.json()["detail"]
     assert steps(planner) == ()
 
 
@@ -99,12 +87,3 @@ def test_no_more_comes_than_one_answer_holds(
     assert [step.step for step in steps(planner)] == [18, 19]
     monkeypatch.setattr(stage_steps, "MOST_MEASUREMENTS", 3)
     assert [step.step for step in steps(planner)] == [19]
-
-
-def test_what_cannot_be_answered_is_refused(planner: LivePlanner) -> None:
-    for query in ("limit=0", "limit=10001", "limit=x", "after_step=-2", f"after_step={2**53}"):
-        answer = planner.http.get(f"{PATH}?{query}")
-        assert answer.status_code == 422, query
-        assert "\n" not in answer.json()["detail"]
-    other = routes.fill(routes.STAGES_OF_STEPS, job_id="other")
-    assert planner.http.get(other).status_code == 404

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import LivePlanner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile import InstructionKind
@@ -24,12 +23,6 @@ from flyball_wire.read_models import (
 
 PATH = routes.fill(routes.TIMELINE, job_id="job")
 HISTORY = routes.fill(routes.HISTORY, job_id="job")
-
-
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner() as live:
-        yield live
 
 
 def timeline(planner: LivePlanner, version: int | None = None) -> PlanTimeline:
@@ -143,8 +136,7 @@ def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
 def test_the_rows_of_an_interleaved_plan_are_its_instructions_with_their_chunks(
     planner: LivePlanner,
 ) -> None:
-    options = {"schedule": "interleaved-1f1b", "num_microbatches": 4, "policy": "envelope"}
-    planner.put_job(**options).raise_for_status()
+    planner.put_job(schedule="interleaved-1f1b", policy="envelope").raise_for_status()
     rows = profile_csv().splitlines()
     profile = [f"chunk,{rows[0]}", *(f"{chunk},{row}" for chunk in (0, 1) for row in rows[1:])]
     planner.put_profile("\n".join(profile)).raise_for_status()
