@@ -12,7 +12,7 @@ import math
 import types
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from flyball_wire.errors import CodecError
 
@@ -263,11 +263,15 @@ def _scalar(target: object, data: object, path: str) -> object:
     # bool is an int to Python and a different thing to a planner.
     if target is float and isinstance(data, int | float) and not isinstance(data, bool):
         return _finite(data, path)
-    if isinstance(target, type) and issubclass(target, StrEnum):
+    if _is_enum(target):
         return _member_of(target, data, path)
     if type(data) is not target:
         raise CodecError(f"{path} must be {_TYPE_NAMES.get(target, target)}, not {_describe(data)}")
     return data
+
+
+def _is_enum(target: object) -> TypeGuard[type[StrEnum]]:
+    return isinstance(target, type) and issubclass(target, StrEnum)
 
 
 def _member_of(target: type[StrEnum], data: object, path: str) -> StrEnum:
