@@ -298,6 +298,24 @@ def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
 
 
+def test_planning_needs_a_thread(services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(PlanningFailedError, match="no thread for it could be started"):
+            put_profile(services.jobs, "job", profile())
+    job = get_job(services.jobs, "job").job
+    assert job.state is JobState.PLANNING_FAILED
+    assert job.problem == (
+        "planning: no thread for it could be started (can't start new thread);"
+        " put the profile or the target again when that is over"
+    )
+    put_profile(services.jobs, "job", profile())
+    assert get_job(services.jobs, "job").job.state is JobState.PLANNED
+
+
 def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None:
     working, go_on = threading.Event(), threading.Event()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 
@@ -232,6 +233,23 @@ async def test_closing_ends_all_at_once_even_while_it_is_looked(
     late = feed.follow("job", asyncio.Event())
     await late.first()  # it does not wait for ever
     assert late.state is None
+
+
+async def test_a_long_look_is_followed_by_a_longer_pause(
+    feed: Feed[str], subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look of 50 ms takes a fifth of the time at the most."""
+    first_look = subject.look
+
+    def look_slowly() -> str:
+        time.sleep(0.05)
+        return first_look()
+
+    monkeypatch.setattr(subject, "look", look_slowly)
+    await followed(feed)
+    num_looks = subject.num_looks
+    await asyncio.sleep(0.5)
+    assert subject.num_looks <= num_looks + 3
 
 
 async def test_no_more_things_are_looked_at_at_once_than_may_be(waiters: JobWaiters) -> None:
