@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
+from tests.unit.client.recording_gpu import SUPPORTED_MHZ
 
 from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
 
@@ -19,6 +23,32 @@ RUN_ID = "65f1c0"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
 # However long a client is ready to wait, a test is not.
 _LONGEST_WAIT_S = 0.2
+
+
+def rank_plan(
+    *instructions: tuple[str | int, ...],
+    stage: int = 0,
+    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+) -> messages.RankPlan:
+    """Return version 1 of a plan with these instructions."""
+    return messages.RankPlan(
+        job_id=JOB_ID,
+        version=1,
+        stage=stage,
+        first_step=None,
+        instructions=instructions,
+        predicted_iteration_time_s=1.0,
+        cycle_mhz=cycle_mhz,
+    )
+
+
+def compiled_plan(
+    *instructions: tuple[str | int, ...],
+    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+) -> CompiledPlan:
+    """Return a plan with these instructions, ready to follow on a RecordingGpu."""
+    plan = rank_plan(*instructions, cycle_mhz=cycle_mhz)
+    return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 class MemoryPlanner:
@@ -56,18 +86,8 @@ class MemoryPlanner:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
-            self.plans.append(
-                messages.RankPlan(
-                    job_id=JOB_ID,
-                    version=version,
-                    stage=stage,
-                    first_step=None,
-                    instructions=instructions,
-                    predicted_iteration_time_s=1.0,
-                    cycle_mhz=cycle_mhz,
-                    report=report,
-                )
-            )
+            plan = rank_plan(*instructions, stage=stage, cycle_mhz=cycle_mhz)
+            self.plans.append(replace(plan, version=version, report=report))
             self.changed.notify_all()
             return version
 

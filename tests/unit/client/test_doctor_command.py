@@ -29,7 +29,7 @@ from flyball_client.gpu.open_gpu import clock_rights
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("state_dir")]
 
 # nvidia-ml-py has no types.
 pynvml: Any = _pynvml
@@ -43,15 +43,6 @@ ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
 NO_IDS_MAPPED_OTHERWISE = "         0          0 4294967295\n"
 
 Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
-
-
-@pytest.fixture(autouse=True)
-def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of this machine counts."""
-    for name in [*os.environ]:
-        if name.startswith(("FLYBALL_", "ZEUSD_", "CUDA_")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
 
 
 @pytest.fixture
@@ -221,17 +212,12 @@ def test_what_the_checks_themselves_print_is_not_taken_for_results(
     assert (names[0], names[-1]) == ("settings", "GPU 0 clock")
 
 
-def test_a_gpu_divided_by_mig_is_a_problem_of_its_own(
-    loaded_nvml: FalseNvml, doctor: Doctor
+@pytest.mark.parametrize(
+    ("is_lost", "found", "advice"), [(True, "", "CUDA_VISIBLE_DEVICES"), (False, "MIG", "")]
+)
+def test_a_lost_or_divided_gpu_does_not_hide_the_others(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, is_lost: bool, found: str, advice: str
 ) -> None:
-    loaded_nvml.set_mig(1, 0)
-    _, checks = doctor()
-    assert "MIG" in checks["GPU 0"]["found"]
-    assert checks["GPU 1 model"]["state"] == "ok"
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     by_index = pynvml.nvmlDeviceGetHandleByIndex
 
     def lose_the_first(index: int) -> object:
@@ -239,10 +225,14 @@ def test_a_lost_gpu_does_not_hide_the_others(monkeypatch: pytest.MonkeyPatch) ->
             raise pynvml.NVMLError(GPU_IS_LOST)
         return by_index(index)
 
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lose_the_first)
+    if is_lost:
+        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lose_the_first)
+    else:
+        loaded_nvml.set_mig(1, 0)
     checks = gpu_checks()
     assert checks["GPU 0"].state == "problem"
-    assert "CUDA_VISIBLE_DEVICES" in checks["GPU 0"].advice
+    assert found in checks["GPU 0"].found
+    assert advice in checks["GPU 0"].advice
     assert checks["GPU 1 clock"].state == "ok"
 
 

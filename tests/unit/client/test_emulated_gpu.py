@@ -70,24 +70,15 @@ def test_a_time_scale_stretches_wall_time_and_leaves_emulated_time() -> None:
     assert gpu.exact_energy_j() == pytest.approx(300.0)
 
 
-def test_a_new_clock_takes_force_after_the_switch_latency() -> None:
-    clock = HandClock()
-    gpu = make_gpu(clock, switch_latency_s=0.02)
-    gpu.lock_sm_clock_mhz(900)
-    assert gpu.sm_clock_mhz() == 1400
-    clock.move(0.019)
-    assert run(gpu, "forward") == pytest.approx(1.0)
-    assert gpu.sm_clock_mhz() == 900
-    assert run(gpu, "forward") == pytest.approx(2.0)
-
-
-def test_requests_faster_than_the_latency_take_force_one_after_the_other() -> None:
+def test_each_requested_clock_takes_force_after_the_switch_latency() -> None:
     clock = HandClock()
     gpu = make_gpu(clock, switch_latency_s=0.02)
     gpu.lock_sm_clock_mhz(900)
     clock.move(0.01)
     gpu.lock_sm_clock_mhz(1200)
-    clock.move(0.015)
+    clock.move(0.009)
+    assert gpu.sm_clock_mhz() == 1400
+    clock.move(0.006)
     assert gpu.sm_clock_mhz() == 900
     clock.move(0.01)
     assert gpu.sm_clock_mhz() == 1200

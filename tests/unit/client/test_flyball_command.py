@@ -87,13 +87,6 @@ def test_help_lists_every_command_and_what_is_missing(capsys: pytest.CaptureFixt
     assert "  foreign      cannot be imported; reinstall it" in lines
 
 
-def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("usage: flyball COMMAND")
-
-
 @pytest.mark.parametrize("arguments", [["succeed", "--help"], ["help", "succeed"]])
 def test_a_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0

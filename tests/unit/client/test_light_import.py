@@ -31,6 +31,13 @@ print(json.dumps([6, sorted(sys.modules)]))
 """
 
 
+GOVERNOR = """
+import json, sys
+import flyball_client.governor.governor_process
+print(json.dumps([1, sorted(sys.modules)]))
+"""
+
+
 def modules_after(code: str) -> tuple[int, set[str]]:
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
@@ -47,3 +54,10 @@ def test_all_modules_of_the_client_together_import_nothing_heavy() -> None:
 @pytest.mark.parametrize("module", ["httpx", "pynvml"])
 def test_wire_command_and_emulated_gpu_need_neither_httpx_nor_nvml(module: str) -> None:
     assert module not in modules_after(PARTS)[1]
+
+
+def test_a_governor_loads_no_http_before_it_is_told_to_reach_zeusd() -> None:
+    # A rank waits for the start of its governor.
+    loaded = modules_after(GOVERNOR)[1]
+    assert {"flyball_client.gpu.open_gpu", "pynvml"} <= loaded
+    assert loaded & {"flyball_client.gpu.zeusd", "http.client", "ssl", "httpx"} == set()

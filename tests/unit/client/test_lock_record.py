@@ -75,19 +75,7 @@ def test_a_record_that_is_taken_is_clean_and_made_with_its_folder(tmp_path: Path
     record.close()
 
 
-def test_what_is_written_is_there_until_it_is_cleared(tmp_path: Path) -> None:
-    record = LockRecord.take(tmp_path, UUID)
-    record.write(HOLDER)
-    assert record.holder() == HOLDER
-    shorter = ClockHolder(uuid=UUID, control="nvml", rank_name="r", rank_pid=1, governor_pid=2)
-    record.write(shorter)
-    assert record.holder() == shorter
-    record.clear()
-    assert record.holder() is None
-    record.close()
-
-
-def test_a_record_outlives_its_writer_and_the_next_one_finds_it(tmp_path: Path) -> None:
+def test_a_record_outlives_its_writer_until_it_is_overwritten_or_cleared(tmp_path: Path) -> None:
     record = LockRecord.take(tmp_path, UUID)
     record.write(HOLDER)
     record.close()
@@ -95,6 +83,11 @@ def test_a_record_outlives_its_writer_and_the_next_one_finds_it(tmp_path: Path) 
     record = LockRecord.take(tmp_path, UUID)
     assert record.holder() == HOLDER
     assert find_records(tmp_path) == [FoundRecord(holder=HOLDER, is_held=True)]
+    shorter = ClockHolder(uuid=UUID, control="nvml", rank_name="r", rank_pid=1, governor_pid=2)
+    record.write(shorter)
+    assert record.holder() == shorter
+    record.clear()
+    assert record.holder() is None
     record.close()
 
 

@@ -8,18 +8,8 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.clock_controller import READ_PERIOD_S, SETTLE_S
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.gpu._base import ClockLimit
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
-
-
-class LimitedGpu(EmulatedGpu):
-    """An emulated GPU that a test may hold, or call idle."""
-
-    limits = ClockLimit.NONE
-
-    def clock_limits(self) -> ClockLimit:
-        return self.limits
 
 
 class Desk:
@@ -28,7 +18,7 @@ class Desk:
     def __init__(self, *, time_scale: float = 1.0, switch_latency_s: float = 0.0) -> None:
         self.clock = HandClock()
         self.time_scale = time_scale
-        self.gpu = LimitedGpu(
+        self.gpu = EmulatedGpu(
             tiny_profile(),
             0,
             blocking_power_w=80.0,

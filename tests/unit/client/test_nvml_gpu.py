@@ -74,16 +74,6 @@ def test_a_gpu_that_knows_no_mig_is_whole(loaded_nvml: FalseNvml) -> None:
     gpu.close()
 
 
-def test_without_permission_the_error_says_how_to_get_it(loaded_nvml: FalseNvml) -> None:
-    loaded_nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
-    gpu = NvmlGpu.open(index=0)
-    with pytest.raises(GpuPermissionError, match="run as root or give the process CAP_SYS_ADMIN"):
-        gpu.lock_sm_clock_mhz(1410)
-    gpu.close()
-    # What was never locked is not reset, which would need the permission too.
-    assert loaded_nvml.calls("nvmlDeviceResetGpuLockedClocks") == []
-
-
 def test_closing_ends_nvml_even_if_the_clock_cannot_be_given_back(loaded_nvml: FalseNvml) -> None:
     gpu = NvmlGpu.open(index=0)
     gpu.lock_sm_clock_mhz(1410)

@@ -3,13 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.client.memory_planner import compiled_plan, rank_plan
+from tests.unit.client.recording_gpu import SUPPORTED_MHZ
 
 from flyball_client.session.active_plan import compile_plan
-from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.plan_cursor import PlanCursor
 from flyball_wire.errors import CodecError
-from flyball_wire.messages import RankPlan
 
-SUPPORTED_MHZ = (1410, 1200, 900)
 INSTRUCTIONS: tuple[tuple[str | int, ...], ...] = (
     ("forward", 0, 1200),
     ("forward", 1, 900),
@@ -18,32 +18,7 @@ INSTRUCTIONS: tuple[tuple[str | int, ...], ...] = (
 )
 
 
-CYCLE_MHZ = ((1410, 1410, 1410, 1410), (1200, 900, 1200, 900), (900, 900, 900, 900))
-
-
-def rank_plan(
-    *instructions: tuple[str | int, ...],
-    stage: int = 0,
-    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-) -> RankPlan:
-    return RankPlan(
-        job_id="gpt",
-        version=1,
-        stage=stage,
-        first_step=None,
-        instructions=instructions,
-        predicted_iteration_time_s=1.0,
-        cycle_mhz=cycle_mhz,
-    )
-
-
-def compiled(*instructions: tuple[str | int, ...]) -> CompiledPlan:
-    return compile_plan(rank_plan(*instructions), stage=0, supported_mhz=SUPPORTED_MHZ)
-
-
-def with_cycle(*cycle_mhz: tuple[int, ...]) -> CompiledPlan:
-    plan = rank_plan(*INSTRUCTIONS, cycle_mhz=cycle_mhz)
-    return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
+CYCLE_MHZ = ((1400, 1400, 1400, 1400), (1200, 900, 1200, 900), (900, 900, 900, 900))
 
 
 def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
@@ -60,7 +35,7 @@ def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
 
 
 def cursor_in_step(*instructions: tuple[str | int, ...]) -> PlanCursor:
-    cursor = PlanCursor(compiled(*instructions))
+    cursor = PlanCursor(compiled_plan(*instructions))
     cursor.begin_step(0)
     return cursor
 
@@ -80,7 +55,7 @@ def cursor_in_step(*instructions: tuple[str | int, ...]) -> PlanCursor:
 def test_a_step_that_goes_as_planned_gets_each_planned_clock(
     rows: list[tuple[str, int, int, int]], names_microbatches: bool
 ) -> None:
-    cursor = PlanCursor(compiled(*rows))
+    cursor = PlanCursor(compiled_plan(*rows))
     for step in range(2):
         cursor.begin_step(step)
         clocks = [
@@ -117,25 +92,25 @@ def test_after_a_surprise_the_rest_of_the_step_runs_at_the_highest_clock(
 ) -> None:
     cursor = cursor_in_step(*INSTRUCTIONS)
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1200
-    assert cursor.next_sm_clock_mhz(kind, microbatch, chunk) == 1410
-    assert cursor.next_sm_clock_mhz("forward", 1, 0) == 1410
+    assert cursor.next_sm_clock_mhz(kind, microbatch, chunk) == 1400
+    assert cursor.next_sm_clock_mhz("forward", 1, 0) == 1400
     assert cursor.num_unplanned == 2
     assert cursor.surprise == surprise
 
 
 def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> None:
-    cursor = PlanCursor(compiled(*INSTRUCTIONS))
-    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
+    cursor = PlanCursor(compiled_plan(*INSTRUCTIONS))
+    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1400
     cursor.begin_step(0)
     cursor.end_step()
-    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1410
+    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1400
     assert cursor.num_unplanned == 0
     assert cursor.surprise == "the step ended after 0 of 4 planned instructions"
 
 
 def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:
-    plan = compiled(("forward", 0, 901), ("forward", 1, 900), ("backward", 0, 2000))
-    assert plan.sm_clocks_mhz == (1200, 900, 1410)
+    plan = compiled_plan(("forward", 0, 901), ("forward", 1, 900), ("backward", 0, 2000))
+    assert plan.sm_clocks_mhz == (1200, 900, 1400)
     assert plan.num_raised == 2
 
 
@@ -145,17 +120,17 @@ def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:
         (),
         ("forward",),
         ("forward", 0),
-        ("forward", "0", 1410),
-        (0, "forward", 1410),
+        ("forward", "0", 1400),
+        (0, "forward", 1400),
         ("forward", 0, 0),
-        ("forward", 0, -1410),
-        ("forward", 0, 1410, 0, 0),
-        ("forward", 0, 1410, "a"),
+        ("forward", 0, -1400),
+        ("forward", 0, 1400, 0, 0),
+        ("forward", 0, 1400, "a"),
     ],
 )
 def test_an_instruction_of_another_shape_is_refused(instruction: tuple[str | int, ...]) -> None:
     with pytest.raises(CodecError, match=r"^instructions\[1\] must be \[kind, microbatch, MHz\]"):
-        compiled(("forward", 0, 1410), instruction)
+        compiled_plan(("forward", 0, 1400), instruction)
 
 
 @given(
@@ -167,7 +142,9 @@ def test_an_instruction_of_another_shape_is_refused(instruction: tuple[str | int
 def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
     cycle_mhz: list[tuple[int, ...]], first_step: int, steps_since: list[int]
 ) -> None:
-    cursor = PlanCursor(with_cycle(*cycle_mhz), first_step=first_step)
+    cursor = PlanCursor(
+        compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz)), first_step=first_step
+    )
     for since in steps_since:
         expected_mhz = cycle_mhz[since % len(cycle_mhz)]
         assert clocks_of_step(cursor, first_step + since) == expected_mhz
@@ -177,18 +154,18 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
     ("cycle_mhz", "text"),
     [
         ((), "cycle_mhz must have at least one row"),
-        ((CYCLE_MHZ[0], (1410, 1410, 1410)), r"cycle_mhz\[1\] must have a clock for each of the 4"),
-        (((1410, 1410, 1410, 1410, 900),), r"cycle_mhz\[0\] .* 4 instructions, not 5"),
+        ((CYCLE_MHZ[0], (1400, 1400, 1400)), r"cycle_mhz\[1\] must have a clock for each of the 4"),
+        (((1400, 1400, 1400, 1400, 900),), r"cycle_mhz\[0\] .* 4 instructions, not 5"),
         (((),), r"cycle_mhz\[0\] .* 4 instructions, not 0"),
-        ((*CYCLE_MHZ, (1410, 0, 900, 900)), r"cycle_mhz\[3\] must have clocks above 0 MHz"),
-        (((1410, -900, 900, 900),), r"cycle_mhz\[0\] must have clocks above 0 MHz"),
+        ((*CYCLE_MHZ, (1400, 0, 900, 900)), r"cycle_mhz\[3\] must have clocks above 0 MHz"),
+        (((1400, -900, 900, 900),), r"cycle_mhz\[0\] must have clocks above 0 MHz"),
     ],
 )
 def test_a_row_of_another_shape_is_refused(
     cycle_mhz: tuple[tuple[int, ...], ...], text: str
 ) -> None:
     with pytest.raises(CodecError, match=text):
-        with_cycle(*cycle_mhz)
+        compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz))
 
 
 def test_a_plan_for_another_stage_is_refused() -> None:

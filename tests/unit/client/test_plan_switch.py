@@ -1,19 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+from tests.unit.client.memory_planner import compiled_plan
+
 from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan
 
 
 def plan(version: int) -> CompiledPlan:
-    return CompiledPlan(
-        version=version,
-        kinds=("forward",),
-        microbatches=(0,),
-        chunks=(0,),
-        sm_clocks_mhz=(1200,),
-        highest_sm_clock_mhz=1400,
-        num_raised=0,
-    )
+    return replace(compiled_plan(("forward", 0, 1200)), version=version)
 
 
 class Chooser:

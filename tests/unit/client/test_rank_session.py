@@ -7,18 +7,17 @@ from unittest.mock import Mock
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import JOB_ID, RUN_ID, MemoryPlanner
+from tests.unit.client.memory_planner import JOB_ID, RUN_ID, MemoryPlanner, compiled_plan
 from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.active_plan import PendingPlans, compile_plan
+from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_wire.messages import RankPlan
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
 
@@ -48,19 +47,6 @@ class RecordingGovernor(InProcessGovernor):
 
     def pause(self) -> None:
         self.asked_mhz.append(0)
-
-
-def compiled_plan(*rows: tuple[str | int, ...]) -> CompiledPlan:
-    """A plan of these instructions, ready to follow."""
-    plan = RankPlan(
-        job_id=JOB_ID,
-        version=1,
-        stage=0,
-        first_step=None,
-        instructions=rows,
-        predicted_iteration_time_s=1.0,
-    )
-    return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 @pytest.fixture
@@ -297,7 +283,8 @@ def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_las
     session.on_step_end()
     assert governor.asked_mhz == [900]
     assert governor.num_ends == 2
-    assert [timing.microbatch for timing in session.last_step_timings] == [0, 1, 2]
+    timings = [(timing.microbatch, timing.compute_time_s) for timing in session.last_step_timings]
+    assert timings == [(0, 0.0), (1, 0.0), (2, 0.0)]
 
 
 def test_a_transfer_told_while_an_instruction_runs_is_the_next_ones(

@@ -56,25 +56,24 @@ def test_a_reading_is_what_the_planner_has() -> None:
     assert queries(answers, STAGES) == [f"after_step=-1&limit={KEPT_STEPS}"]
 
 
-def test_only_steps_that_are_new_are_asked_for() -> None:
-    answers = answers_about(replace(READING, steps=STEPS[:30]))
+@pytest.mark.parametrize(
+    ("before", "after", "after_step"),
+    [
+        (STEPS[:30], STEPS, 29),
+        # Step 10 lacks ranks.
+        ((*STEPS[:10], stages_of_step(10, num_ranks=2), *STEPS[11:12]), STEPS[:14], 9),
+    ],
+)
+def test_only_new_and_incomplete_steps_are_requested(
+    before: tuple[StagesOfStep, ...], after: tuple[StagesOfStep, ...], after_step: int
+) -> None:
+    answers = answers_about(replace(READING, steps=before))
     reader = JobReader(client_of(answers), JOB)
-    reader.read()
-    answers.by_path[STAGES] = STEPS
+    assert reader.read().steps == before
+    answers.by_path[STAGES] = after
     queries(answers, STAGES)
-    assert reader.read().steps == STEPS
-    assert queries(answers, STAGES) == [f"after_step=29&limit={KEPT_STEPS}"]
-
-
-def test_a_step_that_lacked_ranks_is_asked_for_again() -> None:
-    half = (*STEPS[:10], stages_of_step(10, num_ranks=2), *STEPS[11:12])
-    answers = answers_about(replace(READING, steps=half))
-    reader = JobReader(client_of(answers), JOB)
-    assert reader.read().steps == half
-    answers.by_path[STAGES] = STEPS[:14]
-    queries(answers, STAGES)
-    assert reader.read().steps == STEPS[:14]
-    assert queries(answers, STAGES) == [f"after_step=9&limit={KEPT_STEPS}"]
+    assert reader.read().steps == after
+    assert queries(answers, STAGES) == [f"after_step={after_step}&limit={KEPT_STEPS}"]
 
 
 def test_no_more_than_the_newest_steps_are_kept() -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,16 +27,9 @@ Unlock = Callable[..., tuple[int, list[dict[str, Any]]]]
 
 
 @pytest.fixture(autouse=True)
-def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the records; no other setting of this machine counts."""
-    for name in [*os.environ]:
-        if name.startswith(("FLYBALL_", "ZEUSD_")):
-            monkeypatch.delenv(name)
-    folder = tmp_path / "state"
-    monkeypatch.setenv("FLYBALL_STATE_DIR", str(folder))
+def control(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "nvml")
     monkeypatch.setattr("flyball_client.governor.lock_record._TAKE_TIMEOUT_S", 0.05)
-    return folder
 
 
 @pytest.fixture

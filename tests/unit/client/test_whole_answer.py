@@ -23,17 +23,12 @@ def answer(*pieces: bytes, **headers: str) -> httpx.Response:
     return httpx.Response(200, headers=headers, content=iter(pieces), request=REQUEST)
 
 
-def test_an_answer_is_read_whole_and_its_head_kept() -> None:
+def test_an_answer_is_read_whole_and_its_headers_kept() -> None:
     whole = whole_answer(answer(b"abc", b"", b"def", answer="yes"), max_bytes=6)
     assert (whole.content, whole.headers["answer"], whole.status_code) == (b"abcdef", "yes", 200)
-
-
-def test_a_compressed_answer_is_measured_by_what_it_stands_for() -> None:
-    small, large = gzip.compress(b"a" * 1000), gzip.compress(b"a" * 100_000)
-    encoded = {"content-encoding": "gzip"}
-    assert whole_answer(answer(small, **encoded), max_bytes=1000).content == b"a" * 1000
+    bomb = answer(gzip.compress(b"a" * 1001), **{"content-encoding": "gzip"})
     with pytest.raises(EndlessAnswerError, match="larger than 1000 bytes"):
-        whole_answer(answer(large, **encoded), max_bytes=1000)
+        whole_answer(bomb, max_bytes=1000)
 
 
 def test_an_endless_answer_is_given_up_at_the_limit() -> None:
