@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 from tests.planner.samples import profile
 
-from flyball_server.planning import planner as planner_module
 from flyball_server.planning.cancellation import cancellation_point, cancelled_by
 from flyball_server.planning.frontier import parametric_simplex
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.rounding import MOVES_AT_A_STRETCH
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.plan_options import PlanOptions
+
+from .tiny_pipelines import network_of, request_of
 
 
 class NobodyWantsItError(Exception):
@@ -35,11 +34,7 @@ class EndsAt:
 
 
 def request(num_microbatches: int = 4) -> PlanRequest:
-    return PlanRequest(
-        profile=profile(),
-        num_microbatches=num_microbatches,
-        options=PlanOptions(blocking_power_w=(70.0,), target="slowdown:0.02"),
-    )
+    return request_of(profile(), num_microbatches, blocking_power_w=(70.0,), target="slowdown:0.02")
 
 
 def test_outside_of_a_block_a_solve_goes_on() -> None:
@@ -94,8 +89,8 @@ def test_moves_in_stretches_give_what_all_at_once_give(monkeypatch: pytest.Monke
 
 
 def test_the_interior_point_asks_in_each_of_its_steps() -> None:
-    solver = DeadlineSolver(model_of_request(request()))
-    relaxation = InteriorPointRelaxation(solver._network)
+    model = model_of_request(request())
+    solver, relaxation = DeadlineSolver(model), InteriorPointRelaxation(network_of(model))
     for number in (1, 3):
         ending = EndsAt(number)
         with pytest.raises(NobodyWantsItError), cancelled_by(ending):
@@ -119,21 +114,6 @@ def test_the_parametric_simplex_asks_after_each_stretch_of_pivots(
     num_asked_often, found_j = bound_j(1)
     assert num_asked_often > num_asked + 10
     assert found_j == expected_j
-
-
-def test_each_order_that_is_looked_at_asks_before_it_is_built(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    built: list[str] = []
-
-    def note(asked: PlanRequest) -> PipelineModel:
-        built.append(asked.options.schedule)
-        return model_of_request(asked)
-
-    monkeypatch.setattr(planner_module, "model_of_request", note)
-    with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(2)):
-        make_plan(request().with_options(schedule="auto:gpipe"))
-    assert built == ["1f1b"]
 
 
 def test_a_frontier_asks_at_each_of_its_plans() -> None:

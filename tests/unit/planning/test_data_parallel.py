@@ -47,6 +47,7 @@ from .tiny_pipelines import (
     profile_of,
     profiles,
     refuses,
+    replaced,
     request_of,
 )
 
@@ -94,23 +95,19 @@ def test_a_fast_pipeline_stretches_to_the_time_of_the_slow_one() -> None:
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
 
 
-def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays() -> None:
-    """In 3.4 s FAST can slow its forward only: done at 3.25 s, 38 J and 0.15 s at 5 W."""
-    plan = make_data_parallel_plan(pipelines_of(LESS_SLOW, FAST)).plan
+@pytest.mark.parametrize("waiting_w", [5.0, 40.0])
+def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays(waiting_w: float) -> None:
+    """In 3.4 s FAST can slow its forward only: done at 3.25 s, 38 J and 0.15 s of waiting."""
+    request = pipelines_of(LESS_SLOW, FAST, blocking_power_w=(5.0, waiting_w))
+    plan = make_data_parallel_plan(request).plan
+    assert plan.blocking_power_w == (5.0, waiting_w)
+    assert plan.baseline_energy_j == pytest.approx(40 + 40 + 0.4 * waiting_w)
     waiting = plan.pipelines[1]
     assert plan.iteration_time_s == 3.4
     assert waiting.iteration_time_s == 3.25
-    assert waiting.energy_j == pytest.approx(38.75)
+    assert waiting.energy_j == pytest.approx(38 + 0.15 * waiting_w)
     assert clocks_mhz(plan, 1) == [1000, 1410]
-    assert plan.energy_j == pytest.approx(40 + 38.75)
-
-
-def test_each_pipeline_waits_at_its_own_blocking_power() -> None:
-    """LESS_SLOW and FAST as above, FAST's GPU at 40 W: 0.15 s of it, 6 J."""
-    plan = make_data_parallel_plan(pipelines_of(LESS_SLOW, FAST, blocking_power_w=(5.0, 40.0))).plan
-    assert plan.blocking_power_w == (5.0, 40.0)
-    assert plan.pipelines[1].energy_j == pytest.approx(38 + 6)
-    assert plan.baseline_energy_j == pytest.approx(40 + 40 + 0.4 * 40)
+    assert plan.energy_j == pytest.approx(40 + waiting.energy_j)
 
 
 def test_with_time_to_spare_the_slow_one_slows_down_too() -> None:
@@ -332,13 +329,8 @@ def test_a_plan_simulates_to_its_own_prediction() -> None:
 def test_a_document_with_one_wrong_part_is_refused_with_the_part(
     place: tuple[str | int, ...], value: object, said: str
 ) -> None:
-    document: Any = fresh_document()
-    part = document
-    for step in place[:-1]:
-        part = part[step]
-    part[place[-1]] = value
     with pytest.raises(PlanningError, match=said):
-        data_parallel_plan_from_document(document)
+        data_parallel_plan_from_document(replaced(fresh_document(), place, value))
 
 
 def test_a_clock_that_one_pipelines_profile_does_not_have_is_refused_with_the_pipeline() -> None:

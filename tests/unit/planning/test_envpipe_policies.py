@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyRequest
@@ -31,6 +30,7 @@ from .tiny_pipelines import (
     model_of,
     profile_of,
     profiles,
+    refuses,
     timed_profile,
 )
 
@@ -74,12 +74,6 @@ def test_baseline_runs_everything_at_the_highest_clock_of_its_stage_and_kind() -
     stage = {F: [(100, 1.0, 1.0), (300, 1.0, 9.0)], B: [(200, 1.0, 1.0), (250, 1.0, 9.0)]}
     model = model_of(profile_of([stage, stage]), 1)
     assert clocks_mhz(model, assigned(Policy.BASELINE, model)) == [[("F0", 300), ("B0", 250)]] * 2
-
-
-def test_uniform_runs_everything_at_the_valley_of_its_stage() -> None:
-    model = model_of(two_valleys(), 2)
-    rows = clocks_mhz(model, assigned(Policy.UNIFORM, model))
-    assert [{mhz for _, mhz in row} for row in rows] == [{900}, {1200}, {1500}]
 
 
 def test_envelope_runs_the_outer_envelope_at_the_highest_and_the_rest_at_the_valley() -> None:
@@ -135,16 +129,15 @@ def test_under_any_schedule_the_envelope_is_a_path_that_ends_last_where_all_stag
 
 
 @pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
-@pytest.mark.parametrize("target", ["slowdown:0.05", "deadline:2.9", "least-energy", "", "FASTEST"])
+@pytest.mark.parametrize("target", ["slowdown:0.05", "least-energy", "", "FASTEST"])
 def test_another_target_than_fastest_is_refused(policy: Policy, target: str) -> None:
     request = PolicyRequest(
         model=model_of(equal_profile(2), 2),
         reconfigure_granularity_mhz=30,
         options=PlanOptions(reconfigure=Reconfigure.BALANCED, target=target),
     )
-    with pytest.raises(PlanningError, match="support 'fastest' only") as error:
+    with refuses("target", "support 'fastest' only"):
         choose(policy, request)
-    assert error.value.field == "target"
 
 
 def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None:

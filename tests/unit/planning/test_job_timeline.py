@@ -1,8 +1,9 @@
-"""The timeline of a job's plan: rows by hand, the paces it was made for, and what holds always."""
+"""The timeline of a job's plan: rows by hand, the slowdowns of the plan, and invariants."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -32,6 +33,7 @@ from .tiny_pipelines import (
     I,
     W,
     any_requests,
+    changed_points,
     equal_profile,
     merged_profile,
     profile_of,
@@ -64,9 +66,8 @@ def rows_of(
 def test_a_backward_in_two_parts_leaves_the_weights_part_of_the_last_stage_a_float() -> None:
     """F 0..1; stage 1: F 1..2, I 2..4, W 4..8; stage 0: I 4..6, W 6..10: stage 1 has 2 s."""
     profile = timed_profile(2, {F: 1.0, I: 2.0, W: 4.0})
-    timeline, (first, last) = rows_of(
-        profile, make_plan(request_of(profile, policy="baseline", schedule="zb-h1")).plan
-    )
+    plan = make_plan(request_of(profile, policy="baseline", schedule="zb-h1")).plan
+    timeline, (first, last) = rows_of(profile, plan)
     assert first.instructions == last.instructions
     assert first.instructions == (Instruction(F, 0), Instruction(I, 0), Instruction(W, 0))
     assert (first.start_s, first.duration_s) == ((0.0, 4.0, 6.0), (1.0, 2.0, 4.0))
@@ -80,9 +81,8 @@ def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() ->
     quick = {F: [(1410, 1.0, 6.0), (1000, 2.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
     slow = {F: [(1410, 2.0, 6.0), (1000, 3.0, 5.0)], B: [(1410, 2.0, 9.0), (1000, 3.0, 8.0)]}
     profile = profile_of([quick, slow])
-    timeline, (first, last) = rows_of(
-        profile, make_plan(request_of(profile, 2, policy="baseline", schedule="pipedream")).plan
-    )
+    plan = make_plan(request_of(profile, 2, policy="baseline", schedule="pipedream")).plan
+    timeline, (first, last) = rows_of(profile, plan)
     assert first.instructions == tuple(
         Instruction(kind, microbatch) for kind, microbatch in ((F, 1), (B, 0), (F, 0), (B, 1))
     )
@@ -92,7 +92,7 @@ def test_of_a_pipeline_that_never_flushes_each_row_is_a_period_of_its_stage() ->
     assert critical_places(timeline) == ((1, 0), (1, 1), (1, 2), (1, 3))
 
 
-def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
+def test_a_plan_for_a_slow_stage_is_drawn_with_its_slowdown() -> None:
     """Stage 1 takes 1.5 and 3 s; stage 0's second forward and first backward run at 1000 MHz.
 
     Stage 1: 1..2.5, 2.5..5.5, 5.5..7, 7..10. Stage 0: 0..1, 1..2.25, 5.5..8, 10..12.
@@ -107,7 +107,7 @@ def test_a_plan_for_a_slow_stage_is_drawn_at_its_pace() -> None:
     assert last.energy_j == (15.0, 45.0, 15.0, 45.0)
 
 
-def test_without_its_paces_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
+def test_without_its_slowdowns_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
     plan = make_slowed_plan(
         slowed_request(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
     )
@@ -117,6 +117,27 @@ def test_without_its_paces_it_is_drawn_as_profiled_and_not_called_as_planned() -
     other = [Slowdown(stage=1, slowdown=1.25)]
     again, is_as_planned = job_timeline(equal_profile(2), plan, slowdowns=other, num_pipelines=2)
     assert (again.simulation, is_as_planned) == (timeline.simulation, False)
+
+
+def test_slowdowns_of_another_pipeline_than_the_plans_are_not_applied() -> None:
+    straggler = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
+    plan = make_slowed_plan(slowed_request(merged_profile(4), straggler, num_pipelines=4))
+    other = replace(straggler, dp_rank=1)
+    timeline, is_as_planned = job_timeline(
+        merged_profile(4), plan, slowdowns=[other], num_pipelines=4
+    )
+    assert not is_as_planned
+    assert timeline.simulation.pipelines[1].iteration_time_s == 3.0
+
+
+def test_on_a_changed_profile_a_plan_takes_the_energy_of_that() -> None:
+    plan = make_plan(request_of(equal_profile(2), 2, policy="baseline")).plan
+    dearer = changed_points(
+        equal_profile(2), lambda _, point: replace(point, energy_j=1 + point.energy_j)
+    )
+    timeline, is_as_planned = job_timeline(dearer, plan)
+    assert not is_as_planned
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j + 8)
 
 
 def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -> None:
@@ -135,32 +156,6 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
     at_highest = timeline_rows(timeline.baseline(), own_dp_ranks(plan))
     assert at_highest[0].float_s == pytest.approx((0.5, 0.5))
     assert at_highest[1].float_s == pytest.approx((0.0, 0.0))
-
-
-def test_other_classes_of_pipelines_than_the_plans_are_not_its_paces() -> None:
-    plan = make_slowed_plan(
-        slowed_request(
-            merged_profile(4), Slowdown(stage=0, slowdown=7 / 6, dp_rank=2), num_pipelines=4
-        )
-    )
-    other = Slowdown(stage=0, slowdown=7 / 6, dp_rank=1)
-    timeline, is_as_planned = job_timeline(
-        merged_profile(4), plan, slowdowns=[other], num_pipelines=4
-    )
-    assert not is_as_planned
-    # As profiled: nobody is slow.
-    assert timeline.simulation.whole.iteration_time_s == 3.5
-    assert timeline.simulation.pipelines[1].iteration_time_s == 3.0
-
-
-def test_a_profile_that_has_changed_since_is_told() -> None:
-    plan = make_plan(request_of(equal_profile(2), 2, policy="baseline")).plan
-    dearer = profile_of(
-        [{F: [(1410, 1.0, 11.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}] * 2
-    )
-    timeline, is_as_planned = job_timeline(dearer, plan)
-    assert not is_as_planned
-    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j + 4)
 
 
 # ------------------------------------------------------------------ what holds always
@@ -221,7 +216,7 @@ def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
 
 @settings(max_examples=25)
 @given(profiles(max_stages=3), st.integers(1, 3), st.sampled_from([0.8, 1.3]), st.data())
-def test_rows_of_pipelines_of_uneven_pace_add_up_to_their_plan(
+def test_rows_of_pipelines_of_uneven_speed_add_up_to_their_plan(
     profile: StageProfile, num_microbatches: int, slowdown: float, data: st.DataObject
 ) -> None:
     stage = data.draw(st.integers(0, profile.num_stages - 1))

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_server.planning.documents.plan_document import (
-    plan_document,
-    plan_from_document,
-)
+from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Policy
 
-from .tiny_pipelines import F, I, W, any_requests, equal_profile, refuses, request_of, timed_profile
+from .tiny_pipelines import (
+    F,
+    I,
+    W,
+    any_requests,
+    equal_profile,
+    refuses,
+    replaced,
+    request_of,
+    timed_profile,
+)
 
 PLAN = make_plan(request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)).plan
 JSON_VALUES = st.recursive(
@@ -35,24 +42,21 @@ JSON_VALUES = st.recursive(
 )
 
 
-MISSING = object()
-
-
 def fresh_document() -> dict[str, Any]:
     document: dict[str, Any] = json.loads(json.dumps(plan_document(PLAN, solve_s=0.5)))
     return document
 
 
-def replaced(document: object, place: tuple[str | int, ...], value: object) -> object:
-    """The document with another value at one place."""
-    if not place:
-        return value
-    if value is MISSING and len(place) == 1:
-        whole = cast("dict[str, object]", document)
-        return {key: part for key, part in whole.items() if key != place[0]}
-    parts = cast("dict[str | int, object]", document)  # or a list: both take what is in `place`
-    parts[place[0]] = replaced(parts[place[0]], place[1:], value) if place[1:] else value
-    return document
+def test_a_missing_part_is_refused_by_its_name_or_has_a_default() -> None:
+    optional = {"target", "num_stages", "lower_bound_j", "solve_s"}
+    for key in fresh_document():
+        document = fresh_document()
+        del document[key]
+        if key in optional or key.endswith("_percent"):
+            assert plan_from_document(document) == PLAN
+        else:
+            with refuses(key):
+                plan_from_document(document)
 
 
 def places(document: object) -> list[tuple[str | int, ...]]:
@@ -166,12 +170,6 @@ def test_a_plan_that_never_flushes_says_how_many_versions_of_weights_it_needs() 
         (("virtual_stages",), [[0], [-1]], "virtual_stages[1]"),
         (("weight_versions",), 2, "weight_versions"),
         (("weight_versions",), [2, -1], "weight_versions"),
-        *(
-            ((key,), MISSING, key)
-            for key in fresh_document()
-            if not key.endswith(("_percent", "_bound_j"))
-            and key not in {"target", "num_stages", "solve_s"}
-        ),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_place(

@@ -11,17 +11,12 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
+from flyball_wire.plan_options import Policy
 
-from .tiny_pipelines import B, F, equal_profile, profiles
+from .tiny_pipelines import B, F, equal_profile, profiles, refuses, request_of
 
-REQUEST = PlanRequest(
-    profile=equal_profile(2),
-    num_microbatches=2,
-    options=PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE),
-)
+REQUEST = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
 
 
 def test_a_plan_of_two_stages_is_as_on_paper() -> None:
@@ -45,21 +40,6 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
     assert replace(plan, lower_bound_j=170.0).gap_percent == pytest.approx(100 * 4.25 / 170)
 
 
-def test_a_slower_plan_says_by_how_much() -> None:
-    """Uniform without reconfiguring: everything takes 1.25 times as long."""
-    plan = make_plan(
-        REQUEST.with_options(policy=Policy.UNIFORM, reconfigure=Reconfigure.DEFAULT)
-    ).plan
-    assert plan.slowdown_percent == pytest.approx(25)
-
-
-def test_a_plan_names_what_it_was_made_with() -> None:
-    plan = make_plan(REQUEST.with_options(policy=Policy.FRONTIER)).plan
-    named = (plan.policy, plan.reconfigure, plan.schedule, plan.target)
-    assert named == ("frontier", "balanced", "1f1b", "fastest")
-    assert (plan.num_stages, plan.num_microbatches, plan.blocking_power_w) == (2, 2, (5.0, 5.0))
-
-
 @given(
     profiles(),
     st.integers(1, 5),
@@ -69,13 +49,7 @@ def test_a_plan_names_what_it_was_made_with() -> None:
 def test_a_balanced_plan_is_never_slower_than_its_baseline(
     profile: StageProfile, num_microbatches: int, schedule: str, policy: Policy
 ) -> None:
-    plan = make_plan(
-        PlanRequest(
-            profile=profile,
-            num_microbatches=num_microbatches,
-            options=PlanOptions(blocking_power_w=(20.0,), schedule=schedule, policy=policy),
-        )
-    ).plan
+    plan = make_plan(request_of(profile, num_microbatches, schedule=schedule, policy=policy)).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
 
 
@@ -83,7 +57,6 @@ def test_a_balanced_plan_is_never_slower_than_its_baseline(
     ("request_", "field"),
     [
         (replace(REQUEST, num_microbatches=0), "num_microbatches"),
-        (replace(REQUEST, num_microbatches=-3), "num_microbatches"),
         (replace(REQUEST, num_microbatches=2**53), "num_microbatches"),
         (REQUEST.with_options(schedule="1F1B"), "schedule"),
         (REQUEST.with_options(target="soon"), "target"),
@@ -92,15 +65,11 @@ def test_a_balanced_plan_is_never_slower_than_its_baseline(
         (REQUEST.with_options(blocking_power_w=(1.0, 2.0, 3.0)), "blocking_power_w"),
         (REQUEST.with_options(blocking_power_w=(-1.0,)), "blocking_power_w"),
         (REQUEST.with_options(blocking_power_w=(5.0, math.nan)), "blocking_power_w"),
-        (REQUEST.with_options(blocking_power_w=(math.inf,)), "blocking_power_w"),
         (REQUEST.with_options(blocking_power_w=(100_001.0,)), "blocking_power_w"),
     ],
 )
 def test_a_request_that_cannot_be_planned_names_its_field(
     request_: PlanRequest, field: str
 ) -> None:
-    with pytest.raises(PlanningError) as error:
+    with refuses(field):
         make_plan(request_)
-    assert error.value.field == field
-    assert str(error.value) == f"{field}: {error.value.message}"
-    assert "\n" not in str(error.value)

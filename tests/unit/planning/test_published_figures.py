@@ -10,48 +10,33 @@ import pytest
 from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
+from flyball_server.planning.planner import make_plan
+from flyball_wire.plan_options import Policy
 
-A100_BLOCKING_POWER_W = 83.64
-A40_BLOCKING_POWER_W = 70.38
+from .tiny_pipelines import request_of
 
 pytestmark = needs_shared_data
 
 
-def plan_of(file: str, blocking_power_w: float, num_microbatches: int) -> FrequencyPlan:
-    return make_plan(
-        PlanRequest(
-            profile=read_stage_profile(published_profile(file)),
-            num_microbatches=num_microbatches,
-            options=PlanOptions(
+@pytest.mark.parametrize(
+    ("gpu", "blocking_power_w", "savings_percent", "within"),
+    [
+        ("a100_sxm", 83.64, (14.22, 13.54, 13.17, 12.98), 0.005),
+        ("a40", 70.38, (11.13, 9.88, 9.19, 8.82), 1),
+    ],
+)
+def test_gpt3_saves_what_was_published_on_a100_to_the_second_decimal_on_a40_within_a_point(
+    gpu: str, blocking_power_w: float, savings_percent: tuple[float, ...], within: float
+) -> None:
+    profile = read_stage_profile(published_profile(f"gpt3-175b+{gpu}_bf16.csv"))
+    for num_microbatches, saving_percent in zip((12, 24, 48, 96), savings_percent, strict=True):
+        plan = make_plan(
+            request_of(
+                profile,
+                num_microbatches,
                 blocking_power_w=(blocking_power_w,),
-                schedule="1f1b",
                 policy=Policy.ENVELOPE,
-                reconfigure=Reconfigure.BALANCED,
-            ),
-        )
-    ).plan
-
-
-@pytest.mark.parametrize(
-    ("num_microbatches", "saving_percent"), [(12, 14.22), (24, 13.54), (48, 13.17), (96, 12.98)]
-)
-def test_gpt3_on_a100_saves_what_was_published_to_the_second_decimal(
-    num_microbatches: int, saving_percent: float
-) -> None:
-    plan = plan_of("gpt3-175b+a100_sxm_bf16.csv", A100_BLOCKING_POWER_W, num_microbatches)
-    assert round(plan.saving_percent, 2) == saving_percent
-    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
-
-
-@pytest.mark.parametrize(
-    ("num_microbatches", "saving_percent"), [(12, 11.13), (24, 9.88), (48, 9.19), (96, 8.82)]
-)
-def test_gpt3_on_a40_saves_what_was_published_within_a_point(
-    num_microbatches: int, saving_percent: float
-) -> None:
-    plan = plan_of("gpt3-175b+a40_bf16.csv", A40_BLOCKING_POWER_W, num_microbatches)
-    assert plan.saving_percent == pytest.approx(saving_percent, abs=1)
-    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
+            )
+        ).plan
+        assert plan.saving_percent == pytest.approx(saving_percent, abs=within)
+        assert plan.iteration_time_s <= plan.baseline_iteration_time_s

@@ -15,18 +15,15 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.reconfigure import reconfigure, reconfiguring_steps
-from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
+from flyball_wire.plan_options import Policy, Reconfigure
 
-NUM_MICROBATCHES = 4
+from .tiny_pipelines import request_of
 
 
 def envelope(manner: Reconfigure) -> tuple[PlanRequest, FrequencyPlan]:
     """EnvPipe's plan of four stages of the example."""
-    request = PlanRequest(
-        profile=load_example_profile().select_stages((0, 1, 2, 7)),
-        num_microbatches=NUM_MICROBATCHES,
-        options=PlanOptions(blocking_power_w=(80.0,), policy=Policy.ENVELOPE, reconfigure=manner),
-    )
+    profile = load_example_profile().select_stages((0, 1, 2, 7))
+    request = request_of(profile, 4, policy=Policy.ENVELOPE, reconfigure=manner)
     return request, make_plan(request).plan
 
 
@@ -56,13 +53,6 @@ def test_every_step_raises_something_on_the_critical_path_and_nothing_else(
         assert raised
         assert all(after[node] < before[node] for node in raised)
         assert raised <= set(simulate(model, before).critical_path)
-
-
-def test_without_raising_there_is_the_start_alone() -> None:
-    request, _ = envelope(Reconfigure.DEFAULT)
-    model = model_of_request(request)
-    start = [1] * model.dag.num_nodes
-    assert list(reconfiguring_steps(model, start, Reconfigure.DEFAULT, 30)) == [start]
 
 
 def test_they_are_printed_as_envpipe_prints_them(

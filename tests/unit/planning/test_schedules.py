@@ -35,15 +35,8 @@ from .tiny_pipelines import (
     profiles,
     refuses,
     timed_profile,
+    written,
 )
-
-
-def written(stage: tuple[Instruction, ...]) -> str:
-    letters = {F: "F", B: "B", I: "I", W: "W", R: "R"}
-    return " ".join(
-        f"{letters[item.kind]}{item.microbatch}" + (f".{item.chunk}" if item.chunk else "")
-        for item in stage
-    )
 
 
 @pytest.mark.parametrize(
@@ -226,18 +219,18 @@ def test_a_schedule_that_profile_or_microbatches_do_not_allow_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("kinds", "num_chunks", "expected"),
+    ("kinds", "expected"),
     [
-        ((F, B), 2, "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
-        ((F, B, I, W), 2, "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
-        ((F, I, W), 2, "F0 F1 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1 I0 W0 I1 W1"),
+        ((F, B), "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
+        ((F, B, I, W), "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
+        ((F, I, W), "F0 F1 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1 I0 W0 I1 W1"),
     ],
 )
 def test_interleaving_runs_a_backward_as_it_was_profiled(
-    kinds: tuple[InstructionKind, ...], num_chunks: int, expected: str
+    kinds: tuple[InstructionKind, ...], expected: str
 ) -> None:
     """Two stages, two microbatches: stage 0 runs all its forwards before its first backward."""
-    profile = timed_profile(2, dict.fromkeys(kinds, 1.0), num_chunks)
+    profile = timed_profile(2, dict.fromkeys(kinds, 1.0), num_chunks=2)
     schedule = make_schedule("interleaved-1f1b", context_of(profile, 2))
     assert written(schedule.stages[0]) == expected
     assert schedule.virtual_stages == ((0, 2), (1, 3))

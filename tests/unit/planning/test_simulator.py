@@ -9,7 +9,7 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
 
-from .tiny_pipelines import B, F, I, W, context_of, equal_profile, model_of, node_of, profile_of
+from .tiny_pipelines import B, F, I, W, context_of, equal_profile, model_of, profile_of
 
 SHAPES = [(1, 1), (1, 5), (2, 1), (2, 2), (3, 2), (4, 1), (4, 3), (4, 4), (4, 12), (8, 5), (8, 32)]
 
@@ -46,19 +46,6 @@ def test_a_slow_middle_stage_sets_the_pace() -> None:
     ]  # fmt: skip
 
 
-def test_a_split_backward_sends_its_gradient_before_the_weight_part() -> None:
-    """Stage 1: F 0-1 after stage 0's F 0-1: 1-2, I 2-4, W 4-7; stage 0's I starts at 4."""
-    parts = {
-        F: [(2, 1.0, 1.0), (1, 9.0, 1.0)],
-        I: [(2, 2.0, 1.0), (1, 9.0, 1.0)],
-        W: [(2, 3.0, 1.0), (1, 9.0, 1.0)],
-    }
-    model = model_of(profile_of([parts, parts]), 1)
-    simulation = simulate(model, model.baseline())
-    assert simulation.start_s == (0, 4, 6, 1, 2, 4)
-    assert simulation.iteration_time_s == 9
-
-
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
 def test_bubble_fraction_of_equal_stages_is_the_textbook_formula(
@@ -71,46 +58,19 @@ def test_bubble_fraction_of_equal_stages_is_the_textbook_formula(
     assert simulation.bubble_fraction == pytest.approx((num_stages - 1) / slots, abs=1e-15)
 
 
-def test_energy_is_busy_energy_and_blocking_power_over_the_rest() -> None:
-    """9 s, busy 6 s a stage and 160 J in all; 3 s of waiting at 5 W and at 7 W."""
-    model = model_of(equal_profile(2), 2, blocking_power_w=(5.0, 7.0))
-    assert simulate(model, model.baseline()).energy_j == 160 + 3 * 5 + 3 * 7
-
-
-def test_a_slower_clock_inside_the_float_costs_no_time_and_saves_as_on_paper() -> None:
-    """F1 of stage 0 at 1000 MHz: 8 J for 10 J, and 0.25 s less of waiting at 5 W."""
-    model = model_of(equal_profile(2), 2)
-    assignment = model.baseline()
-    assignment[node_of(model, 0, F, 1)] = 1
-    simulation = simulate(model, assignment)
-    assert simulation.iteration_time_s == 9
-    assert simulation.energy_j == 190 - 2 - 0.25 * 5
-
-
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "envpipe"])
 @pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
-def test_gpipe_holds_all_activations_at_its_peak(num_stages: int, num_microbatches: int) -> None:
-    model = model_of(equal_profile(num_stages), num_microbatches, "gpipe")
-    peaks = simulate(model, model.baseline()).peak_activations
-    assert peaks == (num_microbatches,) * num_stages
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
-def test_one_f_one_b_holds_one_activation_less_on_each_later_stage(
-    num_stages: int, num_microbatches: int
+def test_a_stage_holds_the_activations_of_its_forwards_in_front(
+    schedule: str, num_stages: int, num_microbatches: int
 ) -> None:
-    model = model_of(equal_profile(num_stages), num_microbatches)
-    peaks = simulate(model, model.baseline()).peak_activations
-    assert peaks == tuple(min(num_stages - s, num_microbatches) for s in range(num_stages))
-
-
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
-def test_envpipe_holds_its_extra_forwards_more(num_stages: int, num_microbatches: int) -> None:
+    """GPipe: all; 1F1B: one less on each later stage; EnvPipe: its extra forwards more."""
     profile = equal_profile(num_stages)
-    model = model_of(profile, num_microbatches, "envpipe")
+    model = model_of(profile, num_microbatches, schedule)
     extra = extra_warmup_forwards(context_of(profile, num_microbatches))
-    peaks = simulate(model, model.baseline()).peak_activations
-    assert peaks == tuple(
-        min(num_stages - s + extra[s], num_microbatches) for s in range(num_stages)
+    more = {"gpipe": (num_microbatches,) * num_stages, "1f1b": (0,) * num_stages}
+    assert simulate(model, model.baseline()).peak_activations == tuple(
+        min(num_stages - stage + extra_forwards, num_microbatches)
+        for stage, extra_forwards in enumerate(more.get(schedule, extra))
     )
 
 

@@ -8,37 +8,28 @@ import pytest
 
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
-    SlowedRequest,
     make_slowed_plan,
 )
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
-from flyball_wire.plan_options import Effort, PlanOptions, Policy
+from flyball_wire.plan_options import Effort, Policy
 
-from .tiny_pipelines import B, F, equal_profile, profile_of, timed_profile
-
-
-def request_of(
-    profile: StageProfile,
-    num_microbatches: int,
-    schedule: str = "1f1b",
-    policy: Policy = Policy.FRONTIER,
-) -> PlanRequest:
-    return PlanRequest(
-        profile=profile,
-        num_microbatches=num_microbatches,
-        options=PlanOptions(
-            blocking_power_w=(5.0,), schedule=schedule, policy=policy, effort=Effort.LOW
-        ),
-    )
-
+from .tiny_pipelines import (
+    B,
+    F,
+    equal_profile,
+    profile_of,
+    request_of,
+    slowed_request,
+    timed_profile,
+)
 
 # Stage 0 of two equal ones has time to spare for its second forward and its first backward.
-PLAN = make_plan(request_of(equal_profile(2), 2)).plan
+PLAN = make_plan(request_of(equal_profile(2), 2, effort=Effort.LOW)).plan
 
 
 def test_each_instruction_counts_by_what_it_takes_at_its_clock() -> None:
@@ -65,7 +56,7 @@ def test_a_chunk_counts_by_its_own_time() -> None:
     """Chunks of 1 and 2 s, and of 3 and 4 s; the first one's forward at 1000 MHz takes 2 s."""
     chunks = (timed_profile(1, {F: 1.0, B: 2.0}), timed_profile(1, {F: 3.0, B: 4.0}))
     profile = whole_stages(chunks)
-    plan = make_plan(request_of(profile, 1, "interleaved-1f1b", Policy.BASELINE)).plan
+    plan = make_plan(request_of(profile, schedule="interleaved-1f1b", policy=Policy.BASELINE)).plan
     forward, *others = plan.stages[0]
     slowed = replace(plan, stages=((forward._replace(frequency_mhz=1000), *others),))
     expected = (2 * 1000 + (3 + 4 + 2) * 1410) / 11
@@ -79,9 +70,7 @@ def test_of_separate_pipelines_it_is_over_all_of_them() -> None:
     """Three of four run 1 s at 1410 MHz and 2.5 s at 1000 MHz; one is at 1410 MHz for 3 s."""
     one = equal_profile(1)
     slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = make_slowed_plan(
-        SlowedRequest(request=request_of(one, 1), slowdowns=(slow,), num_pipelines=4)
-    )
+    plan = make_slowed_plan(slowed_request(one, slow, num_pipelines=4))
     expected = (3 * (1410 + 2500) + 3 * 1410) / (3 * 3.5 + 3)
     assert mean_stage_clocks_mhz(plan, one) == pytest.approx((expected,))
 

@@ -24,27 +24,22 @@ def clocks(points: Mapping[InstructionKind, OperatingPoint]) -> dict[Instruction
 @pytest.mark.parametrize(
     ("forward", "backward", "forward_mhz", "backward_mhz"),
     [
-        pytest.param((9, 8, 5), (12, 11, 15), 200, 200, id="least together, not of either kind"),
-        pytest.param((9, 8, 5), (12, 11, 14), 200, 200, id="of equal ones the higher clock"),
-        pytest.param({300: 9, 200: 1, 100: 8}, {300: 9, 150: 1, 100: 9}, 100, 100, id="shared"),
-        pytest.param((9, 2, 2), {310: 3, 210: 4, 110: 3}, 200, 310, id="no clock shared"),
+        # The least of both together, not of either kind; of equal ones the higher clock.
+        ({300: 9, 200: 8, 100: 5}, {300: 12, 200: 11, 100: 15}, 200, 200),
+        ({300: 9, 200: 8, 100: 5}, {300: 12, 200: 11, 100: 14}, 200, 200),
+        # The least at a clock that both have; without one the least of each kind.
+        ({300: 9, 200: 1, 100: 8}, {300: 9, 150: 1, 100: 9}, 100, 100),
+        ({300: 9, 200: 2, 100: 2}, {310: 3, 210: 4, 110: 3}, 200, 310),
     ],
 )
 def test_a_stages_least_energy_is_that_of_all_its_kinds_at_a_shared_clock(
-    forward: tuple[int, ...] | dict[int, int],
-    backward: tuple[int, ...] | dict[int, int],
-    forward_mhz: int,
-    backward_mhz: int,
+    forward: dict[int, int], backward: dict[int, int], forward_mhz: int, backward_mhz: int
 ) -> None:
-    """Energies in J at 300, 200 and 100 MHz, or by clock; the times do not count."""
-    kinds: dict[InstructionKind, Points] = {}
-    for kind, energies_j in ((F, forward), (B, backward)):
-        by_clock = (
-            energies_j
-            if isinstance(energies_j, dict)
-            else dict(zip((300, 200, 100), energies_j, strict=True))
-        )
-        kinds[kind] = [(mhz, 1000 / mhz, float(energy_j)) for mhz, energy_j in by_clock.items()]
+    """Energies in J by clock in MHz; the times do not count."""
+    kinds: dict[InstructionKind, Points] = {
+        kind: [(mhz, 1000 / mhz, energy_j) for mhz, energy_j in by_clock.items()]
+        for kind, by_clock in ((F, forward), (B, backward))
+    }
     assert least_energy_mhz(kinds) == {F: forward_mhz, B: backward_mhz}
 
 

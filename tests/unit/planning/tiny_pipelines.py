@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import strategies as st
 
+from flyball_profiles.examples import load_example_profile
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.curves import model_curves
+from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
@@ -49,6 +52,17 @@ def profile_of(
         },
         num_ranks_per_stage=tuple(num_ranks or [1] * len(stages)),
     )
+
+
+def changed_points(
+    profile: StageProfile,
+    change: Callable[[tuple[int, InstructionKind], OperatingPoint], OperatingPoint],
+) -> StageProfile:
+    """The profile with each operating point replaced, by stage and kind."""
+    points = {
+        key: tuple(change(key, point) for point in of_key) for key, of_key in profile.points.items()
+    }
+    return replace(profile, points=points)
 
 
 def equal_profile(num_stages: int, num_ranks: Sequence[int] | None = None) -> StageProfile:
@@ -136,6 +150,17 @@ def model_of(
     return build_model(profile, made, blocking_power_w)
 
 
+def network_of(model: PipelineModel) -> EventNetwork:
+    """The events of a pipeline with the cost curves of its instructions."""
+    return build_network(model, model_curves(model))
+
+
+def example_model(num_microbatches: int) -> PipelineModel:
+    """Three stages of the shipped example under 1F1B."""
+    profile = load_example_profile().select_stages((0, 1, 7))
+    return model_of(profile, num_microbatches, "1f1b", [83.64])
+
+
 def two_by_two(slow_backward_s: float) -> tuple[PipelineModel, list[int]]:
     """Two stages, two microbatches; F1 and B0 of stage 0 at their lower clock.
 
@@ -156,6 +181,24 @@ def node_of(model: PipelineModel, stage: int, kind: InstructionKind, microbatch:
     """The DAG's node of one instruction."""
     wanted = (stage, Instruction(kind, microbatch))
     return list(zip(model.dag.stage, model.dag.instruction, strict=True)).index(wanted)
+
+
+def written(stage: tuple[Instruction, ...]) -> str:
+    """Instructions in letters, as in `F0 B0`, chunks but the first as in `F0.1`."""
+    letters = {F: "F", B: "B", I: "I", W: "W", R: "R"}
+    return " ".join(
+        f"{letters[item.kind]}{item.microbatch}" + (f".{item.chunk}" if item.chunk else "")
+        for item in stage
+    )
+
+
+def replaced(document: object, place: tuple[str | int, ...], value: object) -> object:
+    """The document with another value at one place."""
+    if not place:
+        return value
+    parts = cast("dict[str | int, object]", document)  # or a list: both take what is in `place`
+    parts[place[0]] = replaced(parts[place[0]], place[1:], value) if place[1:] else value
+    return document
 
 
 @st.composite
@@ -206,7 +249,7 @@ LOOPED_SCHEDULES = ("interleaved-1f1b", "looped-bfs", "interleaved-zb")
 V_SCHEDULES = ("zbv", "dualpipev")
 SPLITTING_SCHEDULES = ("zb-h1", "interleaved-zb", *V_SCHEDULES)
 RECOMPUTING_SCHEDULES = ("torchgpipe", "early-recompute-1f1b")
-# What it is for is told by its order, which is drawn too.
+# Its order is drawn too.
 EXPLICIT_SCHEDULE = "explicit"
 
 Shape = tuple[str, int, int, int]

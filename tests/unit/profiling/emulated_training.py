@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.model.dag import NONE, build_dag
+from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.schedules._base import Schedule
 from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move
 from flyball_server.profiling.observations import (
@@ -81,7 +82,7 @@ class EmulatedTraining:
             self._table[key] = self._truth.point(*key)
         true = np.array([self._table[key] for key in keys])
         drawn = true * (1 + self._truth.noise * self._random.standard_normal(true.shape))
-        finish_s = self._finish_s(drawn[:, 0])
+        finish_s = np.array(earliest_finish_s(self._dag, drawn[:, 0].tolist()))
         iteration_time_s = float(finish_s.max())
         shown_j = self._read_counters(drawn, finish_s, iteration_time_s)
         return [
@@ -97,15 +98,6 @@ class EmulatedTraining:
             )
             for stage in range(self._truth.schedule.num_stages)
         ]
-
-    def _finish_s(self, durations_s: FloatArray) -> FloatArray:
-        durations = durations_s.tolist()
-        finish = [0.0] * (len(durations) + 1)
-        before, source = self._dag.order_predecessor, self._dag.data_predecessor
-        assert NONE == -1
-        for node in self._dag.topological_order:
-            finish[node] = max(finish[before[node]], finish[source[node]]) + durations[node]
-        return np.array(finish[:-1])
 
     def _last_moves_s(self, read_s: float) -> FloatArray:
         """Return when each stage's counter, read now, has last moved, s from the step's begin."""

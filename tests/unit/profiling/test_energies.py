@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,17 +119,7 @@ def test_a_given_blocking_power_is_kept_and_has_no_error() -> None:
 
 def test_ranks_together_draw_blocking_power_each() -> None:
     setup = setup_of()
-    ranks = [
-        StageStep(
-            stage=0,
-            step=step.step,
-            version=1,
-            iteration_time_s=step.iteration_time_s,
-            energy_j=4 * (step.energy_j or 0),
-            instructions=step.instructions,
-        )
-        for step in steps_of(block=4)
-    ]
+    ranks = [replace(step, energy_j=4 * (step.energy_j or 0)) for step in steps_of(block=4)]
     four = ProbeSetup(schedule=setup.schedule, clocks_mhz=setup.clocks_mhz, num_ranks=(4,))
     (findings,) = find(four, ranks)
     assert energies_of(findings).blocking_power_w == pytest.approx(BLOCKING_POWER_W, rel=0.02)
@@ -154,27 +145,10 @@ def test_neighbouring_steps_at_the_same_clocks_tell_more_than_scattered_ones() -
 
 def test_steps_that_are_not_clean_or_at_other_clocks_do_not_count() -> None:
     steps = steps_of(block=2)
-    spoilt = StageStep(
-        stage=0,
-        step=50,
-        version=1,
-        iteration_time_s=1e3,
-        energy_j=1e6,
-        instructions=steps[0].instructions,
-        is_clean=False,
-    )
-    default_clock = StageStep(
-        stage=0,
-        step=51,
-        version=None,
-        iteration_time_s=1e3,
-        energy_j=1e6,
-        instructions=(
-            InstructionTimes(
-                kind=F, chunk=0, sm_clock_mhz=None, count=8, mean_s=9.0, variance_s2=0.0
-            ),
-        ),
-    )
+    wild = replace(steps[0], iteration_time_s=1e3, energy_j=1e6)
+    spoilt = replace(wild, step=50, is_clean=False)
+    at_default = replace(wild.instructions[0], sm_clock_mhz=None, mean_s=9.0)
+    default_clock = replace(wild, step=51, version=None, instructions=(at_default,))
     (clean,), (both,) = (
         find(setup_of(), each) for each in (steps, [*steps, spoilt, default_clock])
     )

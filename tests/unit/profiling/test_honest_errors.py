@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.unit.planning.tiny_pipelines import changed_points
 from tests.unit.profiling.emulated_training import Truth, profile_online
 from tests.unit.profiling.true_profiles import (
     a100_truth,
@@ -50,14 +51,13 @@ def test_kinds_of_very_different_power_are_divided_equally_and_planned_right(
 ) -> None:
     """One kind draws half as much; a drift of forwards alone is planned right, too."""
     usual = a100_truth(24, stages=(0, 1, 6, 7))
-    points = {
-        key: tuple(
-            replace(point, energy_j=point.energy_j * (0.5 if key[1] is weaker else 1.0))
-            for point in of_key
-        )
-        for key, of_key in usual.profile.points.items()
-    }
-    truth = replace(usual, profile=replace(usual.profile, points=points))
+    profile = changed_points(
+        usual.profile,
+        lambda key, point: replace(
+            point, energy_j=point.energy_j * (0.5 if key[1] is weaker else 1.0)
+        ),
+    )
+    truth = replace(usual, profile=profile)
     result = found(truth, seed=3)
     assert found_errors(truth, result).energy_percent <= 3
     assert plan_excess_percent(truth, setup_of(truth), result) <= 1
@@ -124,15 +124,11 @@ def with_two_chunks(profile: StageProfile) -> Truth:
     """Interleaved 1F1B, two fifths of each stage being its first chunk."""
 
     def part(share: float) -> StageProfile:
-        return StageProfile(
-            points={
-                key: tuple(
-                    replace(point, time_s=share * point.time_s, energy_j=share * point.energy_j)
-                    for point in points
-                )
-                for key, points in profile.points.items()
-            },
-            num_ranks_per_stage=profile.num_ranks_per_stage,
+        return changed_points(
+            profile,
+            lambda _, point: replace(
+                point, time_s=share * point.time_s, energy_j=share * point.energy_j
+            ),
         )
 
     chunked = replace(profile, chunks=(part(0.4), part(0.6)))

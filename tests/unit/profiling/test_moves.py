@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
+from tests.unit.planning.tiny_pipelines import changed_points
 from tests.unit.profiling.emulated_training import ProfilingRun, Truth, profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
-from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import probe_document, probe_from_document
 from flyball_server.profiling.moves import Finished, KeepWatching, Probe, Refused, next_move
-from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
+from flyball_server.profiling.observations import ProbeSetup, StageStep
 
 TRUTH = a100_truth(12, stages=(0, 7))
 SETUP = setup_of(TRUTH)
@@ -39,19 +41,16 @@ def refused(
     return run.last.problem
 
 
-def test_a_new_job_starts_at_the_highest_clocks() -> None:
-    move = next_move(SETUP, [], [])
-    assert isinstance(move, Probe)
-    assert move.plan.num_steps == 1
-    assert {mhz for stage in move.plan.cycle_mhz[0] for mhz in stage} == {1410}
-
-
 def test_it_waits_for_a_first_step_and_then_for_enough_steps() -> None:
     (first, *_) = whole_run().versions
     assert next_move(SETUP, [replace(first, first_step=None)], []) == KeepWatching(num_steps=1)
     assert next_move(SETUP, [first], []) == KeepWatching(num_steps=12)
     assert next_move(SETUP, [first], steps_before(7)) == KeepWatching(num_steps=5)
     assert isinstance(next_move(SETUP, [first], steps_before(12)), Probe)
+    early = [replace(step, step=step.step - 12) for step in steps_before(12)]
+    assert next_move(SETUP, [first], early) == KeepWatching(num_steps=12)
+    unstarted = [first, replace(whole_run().versions[1], first_step=None)]
+    assert isinstance(next_move(SETUP, unstarted, steps_before(40)), KeepWatching)
 
 
 def test_the_same_observations_give_the_same_move_after_a_restart() -> None:
@@ -102,24 +101,16 @@ def test_the_profile_has_probed_and_interpolated_points_with_errors() -> None:
     assert last.result.cost.extra_energy_j is not None
 
 
-def test_steps_before_the_first_version_do_not_count() -> None:
-    (first, *_) = whole_run().versions
-    early = [replace(step, step=step.step - 12) for step in steps_before(12)]
-    assert next_move(SETUP, [first], early) == KeepWatching(num_steps=12)
-
-
-def test_an_energy_counter_that_never_moves_is_refused() -> None:
-    problem = refused(energy_j=0.0)
-    assert problem.startswith("stage 0: its energy counters have not moved in 1")
-
-
-def test_an_energy_counter_that_cannot_be_read_is_refused() -> None:
-    problem = refused(energy_j=None)
-    assert problem == "stage 0: no step's energy could be read from its energy counters"
-
-
-def test_steps_that_never_run_as_planned_are_refused() -> None:
-    assert "as planned on every stage" in refused(is_clean=False)
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"energy_j": 0.0}, "stage 0: its energy counters have not moved in 1"),
+        ({"energy_j": None}, "stage 0: no step's energy could be read from its energy counters"),
+        ({"is_clean": False}, "as planned on every stage"),
+    ],
+)
+def test_steps_that_show_nothing_are_refused(changes: dict[str, Any], said: str) -> None:
+    assert said in refused(**changes)
 
 
 def test_times_that_scatter_beyond_use_are_refused() -> None:
@@ -139,30 +130,27 @@ def test_times_that_scatter_beyond_use_are_refused() -> None:
     assert "takes a time that scatters by 9" in move.problem
 
 
-def test_noise_that_the_steps_do_not_average_out_is_refused_with_the_point() -> None:
-    noisy = replace(TRUTH, noise=0.06)
-    problem = refused(replace(SETUP, max_steps=60), noisy, steps=70)
-    assert problem.startswith("stage ")
-    assert " MHz is known within " in problem
-    assert problem.endswith("the limit is 3.0 %") or problem.endswith("the limit is 2.0 %")
-
-
-def test_a_cap_that_allows_nothing_is_refused() -> None:
-    problem = refused(replace(SETUP, slowdown_cap=1e-4, max_steps=60), steps=70)
-    assert "could not be run below 1410 MHz without more than 0.01 % of slowdown" in problem
+@pytest.mark.parametrize(
+    ("slowdown_cap", "noise", "said"),
+    [
+        (SETUP.slowdown_cap, 0.06, " MHz is known within "),
+        (1e-4, TRUTH.noise, "could not be run below 1410 MHz without more than 0.01 % of slowdown"),
+    ],
+)
+def test_noise_beyond_the_limits_and_a_cap_that_allows_nothing_are_refused(
+    slowdown_cap: float, noise: float, said: str
+) -> None:
+    setup = replace(SETUP, slowdown_cap=slowdown_cap, max_steps=60)
+    assert said in refused(setup, replace(TRUTH, noise=noise), steps=70)
 
 
 def test_the_walk_ends_below_the_valley() -> None:
     # Each step down costs more energy from 1200 MHz on: nothing below is of use.
-    valley = StageProfile(
-        points={
-            key: tuple(
-                replace(point, energy_j=point.energy_j + 0.2 * max(0, 1200 - point.frequency_mhz))
-                for point in points
-            )
-            for key, points in TRUTH.profile.points.items()
-        },
-        num_ranks_per_stage=TRUTH.profile.num_ranks_per_stage,
+    valley = changed_points(
+        TRUTH.profile,
+        lambda _, point: replace(
+            point, energy_j=point.energy_j + 0.2 * max(0, 1200 - point.frequency_mhz)
+        ),
     )
     run = profile_online(SETUP, replace(TRUTH, profile=valley), seed=1)
     assert isinstance(run.last, Finished)
@@ -172,22 +160,14 @@ def test_the_walk_ends_below_the_valley() -> None:
 
 def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
     # Down to 1250 MHz times stay and energies rise a little; below, energies fall far.
-    def on_plateau(points: tuple[OperatingPoint, ...]) -> tuple[OperatingPoint, ...]:
-        return tuple(
-            replace(
-                point,
-                time_s=points[0].time_s,
-                energy_j=points[0].energy_j * (1 + (1410 - point.frequency_mhz) / 3000),
-            )
-            if point.frequency_mhz > 1250
-            else point
-            for point in points
-        )
+    def on_plateau(key: tuple[int, InstructionKind], point: OperatingPoint) -> OperatingPoint:
+        if point.frequency_mhz <= 1250:
+            return point
+        highest = TRUTH.profile.points[key][0]
+        energy_j = highest.energy_j * (1 + (1410 - point.frequency_mhz) / 3000)
+        return replace(point, time_s=highest.time_s, energy_j=energy_j)
 
-    plateau = StageProfile(
-        points={key: on_plateau(points) for key, points in TRUTH.profile.points.items()},
-        num_ranks_per_stage=TRUTH.profile.num_ranks_per_stage,
-    )
+    plateau = changed_points(TRUTH.profile, on_plateau)
     run = profile_online(SETUP, replace(TRUTH, profile=plateau), seed=1)
     for stage in range(2):
         of_stage = {
@@ -212,9 +192,3 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
 def test_a_setup_that_does_not_fit_is_refused(changes: dict[str, object], field: str) -> None:
     with pytest.raises(PlanningError, match=f"^{field}: "):
         replace(SETUP, **changes)  # type: ignore[arg-type]
-
-
-def test_a_version_without_a_first_step_is_never_probed_over() -> None:
-    versions = whole_run().versions
-    waiting: list[ProbedVersion] = [*versions[:1], replace(versions[1], first_step=None)]
-    assert isinstance(next_move(SETUP, waiting, steps_before(40)), KeepWatching)

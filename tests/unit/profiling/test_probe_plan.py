@@ -3,6 +3,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.unit.planning.tiny_pipelines import replaced
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
@@ -82,11 +83,6 @@ def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: st
 def test_a_document_that_is_no_probe_plan_is_refused_with_its_place(
     path: tuple[str | int, ...], value: object, field: str
 ) -> None:
-    document: Any = json.loads(json.dumps(probe_document(PLAN)))
-    *inner, last = path
-    place = document
-    for key in inner:
-        place = place[key]
-    place[last] = value
+    document = json.loads(json.dumps(probe_document(PLAN)))
     with pytest.raises(PlanningError, match=f"^{field}: "):
-        probe_from_document(document)
+        probe_from_document(replaced(document, path, value))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,13 +14,14 @@ from tests.unit.planning.tiny_pipelines import (
     I,
     Points,
     W,
+    changed_points,
     four_plan_model,
     model_of,
     models,
     profile_of,
 )
 
-from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 
@@ -93,19 +95,11 @@ def test_scaling_energies_or_times_scales_the_bound(
 ) -> None:
     """Energies and blocking power by a factor, or energies and times: the bound by it too."""
     time_factor = factor if scales_time else 1.0
-    scaled = StageProfile(
-        points={
-            key: tuple(
-                OperatingPoint(
-                    frequency_mhz=point.frequency_mhz,
-                    time_s=point.time_s * time_factor,
-                    energy_j=point.energy_j * factor,
-                )
-                for point in points
-            )
-            for key, points in profile_of_model(model).points.items()
-        },
-        num_ranks_per_stage=model.num_ranks,
+    scaled = changed_points(
+        profile_of_model(model),
+        lambda _, point: replace(
+            point, time_s=point.time_s * time_factor, energy_j=point.energy_j * factor
+        ),
     )
     power_w = [watt * factor / time_factor for watt in model.blocking_power_w]
     deadline_s = deadline_within_s(model, share)

@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.oracles import every_plan, least_energy_j, plain_program_bound_j
-from tests.unit.planning.tiny_pipelines import enumerable_models, four_plan_model, models
+from tests.unit.planning.tiny_pipelines import (
+    enumerable_models,
+    four_plan_model,
+    models,
+    network_of,
+)
 
-from flyball_server.planning.frontier.curves import model_curves
-from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.relaxation import certified_bound_j
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
-
-
-def network_of(model: PipelineModel) -> EventNetwork:
-    return build_network(model, model_curves(model))
 
 
 @settings(max_examples=60)
@@ -42,12 +41,6 @@ def test_good_prices_prove_the_optimum_worked_out_by_hand() -> None:
     network = network_of(four_plan_model())
     assert certified_bound_j(network, np.array([25.0, 25.0, 25.0]), 3.25) == pytest.approx(35)
     assert certified_bound_j(network, np.array([13.0, 13.0, 13.0]), 3.25) < 35
-
-
-def test_a_negative_price_counts_as_none() -> None:
-    network = network_of(four_plan_model())
-    with_negative = certified_bound_j(network, np.array([-3.0, 25.0, 25.0]), 3.25)
-    assert with_negative == certified_bound_j(network, np.array([0.0, 25.0, 25.0]), 3.25)
 
 
 @settings(max_examples=40)

@@ -9,7 +9,6 @@ from tests.unit.planning.tiny_pipelines import (
     B,
     F,
     Points,
-    equal_profile,
     model_of,
     operating_points,
     profile_of,
@@ -85,12 +84,6 @@ def test_the_staircase_is_what_no_other_point_beats_and_the_hull_is_below_it(
     ]
     assert slopes == sorted(set(slopes))
     assert all(slope < 0 for slope in slopes)
-
-
-def test_a_pipeline_has_one_curve_for_each_stage_and_kind() -> None:
-    curves = model_curves(model_of(equal_profile(3), 4))
-    assert len(curves.curves) == 6
-    assert len(curves.curve_of_node) == 3 * 4 * 2
 
 
 def test_waiting_counts_for_all_ranks_of_a_stage() -> None:

@@ -12,26 +12,20 @@ from tests.unit.planning.tiny_pipelines import (
     assigned_models,
     equal_profile,
     model_of,
+    network_of,
     node_of,
     profile_of,
 )
 
-from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import (
     BEGIN,
     DEADLINE,
     END,
-    EventNetwork,
-    build_network,
 )
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 
 NAMED_EVENTS = 3  # BEGIN, DEADLINE, END
-
-
-def network_of(model: PipelineModel) -> EventNetwork:
-    return build_network(model, model_curves(model))
 
 
 def split_model(num_stages: int) -> PipelineModel:

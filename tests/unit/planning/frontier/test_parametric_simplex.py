@@ -13,15 +13,15 @@ from tests.unit.planning.tiny_pipelines import (
     F,
     Points,
     equal_profile,
+    example_model,
     model_of,
     models,
+    network_of,
     profile_of,
 )
 
-from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.frontier import parametric_simplex
-from flyball_server.planning.frontier.curves import model_curves
-from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
+from flyball_server.planning.frontier.event_network import END, EventNetwork
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver
@@ -31,15 +31,7 @@ WITHIN = 1e-6  # of the optimum; the perturbation alone is a hundredth of it
 
 # At 5 W of waiting they cost 10, 6 and 4 J beyond it: a second is worth 4 W at first, then 2 W.
 CONVEX: Points = [(1400, 1.0, 15.0), (1200, 2.0, 16.0), (1000, 3.0, 19.0)]
-
-
-def network_of(model: PipelineModel) -> EventNetwork:
-    return build_network(model, model_curves(model))
-
-
-def one_stage() -> PipelineModel:
-    """A forward and a backward in series, each with `CONVEX`; waiting costs 5 W."""
-    return model_of(profile_of([{F: CONVEX, B: CONVEX}]), 1, "1f1b", [5.0])
+SAVING: Points = [(1400, 1.0, 15.0), (1200, 2.0, 14.0), (1000, 3.0, 13.5)]
 
 
 def primal_energy_j(network: EventNetwork, event_time_s: np.ndarray) -> float:
@@ -53,34 +45,29 @@ def primal_energy_j(network: EventNetwork, event_time_s: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("deadline_s", "bound_j"),
-    # At 2 s both run fastest, at 15 J each. Every second more, up to 4 s, saves 4 J and costs 5 J
-    # of waiting, so the iteration best ends at 2 s however late it may.
-    [(2.0, 30.0), (3.0, 30.0), (6.0, 30.0), (60.0, 30.0)],
+    ("points", "waiting_w", "deadline_s", "bound_j", "slope_w"),
+    [
+        # At 2 s both run fastest, at 15 J each. Every second more, up to 4 s, saves 4 J and costs
+        # 5 J of waiting, so the iteration best ends at 2 s however late it may.
+        *((CONVEX, 5.0, deadline_s, 30.0, 0.0) for deadline_s in (2.0, 3.0, 6.0, 60.0)),
+        # Both at the fastest take 30 J; each second up to 4 s saves 1 J, up to 6 s half a joule.
+        (SAVING, 1.0, 2.0, 30.0, None),
+        (SAVING, 1.0, 2.5, 29.5, -1.0),
+        (SAVING, 1.0, 3.5, 28.5, -1.0),
+        (SAVING, 1.0, 4.5, 27.75, -0.5),
+        (SAVING, 1.0, 7.0, 27.0, 0.0),
+    ],
 )
-def test_waiting_that_costs_more_than_slower_clocks_save_ends_the_iteration_early(
-    deadline_s: float, bound_j: float
+def test_bound_and_slope_of_a_forward_and_a_backward_in_series_are_as_on_paper(
+    points: Points, waiting_w: float, deadline_s: float, bound_j: float, slope_w: float | None
 ) -> None:
-    optimum = ParametricRelaxation(network_of(one_stage())).solve(deadline_s)
-    assert optimum.lower_bound_j == pytest.approx(bound_j, rel=WITHIN)
-    assert optimum.event_time_s[END] == pytest.approx(2.0, rel=WITHIN)
-    assert optimum.bound_slope_w == pytest.approx(0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("deadline_s", "bound_j", "slope_w"),
-    # Both at the fastest take 30 J; each second up to 4 s saves 1 J, up to 6 s half a joule.
-    [(2.0, 30.0, None), (2.5, 29.5, -1.0), (3.5, 28.5, -1.0), (4.5, 27.75, -0.5), (7.0, 27.0, 0.0)],
-)
-def test_the_bound_bends_at_the_corners_of_the_hulls(
-    deadline_s: float, bound_j: float, slope_w: float | None
-) -> None:
-    points: Points = [(1400, 1.0, 15.0), (1200, 2.0, 14.0), (1000, 3.0, 13.5)]
-    model = model_of(profile_of([{F: points, B: points}]), 1, "1f1b", [1.0])
+    model = model_of(profile_of([{F: points, B: points}]), 1, "1f1b", [waiting_w])
     optimum = ParametricRelaxation(network_of(model)).solve(deadline_s)
     assert optimum.lower_bound_j == pytest.approx(bound_j, rel=WITHIN)
     if slope_w is not None:
         assert optimum.bound_slope_w == pytest.approx(slope_w, abs=1e-6)
+    if points is CONVEX:
+        assert optimum.event_time_s[END] == pytest.approx(2.0, rel=WITHIN)
 
 
 @settings(max_examples=100)
@@ -102,33 +89,16 @@ def test_any_order_of_deadlines_ends_at_times_that_cost_what_the_bound_says(
 
 
 def test_equal_stages_with_all_their_ties_give_the_bound_of_a_general_solver() -> None:
-    network = network_of(model_of(equal_profile(6), 20, "1f1b", [3.0]))
+    model = model_of(equal_profile(6), 20, "1f1b", [3.0])
+    network, solver = network_of(model), DeadlineSolver(model)
     simplex, highs = ParametricRelaxation(network), HighsRelaxation(network)
-    solver = DeadlineSolver(model_of(equal_profile(6), 20, "1f1b", [3.0]))
     for deadline_s in np.linspace(solver.fastest_time_s, solver.slowest_time_s, 12):
         bound_j = simplex.solve(float(deadline_s)).lower_bound_j
         assert bound_j == pytest.approx(highs.solve(float(deadline_s)).lower_bound_j, rel=WITHIN)
 
 
-def test_windows_at_a_measured_clock_are_long_enough_for_it() -> None:
-    model = model_of(load_example_profile().select_stages((0, 1, 7)), 8, "1f1b", [83.64])
-    network = network_of(model)
-    solver = DeadlineSolver(model)
-    optimum = ParametricRelaxation(network).solve(1.05 * solver.fastest_time_s)
-    window_s = (optimum.event_time_s[network.head] - optimum.event_time_s[network.tail])[
-        : network.num_instructions
-    ]
-    corners_s = network.min_window_s[:, None] + np.cumsum(
-        np.column_stack([np.zeros(len(network.tail)), network.length_s[:, :-1]]), axis=1
-    )
-    apart_s = np.abs(window_s[:, None] - corners_s[: network.num_instructions]).min(axis=1)
-    # A basis has an arc at a corner for each event but BEGIN, END and DEADLINE.
-    num_at_corner = int((apart_s < 1e-12).sum())
-    assert num_at_corner >= network.num_events - 3 - (len(network.tail) - 1 - len(window_s))
-
-
 def test_a_simplex_that_does_not_end_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = model_of(load_example_profile().select_stages((0, 1, 7)), 4, "1f1b", [83.64])
+    model = example_model(4)
     whole = DeadlineSolver(model)
     deadlines_s = [whole.fastest_time_s * factor for factor in (1.0, 1.05, 1.2)]
     expected_j = [whole.relax(deadline_s).lower_bound_j for deadline_s in deadlines_s]
@@ -140,7 +110,7 @@ def test_a_simplex_that_does_not_end_is_replaced(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_walk_there_and_back_gives_the_same_bounds() -> None:
-    model = model_of(load_example_profile().select_stages((0, 1, 7)), 6, "1f1b", [83.64])
+    model = example_model(6)
     solver = DeadlineSolver(model)
     relaxation = ParametricRelaxation(network_of(model))
     deadlines_s = np.linspace(solver.fastest_time_s, solver.slowest_time_s, 9).tolist()

@@ -6,17 +6,18 @@ not shipped with it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from tests.shared_data import needs_shared_data, published_profile
+from tests.unit.planning.tiny_pipelines import request_of
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_server.planning.planner import make_plan, model_of_request
 
 A100, A100_BLOCKING_POWER_W = "gpt3-175b+a100_sxm_bf16.csv", 83.64
 A40, A40_BLOCKING_POWER_W = "gpt3-175b+a40_bf16.csv", 70.38
@@ -33,18 +34,34 @@ def profile_of(file: str) -> StageProfile:
 def plan_of(
     file: str, blocking_power_w: float, num_microbatches: int, target: str = "fastest"
 ) -> FrequencyPlan:
-    return make_plan(
-        PlanRequest(
-            profile=profile_of(file),
-            num_microbatches=num_microbatches,
-            options=PlanOptions(blocking_power_w=(blocking_power_w,), target=target),
-        )
-    ).plan
+    request = request_of(
+        profile_of(file), num_microbatches, blocking_power_w=(blocking_power_w,), target=target
+    )
+    return make_plan(request).plan
 
 
-def assert_beats(
-    plan: FrequencyPlan, perseus_percent: float, bound_percent: float, gap_percent: float
+@pytest.mark.parametrize(
+    ("gpu", "num_microbatches", "perseus_percent", "bound_percent", "gap_percent"),
+    [
+        ("A100", 12, 15.20, 16.06, 0.3),
+        ("A100", 24, 14.19, 14.86, 0.3),
+        ("A100", 48, 13.62, 14.17, 0.3),
+        ("A100", 96, 13.32, 13.82, 0.3),
+        ("A40", 12, 11.81, 12.65, 0.6),
+        ("A40", 24, 10.22, 11.29, 0.6),
+        ("A40", 48, 9.34, 10.54, 0.9),
+        ("A40", 96, 8.88, 10.14, 0.9),
+    ],
+)
+def test_gpt3_saves_more_than_perseus_and_is_near_the_bound(
+    gpu: str,
+    num_microbatches: int,
+    perseus_percent: float,
+    bound_percent: float,
+    gap_percent: float,
 ) -> None:
+    power_w = {"A100": A100_BLOCKING_POWER_W, "A40": A40_BLOCKING_POWER_W}[gpu]
+    plan = plan_of({"A100": A100, "A40": A40}[gpu], power_w, num_microbatches)
     assert plan.lower_bound_j is not None
     assert plan.gap_percent is not None
     bound_saving_percent = 100 * (1 - plan.lower_bound_j / plan.baseline_energy_j)
@@ -52,31 +69,6 @@ def assert_beats(
     assert perseus_percent < plan.saving_percent <= bound_saving_percent
     assert 0 <= plan.gap_percent <= gap_percent
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
-
-
-@pytest.mark.parametrize(
-    ("num_microbatches", "perseus_percent", "bound_percent"),
-    [(12, 15.20, 16.06), (24, 14.19, 14.86), (48, 13.62, 14.17), (96, 13.32, 13.82)],
-)
-def test_gpt3_on_a100_saves_more_than_perseus_and_is_within_03_percent_of_the_bound(
-    num_microbatches: int, perseus_percent: float, bound_percent: float
-) -> None:
-    plan = plan_of(A100, A100_BLOCKING_POWER_W, num_microbatches)
-    assert_beats(plan, perseus_percent, bound_percent, 0.3)
-
-
-@pytest.mark.parametrize(
-    ("num_microbatches", "perseus_percent", "bound_percent", "gap_percent"),
-    [
-        (12, 11.81, 12.65, 0.6), (24, 10.22, 11.29, 0.6),
-        (48, 9.34, 10.54, 0.9), (96, 8.88, 10.14, 0.9),
-    ],
-)  # fmt: skip
-def test_gpt3_on_a40_saves_more_than_perseus_and_is_near_the_bound(
-    num_microbatches: int, perseus_percent: float, bound_percent: float, gap_percent: float
-) -> None:
-    plan = plan_of(A40, A40_BLOCKING_POWER_W, num_microbatches)
-    assert_beats(plan, perseus_percent, bound_percent, gap_percent)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +87,7 @@ def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can(budget_w: fl
     plan = plan_of(A100, A100_BLOCKING_POWER_W, 12, f"power:{budget_w}")
     assert plan.energy_j / plan.iteration_time_s <= budget_w
     assert plan.iteration_time_s > plan.baseline_iteration_time_s
-    request = PlanRequest(
-        profile=profile_of(A100),
-        num_microbatches=12,
-        options=PlanOptions(blocking_power_w=(A100_BLOCKING_POWER_W,)),
-    )
+    request = request_of(profile_of(A100), 12, blocking_power_w=(A100_BLOCKING_POWER_W,))
     faster_s = plan.iteration_time_s * 0.99
     bound_j = DeadlineSolver(model_of_request(request)).relax(faster_s).lower_bound_j
     assert bound_j / faster_s > budget_w
@@ -107,30 +95,16 @@ def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can(budget_w: fl
 
 def mixed_profile() -> StageProfile:
     """Stages 0 to 3 on A100s, 4 to 7 on A40s."""
-    files = [A100] * 4 + [A40] * 4
-    return StageProfile(
-        points={
-            (stage, kind): points
-            for of_stage, file in enumerate(files)
-            for (stage, kind), points in profile_of(file).points.items()
-            if stage == of_stage
-        },
-        num_ranks_per_stage=(1,) * 8,
-    )
+    a100 = profile_of(A100)
+    points = {key: profile_of(A100 if key[0] < 4 else A40).points[key] for key in a100.points}
+    return replace(a100, points=points)
 
 
 def test_stages_may_have_different_gpus() -> None:
     """The A100s wait for the A40s, so the A100s have float to save with."""
     profile = mixed_profile()
-    request = PlanRequest(
-        profile=profile,
-        num_microbatches=12,
-        options=PlanOptions(
-            blocking_power_w=(A100_BLOCKING_POWER_W,) * 4 + (A40_BLOCKING_POWER_W,) * 4,
-            effort=Effort.NORMAL,
-        ),
-    )
-    plan = make_plan(request).plan
+    power_w = (A100_BLOCKING_POWER_W,) * 4 + (A40_BLOCKING_POWER_W,) * 4
+    plan = make_plan(request_of(profile, 12, blocking_power_w=power_w)).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
     assert plan.gap_percent is not None
     assert 0 <= plan.gap_percent <= 0.6

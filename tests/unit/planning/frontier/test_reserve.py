@@ -15,6 +15,7 @@ from tests.unit.planning.tiny_pipelines import (
     equal_profile,
     model_of,
     models,
+    request_of,
     timed_profile,
 )
 
@@ -24,12 +25,11 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.model.finish_times import earliest_finish_s
-from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.schedules._base import Instruction
-from flyball_wire.plan_options import MAX_RESERVE, PlanOptions, Policy
+from flyball_server.planning.planner import make_plan
+from flyball_wire.plan_options import MAX_RESERVE, Policy
 
 pytestmark = pytest.mark.slow
 
@@ -37,54 +37,24 @@ reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 small_models = models(max_stages=3, max_microbatches=3)
 
 
-def times_s(model: PipelineModel) -> dict[tuple[int, Instruction], float]:
-    """At the highest clocks, by stage and instruction."""
-    return {
-        (stage, instruction): points[0].time_s
-        for stage, instruction, points in zip(
-            model.dag.stage, model.dag.instruction, model.points, strict=True
-        )
-    }
-
-
-def drawn(model: PipelineModel, seed: int) -> Assignment:
-    """Some assignment."""
-    draws = random.Random(seed)
-    return [draws.randrange(len(points)) for points in model.points]
-
-
 def planned(reserve: float, num_microbatches: int = 12, target: str = "fastest") -> FrequencyPlan:
     """The example's plan."""
-    return make_plan(
-        PlanRequest(
-            profile=load_example_profile(),
-            num_microbatches=num_microbatches,
-            options=PlanOptions(blocking_power_w=(83.64,), reserve=reserve, target=target),
-        )
-    ).plan
+    options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target}
+    return make_plan(request_of(load_example_profile(), num_microbatches, **options)).plan
 
 
 def test_what_waits_at_the_highest_clocks_gets_a_reserve_and_the_longest_path_none() -> None:
     # Stage 0: F0 0-1, F1 1-2, B0 4-6, B1 7-9; stage 1: F0 1-2, B0 2-4, F1 4-5, B1 5-7. T is 9 s.
     # F1 of stage 0 may end 2 s later: it gets all that is asked for. B0 may end 1 s later; a round
     # gives it 2/9 of what is left, so six give 0.7786 s, 0.389 of its time: 12 of 16 levels.
-    model = model_of(equal_profile(2), 2)
-    longer_s = times_s(with_reserve(model, 0.5))
-    assert longer_s == {
-        (0, Instruction(F, 0)): 1.0,
-        (0, Instruction(F, 1)): 1.5,
-        (0, Instruction(B, 0)): 2.75,
-        (0, Instruction(B, 1)): 2.0,
-        (1, Instruction(F, 0)): 1.0,
-        (1, Instruction(B, 0)): 2.0,
-        (1, Instruction(F, 1)): 1.0,
-        (1, Instruction(B, 1)): 2.0,
-    }
+    longer = with_reserve(model_of(equal_profile(2), 2), 0.5)
+    assert longer.durations_s(longer.baseline()) == [1.0, 1.5, 2.75, 2.0, 1.0, 2.0, 1.0, 2.0]
 
 
-def test_without_a_reserve_nothing_changes() -> None:
+@pytest.mark.parametrize("too_small", [0.0, 5e-324])
+def test_without_a_reserve_nothing_changes(too_small: float) -> None:
     model = model_of(equal_profile(2), 2)
-    assert with_reserve(model, 0.0) is model
+    assert with_reserve(model, too_small) is model
 
 
 @settings(max_examples=80)
@@ -97,11 +67,12 @@ def test_the_baseline_takes_no_longer(model: PipelineModel, reserve: float) -> N
 
 
 @settings(max_examples=80)
-@given(small_models, reserves, st.integers(0, 10**6))
+@given(small_models, reserves, st.data())
 def test_each_choice_of_clocks_costs_what_it_did_but_for_waiting_longer(
-    model: PipelineModel, reserve: float, seed: int
+    model: PipelineModel, reserve: float, data: st.DataObject
 ) -> None:
-    longer, assignment = with_reserve(model, reserve), drawn(model, seed)
+    longer = with_reserve(model, reserve)
+    assignment = [data.draw(st.integers(0, len(points) - 1)) for points in model.points]
     before_s, before_j = time_and_energy(model, assignment)
     after_s, after_j = time_and_energy(longer, assignment)
     assert after_s >= before_s * (1 - 1e-12)
@@ -188,26 +159,13 @@ def test_a_reserve_costs_energy_and_the_plan_says_that_it_has_one() -> None:
 
 
 def test_policies_other_than_frontier_keep_none() -> None:
-    request = PlanRequest(
-        profile=equal_profile(2),
-        num_microbatches=2,
-        options=PlanOptions(blocking_power_w=(1.0,), policy=Policy.ENVELOPE, reserve=0.1),
-    )
+    request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, reserve=0.1)
     assert make_plan(request).plan == make_plan(request.with_options(reserve=0.0)).plan
-
-
-def test_a_reserve_too_small_for_a_share_is_none() -> None:
-    model = model_of(equal_profile(2), 2)
-    assert with_reserve(model, 5e-324) is model
 
 
 def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
     """A million seconds; the profile's own times are allowed."""
-    request = PlanRequest(
-        profile=timed_profile(2, {F: 380_000.0, B: 380_000.0}),
-        num_microbatches=2,
-        options=PlanOptions(blocking_power_w=(1.0,)),
-    )
+    request = request_of(timed_profile(2, {F: 380_000.0, B: 380_000.0}), 2)
     with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
         make_plan(request.with_options(reserve=0.5))
     assert make_plan(request.with_options(reserve=0.1)).plan.reserve == 0.1
@@ -216,8 +174,4 @@ def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused()
 @pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])
 def test_what_is_no_reserve_is_refused(reserve: float) -> None:
     with pytest.raises(PlanningError, match=r"^reserve: must be a share from 0 to 0\.5, not "):
-        PlanRequest(
-            profile=equal_profile(2),
-            num_microbatches=2,
-            options=PlanOptions(blocking_power_w=(1.0,), reserve=reserve),
-        )
+        request_of(equal_profile(2), 2, reserve=reserve)

@@ -6,9 +6,8 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
-from tests.unit.planning.tiny_pipelines import equal_profile, model_of, models
+from tests.unit.planning.tiny_pipelines import equal_profile, example_model, model_of, models
 
-from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier_curve import sweep_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -33,7 +32,7 @@ def test_no_plan_of_a_frontier_is_beaten_by_another_nor_below_its_bound(
 
 @pytest.mark.parametrize("num_points", [2, 3, 40])
 def test_as_many_plans_come_as_were_asked_for(num_points: int) -> None:
-    model = model_of(load_example_profile().select_stages((0, 1, 7)), 4, "1f1b", [83.64])
+    model = example_model(4)
     told: list[int] = []
     solver = DeadlineSolver(model)
     plans = sweep_frontier(solver, num_points, 500, told.append)
@@ -45,7 +44,7 @@ def test_as_many_plans_come_as_were_asked_for(num_points: int) -> None:
 
 
 def test_points_are_denser_where_the_frontier_bends() -> None:
-    model = model_of(load_example_profile().select_stages((0, 1, 7)), 4, "1f1b", [83.64])
+    model = example_model(4)
     plans = sweep_frontier(DeadlineSolver(model), 40, 500)
     middle_s = (plans[0].relaxed.deadline_s + plans[-1].relaxed.deadline_s) / 2
     early = sum(plan.relaxed.deadline_s < middle_s for plan in plans)

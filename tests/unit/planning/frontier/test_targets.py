@@ -6,14 +6,14 @@ import re
 from dataclasses import replace
 
 import pytest
-from tests.unit.planning.tiny_pipelines import equal_profile
+from tests.unit.planning.tiny_pipelines import equal_profile, request_of
 
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import Effort, PlanOptions, Policy
+from flyball_server.planning.planner import make_plan
+from flyball_wire.plan_options import Effort
 
 # Two equal stages, two microbatches: baseline (2 + 2 - 1) x (1 s + 2 s) = 9 s; at the slower
 # clock everywhere 9 x 1.25 = 11.25 s. c = E - 5 t falls on both, so the frontier ends there.
@@ -21,29 +21,18 @@ BASELINE_S, SLOWEST_S = 9.0, 11.25
 
 
 def plan(target: str) -> FrequencyPlan:
-    return make_plan(
-        PlanRequest(
-            profile=equal_profile(2),
-            num_microbatches=2,
-            options=PlanOptions(
-                blocking_power_w=(5.0,), policy=Policy.FRONTIER, target=target, effort=Effort.LOW
-            ),
-        )
-    ).plan
+    return make_plan(request_of(equal_profile(2), 2, target=target, effort=Effort.LOW)).plan
 
 
-def test_the_fastest_takes_no_longer_than_the_baseline() -> None:
-    assert plan("fastest").iteration_time_s == BASELINE_S
+@pytest.mark.parametrize("target", ["fastest", "power:100000"])
+def test_the_fastest_takes_no_longer_than_the_baseline(target: str) -> None:
+    assert plan(target).iteration_time_s == BASELINE_S
 
 
 def test_a_slowdown_is_a_share_of_the_baseline() -> None:
     slower = plan("slowdown:0.1")
     assert BASELINE_S < slower.iteration_time_s <= BASELINE_S * 1.1
     assert slower.energy_j < plan("fastest").energy_j
-
-
-def test_a_deadline_is_met() -> None:
-    assert plan("deadline:10").iteration_time_s <= 10
 
 
 def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
@@ -59,43 +48,28 @@ def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
 
 
-def test_a_deadline_below_the_fastest_says_what_can_be_met_and_that_is_granted() -> None:
+@pytest.mark.parametrize(
+    ("target", "least"),
+    [("deadline:8.9", r"the fastest takes ([\d.]+) s"), ("power:1", r"the least is ([\d.]+) W")],
+)
+def test_an_unreachable_target_names_the_nearest_and_that_is_granted(
+    target: str, least: str
+) -> None:
     with pytest.raises(TargetUnreachableError) as refused:
-        plan("deadline:8.9")
-    said = re.search(r"the fastest takes ([\d.]+) s", refused.value.message)
-    assert said
-    assert plan(f"deadline:{said.group(1)}").iteration_time_s <= float(said.group(1))
-
-
-def test_a_power_budget_too_small_says_what_can_be_met_and_that_is_granted() -> None:
-    with pytest.raises(TargetUnreachableError) as refused:
-        plan("power:1")
-    said = re.search(r"the least is ([\d.]+) W", refused.value.message)
-    assert said
-    granted = plan(f"power:{said.group(1)}")
-    assert granted.energy_j / granted.iteration_time_s <= float(said.group(1))
-
-
-def test_a_power_budget_that_binds_nothing_gives_the_baseline_time() -> None:
-    assert plan("power:100000").iteration_time_s == BASELINE_S
+        plan(target)
+    found = re.search(least, refused.value.message)
+    assert found
+    bound = float(found.group(1))
+    granted = plan(f"{target.partition(':')[0]}:{bound}")
+    power_w = granted.energy_j / granted.iteration_time_s
+    assert (granted.iteration_time_s if "deadline" in target else power_w) <= bound
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "soon",
-        "fastest:1",
-        "slowdown",
-        "slowdown:",
-        "slowdown:x",
-        "slowdown:-0.1",
-        "slowdown:nan",
-        "deadline:0",
-        "deadline:-1",
-        "deadline:inf",
-        "power:0",
-        "least-energy:",
+        *("", "soon", "fastest:1", "least-energy:", "slowdown", "slowdown:", "slowdown:x"),
+        *("slowdown:-0.1", "slowdown:nan", "deadline:0", "deadline:inf", "power:0"),
     ],
 )
 def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
@@ -115,11 +89,7 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
             for key, points in profile.points.items()
         },
     )
-    request = PlanRequest(
-        profile=few_clocks,
-        num_microbatches=4,
-        options=PlanOptions(blocking_power_w=(83.64,), effort=Effort.LOW),
-    )
+    request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
     budgets_w = (820, 840, 870, 900, 950, 1030, 1070, 1120)
     plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
     times_s = [plan.iteration_time_s for plan in plans]

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.frontier.test_sweep import assert_is_frontier
 from tests.unit.planning.oracles import plain_program_bound_j
-from tests.unit.planning.tiny_pipelines import model_of, models
+from tests.unit.planning.tiny_pipelines import example_model, models, network_of
 
-from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.frontier import interior_point
 from flyball_server.planning.frontier import solver as solver_module
-from flyball_server.planning.frontier.curves import model_curves
-from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
+from flyball_server.planning.frontier.event_network import END
 from flyball_server.planning.frontier.interior_point import (
     InteriorPointRelaxation,
     Iterate,
@@ -45,20 +43,11 @@ class Counted(InteriorPointRelaxation):
         return self.num_steps - before
 
 
-def network_of(model: PipelineModel) -> EventNetwork:
-    return build_network(model, model_curves(model))
-
-
 def deadlines_of(model: PipelineModel, shares: list[float]) -> list[float]:
     """So far from the fastest to the slowest iteration that is of any use."""
     solver = DeadlineSolver(model)
     span_s = solver.slowest_time_s - solver.fastest_time_s or solver.fastest_time_s
     return [solver.fastest_time_s + share * span_s for share in shares]
-
-
-def example_model(num_microbatches: int = 4) -> PipelineModel:
-    profile = load_example_profile().select_stages((0, 1, 7))
-    return model_of(profile, num_microbatches, "1f1b", [83.64])
 
 
 @settings(max_examples=20)
@@ -103,8 +92,8 @@ def test_a_deadline_between_near_ones_takes_half_the_steps() -> None:
 def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    network = network_of(example_model())
-    early_s, between_s, late_s = deadlines_of(example_model(), [0.1, 0.11, 0.12])
+    network = network_of(example_model(4))
+    early_s, between_s, late_s = deadlines_of(example_model(4), [0.1, 0.11, 0.12])
     cold = InteriorPointRelaxation(network).solve(between_s)
     monkeypatch.setattr(interior_point, "MAX_WARM_STEPS", 1)
     relaxation = Counted(network)
@@ -117,7 +106,7 @@ def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
 
 def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     monkeypatch.setattr(solver_module, "MAX_SIMPLEX_INSTRUCTIONS", 0)
-    return sweep_frontier(DeadlineSolver(example_model()), 40, 500)
+    return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
 
 
 def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
@@ -136,7 +125,7 @@ def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
     assert len(solved) > interior_point.MAX_KEPT
     assert_is_frontier(plans)
     for plan in plans[::5]:
-        optimum_j = plain_program_bound_j(example_model(), plan.relaxed.deadline_s)
+        optimum_j = plain_program_bound_j(example_model(4), plan.relaxed.deadline_s)
         assert optimum_j * (1 - WITHIN) <= plan.lower_bound_j <= optimum_j * (1 + ROUNDING)
 
 
