@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.integration.command_in_process import refusal, run_apart
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
@@ -256,28 +257,10 @@ def test_a_missing_package_is_named_in_one_line() -> None:
     ],
 )
 def test_sizes_out_of_range_are_one_line(options: tuple[str, ...], complaint: str) -> None:
-    demo = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "demo", *options],
-        capture_output=True,
-        text=True,
-        timeout=_ENDS_TIMEOUT_S,
-        check=False,
-    )
-
-    assert demo.returncode == 2
-    assert demo.stderr == f"flyball demo: {complaint}\n"
+    assert refusal(run_apart("demo", *options)) == f"flyball demo: {complaint}"
 
 
 def test_a_folder_in_use_is_not_written_into(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("not yours")
-    demo = subprocess.run(
-        [sys.executable, "-m", "flyball_client", "demo", "--keep", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=_ENDS_TIMEOUT_S,
-        check=False,
-    )
-
-    assert demo.returncode == 2
-    assert "is not empty" in demo.stderr
+    assert "is not empty" in refusal(run_apart("demo", "--keep", tmp_path))
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.txt"]

@@ -7,8 +7,7 @@ import json
 import logging
 import re
 import signal
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,9 @@ import pytest
 from tests.planner.live import LivePlanner, live_planner, serve_process
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
-from tests.planner.stores import TemporaryJobStore
+from tests.planner.stores import HaltingStore
 
 from flyball_server.http.middleware.call_log import REQUEST_ID_HEADER
-from flyball_server.jobs.store.contract import JobReader
 from flyball_server.log_setup import JsonFormatter
 from flyball_wire import routes
 
@@ -27,17 +25,12 @@ JOB = routes.fill(routes.JOB, job_id="job")
 RANK = routes.fill(routes.RANK, job_id="job", rank=1)
 
 
-class BrokenStore(TemporaryJobStore):
-    """A store with a mistake in it."""
-
-    is_broken = False
-
-    @contextmanager
-    def reading(self) -> Generator[JobReader]:
-        if self.is_broken:
-            raise ZeroDivisionError("a mistake")
-        with super().reading() as reader:
-            yield reader
+@pytest.fixture
+def store() -> HaltingStore:
+    """Store whose reads can fail with an unexpected error."""
+    store = HaltingStore()
+    store.error = ZeroDivisionError("a mistake")
+    return store
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +97,17 @@ def test_a_line_about_a_call_says_which_and_about_which_job(logged: io.StringIO)
     assert line["level"] == "info"
 
 
-def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(logged: io.StringIO) -> None:
-    store = BrokenStore()
+def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(
+    logged: io.StringIO, store: HaltingStore
+) -> None:
     with live_planner(store=store, reconcilers=()) as planner:
         planner.put_job().raise_for_status()
-        store.is_broken = True
+        store.fails = True
         answer = planner.http.get(
             routes.fill(routes.RANK_PLAN, job_id="job", rank=7),
             headers={REQUEST_ID_HEADER: "the-failing-one"},
         )
-        store.is_broken = False
+        store.fails = False
     assert answer.status_code == 500
     assert answer.headers[REQUEST_ID_HEADER] == "the-failing-one"
     assert "the-failing-one" in answer.json()["detail"]
@@ -124,15 +118,14 @@ def test_a_failure_of_ours_is_found_in_the_log_by_the_answer(logged: io.StringIO
     assert "ZeroDivisionError" in line["exception"]
 
 
-def test_a_path_cannot_forge_a_line(logged: io.StringIO) -> None:
-    store = BrokenStore()
+def test_a_path_cannot_forge_a_line(logged: io.StringIO, store: HaltingStore) -> None:
     with live_planner(store=store, reconcilers=()) as planner:
-        store.is_broken = True
+        store.fails = True
         # After an error of its own the planner may close a connection that is kept alive.
         planner.http.headers["Connection"] = "close"
         planner.http.get(routes.JOBS + "/job%0AINFO%20forged/ranks/1/plan")
         planner.http.get(routes.JOBS)
-        store.is_broken = False
+        store.fails = False
     found = entries(logged.getvalue())
     assert found
     assert not [entry for entry in found if "forged" in str(entry.get("job"))]

@@ -16,8 +16,8 @@ import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
+from tests.integration.command_in_process import document_of, flyball, refusal
 
-from flyball_client.__main__ import main
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -104,19 +104,18 @@ def runs(false_nvml: FalseNvml, tmp_path: Path) -> Runs:
 
 
 def test_an_emulated_stage_is_profiled_and_the_profile_plans(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     files = [tmp_path / f"stage-{stage}.csv" for stage in range(8)]
     for stage, file in enumerate(files):
         options = ("--stage", str(stage), "--step-mhz", "60", "-o", str(file))
-        assert main([*EMULATED, *options]) == 0
-        said = capsys.readouterr()
-        assert f"stage {stage} on emulated GPU of" in said.out
-        assert "(emulated)" in said.out
-        assert "measured" not in said.out
-        assert said.err == ""
+        done = flyball(*EMULATED, *options)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"stage {stage} on emulated GPU of" in done.stdout
+        assert "(emulated)" in done.stdout
+        assert "measured" not in done.stdout
     whole = tmp_path / "whole.csv"
-    assert main(["profile", "join", *map(str, files), "-o", str(whole)]) == 0
+    assert flyball("profile", "join", *files, "-o", whole).returncode == 0
     profile, true = read_stage_profile(whole), load_example_profile()
     for (stage, kind), points in profile.points.items():
         assert len(points) > 7
@@ -124,7 +123,7 @@ def test_an_emulated_stage_is_profiled_and_the_profile_plans(
             expected = true.at(stage, kind, point.frequency_mhz)
             assert point.time_s == pytest.approx(expected.time_s, rel=0.02)
             assert point.energy_j == pytest.approx(expected.energy_j, rel=0.03)
-    assert main(["plan", str(whole), "--microbatches", "4", "--gpu", "a100", "--json"]) == 0
+    document_of("plan", whole, "--microbatches", "4", "--gpu", "a100")
 
 
 @pytest.mark.parametrize(
@@ -164,16 +163,12 @@ def test_bad_input_gets_one_line_and_status_2(
     line: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = Path(EXAMPLE).read_bytes()
-    assert main(["profile", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("flyball profile: ")
-    assert line in said.err
-    assert said.err.count("\n") == 1
+    refused = refusal(flyball("profile", *arguments))
+    assert refused.startswith("flyball profile: ")
+    assert line in refused
     assert Path(EXAMPLE).read_bytes() == before
     assert list(tmp_path.iterdir()) == []
 
@@ -256,12 +251,9 @@ def test_without_the_right_to_set_clocks_it_says_so_and_writes_nothing(runs: Run
 # ------------------------------------------------------------------ two ranks
 
 
-def test_the_power_of_a_rank_that_waits_for_another_is_measured(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    options = ("--blocking-power", "70", "--periods", "10", "--settle-s", "0.2", "--json")
-    assert main(["profile", "blocking-power", "--emulated", EXAMPLE, *options]) == 0
-    document = json.loads(capsys.readouterr().out)
+def test_the_power_of_a_rank_that_waits_for_another_is_measured() -> None:
+    options = ("--blocking-power", "70", "--periods", "10", "--settle-s", "0.2")
+    document = document_of("profile", "blocking-power", "--emulated", EXAMPLE, *options)
     assert document["emulated"] is True
     # The counter itself is looked at as seldom as a busy machine allows.
     assert document["blocking_power_w"] == pytest.approx(70.0, rel=0.25)
@@ -269,10 +261,8 @@ def test_the_power_of_a_rank_that_waits_for_another_is_measured(
 
 
 def test_without_torch_one_line_says_what_brings_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["profile", "blocking-power"]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("flyball profile: two ranks that wait for each other need the extra")
-    assert said.count("\n") == 1
+    line = refusal(flyball("profile", "blocking-power"))
+    assert line.startswith("flyball profile: two ranks that wait for each other need the extra")

@@ -133,8 +133,11 @@ def test_a_job_name_out_of_the_rule_is_refused_everywhere(
         *((f"GET none{path}", None, "Job none") for path in (
             "", "/plans", "/plans/1", "/plans/1/first-step", "/steps", "/steps/stages",
             "/ranks/0/plan", "/history", "/stragglers", "/timetable", "/events", "/timeline",
+            "/report", "/comparison",
         )),
         ("DELETE none/timetable", None, "Job none"),
+        ("PUT none/comparison", {"num_pairs": 4}, "Job none"),
+        ("DELETE none/comparison", None, "Job none"),
         ("PUT none/target", {"policy": "uniform"}, "Job none"),
         ("GET job/plans/9", None, "Job job has no plan version 9"),
         ("GET job/plans/9/first-step", None, "Job job has no plan version 9"),

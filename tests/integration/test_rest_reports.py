@@ -33,16 +33,6 @@ def holds(estimate: dict[str, float], truth: float) -> bool:
     return estimate["low"] < truth < estimate["high"]
 
 
-def test_an_unknown_job_has_neither_report_nor_comparison(planner: LivePlanner) -> None:
-    for answer in (
-        planner.http.get(REPORT),
-        planner.http.get(COMPARISON),
-        planner.http.put(COMPARISON, json={"num_pairs": 4}),
-        planner.http.delete(COMPARISON),
-    ):
-        assert answer.status_code == 404
-
-
 def test_a_plan_is_measured_against_the_steps_before_it(
     ranks: MeasuringRanks, planner: LivePlanner
 ) -> None:

@@ -19,7 +19,6 @@ from tests.planner.live import (
 )
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
-from tests.planner.stores import TemporaryJobStore
 from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
@@ -33,7 +32,7 @@ REPORT = routes.fill(routes.REPORT, job_id="job")
 CSV = {"Content-Type": "text/csv"}
 # Longer than anything here is waited for: an answer comes from being woken.
 LONG_S = 500
-STORES = ("memory", "sqlite", "postgres")
+STORES = ("sqlite", "postgres")
 
 
 def of_rank(route: str, rank: int, job_id: str = "job") -> str:
@@ -72,8 +71,6 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 @pytest.fixture(params=STORES)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
-    if request.param == "memory":
-        return TemporaryJobStore()
     if request.param == "sqlite":
         return make_job_store(f"sqlite:///{tmp_path}/planner.sqlite")
     return make_job_store(request.getfixturevalue("postgres_database"))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import trustme
+from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import ServeProcess, serve_environment, serve_process
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client.__main__ import main
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_server.jobs.auth.access import create_token
@@ -34,21 +34,11 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def refused(
-    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> Refused:
+def refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     """The one line on stderr of a `flyball serve` that ends with status 2, before it serves."""
     monkeypatch.setattr("flyball_server.cli.serve.set_up_logging", lambda **_: None)
-
-    def run(*arguments: str) -> str:
-        command = ["serve", "--port", "0", "--database", f"sqlite:///{file}", *arguments]
-        assert main(command) == 2
-        shown = capsys.readouterr()
-        assert shown.out == ""
-        (line,) = shown.err.splitlines()
-        return line
-
-    return run
+    command = ("serve", "--port", "0", "--database", f"sqlite:///{file}")
+    return lambda *arguments: refusal(flyball(*command, *arguments))
 
 
 def stored_token(file: Path) -> str:

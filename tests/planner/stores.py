@@ -43,13 +43,14 @@ class HaltingStore(TemporaryJobStore):
         self.may_read = threading.Event()
         self.may_read.set()
         self.fails = False
+        self.error: Exception = StoreUnavailableError(location="here", reason="a test's")
 
     @contextmanager
     def reading(self) -> Generator[JobReader]:
         """Read, as soon as the store may."""
         self.may_read.wait(30)
         if self.fails:
-            raise StoreUnavailableError(location="here", reason="a test's")
+            raise self.error
         with super().reading() as reader:
             yield reader
 
