@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
+from tests.unit.client.memory_planner import JOB_ID, QUICK_TIMES, MemoryPlanner, SessionMaker
+from tests.unit.client.recording_gpu import RecordingGpu
+
+from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.session.rank_session import RankSession
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
@@ -20,3 +26,33 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "state"
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def planner() -> MemoryPlanner:
+    return MemoryPlanner()
+
+
+@pytest.fixture
+def gpu() -> RecordingGpu:
+    return RecordingGpu()
+
+
+@pytest.fixture
+def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
+    sessions: list[RankSession] = []
+
+    def make(gpu: RecordingGpu | EmulatedGpu, **arguments: object) -> RankSession:
+        session = RankSession(
+            gpu=gpu,
+            job_id=JOB_ID,
+            rank=0,
+            stage=0,
+            **({"planner": planner.client(), "times": QUICK_TIMES} | arguments),  # type: ignore[arg-type] # mixed
+        )
+        sessions.append(session)
+        return session
+
+    yield make
+    for session in sessions:
+        session.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,12 +16,16 @@ from tests.unit.client.recording_gpu import SUPPORTED_MHZ
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
 
 JOB_ID = "gpt"
 RUN_ID = "65f1c0"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
+QUICK_TIMES = LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05)
+SessionMaker = Callable[..., RankSession]
 # However long a client is ready to wait, a test is not.
 _LONGEST_WAIT_S = 0.2
 

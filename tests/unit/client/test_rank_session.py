@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import JOB_ID, RUN_ID, MemoryPlanner, compiled_plan
+from tests.unit.client.memory_planner import (
+    JOB_ID,
+    RUN_ID,
+    MemoryPlanner,
+    SessionMaker,
+    compiled_plan,
+)
 from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
@@ -21,7 +27,6 @@ from flyball_client.session.rank_session import RankSession
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
 
-SessionMaker = Callable[..., RankSession]
 Instruction = tuple[str, int, int, int]
 INSTRUCTIONS: st.SearchStrategy[Instruction] = st.tuples(
     st.sampled_from(["forward", "backward"]),
@@ -50,36 +55,6 @@ class RecordingGovernor(InProcessGovernor):
 
 
 @pytest.fixture
-def planner() -> MemoryPlanner:
-    return MemoryPlanner()
-
-
-@pytest.fixture
-def gpu() -> RecordingGpu:
-    return RecordingGpu()
-
-
-@pytest.fixture
-def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
-    sessions: list[RankSession] = []
-
-    def make(gpu: RecordingGpu | EmulatedGpu, **arguments: object) -> RankSession:
-        session = RankSession(
-            gpu=gpu,
-            job_id=JOB_ID,
-            rank=0,
-            stage=0,
-            **({"planner": planner.client()} | QUICK | arguments),  # type: ignore[arg-type] # mixed
-        )
-        sessions.append(session)
-        return session
-
-    yield make
-    for session in sessions:
-        session.close()
-
-
-@pytest.fixture
 def planned(gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker) -> RankSession:
     """A session that has received the plan but has run no step of it."""
     planner.name_first_step(planner.publish(*PLAN), 0)
@@ -87,11 +62,6 @@ def planned(gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMake
     session.start()
     wait_until(planner, lambda: len(session.plans) > 0)
     return session
-
-
-QUICK: dict[str, object] = {
-    "times": LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05)
-}
 
 
 def wait_until(planner: MemoryPlanner, is_so: Callable[[], bool]) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Literal
 
 import pytest
-from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, ServedPlanner
+from tests.unit.client.memory_planner import MemoryPlanner, ServedPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session.planner_link import LinkTimes
-from flyball_client.session.rank_session import RankSession
 
 
 @pytest.fixture
@@ -28,23 +25,16 @@ def served() -> Iterator[tuple[MemoryPlanner, ServedPlanner]]:
 @pytest.mark.parametrize("without_planner", ["last-plan", "default-clocks"])
 def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_returns(
     served: tuple[MemoryPlanner, ServedPlanner],
+    gpu: RecordingGpu,
     caplog: pytest.LogCaptureFixture,
-    without_planner: Literal["last-plan", "default-clocks"],
+    make_session: SessionMaker,
+    without_planner: str,
 ) -> None:
     planner, server = served
     caplog.set_level(logging.INFO, logger="flyball_client")
-    gpu = RecordingGpu()
     with (
         PlannerClient(server.url, retries=Retries(num_attempts=1)) as client,
-        RankSession(
-            gpu=gpu,
-            job_id=JOB_ID,
-            rank=0,
-            stage=0,
-            planner=client,
-            without_planner=without_planner,
-            times=LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05),
-        ) as session,
+        make_session(gpu, planner=client, without_planner=without_planner) as session,
     ):
         planner.name_first_step(planner.publish(*PLAN), 0)
         run_until_active(session, planner, 1)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
+from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.client.test_rank_session import PLAN, QUICK, wait_until
+from tests.unit.client.test_rank_session import PLAN, wait_until
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import EmulatedGpu
@@ -17,30 +16,6 @@ from flyball_client.session.rank_session import RankSession
 from flyball_wire.messages import StepMeasurement
 
 CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
-
-
-@contextmanager
-def session_of(
-    planner: MemoryPlanner, gpu: RecordingGpu | EmulatedGpu, **arguments: object
-) -> Iterator[RankSession]:
-    """A session that has the planner's newest plan, if there is one with a first step."""
-    with RankSession(
-        gpu=gpu,
-        job_id=JOB_ID,
-        rank=0,
-        stage=0,
-        planner=planner.client(),
-        **(QUICK | arguments),  # type: ignore[arg-type] # mixed
-    ) as session:
-        if planner.first_steps:
-            wait_until(planner, lambda: len(session.plans) > 0)
-        wait_until(planner, lambda: planner.knows_rank)
-        yield session
-
-
-@pytest.fixture
-def planner() -> MemoryPlanner:
-    return MemoryPlanner()
 
 
 @pytest.fixture
@@ -61,21 +36,22 @@ def run_step(session: RankSession, *, receive_s: float = 0.0) -> None:
 
 def posted(
     planner: MemoryPlanner,
-    gpu: RecordingGpu | EmulatedGpu,
+    session: RankSession,
     run: Callable[[RankSession], None],
 ) -> tuple[tuple[StepMeasurement, ...], tuple[StepMeasurement, ...]]:
     """Return what the planner has got when all is over, and what the session has kept."""
-    with session_of(planner, gpu) as session:
+    with session:
+        wait_until(planner, lambda: len(session.plans) > 0)
         run(session)
     return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history
 
 
 def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_step(
-    planner: MemoryPlanner,
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ), 10)
-    gpu = RecordingGpu()
-    with session_of(planner, gpu, initial_step=9) as session:
+    with make_session(gpu, initial_step=9) as session:
+        wait_until(planner, lambda: len(session.plans) > 0)
         run_step(session)  # before the plan's first step
         assert gpu.told == []
         run_step(session)
@@ -87,13 +63,14 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
         for _ in range(2):  # steps 13 and 14
             run_step(session)
         assert gpu.told[-3:] == [1400, 1200, 900]
-    with session_of(planner, late := RecordingGpu(), initial_step=14) as session:
+    with make_session(late := RecordingGpu(), initial_step=14) as session:
+        wait_until(planner, lambda: len(session.plans) > 0)
         run_step(session)
         assert late.told == [1200, 900]
 
 
 def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
-    planner: MemoryPlanner, emulated: EmulatedGpu
+    planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, report="clocks"), 1)
 
@@ -101,7 +78,7 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
         for _ in range(4):
             run_step(session)
 
-    found, kept = posted(planner, emulated, run)
+    found, kept = posted(planner, make_session(emulated), run)
     assert found[0].by_clock is None  # not on the plan yet
     times_s = [
         {(row[0], row[2]): pytest.approx(row[4]) for row in step.by_clock or ()}
@@ -119,10 +96,12 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
 
 
 def test_instructions_are_told_with_what_they_waited_for(
-    planner: MemoryPlanner, emulated: EmulatedGpu
+    planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)
-    (step,), (totals,) = posted(planner, emulated, lambda s: run_step(s, receive_s=0.5))
+    (step,), (totals,) = posted(
+        planner, make_session(emulated), lambda s: run_step(s, receive_s=0.5)
+    )
     assert step.instructions is not None
     forward, backward = step.instructions
     assert forward[:3] == ("forward", 0, 0)
