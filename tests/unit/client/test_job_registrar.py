@@ -123,12 +123,19 @@ def test_closing_ends_a_long_pause(
         (
             [_KNOWN, _KNOWN, _AWAY, _UNKNOWN, _AWAY, _KNOWN, _KNOWN],
             "PUT GET GET GET PUT PUT GET",
-            ["no longer has job gpt, which is registered again; put its profile again"],
+            [
+                "no longer has job gpt, which is registered again; put its profile again",
+                "cannot be reached",
+            ],
         ),
         ([_refused(422), _UNKNOWN, _UNKNOWN], "PUT GET GET", ["it has 2 stages"]),
         # Ranks of an earlier run are still there.
         ([_refused(409), _refused(409), _KNOWN, _KNOWN], "PUT PUT PUT GET", ["it has 2 stages"]),
-        ([_refused(422), _KNOWN, _UNKNOWN, _KNOWN], "PUT GET GET PUT", ["it has 2 stages"]),
+        (
+            [_refused(422), _KNOWN, _UNKNOWN, _KNOWN],
+            "PUT GET GET PUT",
+            ["it has 2 stages", "no longer has job gpt"],
+        ),
     ],
     ids=["away", "forgotten", "refused", "still running", "refused and forgotten"],
 )
@@ -141,5 +148,5 @@ def test_a_job_is_registered_until_the_planner_has_it_and_each_problem_is_logged
     planner = _Planner(*answers)
     with caplog.at_level(logging.WARNING), _registrar(planner):
         assert planner.methods == methods.split()
-    for text, message in zip(logged, caplog.messages, strict=False):
+    for text, message in zip(logged, caplog.messages, strict=True):
         assert text in message

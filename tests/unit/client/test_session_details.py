@@ -110,3 +110,14 @@ def test_instructions_are_told_with_what_they_waited_for(
     assert backward[3:] == pytest.approx((1.0, 3.0, 0.5, 0.0))
     assert step.by_clock is not None
     assert totals.instructions is None
+
+
+def test_a_rank_whose_clocks_are_no_longer_set_reports_none(
+    planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
+    gpu.refuses_locks = True
+    (step,), _ = posted(planner, make_session(gpu), run_step)
+    assert step.plan_version is None
+    assert step.by_clock is not None
+    assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]

@@ -69,11 +69,6 @@ def test_an_instruction_whose_end_was_not_told_is_not_among_them() -> None:
     assert by_clock(ran("forward", 0.0, 1400)) == {}
 
 
-def test_a_rank_whose_clocks_are_no_longer_set_names_none() -> None:
-    found = by_clock(ran("forward", 2.0, 1400), were_clocks_set=False)
-    assert found == {("forward", 0, None): (1, 2.0, 0.0)}
-
-
 def test_each_instruction_is_told_where_it_is_asked_for_and_the_totals_stay() -> None:
     timings = (ran("forward", 0.0, None), ran("backward", 2.0, 900, microbatch=5, chunk=1))
     detailed = with_details(TOTALS, timings, "instructions", were_clocks_set=True)
