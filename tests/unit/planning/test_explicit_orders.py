@@ -104,7 +104,7 @@ def test_an_order_has_the_microbatches_that_it_runs_and_at_least_one() -> None:
     [
         (1, [], {}, "order", "every stage must run something"),
         (1, [ONE, ONE[:1]], {}, "order", "stage 1 does not run one forward and one backward"),
-        (1, [ONE, ONE, ONE], {}, "order", "has 3 stages, the profile 2"),
+        (1, [ONE, ONE, ONE], MEMORY, "order", "has 3 stages, the profile 2"),
         (1, [ONE], MEMORY, "order", "has 1 stages, the profile 2"),
         (1, [ONE, [*ONE, *STAGE]], {}, "order", "stage 1 runs an instruction twice"),
         (1, [ONE, SPLIT], {}, "profile", "has no backward_input of stage 1"),
