@@ -74,10 +74,9 @@ class GpuWindow:
             raise GpuTableError(
                 f"{_BLOCKING_POWER} must be above 0 and at most {_HIGHEST_POWER_W}, not {power_w}"
             )
-        needed = _CLOCK_FIGURES if power_w is None else (*_CLOCK_FIGURES, _BLOCKING_POWER)
-        for figure in needed:
+        for figure in (*_CLOCK_FIGURES, *([] if power_w is None else [_BLOCKING_POWER])):
             if not self.sources.get(figure, "").strip():
-                raise GpuTableError(f"{figure} has no source")
+                raise GpuTableError(f"{figure}.source must name the origin of the figure")
 
 
 def gpu_names(*, folder: Traversable | None = None) -> tuple[str, ...]:
@@ -159,12 +158,10 @@ def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
         if not isinstance(entry, dict):
             raise GpuTableError(f"{figure} must be a table with value and source")
         fields = cast("Mapping[str, object]", entry)
-        value, source = fields.get("value"), fields.get("source")
+        value, sources[figure] = fields.get("value"), str(fields.get("source") or "")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise GpuTableError(f"{figure}.value must be a number")
         if figure != _BLOCKING_POWER and not isinstance(value, int):
             raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
-        if not isinstance(source, str) or not source.strip():
-            raise GpuTableError(f"{figure}.source must name the origin of the figure")
-        values[figure], sources[figure] = value, source
+        values[figure] = value
     return GpuWindow(name=name, sources=sources, **values)

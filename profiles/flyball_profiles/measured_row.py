@@ -130,13 +130,11 @@ def _quantity(cells: Mapping[str, object], column: str, field: str) -> float:
 
 def _kind(cells: Mapping[str, object]) -> InstructionKind:
     value = _cell(cells, "instruction")
-    text = value.strip() if isinstance(value, str) else value
-    for kind in InstructionKind:
-        if text == kind.value:
-            return kind
-    raise ProfileError(
-        f"unknown instruction {_shown(value)}; known: {', '.join(sorted(InstructionKind))}"
-    )
+    try:
+        return InstructionKind(value.strip() if isinstance(value, str) else "")
+    except ValueError:
+        known = ", ".join(sorted(InstructionKind))
+        raise ProfileError(f"unknown instruction {_shown(value)}; known: {known}") from None
 
 
 def _number(cells: Mapping[str, object], column: str) -> float:

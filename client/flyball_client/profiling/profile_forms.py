@@ -35,11 +35,6 @@ class _Part:
     columns: tuple[str, ...]
     rows: tuple[ProfileRow, ...]
 
-    @property
-    def rank_columns(self) -> tuple[str, ...]:
-        """Columns that identify the rank of a row, in the order of `RANK_COLUMNS`."""
-        return tuple(column for column in RANK_COLUMNS if column in self.columns)
-
 
 def merged_text(file: Path) -> str:
     """Return the profile in this file with its ranks merged.
@@ -152,12 +147,14 @@ def _read(file: Path) -> _Part:
 
 def _check_ranks_alike(parts: Sequence[_Part]) -> None:
     first = parts[0]
+    ours = [column for column in RANK_COLUMNS if column in first.columns]
     for part in parts[1:]:
-        if part.rank_columns != first.rank_columns:
-            ours, theirs = (", ".join(each.rank_columns) or "none" for each in (first, part))
+        theirs = [column for column in RANK_COLUMNS if column in part.columns]
+        if theirs != ours:
             raise ProfileError(
-                f"{part.file}: has the rank columns {theirs}, but {first.file} has {ours};"
-                " label every part alike, as with --dp-rank"
+                f"{part.file}: has the rank columns {', '.join(theirs) or 'none'}, but"
+                f" {first.file} has {', '.join(ours) or 'none'}; label every part alike, as with"
+                " --dp-rank"
             )
 
 
@@ -178,13 +175,8 @@ def _check_distinct(parts: Sequence[_Part]) -> None:
     for part in parts:
         for row in part.rows:
             measured = row.measured
-            key = (
-                measured.rank,
-                measured.stage,
-                measured.chunk,
-                measured.kind,
-                measured.point.frequency_mhz,
-            )
+            of_row = (measured.stage, measured.chunk, measured.kind, measured.point.frequency_mhz)
+            key = (measured.rank, *of_row)
             where = f"{part.file}:{measured.line}"
             first = seen.setdefault(key, where)
             if first != where:

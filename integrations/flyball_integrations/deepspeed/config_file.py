@@ -34,7 +34,6 @@ _logger = logging.getLogger(__name__)
 
 _BLOCKS = ("flyball", "envpipe")
 _THRESHOLD_SCALE = "reconfigure_threshold_scale"
-_LONGEST_JOB_ID = 128
 _LONGEST_SHOWN = 200
 _DEFAULT_JOB_ID = "deepspeed"
 
@@ -124,11 +123,12 @@ def read_attachment(
         TypeError: `attach` has no such argument.
     """
     known = load_config(config)
-    flyball = _block(known, "flyball", [setting.key for setting in SETTINGS])
+    keys = [setting.key for setting in SETTINGS]
     envpipes_keys = [setting.envpipe.key for setting in SETTINGS if setting.envpipe is not None]
+    flyball = _block(known, "flyball", keys)
     envpipe = _block(known, "envpipe", [*envpipes_keys, _THRESHOLD_SCALE])
     for name in arguments:
-        if name not in {setting.key for setting in SETTINGS}:
+        if name not in keys:
             raise TypeError(f"attach has no argument {name!r} that a config could stand for")
     found = {
         setting.key: setting.value(arguments, environ, flyball, envpipe) for setting in SETTINGS
@@ -138,9 +138,15 @@ def read_attachment(
     if values.get("schedule", "1f1b") != "1f1b":
         # The only one that carries other orders over every backend.
         values.setdefault("p2p", "pulled")
-    notes = []
-    if envpipe.get(_THRESHOLD_SCALE) is not None:
-        notes.append(_note_on_threshold_scale(envpipe[_THRESHOLD_SCALE]))
+    notes: list[str] = []
+    scale = envpipe.get(_THRESHOLD_SCALE)
+    if scale is not None:
+        if positive_number(scale) is None:
+            raise ValueError(f"envpipe.{_THRESHOLD_SCALE} must be a number above 0, not {scale!r}")
+        notes.append(
+            f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from"
+            " the profile, or from receive times with a scale of its own"
+        )
     return ConfiguredAttachment(arguments=values, notes=(*notes, *_missing(values)))
 
 
@@ -161,7 +167,8 @@ def load_config(config: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[s
     except UnicodeDecodeError:
         raise ValueError(f"{where}: not UTF-8 text") from None
     except ValueError as error:
-        raise ValueError(f"{where}: {_first_line(error)}") from None
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise ValueError(f"{where}: {reason}") from None
     if not isinstance(known, dict):
         raise ValueError(f"{where}: a DeepSpeed config must be an object")
     return cast("dict[str, Any]", known)
@@ -182,24 +189,14 @@ def _block(config: Mapping[str, Any], name: str, keys: list[str]) -> Mapping[str
     return cast("Mapping[str, object]", block)
 
 
-def _note_on_threshold_scale(given: object) -> str:
-    if positive_number(given) is None:
-        raise ValueError(f"envpipe.{_THRESHOLD_SCALE} must be a number above 0, not {given!r}")
-    return (
-        f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from the"
-        " profile, or from receive times with a scale of its own"
-    )
-
-
 def _launchers_name(environ: Mapping[str, str]) -> str:
     """Return a name that is equal on all ranks of a run, and after a restart of its ranks."""
-    run_id = environ.get("TORCHELASTIC_RUN_ID")
     name = _DEFAULT_JOB_ID
-    if run_id and run_id != "none":  # torchrun's own default
-        name = f"torchrun-{run_id}"
+    if environ.get("TORCHELASTIC_RUN_ID", "none") not in {"", "none"}:  # none: torchrun's default
+        name = f"torchrun-{environ['TORCHELASTIC_RUN_ID']}"
     elif environ.get("SLURM_JOB_ID"):
         name = f"slurm-{environ['SLURM_JOB_ID']}"
-    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:_LONGEST_JOB_ID]
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:128]
 
 
 def _missing(values: Mapping[str, Any]) -> list[str]:
@@ -215,24 +212,20 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
             f"the planner knows this job as {_DEFAULT_JOB_ID!r}; give it a name of its own in"
             " flyball.job_id or FLYBALL_JOB_ID before a second one uses this planner"
         )
-    is_known = "blocking_power_w" in values or values.get("profiling") == "online"
     gpu_type = values.get("gpu_type")
-    if not is_known and _has_no_blocking_power(gpu_type):
+    is_known = "blocking_power_w" in values or values.get("profiling") == "online"
+    if gpu_type is not None and not is_known:
+        try:
+            is_known = load_gpu_window(gpu_type).blocking_power_w is not None
+        except GpuTableError:  # an argument; the planner's table may have more
+            is_known = True
+    if not is_known:
         notes.append(
             f"the blocking power of {gpu_type or 'the GPU'} is not known, and without it the"
             " planner refuses the job: give it, in W, in flyball.blocking_power_w or"
             " FLYBALL_BLOCKING_POWER_W, or have it measured with flyball.profiling online"
         )
     return notes
-
-
-def _has_no_blocking_power(gpu_type: str | None) -> bool:
-    if gpu_type is None:
-        return True
-    try:
-        return load_gpu_window(gpu_type).blocking_power_w is None
-    except GpuTableError:  # an argument; the planner's table may have more
-        return False
 
 
 def _text_of(source: str) -> str:
@@ -246,7 +239,3 @@ def _text_of(source: str) -> str:
         return base64.b64decode(source, altchars=b"-_", validate=True).decode("utf-8")
     except ValueError:  # with it binascii.Error and UnicodeDecodeError
         raise ValueError("no such file, and no DeepSpeed config in base64") from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

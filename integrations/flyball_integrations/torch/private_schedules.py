@@ -58,7 +58,6 @@ _SINGLE_NAMES = ("_initialize_stage",)
 _RUNTIME_NAMES = ("_initialize_stages", "_prepare_schedule_with_comms", "_step_microbatches")
 # torch's letter for a computation, and the name of its kind.
 _KINDS = {"F": "forward", "B": "backward", "I": "backward_input", "W": "backward_weight"}
-_LETTERS = {kind: letter for letter, kind in _KINDS.items()}
 _OVERLAPPED = "OVERLAP_F_B"
 
 
@@ -83,29 +82,22 @@ def check_schedule(schedule: PipelineSchedule) -> None:
         ValueError: it does not train, its order is unknown, a custom function computes instead
             of its stages, or torch lacks a name that is used here.
     """
-    missing = _missing(schedules, _MODULE_NAMES)
-    if not missing and not isinstance(
+    _check_names((schedules, _MODULE_NAMES))
+    if not isinstance(
         schedule, (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti)
     ):
         raise ValueError(
             "attach takes a schedule of torch.distributed.pipelining, not"
             f" {type(schedule).__name__}"
         )
-    missing = (
-        missing
-        or _missing(schedules._Action, _ACTION_NAMES)
-        or _missing(schedules.PipelineScheduleSingle, _SINGLE_NAMES)
-        or _missing(schedules._PipelineScheduleRuntime, _RUNTIME_NAMES)
-        or _missing(schedule, _SCHEDULE_NAMES)
+    stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
+    _check_names(
+        (schedules._Action, _ACTION_NAMES),
+        (schedules.PipelineScheduleSingle, _SINGLE_NAMES),
+        (schedules._PipelineScheduleRuntime, _RUNTIME_NAMES),
+        (schedule, _SCHEDULE_NAMES),
+        *((stage, _STAGE_NAMES) for stage in stages),
     )
-    if not missing:
-        stages = getattr(schedule, "_stages", None) or [getattr(schedule, "_stage", None)]
-        missing = [name for stage in stages for name in _missing(stage, _STAGE_NAMES)]
-    if missing:
-        raise ValueError(
-            f"torch {torch.__version__} has no {missing[0]} in its pipelining, which Flyball"
-            f" uses; it is tested with torch {TESTED_TORCH}"
-        )
     if not schedule._has_backward:
         raise ValueError("the schedule has no loss_fn, so it does not train; give it one")
     _check_custom_functions(schedule)
@@ -152,8 +144,18 @@ def name_of(schedule: PipelineSchedule) -> str | None:
 
 def computations_of(schedule: PipelineSchedule) -> tuple[tuple[Computation, ...], ...]:
     """Return the computations of each pipeline rank in a step, in the order of execution."""
-    by_rank = _actions_by_rank(schedule)
-    return tuple(tuple(_computations(by_rank[rank])) for rank in sorted(by_rank))
+    return tuple(
+        tuple(
+            Computation(
+                _KINDS[part.computation_type.value], part.microbatch_index, part.stage_index
+            )
+            for action in actions
+            if action is not None  # a pause in torch's drawing, which is not executed
+            for part in action.sub_actions or (action,)
+            if part.computation_type.value in _KINDS
+        )
+        for _, actions in sorted(_actions_by_rank(schedule).items())
+    )
 
 
 @contextmanager
@@ -185,22 +187,20 @@ def in_order(
         loss_fn=schedule._loss_fn,
         scale_grads=schedule.scale_grads,
     )
-    attributes = vars(runtime)
-    attributes["_internal_losses"] = schedule._internal_losses
-    attributes["_maybe_compute_loss"] = schedule._maybe_compute_loss
-    attributes["_initialize_stages"] = schedule._initialize_stage
-    runtime._prepare_schedule_with_comms(
-        {rank: [_action(one) for one in order] for rank, order in enumerate(orders)}
+    vars(runtime).update(
+        _internal_losses=schedule._internal_losses,
+        _maybe_compute_loss=schedule._maybe_compute_loss,
+        _initialize_stages=schedule._initialize_stage,
     )
+    runtime._prepare_schedule_with_comms(_actions(orders))
     return runtime
 
 
 def has_pairs(schedule: PipelineSchedule) -> bool:
     """Return whether any rank runs a forward and a backward as a pair; of no schedule, False."""
     executed = getattr(schedule, "pipeline_order_with_comms", None) or {}
-    by_rank = executed.values()
-    # Older versions of torch have none; `check_schedule` refuses them.
-    return any(getattr(one, "sub_actions", None) for actions in by_rank for one in actions)
+    # Older versions of torch have no `sub_actions`; `check_schedule` refuses them.
+    return any(getattr(one, "sub_actions", None) for order in executed.values() for one in order)
 
 
 def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
@@ -219,10 +219,7 @@ def send_at_once(schedule: PipelineSchedule, overrides: Overrides) -> None:
         # torch replaces it by an equal mapping.
         overrides.set(target, "stage_index_to_group_rank", target.stage_index_to_group_rank)
     overrides.set(schedule, "pipeline_order_with_comms", schedule.pipeline_order_with_comms)
-    by_rank = enumerate(computations_of(schedule))
-    schedule._prepare_schedule_with_comms(
-        {rank: [_action(one) for one in computations] for rank, computations in by_rank}
-    )
+    schedule._prepare_schedule_with_comms(_actions(computations_of(schedule)))
 
 
 def _is_multi(schedule: PipelineSchedule) -> bool:
@@ -250,20 +247,22 @@ def _actions_by_rank(schedule: PipelineSchedule) -> dict[int, list[Any]]:
     return cast("dict[int, list[Any]]", executed or {})
 
 
-def _computations(actions: Iterable[Any]) -> Iterator[Computation]:
-    for action in actions:
-        if action is None:  # a pause in torch's drawing, which is not executed
-            continue
-        for part in action.sub_actions or (action,):
-            kind = _KINDS.get(part.computation_type.value)
-            if kind is not None:
-                yield Computation(kind, part.microbatch_index, part.stage_index)
+def _actions(orders: Sequence[Sequence[Computation]]) -> dict[int, list[Any]]:
+    """Return torch's actions of each pipeline rank."""
+    kinds = {kind: schedules._ComputationType(letter) for letter, kind in _KINDS.items()}
+    return {
+        rank: [
+            schedules._Action(one.virtual_stage, kinds[one.kind], one.microbatch) for one in order
+        ]
+        for rank, order in enumerate(orders)
+    }
 
 
-def _action(computation: Computation) -> Any:  # noqa: ANN401 - torch's
-    letter = schedules._ComputationType(_LETTERS[computation.kind])
-    return schedules._Action(computation.virtual_stage, letter, computation.microbatch)
-
-
-def _missing(target: object, names: Iterable[str]) -> list[str]:
-    return [name for name in names if not hasattr(target, name)]
+def _check_names(*uses: tuple[object, Iterable[str]]) -> None:
+    """Check that objects of torch have the attributes that are used here."""
+    missing = [name for target, names in uses for name in names if not hasattr(target, name)]
+    if missing:
+        raise ValueError(
+            f"torch {torch.__version__} has no {missing[0]} in its pipelining, which Flyball"
+            f" uses; it is tested with torch {TESTED_TORCH}"
+        )

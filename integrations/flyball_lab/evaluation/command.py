@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from flyball_client.profiling.arguments import add_option
 from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
 from flyball_lab.demo.run_folder import RunFolder, tail
 from flyball_lab.demo.training_process import start_planner, wait_for_planner
@@ -225,26 +226,17 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=Path("flyball-evaluation"),
         help="where CSV files and plots go (default: %(default)s)",
     )
-    parser.add_argument(
+    add_option(
+        parser,
         "--profiles",
-        metavar="DIR",
-        type=Path,
-        help="add the stage profiles (*.csv) of this folder; the GPU is in a file's name, as a100",
+        Path,
+        "DIR",
+        "add the stage profiles (*.csv) of this folder; the GPU is in a file's name, as a100",
     )
-    parser.add_argument(
-        "--steps",
-        metavar="N",
-        type=int,
-        default=3,
-        help=f"steps averaged in each run, 1 to {_MAX_STEPS} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--switch-latency",
-        metavar="MS",
-        type=float,
-        default=0.0,
-        help="ms from setting a clock to its taking effect (default: %(default)s)",
-    )
+    steps = f"steps averaged in each run, 1 to {_MAX_STEPS}"
+    add_option(parser, "--steps", int, "N", steps, default=3)
+    latency = "ms from setting a clock to its taking effect"
+    add_option(parser, "--switch-latency", float, "MS", latency, default=0.0)
     parser.add_argument(
         "--print-plans",
         action="store_true",

@@ -7,13 +7,11 @@ receives its part of the plan, acknowledges it, and runs it from the step that t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
-from typing import Any, NamedTuple
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -38,6 +36,7 @@ _POLL_S = 0.01
 _CALL_TIMEOUT_S = 30.0
 # Virtual steps pass so fast that the ranks' own threads would hardly run.
 _YIELD_S = 0.002
+_ACTIVATIONS = {"forward": 1, "backward": -1, "backward_weight": -1}
 _LINK_TIMES = LinkTimes(poll_wait_s=1.0)
 
 
@@ -84,13 +83,6 @@ class RunResult:
         return run.num_pipelines * run.num_microbatches / self.emulated_iteration_time_s
 
 
-class _TrainedStep(NamedTuple):
-    """Measurements of all ranks in a step, and the clocks they set."""
-
-    measured: tuple[StepMeasurement, ...]
-    num_switches: int
-
-
 def run_configuration(
     planner_url: str,
     job_id: str,
@@ -118,22 +110,26 @@ def run_configuration(
         with PlannerClient(planner_url, timeout_s=_CALL_TIMEOUT_S) as planner:
             version = _register(planner, job_id, configuration, profile)
             plan = planner.get_plan(job_id, version).plan
+            orders: list[Order] = [
+                tuple((str(kind), int(microbatch)) for kind, microbatch, *_ in stage)
+                for stage in plan["stages"]
+            ]
             ranks = _make_ranks(
-                planner, job_id, configuration, profile, plan=plan, latency_s=switch_latency_s
+                planner, job_id, configuration, profile, orders, latency_s=switch_latency_s
             )
-            with _started(ranks):
+            try:
+                for rank in ranks:
+                    rank.session.start()
                 _until_activated(planner, job_id, version, check_interrupted)
-                steps = _train(ranks, version, num_steps, check_interrupted)
+                steps, num_switches = _train(ranks, version, num_steps, check_interrupted)
+            finally:
+                # One after the other they would wait for each other's last calls.
+                with ThreadPoolExecutor(len(ranks)) as pool:
+                    list(pool.map(lambda rank: rank.session.close(), ranks))
     except PlannerError as error:
         raise EvaluationFailedError(f"{configuration.title}: {error}") from None
-    return _result(configuration, plan, steps)
-
-
-def _result(
-    configuration: Configuration, plan: dict[str, Any], steps: Sequence[_TrainedStep]
-) -> RunResult:
-    num_unplanned = sum(measured.num_unplanned for step in steps for measured in step.measured)
-    energies_j = [[measured.energy_j for measured in step.measured] for step in steps]
+    num_unplanned = sum(of_rank.num_unplanned for step in steps for of_rank in step)
+    energies_j = [[of_rank.energy_j for of_rank in step] for step in steps]
     if num_unplanned or any(None in step_j for step_j in energies_j):
         raise EvaluationFailedError(
             f"{configuration.title}: {num_unplanned} instructions ran outside the plan, or a rank"
@@ -141,24 +137,17 @@ def _result(
         )
     return RunResult(
         configuration=configuration,
-        emulated_iteration_time_s=fmean(
-            max(measured.time_s for measured in step.measured) for step in steps
-        ),
+        emulated_iteration_time_s=fmean(max(of_rank.time_s for of_rank in step) for step in steps),
         emulated_energy_j=fmean(sum(rank_j or 0.0 for rank_j in step_j) for step_j in energies_j),
         predicted_iteration_time_s=float(plan["iteration_time_s"]),
         predicted_energy_j=float(plan["energy_j"]),
         lower_bound_j=plan["lower_bound_j"],
-        num_switches=steps[-1].num_switches,
-        peak_activations=tuple(_peak_activations(_order(stage)) for stage in plan["stages"]),
+        num_switches=num_switches,
+        # Activations are held from a forward to the end of its backward.
+        peak_activations=tuple(
+            max(accumulate(_ACTIVATIONS.get(kind, 0) for kind, _ in order)) for order in orders
+        ),
     )
-
-
-def _peak_activations(order: Order) -> int:
-    """A microbatch's activations are held from its forward to the end of its backward."""
-    changes = (
-        {"forward": 1, "backward": -1, "backward_weight": -1}.get(kind, 0) for kind, _ in order
-    )
-    return max(accumulate(changes))
 
 
 def _register(
@@ -190,13 +179,12 @@ def _make_ranks(
     job_id: str,
     configuration: Configuration,
     profile: StageProfile,
+    orders: Sequence[Order],
     *,
-    plan: dict[str, Any],
     latency_s: float,
 ) -> list[EmulatedRank]:
     """Return all ranks of the run, pipeline by pipeline, not started yet."""
     model = configuration.model
-    orders = [_order(stage) for stage in plan["stages"]]
     ranks: list[EmulatedRank] = []
     for number in range(configuration.num_ranks):
         pipeline, stage = divmod(number, model.num_stages)
@@ -221,23 +209,6 @@ def _make_ranks(
     return ranks
 
 
-@contextmanager
-def _started(ranks: Sequence[EmulatedRank]) -> Iterator[None]:
-    """Start the ranks for the block; close all of them afterwards."""
-    try:
-        for rank in ranks:
-            rank.session.start()
-        yield
-    finally:
-        # One after the other they would wait for each other's last calls.
-        with ThreadPoolExecutor(len(ranks)) as pool:
-            list(pool.map(lambda rank: rank.session.close(), ranks))
-
-
-def _order(stage: Sequence[Sequence[Any]]) -> Order:
-    return tuple((str(kind), int(microbatch)) for kind, microbatch, *_ in stage)
-
-
 def _until_activated(
     planner: PlannerClient, job_id: str, version: int, check_interrupted: Callable[[], None]
 ) -> None:
@@ -255,23 +226,24 @@ def _train(
     version: int,
     num_steps: int,
     check_interrupted: Callable[[], None],
-) -> list[_TrainedStep]:
-    """Train until `num_steps` and a warm-up ran on the plan on every rank; return these steps."""
+) -> tuple[list[tuple[StepMeasurement, ...]], int]:
+    """Train until `num_steps` and a warm-up ran on the plan on every rank.
+
+    Returns:
+        Measurements of these steps, and the clocks set in the last one.
+    """
     num_stages = 1 + max(rank.stage for rank in ranks)
     deadline_s = time.monotonic() + _ACTIVATION_TIMEOUT_S
-    on_plan: list[_TrainedStep] = []
+    on_plan: list[tuple[StepMeasurement, ...]] = []
+    totals = [0]
     while len(on_plan) <= num_steps:
         check_interrupted()
-        before = _num_switches(ranks)
         measured = run_step(ranks, num_stages=num_stages)
+        totals.append(sum(rank.session.clock_report.num_switches for rank in ranks))
         if all(of_rank.plan_version == version for of_rank in measured):
-            on_plan.append(_TrainedStep(measured, _num_switches(ranks) - before))
+            on_plan.append(measured)
         elif time.monotonic() > deadline_s:
             raise EvaluationFailedError(f"plan {version} took effect on no more than some ranks")
         else:
             time.sleep(_YIELD_S)
-    return on_plan[1:]
-
-
-def _num_switches(ranks: Sequence[EmulatedRank]) -> int:
-    return sum(rank.session.clock_report.num_switches for rank in ranks)
+    return on_plan[1:], totals[-1] - totals[-2]

@@ -64,7 +64,11 @@ def _draw(figure: Figure, rows: Sequence[Row]) -> Picture:
     throughput.set_ylim(len(figure.groups) - 0.4, -0.6)  # the first group on top
     handles, labels = energy.get_legend_handles_labels()
     picture.legend(handles, labels, loc="outside lower center", ncols=3, fontsize="small")
-    picture.suptitle(f"{figure.title}\n{_origin(rows)}", fontsize="medium")
+    # A fitted profile must not be taken for a measurement.
+    is_mixed = any(row["profile_origin"] != FITTED for row in rows)
+    exception = f"; those marked {GIVEN}, given by the user" if is_mixed else ""
+    origin = f"emulated GPUs; stage profiles {FITTED}{exception}"
+    picture.suptitle(f"{figure.title}\n{origin}", fontsize="medium")
     return picture
 
 
@@ -88,10 +92,3 @@ def _bars(axes: Axes, figure: Figure, rows: Sequence[Row], column: str) -> None:
         )
         for number in numbers:  # the line at 1 must not run through one
             number.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.5})
-
-
-def _origin(rows: Sequence[Row]) -> str:
-    """Return the origin of the profiles, so that a fitted one is not taken for a measurement."""
-    origins = {row["profile_origin"] for row in rows}
-    exception = "" if origins == {FITTED} else f"; those marked {GIVEN}, given by the user"
-    return f"emulated GPUs; stage profiles {FITTED}{exception}"

@@ -15,12 +15,12 @@ Row = dict[str, str | int | float | None]
 Results = Mapping[Configuration, RunResult]
 
 _PRINTED = (
-    ("time, s", "emulated_iteration_time_s", ".4f"),
-    ("differs, %", "time_difference_percent", "+.3f"),
-    ("energy, J", "emulated_energy_j", ".1f"),
-    ("differs, %", "energy_difference_percent", "+.3f"),
-    ("slowdown, %", "slowdown_percent", "+.2f"),
-    ("saving, %", "energy_saving_percent", ".2f"),
+    ("time, s", "emulated_iteration_time_s", "z.4f"),
+    ("differs, %", "time_difference_percent", "+z.3f"),
+    ("energy, J", "emulated_energy_j", "z.1f"),
+    ("differs, %", "energy_difference_percent", "+z.3f"),
+    ("slowdown, %", "slowdown_percent", "+z.2f"),
+    ("saving, %", "energy_saving_percent", "z.2f"),
     ("switches", "clock_switches_per_iteration", "d"),
 )
 
@@ -58,27 +58,17 @@ def printed_table(figure: Figure, rows: Sequence[Row]) -> str:
     of_groups = iter(rows)
     for group in figure.groups.values():
         own = [next(of_groups) for _ in group]
-        lines.append(_heading(own[0]))
-        lines += [_line(row, width) for row in own]
+        first = own[0]
+        lines.append(
+            f"{first['model']} on {first['gpu']},"
+            f" {first['data_parallel']} x {first['pipeline_parallel']},"
+            f" {first['num_microbatches']} microbatches; profile {first['profile_origin']}"
+        )
+        for row in own:
+            cells = (f"{format(row[key], form):>11}" for _, key, form in _PRINTED)
+            held = row["peak_activations_by_stage"]
+            lines.append(" ".join([f"{row['label']!s:{width}}", *cells, f" {held}"]))
     return "\n".join(lines)
-
-
-def _heading(row: Row) -> str:
-    return (
-        f"{row['model']} on {row['gpu']}, {row['data_parallel']} x {row['pipeline_parallel']},"
-        f" {row['num_microbatches']} microbatches; profile {row['profile_origin']}"
-    )
-
-
-def _line(row: Row, width: int) -> str:
-    # A rounded -0.0 would read as a difference.
-    cells = (f"{_positive_zero(row[key], form):>11}" for _, key, form in _PRINTED)
-    return " ".join([f"{row['label']!s:{width}}", *cells, f" {row['peak_activations_by_stage']}"])
-
-
-def _positive_zero(value: str | int | float | None, form: str) -> str:
-    text = format(value, form)
-    return text.replace("-", "+" if "+" in form else "") if float(text) == 0 else text
 
 
 def _row(figure: Figure, result: RunResult, reference: RunResult) -> Row:
@@ -106,15 +96,13 @@ def _row(figure: Figure, result: RunResult, reference: RunResult) -> Row:
         "predicted_energy_j": _rounded(result.predicted_energy_j, 3),
         "energy_difference_percent": _rounded(result.energy_difference_percent, 4),
         "emulated_throughput_microbatches_per_s": _rounded(result.microbatches_per_s, 4),
-        "emulated_throughput_samples_per_s": (
-            None if size is None else _rounded(size * result.microbatches_per_s, 4)
+        "emulated_throughput_samples_per_s": _rounded(
+            None if size is None else size * result.microbatches_per_s, 4
         ),
         "emulated_average_power_w": _rounded(energy_j / time_s, 2),
         "clock_switches_per_iteration": result.num_switches,
         "peak_activations_by_stage": " ".join(map(str, result.peak_activations)),
-        "lower_bound_j": (
-            None if result.lower_bound_j is None else _rounded(result.lower_bound_j, 3)
-        ),
+        "lower_bound_j": _rounded(result.lower_bound_j, 3),
         "compared_with": reference.configuration.manner.label,
         "normalized_throughput": _rounded(reference.emulated_iteration_time_s / time_s, 5),
         "normalized_energy": _rounded(energy_j / reference.emulated_energy_j, 5),
@@ -123,6 +111,6 @@ def _row(figure: Figure, result: RunResult, reference: RunResult) -> Row:
     }
 
 
-def _rounded(value: float, digits: int) -> float:
+def _rounded(value: float | None, digits: int) -> float | None:
     """Round off the errors of sums; -0.0 becomes 0.0."""
-    return round(value, digits) + 0.0
+    return None if value is None else round(value, digits) + 0.0

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from flyball_client.cli.planner_access import add_planner, asked, open_planner
-from flyball_client.profiling.arguments import quantity
+from flyball_client.profiling.arguments import add_option, quantity
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
@@ -32,14 +32,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "job", metavar="JOB", nargs="?", help="show this job by its stages (default: all jobs)"
     )
     add_planner(parser)
-    parser.add_argument(
-        "--interval",
-        metavar="S",
-        type=quantity(_SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S),
-        default=2.0,
-        help=f"polling interval in s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
-        " (default: %(default)s)",
-    )
+    interval = f"polling interval in s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
+    within = quantity(_SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S)
+    add_option(parser, "--interval", within, "S", interval, default=2.0)
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--once", action="store_true", help="print the current state and exit")
     form.add_argument(

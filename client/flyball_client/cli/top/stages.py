@@ -150,7 +150,7 @@ def newest_window(
         return None
     by_step = {step.step: {stage.stage: stage for stage in step.stages} for step in whole}
     stages_of = [by_step[step.step] for step in steps]
-    numbers = sorted({number for stages in stages_of for number in stages})
+    numbers = sorted(set().union(*stages_of))
     return Window(
         first_step=steps[0].step,
         last_step=steps[-1].step,
