@@ -102,11 +102,9 @@ def clipped(line: Line, width: int) -> Line:
 
 def flowed(parts: Sequence[Span], width: int, gap: str = "   ") -> list[Line]:
     """Put the parts side by side, over as many lines as they need."""
-    lines: list[Line] = [()]
-    for part in parts:
-        if not lines[-1]:
-            lines[-1] = (part,)
-        elif len(plain_text(lines[-1])) + len(gap) + len(part.text) > width:
+    lines: list[Line] = [tuple(parts[:1])]
+    for part in parts[1:]:
+        if len(plain_text(lines[-1])) + len(gap) + len(part.text) > width:
             lines.append((part,))
         else:
             lines[-1] = (*lines[-1], Span(gap), part)

@@ -18,6 +18,7 @@ from flyball_client.cli.top.lines import (
     bar,
     number_text,
     sparkline,
+    texts,
 )
 from flyball_client.cli.top.reading import JobReading
 from flyball_wire.read_models import JobOverview, MeasuredIteration, StageOfStep, StagesOfStep
@@ -170,9 +171,7 @@ def _figures(number: int, window: Sequence[_ByStage], whole: Sequence[_ByStage])
         stage=number,
         time_s=time_s / len(own),
         power_w=power_w(energy_j, time_s),
-        powers_w=tuple(
-            None if each is None else power_w(each.energy_j, each.time_s) for each in kept
-        ),
+        powers_w=tuple(each and power_w(each.energy_j, each.time_s) for each in kept),
         num_clock_misses=sum(stage.num_clock_misses for stage in own),
         num_power_capped=sum(stage.num_power_capped for stage in own),
         num_thermally_capped=sum(stage.num_thermally_capped for stage in own),
@@ -188,8 +187,8 @@ def stage_lines(reading: JobReading, paper: Paper) -> list[Line]:
         return []
     made = next((each for each in reading.history if each.version == window.version), None)
     clocks_mhz = made.stage_clock_mhz if made else ()
-    title = f"stages in steps {window.first_step} to {window.last_step}, "
-    title += "without a plan" if window.version is None else f"on version {window.version}"
+    plan = "without a plan" if window.version is None else f"on version {window.version}"
+    title = f"stages in steps {window.first_step} to {window.last_step}, {plan}"
     if made is not None and made.kind == "comparison":
         title += ", some at the highest clocks to compare"
     most_w = max((stage.power_w or 0.0 for stage in window.stages), default=0.0)
@@ -203,14 +202,15 @@ def stage_lines(reading: JobReading, paper: Paper) -> list[Line]:
 def _row(stage: StageFigures, most_w: float, clocks_mhz: tuple[float, ...], unread: str) -> Line:
     share = stage.power_w / most_w if stage.power_w and most_w else 0.0
     planned_mhz = clocks_mhz[stage.stage] if stage.stage < len(clocks_mhz) else None
-    read_mhz = stage.sm_clock_mhz
     counts = (stage.num_clock_misses, stage.num_power_capped, stage.num_thermally_capped)
     return (
-        Span(str(stage.stage)),
-        Span(number_text(planned_mhz, CLOCK_MHZ)),
-        Span(unread if read_mhz is None else number_text(read_mhz, CLOCK_MHZ)),
-        Span(number_text(stage.time_s, TIME_S)),
-        Span(number_text(stage.power_w, POWER_W)),
+        *texts(
+            str(stage.stage),
+            number_text(planned_mhz, CLOCK_MHZ),
+            unread if stage.sm_clock_mhz is None else number_text(stage.sm_clock_mhz, CLOCK_MHZ),
+            number_text(stage.time_s, TIME_S),
+            number_text(stage.power_w, POWER_W),
+        ),
         Span(bar(share, _BAR_WIDTH), Tone.ACCENT),
         *(Span(str(number), Tone.WARN if number else Tone.PLAIN) for number in counts),
         Span(sparkline(stage.powers_w, _SPARK_WIDTH), Tone.ACCENT),
