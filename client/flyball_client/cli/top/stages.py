@@ -151,7 +151,7 @@ def newest_window(
         return None
     by_step = {step.step: {stage.stage: stage for stage in step.stages} for step in whole}
     stages_of = [by_step[step.step] for step in steps]
-    numbers = sorted(set().union(*stages_of))
+    numbers = sorted({number for stages in stages_of for number in stages})
     return Window(
         first_step=steps[0].step,
         last_step=steps[-1].step,
@@ -171,7 +171,9 @@ def _figures(number: int, window: Sequence[_ByStage], whole: Sequence[_ByStage])
         stage=number,
         time_s=time_s / len(own),
         power_w=power_w(energy_j, time_s),
-        powers_w=tuple(each and power_w(each.energy_j, each.time_s) for each in kept),
+        powers_w=tuple(
+            None if each is None else power_w(each.energy_j, each.time_s) for each in kept
+        ),
         num_clock_misses=sum(stage.num_clock_misses for stage in own),
         num_power_capped=sum(stage.num_power_capped for stage in own),
         num_thermally_capped=sum(stage.num_thermally_capped for stage in own),
