@@ -21,11 +21,9 @@ from flyball_wire.messages import (
     JobRegistration,
     JobStep,
     JobView,
-    JsonProfile,
     MeasurementBatch,
     PlanVersion,
     PlanView,
-    ProfileRow,
     RankPlan,
     RankRegistration,
     RegisteredRank,
@@ -74,13 +72,6 @@ class PlannerClient(PlannerConnection):
             content=text.encode(),
             headers={"Content-Type": "text/csv; charset=utf-8"},
             wait_s=_LONG_WORK_S,
-        )
-
-    def put_profile_rows(self, job_id: str, rows: tuple[ProfileRow, ...]) -> JobView:
-        """Store a job's stage profile, row by row."""
-        body = JsonProfile(rows=rows)
-        return self.one(
-            JobView, "PUT", routes.PROFILE, job_id=job_id, body=body, wait_s=_LONG_WORK_S
         )
 
     def put_target(self, job_id: str, change: TargetChange) -> JobView:

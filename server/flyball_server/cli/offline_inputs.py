@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow, load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
@@ -29,6 +31,8 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
 
+N = TypeVar("N", int, float)
+
 
 def add_profile_argument(parser: argparse.ArgumentParser) -> None:
     """Add the positional PROFILE.csv."""
@@ -45,23 +49,23 @@ def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> N
     parser.add_argument(
         "--blocking-power",
         metavar="W",
-        type=watts,
+        type=per_stage(float, "watts", "70,70,84"),
         help=f"power in W of a GPU that waits in communication, one value or one per stage; {note}",
     )
 
 
-def watts(text: str) -> tuple[float, ...]:
-    """Parse `70` or `70,70,84`, W.
+def per_stage(number: type[N], unit: str, example: str) -> Callable[[str], tuple[N, ...]]:
+    """Return the parser of one number, or of one per stage as in the example."""
 
-    Raises:
-        argparse.ArgumentTypeError: a part is not a number.
-    """
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of watts, nor one per stage as in 70,70,84"
-        ) from None
+    def parsed(text: str) -> tuple[N, ...]:
+        try:
+            return tuple(map(number, text.split(",")))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a number of {unit}, nor one per stage as in {example}"
+            ) from None
+
+    return parsed
 
 
 def read_profile(path: Path) -> StageProfile:

@@ -177,8 +177,17 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     )
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
-    _add_bytes(parser, "--activation-bytes", "held per microbatch in flight")
-    _add_bytes(parser, "--free-memory-bytes", "free beside what 1F1B holds")
+    for option, what in (
+        ("--activation-bytes", "held per microbatch in flight"),
+        ("--free-memory-bytes", "free beside what 1F1B holds"),
+    ):
+        parser.add_argument(
+            option,
+            metavar="N",
+            type=offline_inputs.per_stage(int, "bytes", "1000,2000"),
+            help=f"bytes {what}, one value or one per stage: limits the extra forwards of envpipe,"
+            " and an order that does not fit is refused",
+        )
     parser.add_argument(
         "--data-parallel",
         choices=[MERGED, SEPARATE],
@@ -271,22 +280,3 @@ def refused(error: PlanningError) -> CommandError:
     """Return the planning core's error with the option in place of the field."""
     option = OPTION_OF_FIELD.get(error.field, f"--{error.field}")
     return CommandError(f"{option}: {error.message}")
-
-
-def _add_bytes(parser: argparse.ArgumentParser, option: str, what: str) -> None:
-    parser.add_argument(
-        option,
-        metavar="N",
-        type=_sizes,
-        help=f"bytes {what}, one value or one per stage: limits the extra forwards of envpipe, and"
-        " an order that does not fit is refused",
-    )
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a number of bytes, nor one per stage as in 1000,2000"
-        ) from None

@@ -70,10 +70,6 @@ class ProbePlan:
         """Number of steps of the cycle."""
         return len(self.cycle_mhz)
 
-    def row_of(self, step: int, first_step: int) -> tuple[tuple[int, ...], ...]:
-        """Return what a step runs: per stage, the clock of each instruction, MHz."""
-        return self.cycle_mhz[(step - first_step) % self.num_steps]
-
 
 def probe_document(plan: ProbePlan) -> dict[str, Any]:
     """The plan as JSON-ready data.

@@ -449,21 +449,22 @@ def test_a_state_folder_that_can_be_written_or_made_is_fine(
 
 
 @pytest.mark.parametrize(
-    ("ca_file", "url", "found", "advice"),
+    ("ca_file", "scheme", "found", "advice"),
     [
-        ("", f"http://127.0.0.1:{free_port()}", "cannot be reached", "flyball serve"),
-        ("/missing/ca.pem", "https://127.0.0.1:1", "/missing/ca.pem", "correct FLYBALL_CA_FILE"),
+        ("", "http", "cannot be reached", "flyball serve"),
+        ("/missing/ca.pem", "https", "/missing/ca.pem", "correct FLYBALL_CA_FILE"),
     ],
 )
 def test_a_planner_that_cannot_be_reached_is_a_problem(
     doctor: Doctor,
     monkeypatch: pytest.MonkeyPatch,
     ca_file: str,
-    url: str,
+    scheme: str,
     found: str,
     advice: str,
 ) -> None:
     monkeypatch.setenv("FLYBALL_CA_FILE", ca_file)
+    url = f"{scheme}://127.0.0.1:{free_port()}"
     status, checks = doctor("--planner-only", "--planner", url)
     assert status == 1
     assert found in checks["planner"]["found"]

@@ -87,12 +87,6 @@ CALLS: list[tuple[Call, str, object, object]] = [
     (lambda c: c.put_job(_ID, REGISTRATION), f"PUT {_J}", REGISTRATION, JOB),
     (lambda c: c.get_job(_ID), f"GET {_J}", None, JOB),
     (lambda c: c.list_jobs(), "GET /api/v1/jobs", None, (JOB, JOB)),
-    (
-        lambda c: c.put_profile_rows(_ID, (ROW,)),
-        f"PUT {_J}/profile",
-        messages.JsonProfile(rows=(ROW,)),
-        JOB,
-    ),
     (lambda c: c.put_target(_ID, CHANGE), f"PUT {_J}/target", CHANGE, JOB),
     (lambda c: c.put_rank(_ID, 2, RANK_REGISTRATION), f"PUT {_J}/ranks/2", RANK_REGISTRATION, RANK),
     (

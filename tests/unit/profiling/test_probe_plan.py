@@ -46,11 +46,6 @@ def test_each_distinct_row_of_a_stage_is_written_once() -> None:
     assert document["cycle"] == [[0, 0], [1, 1], [0, 1]]
 
 
-def test_the_cycle_begins_at_the_first_step_and_repeats() -> None:
-    rows = [PLAN.row_of(step, first_step=7) for step in range(7, 14)]
-    assert rows == [*PLAN.cycle_mhz, *PLAN.cycle_mhz, PLAN.cycle_mhz[0]]
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [

@@ -16,8 +16,7 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_job import (
     LOOK_AGAIN_S,
-    PLENTY,
-    PlanningSlots,
+    SlottedReconciler,
     plan_if_needed,
 )
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
@@ -30,17 +29,10 @@ LONGEST_PAUSE_S = 600.0
 _NO_TARGET = ""
 
 
-class TimetableReconciler:
-    """Reconciler that plans a job for the current target of its timetable.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
-    """
+class TimetableReconciler(SlottedReconciler):
+    """Reconciler that plans a job for the current target of its timetable."""
 
     order = 40
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return False: measurements change no timetable."""
@@ -77,17 +69,10 @@ class TimetableReconciler:
 _LOG = logging.getLogger(__name__)
 
 
-class ReplanReconciler:
-    """Reconciler that plans a job after a change of its inputs, unless planning has failed.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
-    """
+class ReplanReconciler(SlottedReconciler):
+    """Reconciler that plans a job after a change of its inputs, unless planning has failed."""
 
     order = 20
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a change of its inputs is not planned yet."""

@@ -11,7 +11,7 @@ from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plan
 from flyball_server.jobs.probing.probing_setup import stored_result
 from flyball_server.jobs.records import JobRecord, StepReport
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
-from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, SlottedReconciler
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
@@ -33,19 +33,13 @@ from flyball_wire.closed_loop import ProfilingResult
 _LOG = logging.getLogger(__name__)
 
 
-class ProbeReconciler:
+class ProbeReconciler(SlottedReconciler):
     """Reconciler that profiles a job online, move by move.
 
     Once profiling is over without a plan, the ranks return to their highest clocks.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 30
-
-    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it is profiled, or its ranks may be left at the clocks of probes."""

@@ -13,7 +13,7 @@ from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job, require_plan
-from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
 from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
@@ -171,7 +171,7 @@ _RANKS_PER_STEP = 64
 MEMORY_S = 600.0
 
 
-class StragglerReconciler:
+class StragglerReconciler(SlottedReconciler):
     """Reconciler that plans a job for its stragglers, and again without them.
 
     Announced ones hold from their start to their end; detected ones, and drift, in jobs with
@@ -179,15 +179,12 @@ class StragglerReconciler:
     holds, one with the job's own effort follows.
 
     Its cache only avoids reading the same steps again.
-
-    Args:
-        slots: slots for the plannings that the reconcile loop waits for.
     """
 
     order = 50
 
     def __init__(self, slots: PlanningSlots = PLENTY) -> None:
-        self._slots = slots
+        super().__init__(slots)
         self._guard = threading.Lock()
         self._memories: dict[str, _Memory] = {}
 

@@ -68,6 +68,17 @@ class PlanningSlots:
 PLENTY = PlanningSlots(1_000_000)
 
 
+class SlottedReconciler:
+    """Base of the reconcilers that plan.
+
+    Args:
+        slots: slots for the plannings that the reconcile loop waits for.
+    """
+
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        self._slots = slots
+
+
 # Number of jobs that calls plan concurrently; each solve occupies a thread.
 _MAX_JOBS = 64
 
