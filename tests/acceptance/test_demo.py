@@ -124,7 +124,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     extensions = tmp_path / "extensions"
     demo = start_demo(
         # Other tests run beside it: the larger the scale, the less of their load it shows.
-        *("--json", "--steps", "2", "--microbatches", "2", "--time-scale", "4"),
+        *("--json", "--steps", "3", "--microbatches", "2", "--time-scale", "8"),
         PATH=str(tmp_path / "no compiler"),
         TORCH_EXTENSIONS_DIR=str(extensions),
     )

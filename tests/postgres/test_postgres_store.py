@@ -297,7 +297,7 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
     assert is_free(store, "plan job")
     # What was signalled meanwhile may have been sent before the other one listened again.
     wait_until(lambda: all(None in jobs for jobs in heard))
-    assert caplog.text.count("the database is back") == len(stores)
+    assert caplog.text.count("signals between planners resumed") == len(stores)
     store.signal("job")
     wait_until(lambda: "job" in heard[1])
 
