@@ -66,7 +66,7 @@ class TrainingRanks:
     shared: Sequence[_Shared]
 
     def num_steps(self) -> list[int]:
-        """That each rank has trained."""
+        """Wait until each rank has trained."""
         return [rank.num_steps.value for rank in self.shared]
 
     def versions(self) -> set[int]:

@@ -1,4 +1,4 @@
-"""How the dashboard follows a planner, in a browser: event streams, and a job's page with them."""
+"""Dashboard's event streams in a browser, and a job's page that follows them."""
 
 from __future__ import annotations
 

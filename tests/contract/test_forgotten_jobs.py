@@ -1,4 +1,4 @@
-"""What the SQL stores do with the rows of jobs that were deleted or go by another name."""
+"""Rows of deleted and renamed jobs in the SQL stores."""
 
 from __future__ import annotations
 

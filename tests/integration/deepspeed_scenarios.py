@@ -1,4 +1,4 @@
-"""What each rank of test_deepspeed_engine.py runs: trainings of a few tiny steps."""
+"""Trainings of a few tiny steps, run by each rank of test_deepspeed_engine.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ranks of test_examples.py run: every example, plain and with Flyball.
+"""Every example, plain and with Flyball, run by both ranks of test_examples.py.
 
 Each script runs as `python SCRIPT` would run it, but for the process group, which lasts.
 """

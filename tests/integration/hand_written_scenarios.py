@@ -1,4 +1,4 @@
-"""What both ranks of test_hand_written_loop.py run: the example, with and without a profile."""
+"""The example with and without a profile, run by the ranks of test_hand_written_loop.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both ranks of test_huggingface_stages.py run.
+"""Scenarios run by both ranks of test_huggingface_stages.py.
 
 Each model is trained whole, as two stages of DeepSpeed and as two stages of torch, from the
 same weights on the same text.

@@ -1,4 +1,4 @@
-"""What each rank of test_megatron_pipeline.py runs: both schedules, both ways of hooking."""
+"""Both schedules and both ways of hooking, run by each rank of test_megatron_pipeline.py."""
 
 from __future__ import annotations
 

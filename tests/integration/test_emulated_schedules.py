@@ -60,7 +60,7 @@ class Run(NamedTuple):
 def findings(
     rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Findings]]:
-    """What each rank found with each framework that is installed."""
+    """Results of each rank with each framework that is installed."""
     found = {}
     folder = tmp_path_factory.mktemp("emulated")
     frameworks = ("torch", "megatron") if find_spec("megatron") is not None else ("torch",)

@@ -36,7 +36,7 @@ def planner() -> Iterator[LivePlanner]:
 def ranks(
     planner: LivePlanner, rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Findings]:
-    """What each rank found of every example; for all but one the planner is away."""
+    """Results of each rank for every example; for all but one the planner is away."""
     return rank_server.run(
         "examples_scenarios",
         tmp_path_factory.mktemp("examples"),

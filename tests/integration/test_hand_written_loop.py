@@ -35,7 +35,7 @@ _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What the ranks printed, and what the planner has of a job in the end."""
+    """Output of the ranks, and the planner's state of a job at the end."""
 
     printed: str
     job: dict[str, Any]

@@ -16,7 +16,7 @@ FRAMEWORKS = ("deepspeed", "torch")
 
 @pytest.fixture(scope="module")
 def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
-    """What each of the two ranks found."""
+    """Results of each of the two ranks."""
     folder = tmp_path_factory.mktemp("huggingface")
     return rank_server.run("huggingface_scenarios", folder, num_ranks=2)
 

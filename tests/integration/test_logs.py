@@ -1,4 +1,4 @@
-"""What the planner logs about calls: their id, job and rank, in every line and answer."""
+"""Planner's log of calls: their id, job and rank, in every line and answer."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ _ORDERS = {
 
 @pytest.fixture(scope="module")
 def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
-    """What each rank found."""
+    """Results of each rank."""
     folder = tmp_path_factory.mktemp("megatron")
     return rank_server.run("megatron_scenarios", folder, num_ranks=4)
 

@@ -27,7 +27,7 @@ _FIRST_PLANNED_STEP = 10
 
 @pytest.fixture(scope="module")
 def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
-    """What each rank found."""
+    """Results of each rank."""
     folder = tmp_path_factory.mktemp("torch")
     return rank_server.run("torch_hook_scenarios", folder, num_ranks=_NUM_RANKS)
 

@@ -1,4 +1,4 @@
-"""What each rank of test_torch_pipelining.py runs: all schedules, in a few tiny steps each."""
+"""All schedules, a few tiny steps each, run by each rank of test_torch_pipelining.py."""
 
 from __future__ import annotations
 

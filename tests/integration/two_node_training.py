@@ -1,4 +1,4 @@
-"""What each of four ranks on two nodes runs for test_two_nodes.py: two pipelines of two stages.
+"""Two pipelines of two stages, run by four ranks on two nodes for test_two_nodes.py.
 
 Rank 0 gives the job its profile and at the end asks the planner what it knows; every rank writes
 what it saw itself into a JSON file.

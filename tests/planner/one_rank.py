@@ -1,4 +1,4 @@
-"""What ranks call, for a test that speaks of one rank at a time."""
+"""Calls of ranks, for tests of one rank at a time."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from abc import ABC, abstractmethod
 
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
@@ -22,7 +23,7 @@ from flyball_wire.messages import (
 _logger = logging.getLogger(__name__)
 
 
-class PlannerThread:
+class PlannerThread(ABC):
     """Daemon thread that calls the planner until it is stopped; subclasses implement `_run`.
 
     Args:
@@ -57,8 +58,9 @@ class PlannerThread:
             if not self._stopping.is_set():
                 _logger.exception(self._consequence)
 
+    @abstractmethod
     def _run(self) -> None:
-        raise NotImplementedError
+        """Make calls until the thread is stopped."""
 
 
 class RankCalls:

@@ -146,35 +146,7 @@ _NAMED_OPTIONS = tuple(
 def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the profile, its schedule, and the plan options that all commands share."""
     offline_inputs.add_profile_argument(parser)
-    parser.add_argument(
-        "--microbatches",
-        metavar="M",
-        type=int,
-        required=True,
-        help=f"microbatches of one iteration, 1 to {MAX_NUM_MICROBATCHES}",
-    )
-    names = [*(name for name in SCHEDULES if name != EXPLICIT), AUTO]
-    parser.add_argument(
-        "--schedule",
-        metavar="NAME",
-        help=f"{', '.join(names)} (default {DEFAULT_SCHEDULE}); auto: the one with the least energy"
-        " at the target among those that profile and memory allow; auto:NAME,NAME: among these"
-        " and 1f1b",
-    )
-    parser.add_argument(
-        "--order",
-        metavar="FILE",
-        type=Path,
-        help="explicit order instead of a schedule: JSON, or torch.distributed.pipelining's CSV",
-    )
-    add_choice(
-        parser,
-        "--checkpoint",
-        Checkpoint,
-        None,
-        "schedule torchgpipe: microbatches that are computed forward again before their backward"
-        f" (default {Checkpoint.EXCEPT_LAST})",
-    )
+    _add_order_arguments(parser)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
     for option, what in (
@@ -209,6 +181,38 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         default=PlanOptions.reserve,
         help="policy frontier: share by which instructions may take longer than profiled without a"
         " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
+    )
+
+
+def _add_order_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--microbatches",
+        metavar="M",
+        type=int,
+        required=True,
+        help=f"microbatches of one iteration, 1 to {MAX_NUM_MICROBATCHES}",
+    )
+    names = [*(name for name in SCHEDULES if name != EXPLICIT), AUTO]
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help=f"{', '.join(names)} (default {DEFAULT_SCHEDULE}); auto: the one with the least energy"
+        " at the target among those that profile and memory allow; auto:NAME,NAME: among these"
+        " and 1f1b",
+    )
+    parser.add_argument(
+        "--order",
+        metavar="FILE",
+        type=Path,
+        help="explicit order instead of a schedule: JSON, or torch.distributed.pipelining's CSV",
+    )
+    add_choice(
+        parser,
+        "--checkpoint",
+        Checkpoint,
+        None,
+        "schedule torchgpipe: microbatches that are computed forward again before their backward"
+        f" (default {Checkpoint.EXCEPT_LAST})",
     )
 
 

@@ -40,7 +40,7 @@ COMPUTATIONS = ((schedule.ForwardPass, 0), (schedule.BackwardPass, 0))
 
 
 class Engine:
-    """What the patch uses of DeepSpeed's engine; it executes whatever it is given."""
+    """Part of DeepSpeed's engine that the patch uses; it executes the given schedule."""
 
     _INSTRUCTION_MAP: dict[type, Callable[..., None]] = {  # noqa: RUF012 - as DeepSpeed has it
         kind: lambda engine, buffer_id, kind=kind: engine.log.append(f"{kind.__name__} {buffer_id}")

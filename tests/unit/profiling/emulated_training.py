@@ -29,7 +29,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What the emulated GPUs take.
+    """True times and energies of the emulated GPUs.
 
     Attributes:
         blocking_power_w: of a waiting rank, per stage.

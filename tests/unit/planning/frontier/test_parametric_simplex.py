@@ -35,7 +35,7 @@ SAVING: Points = [(1400, 1.0, 15.0), (1200, 2.0, 14.0), (1000, 3.0, 13.5)]
 
 
 def primal_energy_j(network: EventNetwork, event_time_s: np.ndarray) -> float:
-    """What the windows of the event times cost, filled segment by segment from the steepest."""
+    """Cost of the windows of the event times, filled segment by segment from the steepest."""
     window_s = event_time_s[network.head] - event_time_s[network.tail] - network.min_window_s
     energy_j = network.energy_offset_j(float(event_time_s[1]))
     for arc, left_s in enumerate(window_s):
