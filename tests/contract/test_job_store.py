@@ -67,7 +67,7 @@ class TestJobStore:
         )
         job = job_record(
             registered=spec,
-            in_force=replace(spec, target="least-energy", effort=Effort.LOW),
+            spec=replace(spec, target="least-energy", effort=Effort.LOW),
             state=JobState.PLANNING_FAILED,
             problem="target: not met",
             changed_input=JobInput.TARGET,
@@ -88,8 +88,8 @@ class TestJobStore:
         spec = job_spec(schedule="explicit", num_microbatches=1, **given)
         recomputing = job_spec(schedule="torchgpipe", checkpoint=Checkpoint.ALWAYS)
         jobs = (
-            job_record(registered=spec, in_force=replace(spec, target="least-energy")),
-            job_record("other", registered=recomputing, in_force=recomputing),
+            job_record(registered=spec, spec=replace(spec, target="least-energy")),
+            job_record("other", registered=recomputing, spec=recomputing),
         )
         chunked = timed_profile(2, {F: 0.1, B: 1 / 3}, num_chunks=2)
         power = PlanOptions(blocking_power_w=(5.0,), policy=Policy.ENVELOPE)
@@ -384,7 +384,7 @@ class TestJobStore:
             ),
             comparison=Comparison(num_pairs=5, version=2),
             profiling=ProfilingResult(state="probing", blocking_power_w=(70.0, 1 / 3)),
-            in_force=PlanningInputs(
+            inputs=PlanningInputs(
                 target="fastest", rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),)
             ),
         )

@@ -49,7 +49,7 @@ def job_record(job_id: str = "job", *, seconds_later: float = 0.0, **changes: ob
     record = JobRecord(
         job_id=job_id,
         registered=job_spec(),
-        in_force=job_spec(),
+        spec=job_spec(),
         created_at=MOMENT + timedelta(seconds=seconds_later),
     )
     return record.evolve(**changes)

@@ -135,8 +135,8 @@ class JobLoopState(Record):
         timetable: timetable of targets; None: no timetable.
         comparison: newest comparison; None: never requested.
         profiling: state of online profiling; None: not profiled online, or not started.
-        in_force: current planning inputs.
-        planned_for: planning inputs of the newest plan.
+        inputs: current planning inputs.
+        planned_inputs: planning inputs of the newest plan.
         made: plan versions that were solved with the job's own effort, newest last.
     """
 
@@ -146,6 +146,6 @@ class JobLoopState(Record):
     timetable: Timetable | None = None
     comparison: Comparison | None = None
     profiling: ProfilingResult | None = None
-    in_force: PlanningInputs = PlanningInputs()
-    planned_for: PlanningInputs = PlanningInputs()
+    inputs: PlanningInputs = PlanningInputs()
+    planned_inputs: PlanningInputs = PlanningInputs()
     made: tuple[MadePlan, ...] = ()

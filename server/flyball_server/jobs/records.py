@@ -110,7 +110,7 @@ class JobRecord(Record):
 
     Attributes:
         registered: specification as first registered; registering the same again changes nothing.
-        in_force: current specification, with later changes of target.
+        spec: current specification, with later changes of target.
         problem: reason why the newest planning failed; None: no failure, or the inputs have changed
             since and are not planned yet.
         created_at: creation time, UTC.
@@ -123,7 +123,7 @@ class JobRecord(Record):
 
     job_id: str
     registered: JobSpec
-    in_force: JobSpec
+    spec: JobSpec
     created_at: datetime
     state: JobState = JobState.AWAITING_PROFILE
     problem: str | None = None
@@ -138,7 +138,7 @@ class JobRecord(Record):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -, no dot first"
             )
-        for spec in {self.registered, self.in_force}:
+        for spec in {self.registered, self.spec}:
             check_spec_bounds(spec)
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
         check_text("run", self.run or "")
@@ -149,10 +149,10 @@ class JobRecord(Record):
         """Return the job's run as a number, different in an earlier or later one of its name."""
         return f"{round(self.created_at.timestamp() * 1e6):x}"
 
-    def with_change(self, changed_input: JobInput, *, in_force: JobSpec | None = None) -> JobRecord:
+    def with_change(self, changed_input: JobInput, *, spec: JobSpec | None = None) -> JobRecord:
         """Return the job after a change of one of its inputs; it is to be planned again."""
         return self.evolve(
-            in_force=in_force or self.in_force,
+            spec=spec or self.spec,
             changed_input=changed_input,
             inputs_revision=self.inputs_revision + 1,
             problem=None,

@@ -268,7 +268,7 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
 
 
 def _check_policy(job: JobRecord, timetable: Timetable) -> None:
-    policy = job.in_force.policy
+    policy = job.spec.policy
     for index, window in enumerate(timetable.windows):
         if policy != Policy.FRONTIER and window.target != DEFAULT_TARGET:
             raise InvalidFieldError(
@@ -282,6 +282,6 @@ def _status(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> 
     change = None if timetable is None else next_change(timetable, services.now())
     return TimetableStatus(
         timetable=timetable,
-        current_target=loop_state.planned_for.target or job.in_force.target,
+        current_target=loop_state.planned_inputs.target or job.spec.target,
         next_change=None if change is None else change.isoformat(),
     )

@@ -83,9 +83,9 @@ def _request(services: JobServices, job_id: str) -> tuple[JobRecord, PlanRequest
         raise MissingProfileError(job_id=job_id)
     # The frontier covers all targets, for one policy and the job's own effort, whatever the current
     # ones are.
-    request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
+    request = plan_request(job.spec, profile, services.gpu_window, loop_state)
     return job, request.with_options(
-        policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.in_force.effort
+        policy=Policy.FRONTIER, target=DEFAULT_TARGET, effort=job.spec.effort
     )
 
 

@@ -15,7 +15,7 @@ from flyball_wire.read_models import JobOverview
 
 def job_overview(facts: JobFacts) -> JobOverview:
     """Return an immutable copy of a job's current figures."""
-    job, spec, savings = facts.job, facts.job.in_force, facts.totals.savings()
+    job, spec, savings = facts.job, facts.job.spec, facts.totals.savings()
     with_steps = [version for version in savings.versions if version.num_steps]
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
     return JobOverview(

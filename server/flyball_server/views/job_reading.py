@@ -187,7 +187,7 @@ class JobReading:
         known = self._known.get(job.job_id)
         if known is None or known.job.created_at != job.created_at:
             # Another run under the same name starts from zero.
-            return JobFacts(job=job, emulated=job.in_force.emulated, active_at=job.created_at)
+            return JobFacts(job=job, emulated=job.spec.emulated, active_at=job.created_at)
         known.job = job
         return known
 
@@ -230,18 +230,18 @@ def _read_job(
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
     if facts.target_revision != job.planned_revision:
-        facts.planned_target = reader.find_loop_state(job.job_id).planned_for.target
+        facts.planned_target = reader.find_loop_state(job.job_id).planned_inputs.target
         facts.target_revision = job.planned_revision
-    facts.emulated = job.in_force.emulated or any(rank.emulated for rank in ranks)
+    facts.emulated = job.spec.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
-        expected=job.in_force.num_expected_ranks,
+        expected=job.spec.num_expected_ranks,
         registered=len(ranks),
         present=sum(not is_gone(rank, now, services.life) for rank in ranks),
     )
     are_known = _read_plans(reader, facts, is_late)
     before = facts.totals.after_step
     facts.is_caught_up = are_known and facts.totals.read(
-        reader, job.job_id, job.in_force.num_expected_ranks, is_late
+        reader, job.job_id, job.spec.num_expected_ranks, is_late
     )
     facts.active_at = max(facts.active_at, last_sign(job, ranks))
     if before not in (-1, facts.totals.after_step):
@@ -314,7 +314,7 @@ def _measured_stages(
             energies_j[stage] += record.energy_j
         if record.sm_clock_mhz is not None:
             clocks_mhz[stage].append(record.sm_clock_mhz)
-    if set(times_s) != set(range(facts.job.in_force.num_stages)):
+    if set(times_s) != set(range(facts.job.spec.num_stages)):
         return ()
     return tuple(
         StageMeasurement(
@@ -322,5 +322,5 @@ def _measured_stages(
             energy_j=None if stage in without_energy else energies_j[stage] / len(steps),
             sm_clock_mhz=fmean(clocks_mhz[stage]) if clocks_mhz[stage] else None,
         )
-        for stage in range(facts.job.in_force.num_stages)
+        for stage in range(facts.job.spec.num_stages)
     )

@@ -125,8 +125,8 @@ def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
         created_at=job.created_at,
         inputs_revision=job.inputs_revision,
         version=_version(summary, version),
-        emulated=job.in_force.emulated or any(rank.emulated for rank in summary.ranks),
-        slowdowns=planned_slowdowns(reader.find_loop_state(job_id).planned_for, summary.ranks),
+        emulated=job.spec.emulated or any(rank.emulated for rank in summary.ranks),
+        slowdowns=planned_slowdowns(reader.find_loop_state(job_id).planned_inputs, summary.ranks),
         num_pipelines=1 + max((rank.dp_rank for rank in summary.ranks), default=0),
     )
 

@@ -16,7 +16,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        spec = require_job(reader, job_id).in_force
+        spec = require_job(reader, job_id).spec
         stored = reader.find_loop_state(job_id).profiling
         result = stored or ProfilingResult(state="waiting")
         # An uploaded profile ends the profiling.

@@ -22,13 +22,13 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         plans = {record.version: record for record in reader.list_plans(job_id)}
         profiling = reader.find_loop_state(job_id).profiling
         fold = SavingsFold(all_step_kinds(plans.values()))
-        for step in whole_steps(reader, job_id, job.in_force.num_expected_ranks):
+        for step in whole_steps(reader, job_id, job.spec.num_expected_ranks):
             fold.add(step)
     savings = fold.so_far()
     return JobReport(
         job_id=job_id,
-        emulated=job.in_force.emulated or any(rank.emulated for rank in ranks),
-        num_ranks=job.in_force.num_expected_ranks,
+        emulated=job.spec.emulated or any(rank.emulated for rank in ranks),
+        num_ranks=job.spec.num_expected_ranks,
         num_steps=savings.num_steps,
         time_s=savings.time_s,
         energy_j=savings.energy_j,

@@ -30,7 +30,7 @@ def list_stage_steps(
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        spec = require_job(reader, job_id).in_force
+        spec = require_job(reader, job_id).spec
         num_steps = most_steps(
             spec, limit, num_measurements=MOST_MEASUREMENTS, num_stages=MOST_STAGES
         )
@@ -165,7 +165,7 @@ class StepWindow:
 
     def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesOfStep, ...] | None:
         """Return the steps after the complete ones; None: some in between were left out."""
-        some = max(_MEASUREMENTS_A_LOOK // job.in_force.num_expected_ranks, _FEWEST_A_LOOK)
+        some = max(_MEASUREMENTS_A_LOOK // job.spec.num_expected_ranks, _FEWEST_A_LOOK)
         limit = min(_num_kept(job), some)
         found = _read(reader, job, after_step=settled_step(self._steps), limit=limit)
         newest = self._steps[-1].step if self._steps else -1
@@ -184,7 +184,7 @@ class StepWindow:
                 known = WindowStep(
                     step=summary.step,
                     revision=self._revision,
-                    is_complete=summary.num_ranks >= job.in_force.num_expected_ranks,
+                    is_complete=summary.num_ranks >= job.spec.num_expected_ranks,
                     rendered=rendered,
                 )
             steps[summary.step] = known
@@ -203,7 +203,7 @@ def _read(
 
 def _num_kept(job: JobRecord) -> int:
     return most_steps(
-        job.in_force, KEPT_STEPS, num_measurements=KEPT_MEASUREMENTS, num_stages=KEPT_STAGES
+        job.spec, KEPT_STEPS, num_measurements=KEPT_MEASUREMENTS, num_stages=KEPT_STAGES
     )
 
 

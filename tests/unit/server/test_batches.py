@@ -158,9 +158,9 @@ def test_a_first_step_that_was_named_since_is_in_the_answer(services: Services) 
 
 
 def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services) -> None:
-    planned_for = PlanningInputs(rank_slowdowns=(RankSlowdown(rank=2, slowdown=2.0),))
+    planned_inputs = PlanningInputs(rank_slowdowns=(RankSlowdown(rank=2, slowdown=2.0),))
     with services.jobs.store.writing("job") as writer:
-        writer.save_loop_state(JobLoopState(job_id="job", planned_for=planned_for))
+        writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=planned_inputs))
     of_rank_0, of_rank_2 = ask(services, rendering([]), 0, 2)
     assert of_rank_0 != of_rank_2
 

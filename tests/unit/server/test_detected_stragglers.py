@@ -78,7 +78,7 @@ def test_of_announced_and_detected_the_slower_one_is_in_force(job: Running) -> N
     assert job.newest.version == 2, "found to be slow, but not slower than announced"
     withdraw_straggler(job.services, "job", 1)
     job.settle()
-    assert [slowed.slowdown for slowed in job.loop_state.in_force.rank_slowdowns] == pytest.approx(
+    assert [slowed.slowdown for slowed in job.loop_state.inputs.rank_slowdowns] == pytest.approx(
         [1.2]
     )
 
@@ -94,14 +94,14 @@ def test_found_to_be_nearly_as_slow_as_announced_it_stays_planned_as_it_is_when_
     assert job.newest.version == 2
     job.run(8)
     assert job.newest.version == 3
-    assert job.loop_state.in_force.rank_slowdowns == ()
+    assert job.loop_state.inputs.rank_slowdowns == ()
 
 
 def test_a_stage_that_drifts_is_planned_with_what_it_takes_now() -> None:
     job = Running(num_pipelines=2, adaptation="frontier", effort="low")
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
     assert job.newest.version == 2
-    drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.in_force.stage_slowdowns]
+    drifts = [(slowed.stage, slowed.kind) for slowed in job.loop_state.inputs.stage_slowdowns]
     assert drifts == [(1, "backward"), (1, "forward")]
     job.acknowledged()
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
@@ -113,10 +113,10 @@ def test_another_profile_makes_all_that_was_found_against_the_old_one_forgotten(
     job.run(60, lambda rank: 1.04 if rank % 2 else 1.0)
     job.acknowledged()
     job.run(20, lambda rank: (1.04 if rank % 2 else 1.0) * (1.3 if rank == 0 else 1.0))
-    assert job.loop_state.in_force.rank_slowdowns
+    assert job.loop_state.inputs.rank_slowdowns
     put_profile(job.services, "job", two_stages(1.5))
-    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
-    assert job.loop_state.in_force.stage_slowdowns == ()
+    assert (job.loop_state.detected, job.loop_state.inputs.rank_slowdowns) == ((), ())
+    assert job.loop_state.inputs.stage_slowdowns == ()
 
 
 def test_while_a_comparison_runs_nothing_is_looked_for(job: Running) -> None:
@@ -188,7 +188,7 @@ def test_a_slowdown_beyond_all_bounds_is_planned_with_the_bound(job: Running) ->
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
     drifting = Running(num_pipelines=2, adaptation="frontier", effort="low")
     drifting.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
-    assert {slowed.slowdown for slowed in drifting.loop_state.in_force.stage_slowdowns} == {0.01}
+    assert {slowed.slowdown for slowed in drifting.loop_state.inputs.stage_slowdowns} == {0.01}
     assert get_job(drifting.services, "job").job.state is JobState.PLANNED
 
 
@@ -218,4 +218,4 @@ def test_a_finding_holds_for_no_other_profile_and_no_other_run(
     job.run(MIN_STEPS, slow(1, 1.4))
     monkeypatch.setattr("flyball_server.jobs.reconcile.stragglers.update_and_replan", overtaken)
     job.run(1, slow(1, 1.4))
-    assert (job.loop_state.detected, job.loop_state.in_force.rank_slowdowns) == ((), ())
+    assert (job.loop_state.detected, job.loop_state.inputs.rank_slowdowns) == ((), ())

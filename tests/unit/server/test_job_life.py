@@ -348,7 +348,7 @@ def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Lif
     three = job_spec(num_stages=3, num_ranks=3)
     assert life.register(three, AGAIN)
     summary = get_job(life.services, "job")
-    assert summary.job.in_force.num_stages == 3
+    assert summary.job.spec.num_stages == 3
     assert (summary.job.state, summary.ranks) == (JobState.AWAITING_PROFILE, ())
     assert life.join(2, launch=AGAIN).rank == 2
     assert life.state("job@1") is JobState.ENDED

@@ -112,18 +112,18 @@ def test_a_restarted_rank_keeps_the_changed_target(services: Services) -> None:
     change_target(services.jobs, "job", TargetChange(policy=Policy.UNIFORM))
     summary, is_new = register_job(services.jobs, "job", job_spec())
     assert not is_new
-    assert summary.job.in_force.policy == "uniform"
+    assert summary.job.spec.policy == "uniform"
     assert summary.newest_version == 2
 
 
 def test_other_values_are_taken_until_something_is_planned(services: Services) -> None:
     summary, is_new = register_job(services.jobs, "job", job_spec(num_microbatches=8))
     assert not is_new
-    assert summary.job.in_force.num_microbatches == 8
+    assert summary.job.spec.num_microbatches == 8
     put_profile(services.jobs, "job", profile())
     with pytest.raises(RegistrationConflictError, match="num_microbatches"):
         register_job(services.jobs, "job", job_spec(num_microbatches=9))
-    assert get_job(services.jobs, "job").job.in_force.num_microbatches == 8
+    assert get_job(services.jobs, "job").job.spec.num_microbatches == 8
 
 
 def test_other_values_must_fit_the_ranks_that_are_there(services: Services) -> None:
@@ -333,7 +333,7 @@ def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None
         assert working.wait(30)
         update = TargetChange(target="least-energy")
         second = threads.submit(change_target, services.jobs, "job", update)
-        while get_job(services.jobs, "job").job.in_force.target != "least-energy":
+        while get_job(services.jobs, "job").job.spec.target != "least-energy":
             assert not second.done()
         go_on.set()
         assert first.result(30).newest_version == second.result(30).newest_version == 1
@@ -419,7 +419,7 @@ def test_a_change_that_finds_no_slot_is_stored_and_planned_later(failed: JobServ
     waiting = replace(failed, enqueue_reconcile=enqueued.append)
 
     def wanted_fastest(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
-        return loop_state.evolve(in_force=replace(loop_state.in_force, target="fastest"))
+        return loop_state.evolve(inputs=replace(loop_state.inputs, target="fastest"))
 
     slots = PlanningSlots(1)
     with slots.taken():

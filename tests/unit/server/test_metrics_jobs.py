@@ -68,7 +68,7 @@ def put_job(
 ) -> None:
     """A job of two ranks with plan version 1, and steps that ran on it."""
     spec = job_spec(emulated=emulated)
-    job = job_record(job_id, seconds_later=created_s, registered=spec, in_force=spec)
+    job = job_record(job_id, seconds_later=created_s, registered=spec, spec=spec)
     with services.store.writing(job_id) as writer:
         writer.save_job(job)
         for rank in (0, 1):
@@ -209,7 +209,7 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
     num_stages = MOST_STAGES + 3
     spec = job_spec(num_stages=num_stages, num_ranks=num_stages)
     with services.store.writing("job") as writer:
-        writer.save_job(job_record(registered=spec, in_force=spec))
+        writer.save_job(job_record(registered=spec, spec=spec))
         for stage in range(num_stages):
             writer.save_ranks([rank_record(stage)])
         writer.save_steps(
@@ -385,8 +385,8 @@ def test_a_timetables_target_is_shown(services: JobServices, shared: SharedReadi
         job = writer.find_job("job")
         assert job is not None
         writer.save_job(job.evolve(inputs_revision=1, planned_revision=1))
-        in_force = PlanningInputs(target="power:900")
-        writer.save_loop_state(JobLoopState(job_id="job", planned_for=in_force))
+        inputs = PlanningInputs(target="power:900")
+        writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=inputs))
     assert shared.overview_of("job").target == "power:900"
     with services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))

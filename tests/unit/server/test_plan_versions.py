@@ -226,8 +226,8 @@ def test_a_rank_is_told_times_by_the_paces_that_its_plan_was_made_for(services: 
         writer.save_loop_state(
             JobLoopState(
                 job_id="job",
-                in_force=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=3.0),)),
-                planned_for=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=1.5),)),
+                inputs=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=3.0),)),
+                planned_inputs=PlanningInputs(rank_slowdowns=(RankSlowdown(rank=1, slowdown=1.5),)),
             )
         )
     found = newer_plan(services.jobs, "job", 1, after_version=0)

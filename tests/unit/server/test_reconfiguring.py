@@ -392,7 +392,7 @@ def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:
     """Plan the job for just these slow ranks."""
 
     def change(_: JobRecord, loop_state: JobLoopState) -> JobLoopState:
-        return loop_state.evolve(in_force=replace(loop_state.in_force, rank_slowdowns=slowdowns))
+        return loop_state.evolve(inputs=replace(loop_state.inputs, rank_slowdowns=slowdowns))
 
     assert update_and_replan(services, "job", change, "other paces")
 

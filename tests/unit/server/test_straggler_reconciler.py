@@ -62,13 +62,13 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
     quick = job.plan
     assert job.newest.version == 2
     assert quick.iteration_time_s > before.iteration_time_s
-    assert job.loop_state.in_force.effort == "low"
+    assert job.loop_state.inputs.effort == "low"
     job.react()
     assert job.newest.version == 2, "not before all ranks have the quick plan"
     job.acknowledged()
     job.react()
     assert job.newest.version == 3
-    assert job.loop_state.in_force.effort is None
+    assert job.loop_state.inputs.effort is None
     assert job.plan.energy_j < (1 - LEAST_GAIN) * quick.energy_j
     job.acknowledged()
     job.settle()
@@ -80,8 +80,8 @@ def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little(
     job.announce(1, 1.2)
     job.settle()
     assert job.newest.version == 2
-    assert job.loop_state.in_force.effort is None
-    assert job.loop_state.planned_for == job.loop_state.in_force
+    assert job.loop_state.inputs.effort is None
+    assert job.loop_state.planned_inputs == job.loop_state.inputs
     stored = get_job(job.services, "job").job
     assert stored.planned_revision == stored.inputs_revision
     assert stored.state is JobState.PLANNED
@@ -128,7 +128,7 @@ def test_earlier_plans_are_taken_without_a_search(monkeypatch: pytest.MonkeyPatc
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert (job.newest.version, job.plan) == (3, before)
-    assert job.loop_state.in_force.effort is None
+    assert job.loop_state.inputs.effort is None
     job.announce(1, 1.2)
     job.settle()
     assert (job.newest.version, job.plan) == (4, slow)
@@ -232,11 +232,11 @@ def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
     job.acknowledged()
     job.pacing = StragglerReconciler()
     job.settle()
-    assert job.loop_state.in_force.effort is None
+    assert job.loop_state.inputs.effort is None
     job.pass_time(100)
     job.pacing = StragglerReconciler()
     job.settle()
-    assert job.loop_state.in_force.rank_slowdowns == ()
+    assert job.loop_state.inputs.rank_slowdowns == ()
 
 
 @pytest.mark.parametrize(

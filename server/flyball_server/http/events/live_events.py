@@ -278,7 +278,7 @@ def _paired_steps(
     if comparison.version is None or comparison.version not in named:
         return None
     record = reader.find_plan(job.job_id, comparison.version)
-    return None if record is None else PairedSteps(record, job.in_force.num_expected_ranks)
+    return None if record is None else PairedSteps(record, job.spec.num_expected_ranks)
 
 
 def _comparison_event(progress: ComparisonStatus) -> bytes:

@@ -102,7 +102,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         job_id=job.job_id,
         state=str(job.state),
         registration=messages.JobRegistration(
-            **vars(job.in_force), run=job.run, restart_count=job.restart_count
+            **vars(job.spec), run=job.run, restart_count=job.restart_count
         ),
         ranks=tuple(rank_view(rank) for rank in summary.ranks),
         newest_version=summary.newest_version,

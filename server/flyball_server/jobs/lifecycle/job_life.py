@@ -67,7 +67,7 @@ def living_state(reader: JobReader, job: JobRecord) -> JobState:
         return JobState.PLANNING_FAILED
     if job.planned_revision:
         return JobState.PLANNED
-    is_measured = job.in_force.is_profiled_online and reader.list_versions(job.job_id)
+    is_measured = job.spec.is_profiled_online and reader.list_versions(job.job_id)
     return JobState.PROFILING if is_measured else JobState.AWAITING_PROFILE
 
 
@@ -92,7 +92,7 @@ def job_notes(
     notes: list[str] = []
     if _is_being_planned(job):
         notes.append("is being planned")
-    missing = sorted(set(range(job.in_force.num_expected_ranks)) - {rank.rank for rank in ranks})
+    missing = sorted(set(range(job.spec.num_expected_ranks)) - {rank.rank for rank in ranks})
     if missing:
         notes.append(f"waits for {_ranks(missing)} to register")
     newest = max(versions, key=lambda entry: entry.version, default=None)

@@ -108,7 +108,7 @@ def _store_together(
 
 
 def _next_post_s(reader: JobReader, job: JobRecord) -> float:
-    num_ranks = job.in_force.num_expected_ranks
+    num_ranks = job.spec.num_expected_ranks
     if num_ranks <= FEW_RANKS:
         return SHORTEST_PERIOD_S
     loop_state = reader.find_loop_state(job.job_id)
@@ -132,7 +132,7 @@ def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, .
     if not num_instructions:
         is_profiling = job.state is JobState.PROFILING
         return KEPT_DETAILS_OF_PROFILING if is_profiling else KEPT_DETAILS
-    num_a_step = num_instructions * job.in_force.num_expected_ranks
+    num_a_step = num_instructions * job.spec.num_expected_ranks
     return min(max(KEPT_INSTRUCTIONS // num_a_step, FEWEST_KEPT_STEPS), MOST_KEPT_STEPS)
 
 

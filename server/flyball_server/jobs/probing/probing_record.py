@@ -65,7 +65,7 @@ class ProbingRecord:
 def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     """Return the record if there may be something to do; None: ranks or steps are pending."""
     ranks = reader.list_ranks(job.job_id)
-    if len(ranks) < job.in_force.num_expected_ranks:
+    if len(ranks) < job.spec.num_expected_ranks:
         return None
     # Only the newest one, as long as it is being measured: they are large.
     newest = newest_plan(reader, job.job_id)
@@ -77,7 +77,7 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
             return None
     plans = _since_last_start(probe_plans(reader, job.job_id))
     return ProbingRecord(
-        spec=job.in_force,
+        spec=job.spec,
         ranks=ranks,
         versions=probed_versions(plans),
         observed=_observed(reader, job.job_id, ranks, plans),

@@ -148,7 +148,7 @@ def _is_over(reader: JobReader, situation: _Situation) -> bool:
     record = require_plan(reader, job_id, newest.version)
     return (
         num_steps >= PATIENCE * 2 * num_pairs + record.cycle_length
-        or num_paired_steps(reader, record, situation.job.in_force.num_expected_ranks) >= num_pairs
+        or num_paired_steps(reader, record, situation.job.spec.num_expected_ranks) >= num_pairs
     )
 
 

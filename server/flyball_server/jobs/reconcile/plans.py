@@ -48,7 +48,7 @@ class TimetableReconciler(SlottedReconciler):
             held = _NO_TARGET
             if loop_state.timetable is not None:
                 held = target_at(loop_state.timetable, _NO_TARGET, now)
-            return loop_state.evolve(in_force=replace(loop_state.in_force, target=held or None))
+            return loop_state.evolve(inputs=replace(loop_state.inputs, target=held or None))
 
         with services.store.reading() as reader:
             job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
@@ -56,7 +56,7 @@ class TimetableReconciler(SlottedReconciler):
             return None
         wanted = changed(job, loop_state)
         if wanted != loop_state:
-            target = wanted.in_force.target or "its own target"
+            target = wanted.inputs.target or "its own target"
             update_and_replan(
                 services, job_id, changed, f"planned for {target} by its timetable", self._slots
             )

@@ -75,7 +75,7 @@ class ProbeReconciler(SlottedReconciler):
 
 def is_probed(job: JobRecord) -> bool:
     """Return whether its profile is being measured in its own training."""
-    return job.in_force.is_profiled_online and job.state in UNPROFILED
+    return job.spec.is_profiled_online and job.state in UNPROFILED
 
 
 def _next_move(

@@ -216,7 +216,7 @@ class ReconfigurationReconciler:
 
 def is_reconfigured(job: JobRecord) -> bool:
     """Return whether measured waits raise its clocks."""
-    return job.in_force.adaptation == Adaptation.RECONFIGURE
+    return job.spec.adaptation == Adaptation.RECONFIGURE
 
 
 def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | None:
@@ -235,13 +235,11 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     profile = reader.find_profile(job_id)
     if profile is None:
         return None
-    request = plan_request(
-        job.in_force, profile, services.gpu_window, reader.find_loop_state(job_id)
-    )
+    request = plan_request(job.spec, profile, services.gpu_window, reader.find_loop_state(job_id))
     model, assignment = model_of_plan(profile, plan)
     loop = MeasuredLoop(
         model=model,
-        manner=job.in_force.reconfigure,
+        manner=job.spec.reconfigure,
         granularity_mhz=request.reconfigure_granularity_mhz,
     )
     looks = observation_windows(

@@ -151,7 +151,7 @@ def measured_slowdowns(
     return find_slowdowns(
         observed,
         tuple(ranks.values()),
-        Slowdowns(stragglers=loop_state.detected, drifts=loop_state.in_force.stage_slowdowns),
+        Slowdowns(stragglers=loop_state.detected, drifts=loop_state.inputs.stage_slowdowns),
         now_unix_s=now_unix_s,
         announced=announced,
         rules=rules,
@@ -232,7 +232,7 @@ class StragglerReconciler(SlottedReconciler):
             memory.key, memory.seen = key, DetectionWindow(job.job_id, version, first_step)
             memory.looked_at_step = first_step
         memory.seen.advance(reader)
-        pause = 1 + job.in_force.num_expected_ranks // _RANKS_PER_STEP
+        pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
         if memory.seen.newest_step - memory.looked_at_step < pause:
             return None
         memory.looked_at_step = memory.seen.newest_step
@@ -280,14 +280,14 @@ def _with_slowdowns(
     loop_state = loop_state.evolve(
         stragglers=left, detected=loop_state.detected if found is None else found.stragglers
     )
-    before = loop_state.in_force
+    before = loop_state.inputs
     after = replace(
         before,
         rank_slowdowns=slowdowns_at(loop_state, now_unix_s),
         stage_slowdowns=before.stage_slowdowns if found is None else found.drifts,
     )
     return loop_state.evolve(
-        in_force=after if _same_times(before, after) else replace(after, effort=effort)
+        inputs=after if _same_times(before, after) else replace(after, effort=effort)
     )
 
 
@@ -301,13 +301,13 @@ def _same_times(before: PlanningInputs, after: PlanningInputs) -> bool:
 
 def _quick_effort(job: JobRecord) -> Effort | None:
     """Return the effort of an immediate plan; None: the job's own effort is not higher."""
-    is_searched = job.in_force.policy == Policy.FRONTIER
-    return Effort.LOW if is_searched and job.in_force.effort != Effort.LOW else None
+    is_searched = job.spec.policy == Policy.FRONTIER
+    return Effort.LOW if is_searched and job.spec.effort != Effort.LOW else None
 
 
 def _refined(job: JobRecord, loop_state: JobLoopState) -> JobLoopState:
     del job
-    return loop_state.evolve(in_force=replace(loop_state.in_force, effort=None))
+    return loop_state.evolve(inputs=replace(loop_state.inputs, effort=None))
 
 
 def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
@@ -315,7 +315,7 @@ def _wants_refining(reader: JobReader, job: JobRecord, loop_state: JobLoopState)
 
     One that is being compared with the highest clocks is unchanged until that is over.
     """
-    if loop_state.in_force.effort is None or job.planned_revision != job.inputs_revision:
+    if loop_state.inputs.effort is None or job.planned_revision != job.inputs_revision:
         return False
     newest = newest_plan(reader, job.job_id)
     return newest is not None and newest.first_step is not None and not newest.baseline_cycle
@@ -334,4 +334,4 @@ def _next_change_s(loop_state: JobLoopState, now_unix_s: float) -> float | None:
 
 def adapts_frontier(job: JobRecord) -> bool:
     """Return whether stragglers and drift are detected from the ranks' measurements."""
-    return job.in_force.adaptation == Adaptation.FRONTIER
+    return job.spec.adaptation == Adaptation.FRONTIER

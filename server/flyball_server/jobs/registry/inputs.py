@@ -26,10 +26,10 @@ def put_profile(services: JobServices, job_id: str, profile: StageProfile) -> Jo
     """
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
-        if profile.num_stages != job.in_force.num_stages:
+        if profile.num_stages != job.spec.num_stages:
             raise InvalidFieldError(
                 "profile",
-                f"has {profile.num_stages} stages, but the job has {job.in_force.num_stages}",
+                f"has {profile.num_stages} stages, but the job has {job.spec.num_stages}",
             )
         if writer.find_profile(job_id) != profile:
             writer.save_profile(job_id, profile)
@@ -49,11 +49,11 @@ def change_target(services: JobServices, job_id: str, change: TargetChange) -> J
     with services.store.writing(job_id) as writer:
         job = require_job(writer, job_id)
         given = {name: value for name, value in vars(change).items() if value is not None}
-        spec = replace(job.in_force, **given)
-        if spec != job.in_force:
+        spec = replace(job.spec, **given)
+        if spec != job.spec:
             check_spec(spec, services.gpu_window)
             problem = job.problem
-            job = job.with_change(JobInput.TARGET, in_force=spec)
+            job = job.with_change(JobInput.TARGET, spec=spec)
             if not writer.has_profile(job_id):
                 # The refusal of profiling stands until there is a profile to plan from.
                 job = job.evolve(problem=problem)

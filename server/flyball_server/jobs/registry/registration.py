@@ -60,7 +60,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     begun = JobRecord(
         job_id=job.job_id,
         registered=wanted.registered,
-        in_force=wanted.in_force,
+        spec=wanted.spec,
         created_at=services.now(),
         run=wanted.run,
         restart_count=wanted.restart_count,
@@ -68,7 +68,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
     writer.save_job(begun)
     if timetable is not None:
         writer.save_loop_state(JobLoopState(job_id=job.job_id, timetable=timetable))
-    if profile is not None and profile.num_stages == begun.in_force.num_stages:
+    if profile is not None and profile.num_stages == begun.spec.num_stages:
         writer.save_profile(job.job_id, profile)
         writer.save_job(begun.with_change(JobInput.PROFILE))
     _LOG.info("job %s: a new run begins; the one before is kept as %s", job.job_id, kept_as)
@@ -138,14 +138,14 @@ def register_job(
             if writer.count_jobs() >= services.max_jobs:
                 raise TooManyJobsError(max_jobs=services.max_jobs, setting="FLYBALL_MAX_JOBS")
             created = launch.noted_in(
-                JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=services.now())
+                JobRecord(job_id=job_id, registered=spec, spec=spec, created_at=services.now())
             )
             writer.save_job(created)
             return summarise(writer, created), True
         is_new = False
         check_not_over(job, launch)
         # A restarted rank sends its original values, even if the target has changed since.
-        if spec not in (job.registered, job.in_force):
+        if spec not in (job.registered, job.spec):
             is_new = _register_otherwise(services, writer, job, spec, launch)
         elif launch.noted_in(job) != job:
             writer.save_job(launch.noted_in(job))
@@ -211,7 +211,7 @@ def _take_rank(
     services: JobServices, known: RankBatch, job: JobRecord, rank: RankRecord, launch: Launch
 ) -> RankRecord:
     check_run(job, launch)
-    _check_place(rank, job.in_force)
+    _check_place(rank, job.spec)
     _tell_if_taken_over(services, known.find(rank.rank), rank)
     taken = rank.evolve(last_seen_at=services.now(), has_left=False)
     known.change(taken)
@@ -255,7 +255,7 @@ def _register_otherwise(
         return False
     if not (launch.is_restart_of(job) or can_begin_anew(services, writer, job)):
         raise RegistrationConflictError(job_id=job.job_id, field=conflict)
-    new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, in_force=spec)))
+    new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, spec=spec)))
     return True
 
 
@@ -265,7 +265,7 @@ def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
         return next(
             field.name
             for field in fields(spec)
-            if getattr(spec, field.name) != getattr(job.in_force, field.name)
+            if getattr(spec, field.name) != getattr(job.spec, field.name)
         )
     for rank in reader.list_ranks(job.job_id):
         if rank.rank >= spec.num_expected_ranks:
@@ -276,7 +276,7 @@ def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
 
 
 def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
-    changed_job = job.with_change(JobInput.REGISTRATION, in_force=spec).evolve(registered=spec)
+    changed_job = job.with_change(JobInput.REGISTRATION, spec=spec).evolve(registered=spec)
     profile = writer.find_profile(job.job_id)
     if profile is None or profile.num_stages != spec.num_stages:
         # The profile is of another pipeline now; the job waits for the right one.

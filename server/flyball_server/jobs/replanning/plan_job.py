@@ -126,7 +126,7 @@ def kept_plan(
     job: JobRecord,
     loop_state: JobLoopState,
     planned: SlowedPlan,
-    planned_for: PlanningInputs,
+    planned_inputs: PlanningInputs,
 ) -> PlanRecord | None:
     """Return the quick plan for the same inputs if the one that follows is no better.
 
@@ -135,12 +135,12 @@ def kept_plan(
         job: current record of the job.
         loop_state: current loop state of the job.
         planned: newly solved plan.
-        planned_for: planning inputs of that plan.
+        planned_inputs: planning inputs of that plan.
     """
-    before = loop_state.planned_for
+    before = loop_state.planned_inputs
     is_refined = (
         before.effort is not None
-        and _wanted(before) == _wanted(planned_for)
+        and _wanted(before) == _wanted(planned_inputs)
         and job.changed_input is JobInput.CONTROL
         and job.inputs_revision == job.planned_revision + 1  # so nothing else has changed
     )
@@ -148,11 +148,11 @@ def kept_plan(
     return None if first is None or _is_better(planned, first) else first
 
 
-def _wanted(in_force: PlanningInputs) -> object:
+def _wanted(inputs: PlanningInputs) -> object:
     slowdowns = {
-        slowed.rank: slowed.slowdown for slowed in in_force.rank_slowdowns if slowed.slowdown != 1
+        slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1
     }
-    return in_force.target, slowdowns, in_force.stage_slowdowns
+    return inputs.target, slowdowns, inputs.stage_slowdowns
 
 
 def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
@@ -165,7 +165,7 @@ def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:
 
 
 def with_planned(
-    loop_state: JobLoopState, planned: SlowedPlan, planned_for: PlanningInputs, version: int
+    loop_state: JobLoopState, planned: SlowedPlan, planned_inputs: PlanningInputs, version: int
 ) -> JobLoopState:
     """Return the loop state after a version was stored for the planned inputs.
 
@@ -175,10 +175,10 @@ def with_planned(
     if planned.has_own_effort:
         others = [one for one in made if one.digest != planned.digest]
         made = (*others, MadePlan(digest=planned.digest, version=version))[-MAX_MADE:]
-        if loop_state.in_force == planned_for:
-            loop_state = loop_state.evolve(in_force=replace(planned_for, effort=None))
-        planned_for = replace(planned_for, effort=None)
-    return loop_state.evolve(planned_for=planned_for, made=made)
+        if loop_state.inputs == planned_inputs:
+            loop_state = loop_state.evolve(inputs=replace(planned_inputs, effort=None))
+        planned_inputs = replace(planned_inputs, effort=None)
+    return loop_state.evolve(planned_inputs=planned_inputs, made=made)
 
 
 @contextmanager
@@ -245,7 +245,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
     started_s = time.perf_counter()
     loop_state = snapshot.loop_state
     try:
-        request = plan_request(job.in_force, profile, services.gpu_window, loop_state)
+        request = plan_request(job.spec, profile, services.gpu_window, loop_state)
         with observed_solve(services, request.options.policy):
             planned = slowed_plan(services, snapshot, request)
     except SupersededError:
@@ -258,7 +258,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
             raise failure from error
         return None
     solve_s = time.perf_counter() - started_s
-    return _store_plan(services, job, planned, planned_for=loop_state.in_force, solve_s=solve_s)
+    return _store_plan(services, job, planned, planned_inputs=loop_state.inputs, solve_s=solve_s)
 
 
 def _store_plan(
@@ -266,7 +266,7 @@ def _store_plan(
     job: JobRecord,
     planned: SlowedPlan,
     *,
-    planned_for: PlanningInputs,
+    planned_inputs: PlanningInputs,
     solve_s: float,
 ) -> JobSummary | None:
     with services.store.writing(job.job_id) as writer:
@@ -277,17 +277,17 @@ def _store_plan(
             # The lock was lost, and another planner has held it meanwhile.
             return summarise(writer, now)
         loop_state = writer.find_loop_state(job.job_id)
-        record = kept_plan(writer, now, loop_state, planned, planned_for)
+        record = kept_plan(writer, now, loop_state, planned, planned_inputs)
         is_kept = record is not None
         if record is None:
-            report = _report(job.in_force, planned_for)
+            report = _report(job.spec, planned_inputs)
             record = add_version(
                 services, writer, job.job_id, planned.plan, solve_s=solve_s, report=report
             )
             now = now.moved(JobState.PLANNED)
         now = now.evolve(planned_revision=job.inputs_revision)
         writer.save_job(now)
-        after = with_planned(loop_state, planned, planned_for, record.version)
+        after = with_planned(loop_state, planned, planned_inputs, record.version)
         if after != loop_state:
             writer.save_loop_state(after)
         summary = summarise(writer, now)
@@ -322,11 +322,11 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
     )
 
 
-def _report(spec: JobSpec, planned_for: PlanningInputs) -> StepReport:
+def _report(spec: JobSpec, planned_inputs: PlanningInputs) -> StepReport:
     """Return the step measurements that the job's adaptation requires."""
     if spec.adaptation == Adaptation.FRONTIER:
         return StepReport.CLOCKS
-    is_looked_at = is_raised_by_waits(spec, planned_for)
+    is_looked_at = is_raised_by_waits(spec, planned_inputs)
     return StepReport.INSTRUCTIONS if is_looked_at else StepReport.TOTALS
 
 

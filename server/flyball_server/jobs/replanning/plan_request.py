@@ -110,13 +110,13 @@ def plan_request(
         else window.reconfigure_granularity_mhz
     )
     # Where waits are measured, they decide which clocks are raised, not the model.
-    is_measured = is_raised_by_waits(spec, loop_state.in_force)
+    is_measured = is_raised_by_waits(spec, loop_state.inputs)
     options = replace(
         plan_options(spec),
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfigure,
-        target=loop_state.in_force.target or spec.target,
-        effort=loop_state.in_force.effort or spec.effort,
+        target=loop_state.inputs.target or spec.target,
+        effort=loop_state.inputs.effort or spec.effort,
     )
     return PlanRequest(
         profile=profile,
@@ -126,14 +126,14 @@ def plan_request(
     )
 
 
-def is_raised_by_waits(spec: JobSpec, in_force: PlanningInputs) -> bool:
+def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
     """Return whether measured waits decide which clocks are raised.
 
     This is false while ranks are slower than their profile: then pipelines differ, and the model,
     which includes their slowdown factors, decides.
     """
-    slowdowns = [slowed.slowdown for slowed in in_force.rank_slowdowns]
-    slowdowns += [slowed.slowdown for slowed in in_force.stage_slowdowns]
+    slowdowns = [slowed.slowdown for slowed in inputs.rank_slowdowns]
+    slowdowns += [slowed.slowdown for slowed in inputs.stage_slowdowns]
     return spec.adaptation == Adaptation.RECONFIGURE and all(each == 1 for each in slowdowns)
 
 

@@ -80,7 +80,7 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         UnknownJobError: the job does not exist.
     """
     job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-    newest = newest_plan(reader, job_id) if is_auto(job.in_force.schedule) else None
+    newest = newest_plan(reader, job_id) if is_auto(job.spec.schedule) else None
     is_planned = newest is not None and not isinstance(newest.plan, ProbePlan)
     return PlanningSnapshot(
         job=job,
@@ -107,8 +107,8 @@ def slowed_plan(
         PlanningError: the planner refused.
         SupersededError, UnknownJobError, PlanningStoppedError: see `solve`.
     """
-    job, in_force = snapshot.job, snapshot.loop_state.in_force
-    slowdowns = planned_slowdowns(in_force, snapshot.ranks)
+    job, inputs = snapshot.job, snapshot.loop_state.inputs
+    slowdowns = planned_slowdowns(inputs, snapshot.ranks)
     if is_auto(request.options.schedule):
         kept = _kept_schedule(snapshot, has_slowdowns=bool(slowdowns))
         request = request.with_options(schedule=kept or request.options.schedule)
@@ -121,7 +121,7 @@ def slowed_plan(
     return SlowedPlan(
         plan=plan,
         digest=_digest(job, slowed, plan.schedule),
-        has_own_effort=in_force.effort is None,
+        has_own_effort=inputs.effort is None,
     )
 
 
@@ -135,7 +135,7 @@ def _solved(
 
 
 def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
-    own = slowed.request.with_options(effort=job.in_force.effort, schedule=schedule)
+    own = slowed.request.with_options(effort=job.spec.effort, schedule=schedule)
     return request_digest(replace(slowed, request=own))
 
 
@@ -155,13 +155,11 @@ def _made_before(
     return SlowedPlan(plan=plan, digest=digest, made_as=version)
 
 
-def planned_slowdowns(
-    in_force: PlanningInputs, ranks: Sequence[RankRecord]
-) -> tuple[Slowdown, ...]:
+def planned_slowdowns(inputs: PlanningInputs, ranks: Sequence[RankRecord]) -> tuple[Slowdown, ...]:
     """Return the slowdowns for the planner; of ranks that share a stage the slowest counts."""
     place = {rank.rank: (rank.stage, rank.dp_rank) for rank in ranks}
     slowdowns: dict[tuple[int, int], float] = {}
-    for slowed in in_force.rank_slowdowns:
+    for slowed in inputs.rank_slowdowns:
         if slowed.rank in place and slowed.slowdown != 1:
             where = place[slowed.rank]
             slowdowns[where] = max(slowed.slowdown, slowdowns.get(where, 0.0))
@@ -174,7 +172,7 @@ def planned_slowdowns(
             Slowdown(
                 stage=slowed.stage, kind=InstructionKind(slowed.kind), slowdown=slowed.slowdown
             )
-            for slowed in in_force.stage_slowdowns
+            for slowed in inputs.stage_slowdowns
         ),
     )
 

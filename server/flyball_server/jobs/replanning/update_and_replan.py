@@ -51,7 +51,7 @@ def update_and_replan(
         after = change(job, before)
         if after != before:
             writer.save_loop_state(after)
-        is_planned_anew = _is_other(before.in_force, after.in_force)
+        is_planned_anew = _is_other(before.inputs, after.inputs)
         if is_planned_anew and writer.has_profile(job_id):
             writer.save_job(job.with_change(JobInput.CONTROL))
     if not is_planned_anew:
@@ -73,14 +73,10 @@ def _is_other(before: PlanningInputs, after: PlanningInputs) -> bool:
     return _planned(before) != _planned(after)
 
 
-def _planned(in_force: PlanningInputs) -> object:
+def _planned(inputs: PlanningInputs) -> object:
     return (
-        in_force.target,
-        in_force.effort,
-        {
-            slowed.rank: slowed.slowdown
-            for slowed in in_force.rank_slowdowns
-            if slowed.slowdown != 1
-        },
-        in_force.stage_slowdowns,
+        inputs.target,
+        inputs.effort,
+        {slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1},
+        inputs.stage_slowdowns,
     )

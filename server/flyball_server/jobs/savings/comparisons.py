@@ -160,5 +160,5 @@ def _num_measured_pairs(reader: JobReader, job_id: str, comparison: Comparison) 
     if comparison.version is None:
         return 0
     record = reader.find_plan(job_id, comparison.version)
-    num_ranks = require_job(reader, job_id).in_force.num_expected_ranks
+    num_ranks = require_job(reader, job_id).spec.num_expected_ranks
     return 0 if record is None else num_paired_steps(reader, record, num_ranks)

@@ -106,7 +106,7 @@ def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown,
 
     A detected one that is close to the rank's planned one does not change it.
     """
-    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.in_force.rank_slowdowns}
+    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.inputs.rank_slowdowns}
     slowdowns = {
         slowed.rank: replace(slowed, slowdown=planned[slowed.rank])
         if _is_nearly(slowed.slowdown, planned.get(slowed.rank))
@@ -125,12 +125,12 @@ def slowdowns_at(loop_state: JobLoopState, unix_s: float) -> tuple[RankSlowdown,
 def forget_measured_slowdowns(services: JobServices, writer: JobWriter, job_id: str) -> None:
     """Drop the slowdowns that were measured against a replaced profile."""
     loop_state = writer.find_loop_state(job_id).evolve(detected=())
-    in_force = replace(
-        loop_state.in_force,
+    inputs = replace(
+        loop_state.inputs,
         rank_slowdowns=slowdowns_at(loop_state, services.now().timestamp()),
         stage_slowdowns=(),
     )
-    writer.save_loop_state(loop_state.evolve(in_force=in_force))
+    writer.save_loop_state(loop_state.evolve(inputs=inputs))
 
 
 def _is_same(
@@ -156,7 +156,7 @@ def _announced(one: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
 
 
 def _is_planned(rank: int, slowdown: float, loop_state: JobLoopState) -> bool:
-    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.planned_for.rank_slowdowns}
+    planned = {slowed.rank: slowed.slowdown for slowed in loop_state.planned_inputs.rank_slowdowns}
     return _is_nearly(slowdown, planned.get(rank))
 
 

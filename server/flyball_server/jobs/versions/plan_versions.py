@@ -185,7 +185,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
 
 def _is_held_by_all(reader: JobReader, job_id: str, version: int) -> bool:
     """Return whether just this version was the last that each rank acknowledged."""
-    num_ranks = require_job(reader, job_id).in_force.num_expected_ranks
+    num_ranks = require_job(reader, job_id).spec.num_expected_ranks
     return reader.count_ranks_holding(job_id, version) == num_ranks
 
 

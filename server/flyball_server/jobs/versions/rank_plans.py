@@ -82,7 +82,7 @@ def intended_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
-    planned_for: PlanningInputs,
+    planned_inputs: PlanningInputs,
 ) -> tuple[float, ...] | None:
     """Return the intended time of each instruction on this rank, s; None if unknown.
 
@@ -91,11 +91,11 @@ def intended_times_s(
     if profile is None:
         return None
     slowdown = math.prod(
-        slowed.slowdown for slowed in planned_for.rank_slowdowns if slowed.rank == rank.rank
+        slowed.slowdown for slowed in planned_inputs.rank_slowdowns if slowed.rank == rank.rank
     )
     drifts = {
         slowed.kind: slowed.slowdown
-        for slowed in planned_for.stage_slowdowns
+        for slowed in planned_inputs.stage_slowdowns
         if slowed.stage == rank.stage
     }
     # Instructions are many, kinds and clocks few.
@@ -195,8 +195,8 @@ class RankPlans:
             return fault
 
     def _version(self, reader: JobReader, job: JobRecord, newest: PlanVersion) -> _Version:
-        planned_for = reader.find_loop_state(job.job_id).planned_for
-        identity = (job.created_at, newest, job.inputs_revision, planned_for)
+        planned_inputs = reader.find_loop_state(job.job_id).planned_inputs
+        identity = (job.created_at, newest, job.inputs_revision, planned_inputs)
         known = self._versions.get(job.job_id)
         if known is not None and known.identity == identity:
             return known
@@ -204,14 +204,14 @@ class RankPlans:
             identity=identity,
             plan=require_plan(reader, job.job_id, newest.version),
             profile=reader.find_profile(job.job_id),
-            planned_for=planned_for,
+            planned_inputs=planned_inputs,
         )
         self._versions.put(job.job_id, version)
         return version
 
 
 def rank_plan(
-    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_for: PlanningInputs
+    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_inputs: PlanningInputs
 ) -> RankPlan:
     """Return this rank's part of a version."""
     instructions = rank_instructions(plan.plan, rank)
@@ -223,7 +223,7 @@ def rank_plan(
         instructions=instruction_entries(instructions),
         predicted_iteration_time_s=plan.plan.iteration_time_s,
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
-        intended_times_s=intended_times_s(rank, instructions, profile, planned_for),
+        intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
         report=str(plan.report),
     )
 
@@ -240,7 +240,7 @@ class _Version:
     identity: tuple[datetime, PlanVersion, int, PlanningInputs]
     plan: PlanRecord
     profile: StageProfile | None
-    planned_for: PlanningInputs
+    planned_inputs: PlanningInputs
     parts: dict[tuple[int, int | None, int | None], bytes] = field(
         default_factory=dict[tuple[int, int | None, int | None], bytes]
     )
@@ -248,8 +248,8 @@ class _Version:
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
         is_separate = isinstance(self.plan.plan, DataParallelPlan)
-        is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_for.rank_slowdowns)
+        is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
         key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_slowed else None)
         if key not in self.parts:
-            self.parts[key] = render(rank_plan(self.plan, rank, self.profile, self.planned_for))
+            self.parts[key] = render(rank_plan(self.plan, rank, self.profile, self.planned_inputs))
         return self.parts[key]

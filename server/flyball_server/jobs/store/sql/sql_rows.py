@@ -91,7 +91,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "state": JobState,
     "changed_input": JobInput,
     "registered": _spec_of,
-    "in_force": _spec_of,
+    "spec": _spec_of,
     "report": StepReport,
     "baseline_cycle": lambda text: tuple(json.loads(text)),
 }

@@ -102,7 +102,7 @@ JOBS = Table(
     Column("state", String(32), nullable=False),
     Column("problem", Text),
     Column("registered", Text, nullable=False),
-    Column("in_force", Text, nullable=False),
+    Column("spec", Text, nullable=False),
     Column("changed_input", String(32), nullable=False),
     Column("inputs_revision", _WHOLE, nullable=False),
     Column("planned_revision", _WHOLE, nullable=False),
