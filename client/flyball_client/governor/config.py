@@ -29,6 +29,8 @@ class GovernorConfig:
         state_dir: Folder of the lock record.
         shared_state_fd: Inherited descriptor of the shared memory.
         wake_fd: Inherited eventfd that the rank writes.
+        rank_fd: Inherited end of a pipe whose other end the rank closes as it ends, and the kernel
+            where the rank executes another program; None: there is none.
         record_fd: Inherited descriptor of the lock record; None: it is opened.
         active: Process to stand by for; None: this is the active one.
     """
@@ -41,6 +43,7 @@ class GovernorConfig:
     state_dir: Path
     shared_state_fd: int
     wake_fd: int
+    rank_fd: int | None = None
     record_fd: int | None = None
     active: ProcessIdentity | None = None
 
@@ -72,7 +75,7 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     Raises:
         OSError: It cannot be started.
     """
-    inherited = (config.shared_state_fd, config.wake_fd, config.record_fd)
+    inherited = (config.shared_state_fd, config.wake_fd, config.rank_fd, config.record_fd)
     reading_fd, writing_fd = os.pipe()
     try:
         # Fits into the pipe's buffer, so this does not block.

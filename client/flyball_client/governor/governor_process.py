@@ -76,7 +76,8 @@ class GovernorProcess:
         self._launcher = ProcessWatch(config.launcher) if config.launcher else None
         # Readable once the rank or its launcher has ended.
         watches = [self._rank] if self._launcher is None else [self._rank, self._launcher]
-        self._end_fds = [watch.fd for watch in watches if watch.fd is not None]
+        end_fds = [config.rank_fd, *(watch.fd for watch in watches)]
+        self._end_fds = [fd for fd in end_fds if fd is not None]
         self._stop_fd = _stop_signals()
         self._is_stopped = False
         # Last observed state of the active one, and the time of its last change.
@@ -167,7 +168,7 @@ class GovernorProcess:
 
     def _why_over(self) -> tuple[int | None, str] | None:
         """Return why no clock may be locked: final state (None: it may be again) and text."""
-        if not self._rank.is_alive():
+        if not self._rank.is_alive() or self._is_rank_replaced():
             return word.ENDED, "the rank has ended"
         if self._launcher is not None and not self._launcher.is_alive():
             pid = self._launcher.identity.pid
@@ -177,6 +178,11 @@ class GovernorProcess:
         if self._is_silent():
             return None, "no hook was called for a lease"
         return None
+
+    def _is_rank_replaced(self) -> bool:
+        """Return whether the rank's process runs another program, of the same number and start."""
+        rank_fd = self._config.rank_fd
+        return rank_fd is not None and bool(wait_exactly([rank_fd], 0))
 
     def _is_silent(self) -> bool:
         words = self._words

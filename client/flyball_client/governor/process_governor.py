@@ -15,6 +15,7 @@ from flyball_client.governor import shared_state as word
 from flyball_client.governor._base import ClockReport, log_given_up
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.lock_record import default_state_dir
+from flyball_client.governor.own_process import OwnProcess
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuAddress
@@ -34,6 +35,7 @@ class ProcessGovernor:
     """ClockGovernor with a process of its own.
 
     After any crash of this process the clock is restored within a second; see `governor_process`.
+    In a forked child nothing is requested, whatever is called.
     A request takes a few stores in shared memory and one write to an eventfd.
 
     Args:
@@ -65,9 +67,18 @@ class ProcessGovernor:
         self._lease_s = lease_s
         self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
         self._state_dir = default_state_dir() if state_dir is None else state_dir
-        self._shared_state = SharedState.create()
+        with contextlib.ExitStack() as opened:
+            self._shared_state = SharedState.create()
+            opened.callback(self._shared_state.close)
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            opened.callback(os.close, self._wake_fd)
+            # The second end is open in this process alone: in no child, and in no other program
+            # that this process executes.
+            self._rank_fd, end_fd = os.pipe2(os.O_CLOEXEC)
+            opened.callback(os.close, self._rank_fd)
+            opened.callback(os.close, end_fd)
+            self._opened = opened.pop_all()
         self._words = self._shared_state.words
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # os.eventfd_write releases Python's lock, and another thread that takes it would delay the
         # hook by milliseconds.
         self._write_eventfd = ctypes.PyDLL(None).eventfd_write
@@ -82,6 +93,7 @@ class ProcessGovernor:
         self._next_restart_s = 0.0
         self._next_check_s = 0.0
         self._last_report: ClockReport | None = None
+        self._own_process = OwnProcess(self._forget)
 
     @property
     def is_over(self) -> bool:
@@ -171,17 +183,27 @@ class ProcessGovernor:
 
     def close(self) -> None:
         """Have the clock restored permanently; wait for it up to a second."""
-        if self._is_closed:
+        if self._is_closed or not self._own_process.is_current():
             return
         self._is_closed = True
         self._is_over = True
         self._request(word.QUIT)
         self._wait_for_end()
-        self._last_report = self.report()
-        os.close(self._wake_fd)
-        self._shared_state.close()
+        self._let_go()
 
     # ------------------------------------------------------------------ inside
+
+    def _forget(self) -> None:
+        """Do and hold nothing from now on: this is a forked child, and the parent's governor."""
+        self._is_over = True
+        if not self._is_closed:
+            self._is_closed = True
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Close what is shared with the governor."""
+        self._last_report = self.report()
+        self._opened.close()
 
     def _renew(self) -> None:
         if self._requested_mhz:
@@ -211,6 +233,7 @@ class ProcessGovernor:
                 state_dir=self._state_dir,
                 shared_state_fd=self._shared_state.fd,
                 wake_fd=self._wake_fd,
+                rank_fd=self._rank_fd,
             )
         )
 

@@ -22,6 +22,7 @@ from typing import Literal
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
+from flyball_client.governor.own_process import OwnProcess, call_at_normal_end
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
 from flyball_client.session.active_plan import ActivePlan, PendingPlans
@@ -51,7 +52,9 @@ class RankSession:
     at a time.
 
     The clock of a real GPU is set by a separate process, which restores it after any crash; see
-    `governor`. No signal handler is installed here.
+    `governor`. A started session that is still open when the interpreter ends normally is closed
+    then; no signal handler is installed. A session belongs to the process that made it: in a
+    forked child its methods do nothing.
 
     Args:
         gpu: GPU of this rank; read here, set by the governor; not closed here.
@@ -143,6 +146,8 @@ class RankSession:
                 compile_plan=self._active_plan.compile,
                 activate=self.plans.put,
             )
+        self._own_process = OwnProcess(self._turn_off)
+        self._cancel_end: Callable[[], None] | None = None
 
     # ------------------------------------------------------------------ life
 
@@ -151,18 +156,18 @@ class RankSession:
         if self._is_started or self._is_closed:
             return
         self._is_started = True
+        self._cancel_end = call_at_normal_end(self.close)
         self._governor.start()
         if self._link is not None:
             self._link.start()
 
     def close(self) -> None:
         """Restore the clock and post the last measurements; may be called repeatedly."""
-        if self._is_closed:
+        if self._is_closed or not self._own_process.is_current():
             return
-        self._is_closed = True
-        # Turns `on_instruction_begin` into a no-op.
-        self._cursor = self._observer = None
-        self._is_in_step = False
+        self._turn_off()
+        if self._cancel_end is not None:
+            self._cancel_end()
         self._governor.close()
         if self._is_started and self._link is not None:
             self._link.stop()
@@ -343,6 +348,12 @@ class RankSession:
             self._governor.give_up(error)
 
     # ------------------------------------------------------------------ inside
+
+    def _turn_off(self) -> None:
+        """Turn all hooks into no-ops."""
+        self._is_closed = True
+        self._cursor = self._observer = self._begun = None
+        self._is_in_step = False
 
     def _note_begun(self) -> None:
         """Record the running instruction in the timings, if it is not there yet."""
