@@ -41,6 +41,18 @@ class Adaptation(StrEnum):
     FRONTIER = "frontier"
 
 
+class MeasurementDetail(StrEnum):
+    """Detail of the measurements that a rank posts of each step on a plan version.
+
+    `totals`: the step's totals alone. `clocks`: also its `by_clock`. `instructions`: also its
+    `by_clock` and `instructions`.
+    """
+
+    TOTALS = "totals"
+    CLOCKS = "clocks"
+    INSTRUCTIONS = "instructions"
+
+
 @dataclass(frozen=True, kw_only=True)
 class JobSpec(PlanOptions):
     """A training job and the options that it is planned with.
@@ -312,7 +324,7 @@ class PlanView:
             data-parallel pipelines have clocks of their own; in a profiling version `policy` is
             `probe` and `cycle` has the clocks of each step.
         first_step: first step on which all ranks run it; null: not all have acknowledged it.
-        report: detail of the ranks' measurements, as in RankPlan.
+        measurement_detail: detail of the ranks' measurements.
         baseline_cycle: of a comparison: true for steps at the highest clocks instead; step `k`
             follows entry `(k - first_step) mod length`; empty: no comparison.
     """
@@ -322,7 +334,7 @@ class PlanView:
     first_step: int | None
     created_at: str
     plan: dict[str, Any]
-    report: str = "totals"
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     baseline_cycle: tuple[bool, ...] = ()
 
 
@@ -339,8 +351,7 @@ class RankPlan:
             of `instructions` in MHz; null: the same in every step, as in `instructions`.
         intended_times_s: planned time of each of `instructions` at its clock in s: a rank that is
             slow as planned is no straggler; null: unknown.
-        report: fields that each measured step has beside its totals: `totals` none, `clocks` its
-            `by_clock`, `instructions` its `by_clock` and `instructions`.
+        measurement_detail: detail of this rank's measurements.
     """
 
     job_id: str
@@ -351,7 +362,7 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     intended_times_s: tuple[float, ...] | None = None
-    report: str = "totals"
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
 
 
 @dataclass(frozen=True, kw_only=True)

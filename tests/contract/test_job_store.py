@@ -27,12 +27,13 @@ from flyball_server.jobs.loop_state import (
     PlanningInputs,
     RankSlowdown,
 )
-from flyball_server.jobs.records import StepDetail, StepReport, StepTotals
+from flyball_server.jobs.records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import ProfilingResult, Timetable, TimetableWindow
+from flyball_wire.messages import MeasurementDetail
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
 
 
@@ -410,7 +411,7 @@ class TestJobStore:
             cycle_mhz=(((1410, 1410), (1410, 1395)), ((1395, 1410), (1410, 1410))),
         )
         plans = (
-            plan_record(1, plan=probe, report=StepReport.CLOCKS),
+            plan_record(1, plan=probe, measurement_detail=MeasurementDetail.CLOCKS),
             plan_record(2, baseline_cycle=(False, True, True, False)),
         )
         with store_with_job.writing("job") as writer:

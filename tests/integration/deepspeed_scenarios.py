@@ -38,6 +38,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.deepspeed.activation_memory import ActivationMeter
 from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
+from flyball_wire.messages import MeasurementDetail
 
 _STOCK_P2P = (p2p.send, p2p.recv)
 _TOUCHED = {"_INSTRUCTION_MAP", "_exec_schedule", "train_batch", "num_pipe_buffers"}
@@ -451,4 +452,4 @@ def _probe_plan(num_in_front: int, *, version: int, rows_mhz: tuple[int, ...]) -
     """A cycle of steps, each at one clock."""
     plan = plan_of(num_in_front, 4, version=version)
     cycle_mhz = tuple((clock_mhz,) * len(plan.kinds) for clock_mhz in rows_mhz)
-    return replace(plan, cycle_mhz=cycle_mhz, report="clocks")
+    return replace(plan, cycle_mhz=cycle_mhz, measurement_detail=MeasurementDetail.CLOCKS)

@@ -17,12 +17,11 @@ from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
-from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inspection import get_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import Adaptation, JobRegistration, StepMeasurement
+from flyball_wire.messages import Adaptation, JobRegistration, MeasurementDetail, StepMeasurement
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 3, 4, 70.0
@@ -141,7 +140,7 @@ def _train_until_settled(services: JobServices, ranks: list[EmulatedRank]) -> di
         version = _version_of(measured)
         if version is not None:
             times_s[version] = max(of_rank.time_s for of_rank in measured)
-            if get_plan(services, JOB, version).report is StepReport.TOTALS:
+            if get_plan(services, JOB, version).measurement_detail == MeasurementDetail.TOTALS:
                 return times_s
         time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
 

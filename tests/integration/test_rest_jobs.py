@@ -154,7 +154,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
         "predicted_iteration_time_s": whole["iteration_time_s"],
         "cycle_mhz": None,
         "intended_times_s": [0.1, 0.2, 0.1, 0.2],
-        "report": "totals",
+        "measurement_detail": "totals",
     }
     assert planner.http.get(plan_path, params={"after_version": 1}).status_code == 204
     assert planner.acknowledge(1, 1, 10).json() == {"version": 1, "first_step": None}

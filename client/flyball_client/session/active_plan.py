@@ -52,7 +52,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         highest_sm_clock_mhz=supported_mhz[0],
         num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
-        report=plan.report,
+        measurement_detail=plan.measurement_detail,
     )
 
 

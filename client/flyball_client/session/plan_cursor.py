@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
+from flyball_wire.messages import MeasurementDetail
+
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledPlan:
@@ -20,7 +22,7 @@ class CompiledPlan:
         num_raised: Number of clocks that were raised to one that the GPU supports.
         cycle_mhz: Such clocks for each step of a cycle, which begins at the plan's first step and
             repeats; None: `sm_clocks_mhz` holds in every step.
-        report: Detail of the reports of measured steps, see `step_recorder`.
+        measurement_detail: Detail of the measurements that are posted.
     """
 
     version: int
@@ -31,7 +33,7 @@ class CompiledPlan:
     highest_sm_clock_mhz: int
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
-    report: str = "totals"
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
 
     @property
     def num_clocks(self) -> int:

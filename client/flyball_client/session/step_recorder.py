@@ -13,7 +13,7 @@ from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_wire.messages import ClockTiming, InstructionReport, StepMeasurement
+from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
@@ -93,33 +93,25 @@ class StepMeter:
         return 0 if self._emulated is None else self._emulated.num_overruns
 
 
-_CLOCKS, _INSTRUCTIONS = "clocks", "instructions"
-
-
-def asks_for_details(report: str) -> bool:
-    """Return whether this `report` of a plan requests more than the totals of a step."""
-    return report in {_CLOCKS, _INSTRUCTIONS}
-
-
 def with_details(
     measurement: StepMeasurement,
     timings: Sequence[InstructionTiming],
-    report: str,
+    detail: MeasurementDetail,
     *,
     were_clocks_set: bool,
 ) -> StepMeasurement:
-    """Return the measurement with the details that `report` requests.
+    """Return the measurement with the details that the rank's plan requests.
 
     Args:
         measurement: Totals of the step.
         timings: Timings of its instructions, in the order of execution.
-        report: `report` of the rank's plan, which requests details.
+        detail: Detail that the rank's plan requests, not the totals alone.
         were_clocks_set: False: clocks were given up within the step, and are reported as None.
     """
     return replace(
         measurement,
         by_clock=_by_clock(timings, were_clocks_set=were_clocks_set),
-        instructions=_each(timings) if report == _INSTRUCTIONS else None,
+        instructions=_each(timings) if detail == MeasurementDetail.INSTRUCTIONS else None,
     )
 
 
@@ -206,8 +198,11 @@ class StepRecorder:
         self.timings.end_step()
         self._history.append(totals)
         plan = self._plan
-        if plan is None or not asks_for_details(plan.report):
+        if plan is None or plan.measurement_detail == MeasurementDetail.TOTALS:
             return totals
         return with_details(
-            totals, self.timings.last_step(), plan.report, were_clocks_set=were_clocks_set
+            totals,
+            self.timings.last_step(),
+            plan.measurement_detail,
+            were_clocks_set=were_clocks_set,
         )

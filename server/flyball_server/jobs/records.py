@@ -6,7 +6,6 @@ import functools
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime
-from enum import StrEnum
 from typing import Self
 
 from flyball_server.jobs.bounds import (
@@ -22,7 +21,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import check_reserve
-from flyball_wire.messages import ClockTiming, InstructionReport, JobSpec
+from flyball_wire.messages import ClockTiming, InstructionReport, JobSpec, MeasurementDetail
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
@@ -232,14 +231,6 @@ def _falling(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
 AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan
 
 
-class StepReport(StrEnum):
-    """Fields that the ranks report of each step on a plan version."""
-
-    TOTALS = "totals"
-    CLOCKS = "clocks"
-    INSTRUCTIONS = "instructions"
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
     """One version of a job's plan; only `first_step` is ever added, once.
@@ -248,7 +239,7 @@ class PlanRecord(Record):
         version: 1, 2, 3, ... without gaps.
         first_step: step from which all ranks run it; None until all have acknowledged it.
         solve_s: duration of the planning, s.
-        report: fields that ranks report of each step on it.
+        measurement_detail: detail of the ranks' measurements of each step on it.
         baseline_cycle: true for steps that run at the highest clocks instead: step k uses entry
             `(k - first_step) % len`; empty: no such steps.
     """
@@ -259,7 +250,7 @@ class PlanRecord(Record):
     solve_s: float
     plan: AnyPlan
     first_step: int | None = None
-    report: StepReport = StepReport.TOTALS
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     baseline_cycle: tuple[bool, ...] = ()
 
     @property

@@ -20,6 +20,7 @@ from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
+from flyball_wire.messages import MeasurementDetail
 
 JOB_ID = "gpt"
 RUN_ID = "65f1c0"
@@ -86,13 +87,13 @@ class MemoryPlanner:
         *instructions: tuple[str | int, ...],
         stage: int = 0,
         cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-        report: str = "totals",
+        measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
     ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
             plan = rank_plan(*instructions, stage=stage, cycle_mhz=cycle_mhz)
-            self.plans.append(replace(plan, version=version, report=report))
+            self.plans.append(replace(plan, version=version, measurement_detail=measurement_detail))
             self.changed.notify_all()
             return version
 

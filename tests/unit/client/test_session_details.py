@@ -13,7 +13,7 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.messages import MeasurementDetail, StepMeasurement
 
 CYCLE_MHZ = ((1400, 1400), (1200, 900), (900, 900))
 
@@ -72,7 +72,9 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
 def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
     planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
 ) -> None:
-    planner.name_first_step(planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, report="clocks"), 1)
+    planner.name_first_step(
+        planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, measurement_detail=MeasurementDetail.CLOCKS), 1
+    )
 
     def run(session: RankSession) -> None:
         for _ in range(4):
@@ -98,7 +100,9 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
 def test_instructions_are_told_with_what_they_waited_for(
     planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
 ) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report="instructions"), 0)
+    planner.name_first_step(
+        planner.publish(*PLAN, measurement_detail=MeasurementDetail.INSTRUCTIONS), 0
+    )
     (step,), (totals,) = posted(
         planner, make_session(emulated), lambda s: run_step(s, receive_s=0.5)
     )
@@ -115,7 +119,7 @@ def test_instructions_are_told_with_what_they_waited_for(
 def test_a_rank_whose_clocks_are_no_longer_set_reports_none(
     planner: MemoryPlanner, gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
-    planner.name_first_step(planner.publish(*PLAN, report="clocks"), 0)
+    planner.name_first_step(planner.publish(*PLAN, measurement_detail=MeasurementDetail.CLOCKS), 0)
     gpu.refuses_locks = True
     (step,), _ = posted(planner, make_session(gpu), run_step)
     assert step.plan_version is None

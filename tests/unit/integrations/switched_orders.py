@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from flyball_wire.messages import MeasurementDetail
+
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 import torch
@@ -79,5 +81,5 @@ def plan(order: StageOrder, *, version: int = 1, num_rows: int = 0) -> CompiledP
         highest_sm_clock_mhz=1400,
         num_raised=0,
         cycle_mhz=cycle_mhz or None,
-        report="clocks" if num_rows else "totals",
+        measurement_detail=MeasurementDetail.CLOCKS if num_rows else MeasurementDetail.TOTALS,
     )

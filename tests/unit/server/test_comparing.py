@@ -18,7 +18,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.errors import JobIsOverError, UnknownJobError
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
-from flyball_server.jobs.records import PlanRecord, StepReport
+from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import (
     comparison_cycle,
@@ -27,6 +27,7 @@ from flyball_server.jobs.savings.comparisons import (
     start_comparison,
 )
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_wire.messages import MeasurementDetail
 from flyball_wire.plan_options import TargetChange
 
 
@@ -103,7 +104,7 @@ def test_a_comparison_adds_steps_at_the_highest_clocks_to_the_plan(job: Compared
     assert start_comparison(job.services, "job", 12).state == "running"
     job.look()
     plain, compared = job.versions()
-    assert (compared.plan, compared.report) == (plain.plan, plain.report)
+    assert (compared.plan, compared.measurement_detail) == (plain.plan, plain.measurement_detail)
     # 0.9 s a step: blocks of three steps last 2 s, but 12 pairs make six blocks of two.
     assert compared.baseline_cycle == (False,) * 2 + (True,) * 4 + (False,) * 2
     assert job.progress() == ("running", 2, 0)
@@ -207,7 +208,11 @@ def test_a_comparison_that_is_withdrawn_gives_the_plain_plan_back(job: ComparedJ
     job.measure(8)
     delete_comparison(job.services, "job")
     plain, _, again = job.versions()
-    assert (again.plan, again.report, again.baseline_cycle) == (plain.plan, plain.report, ())
+    assert (again.plan, again.measurement_detail, again.baseline_cycle) == (
+        plain.plan,
+        plain.measurement_detail,
+        (),
+    )
     assert job.progress() == ("ended", 2, 3)
     delete_comparison(job.services, "job")
     job.look()
@@ -238,7 +243,13 @@ def test_a_plan_that_does_not_hold_yet_is_waited_for() -> None:
 
 def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> None:
     with job.services.store.writing("job") as writer:
-        add_version(job.services, writer, "job", frequency_plan(), report=StepReport.INSTRUCTIONS)
+        add_version(
+            job.services,
+            writer,
+            "job",
+            frequency_plan(),
+            measurement_detail=MeasurementDetail.INSTRUCTIONS,
+        )
     job.activate()
     start_comparison(job.services, "job", 4)
     job.look()

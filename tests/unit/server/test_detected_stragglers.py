@@ -13,13 +13,13 @@ from tests.planner.use_cases import change_target, put_profile
 
 from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
-from flyball_server.jobs.records import StepReport
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import Change, update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_wire.messages import MeasurementDetail
 from flyball_wire.plan_options import TargetChange
 
 
@@ -30,7 +30,7 @@ def job() -> Running:
 
 def test_a_straggler_that_comes_and_goes_is_found_and_planned_for_and_forgotten() -> None:
     job = Running(adaptation="frontier", effort="low")
-    assert job.newest.report is StepReport.CLOCKS
+    assert job.newest.measurement_detail == MeasurementDetail.CLOCKS
     before = job.plan
     job.run(30)
     assert job.newest.version == 1
@@ -126,7 +126,7 @@ def test_while_a_comparison_runs_nothing_is_looked_for(job: Running) -> None:
             writer,
             "job",
             job.plan,
-            report=StepReport.CLOCKS,
+            measurement_detail=MeasurementDetail.CLOCKS,
             baseline_cycle=(False, True),
         )
     job.acknowledged()

@@ -10,10 +10,10 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, profile, 
 from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
-from flyball_server.jobs.records import StepDetail, StepReport
+from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job, list_plans
 from flyball_server.jobs.versions.plan_versions import margin_steps
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import MeasurementDetail, PlanVersion
 
 
 @pytest.fixture
@@ -243,7 +243,7 @@ def test_a_version_that_asks_for_totals_drops_details(services: Services) -> Non
     with services.jobs.store.writing("job") as writer:
         plan = writer.find_plan("job", 1)
         assert plan is not None
-        writer.add_plan(plan.evolve(version=2, report=StepReport.CLOCKS))
+        writer.add_plan(plan.evolve(version=2, measurement_detail=MeasurementDetail.CLOCKS))
         writer.save_step_details(tuple(StepDetail(job_id="job", rank=0, step=s) for s in range(9)))
     for rank in (0, 1):
         first_step(services, rank, 2, 8)

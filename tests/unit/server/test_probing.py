@@ -19,7 +19,7 @@ from flyball_server.jobs.probing.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing.probing_setup import probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
-from flyball_server.jobs.records import StepDetail, StepRecord, StepReport
+from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
@@ -27,7 +27,7 @@ from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
 from flyball_server.views.profiling import get_profiling
-from flyball_wire.messages import Profiling
+from flyball_wire.messages import MeasurementDetail, Profiling
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
@@ -183,7 +183,7 @@ def test_nothing_is_probed_before_all_ranks_are_there(waiting_job: ProbedJob) ->
 def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: ProbedJob) -> None:
     assert job.state() is JobState.PROFILING
     (first,) = list_plans(job.services.jobs, "job")
-    assert first.report is StepReport.CLOCKS
+    assert first.measurement_detail == MeasurementDetail.CLOCKS
     assert isinstance(first.plan, ProbePlan)
     assert {mhz for row in first.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
 
@@ -212,9 +212,9 @@ def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
         put_profile(job.services.jobs, "job", profile())
     job.look()
     job.look()
-    assert [plan.report for plan in list_plans(job.services.jobs, "job")] == [
-        StepReport.CLOCKS,
-        StepReport.TOTALS,
+    assert [plan.measurement_detail for plan in list_plans(job.services.jobs, "job")] == [
+        MeasurementDetail.CLOCKS,
+        MeasurementDetail.TOTALS,
     ]
     assert_all_at_the_highest(job)
     assert get_profiling(job.services.jobs, "job").state == "off"
@@ -288,7 +288,7 @@ def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_high
     problem = get_job(job.services.jobs, "job").job.problem
     assert problem is not None
     assert problem.startswith("profiling: ")
-    assert list_plans(job.services.jobs, "job")[-1].report is StepReport.TOTALS
+    assert list_plans(job.services.jobs, "job")[-1].measurement_detail == MeasurementDetail.TOTALS
     assert_all_at_the_highest(job)
     refused = get_profiling(job.services.jobs, "job")
     assert refused.state == "refused"

@@ -25,7 +25,7 @@ from flyball_server.jobs.reconcile.reconfigurations import (
     STEPS_PER_LOOK,
     ReconfigurationReconciler,
 )
-from flyball_server.jobs.records import JobRecord, PlanRecord, StepReport
+from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import get_job, get_plan, require_job
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
@@ -40,7 +40,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
-from flyball_wire.messages import InstructionReport
+from flyball_wire.messages import InstructionReport, MeasurementDetail
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
 
 NUM_STAGES, NUM_MICROBATCHES = 3, 4
@@ -147,7 +147,7 @@ def go_on(services: JobServices, pipeline: PipelineOnPaper, version: int) -> int
 def run_to_the_end(services: JobServices, pipeline: PipelineOnPaper) -> PlanRecord:
     """Train until a version asks for totals."""
     version = newest(services).version
-    while newest(services).report is not StepReport.TOTALS:
+    while newest(services).measurement_detail != MeasurementDetail.TOTALS:
         version = go_on(services, pipeline, version)
     return newest(services)
 
@@ -158,7 +158,7 @@ def test_versions_converge_to_the_true_plan(services: JobServices, manner: Recon
     pipeline = reconfigured_job(services, reconfigure=manner)
     pipeline.profile = three_stages((1.0, 1.3, 1.6))
     first = newest(services)
-    assert first.report is StepReport.INSTRUCTIONS
+    assert first.measurement_detail == MeasurementDetail.INSTRUCTIONS
     assert stages_of(first) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
     last = run_to_the_end(services, pipeline)
     assert stages_of(last) == offline_plan(pipeline.profile, manner).stages
@@ -166,7 +166,7 @@ def test_versions_converge_to_the_true_plan(services: JobServices, manner: Recon
     assert last.version > 2
     assert last.plan.reconfigure == manner  # type: ignore[union-attr] # no probe's here
     before = get_plan(services, "job", last.version - 1)
-    assert before.report is StepReport.INSTRUCTIONS
+    assert before.measurement_detail == MeasurementDetail.INSTRUCTIONS
     assert stages_of(before) == stages_of(last)
 
 
@@ -233,7 +233,7 @@ def test_another_profile_begins_anew(services: JobServices, pipeline: PipelineOn
     put_profile(services, "job", other)
     ReconfigurationReconciler()(services, "job")
     anew = newest(services)
-    assert (anew.version, anew.report) == (version + 1, StepReport.INSTRUCTIONS)
+    assert (anew.version, anew.measurement_detail) == (version + 1, MeasurementDetail.INSTRUCTIONS)
     assert stages_of(anew) == offline_plan(other, Reconfigure.DEFAULT).stages
     pipeline.profile = other
     pipeline.take(anew.version)
@@ -284,7 +284,9 @@ def test_a_decision_holds_for_its_version_alone(
             job = require_job(writer, "job")
             writer.save_job(job.evolve(created_at=job.created_at + timedelta(seconds=1)))
         else:
-            add_version(services, writer, "job", record.plan, report=record.report)
+            add_version(
+                services, writer, "job", record.plan, measurement_detail=record.measurement_detail
+            )
 
     overtaken = cast("JobStore", OvertakenStore(services.store, change))
     ReconfigurationReconciler()(replace(services, store=overtaken), "job")
@@ -326,7 +328,7 @@ def test_the_model_decides_at_last(services: JobServices, *, tells_instructions:
     pipeline.run(1)
     ReconfigurationReconciler()(services, "job")
     last = newest(services)
-    assert (last.version, last.report) == (2, StepReport.TOTALS)
+    assert (last.version, last.measurement_detail) == (2, MeasurementDetail.TOTALS)
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
 
 
@@ -379,7 +381,7 @@ def test_a_comparison_is_not_disturbed(services: JobServices, pipeline: Pipeline
             writer,
             "job",
             newest(services).plan,
-            report=StepReport.INSTRUCTIONS,
+            measurement_detail=MeasurementDetail.INSTRUCTIONS,
             baseline_cycle=(True, False),
         )
     pipeline.take(2)
@@ -412,7 +414,7 @@ def test_the_model_decides_while_a_rank_is_slow(services: JobServices, num_dp: i
     )
     assert isinstance(slowed.plan, DataParallelPlan if num_dp > 1 else FrequencyPlan)
     assert asdict(slowed.plan) == asdict(wanted)
-    assert (slowed.version, slowed.report) == (2, StepReport.TOTALS)
+    assert (slowed.version, slowed.measurement_detail) == (2, MeasurementDetail.TOTALS)
     pipeline.take(2)
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
@@ -423,7 +425,7 @@ def test_the_loop_follows_a_slow_rank(services: JobServices, pipeline: PipelineO
     pipeline.take(2)
     slowdown_ranks(services, RankSlowdown(rank=0, slowdown=1.0))
     anew = newest(services)
-    assert (anew.version, anew.report) == (3, StepReport.INSTRUCTIONS)
+    assert (anew.version, anew.measurement_detail) == (3, MeasurementDetail.INSTRUCTIONS)
     assert stages_of(anew) == offline_plan(three_stages(), Reconfigure.DEFAULT).stages
     pipeline.take(3)
     assert stages_of(run_to_the_end(services, pipeline)) == stages_of(

@@ -138,7 +138,7 @@ def plan_view(record: PlanRecord) -> messages.PlanView:
         first_step=record.first_step,
         created_at=record.created_at.isoformat(),
         plan=any_plan_document(record.plan, solve_s=record.solve_s),
-        report=str(record.report),
+        measurement_detail=record.measurement_detail,
         baseline_cycle=record.baseline_cycle,
     )
 

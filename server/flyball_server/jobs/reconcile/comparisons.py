@@ -10,13 +10,13 @@ from datetime import datetime
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
 from flyball_server.jobs.measurements.step_reading import num_paired_steps
-from flyball_server.jobs.records import JobRecord, StepReport
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import MeasurementDetail, PlanVersion
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,7 +158,10 @@ def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
     if newest.first_step is None or job.planned_revision != job.inputs_revision:
         return False
     record = require_plan(reader, job.job_id, newest.version)
-    return not isinstance(record.plan, ProbePlan) and record.report is not StepReport.INSTRUCTIONS
+    return (
+        not isinstance(record.plan, ProbePlan)
+        and record.measurement_detail != MeasurementDetail.INSTRUCTIONS
+    )
 
 
 def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:

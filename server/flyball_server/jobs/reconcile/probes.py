@@ -9,7 +9,7 @@ from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput, JobState
 from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing.probing_setup import stored_result
-from flyball_server.jobs.records import JobRecord, StepReport
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, SlottedReconciler
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
@@ -29,6 +29,7 @@ from flyball_server.profiling.moves import (
 )
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_wire.closed_loop import ProfilingResult
+from flyball_wire.messages import MeasurementDetail
 
 _LOG = logging.getLogger(__name__)
 
@@ -114,11 +115,13 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
             return
         if now.state is JobState.AWAITING_PROFILE:
             writer.save_job(now.moved(JobState.PROFILING))
-        version = add_version(services, writer, job.job_id, plan, report=StepReport.CLOCKS).version
+        added = add_version(
+            services, writer, job.job_id, plan, measurement_detail=MeasurementDetail.CLOCKS
+        )
         progress = ProfilingResult(state="probing", num_steps=record.num_steps)
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=progress))
     services.notify_pollers(job.job_id)
-    _LOG.info("job %s: version %d probes in %d steps", job.job_id, version, plan.num_steps)
+    _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, plan.num_steps)
 
 
 def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
@@ -159,7 +162,7 @@ def _is_left_probing(reader: JobReader, job_id: str) -> bool:
     return (
         newest is not None
         and isinstance(newest.plan, ProbePlan)
-        and newest.report is not StepReport.TOTALS
+        and newest.measurement_detail != MeasurementDetail.TOTALS
     )
 
 

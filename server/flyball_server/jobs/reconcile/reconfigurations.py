@@ -12,13 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
-from flyball_server.jobs.records import (
-    JobRecord,
-    PlanRecord,
-    RankRecord,
-    StepDetail,
-    StepReport,
-)
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import is_same_work
@@ -43,7 +37,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
     slowest,
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
-from flyball_wire.messages import Adaptation
+from flyball_wire.messages import Adaptation, MeasurementDetail
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -228,7 +222,9 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     if record is None:
         return None
     plan = record.plan
-    is_open = record.report is StepReport.INSTRUCTIONS and not record.baseline_cycle
+    is_open = (
+        record.measurement_detail == MeasurementDetail.INSTRUCTIONS and not record.baseline_cycle
+    )
     is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
     if not (is_open and is_current and isinstance(plan, FrequencyPlan)):
         return None
@@ -266,21 +262,21 @@ def _act(services: JobServices, this: _Round, decision: Decision) -> None:
     if decision.raised is not None:
         num_raised = sum(map(int.__gt__, this.assignment, decision.raised))
         why = f"{num_raised} instructions raised on the measured critical path"
-        _publish(services, this, decision.raised, StepReport.INSTRUCTIONS, why)
+        _publish(services, this, decision.raised, MeasurementDetail.INSTRUCTIONS, why)
     elif decision.is_finished:
         why = "nothing is left to raise on the measured critical path"
-        _publish(services, this, this.assignment, StepReport.TOTALS, why)
+        _publish(services, this, this.assignment, MeasurementDetail.TOTALS, why)
 
 
 def _raise_by_profile(services: JobServices, this: _Round, why: str) -> None:
     loop = this.loop
     raised = reconfigure(loop.model, this.assignment, loop.manner, loop.granularity_mhz)
     _LOG.warning("job %s: %s; the profile decides which clocks to raise", this.job.job_id, why)
-    _publish(services, this, raised, StepReport.TOTALS, "reconfigured by the profile")
+    _publish(services, this, raised, MeasurementDetail.TOTALS, "reconfigured by the profile")
 
 
 def _publish(
-    services: JobServices, this: _Round, assignment: Assignment, report: StepReport, why: str
+    services: JobServices, this: _Round, assignment: Assignment, detail: MeasurementDetail, why: str
 ) -> None:
     """Add the version unless the job has another one by now."""
     predicted = simulate(this.loop.model, assignment)
@@ -297,7 +293,7 @@ def _publish(
         newest = newest_version(writer.list_versions(job_id))
         if not is_same_work(this.job, now) or newest != this.record.version:
             return
-        record = add_version(services, writer, job_id, plan, report=report)
+        record = add_version(services, writer, job_id, plan, measurement_detail=detail)
     services.notify_pollers(job_id)
     services.enqueue_reconcile(job_id)
     _LOG.info("job %s: plan %d: %s", job_id, record.version, why)

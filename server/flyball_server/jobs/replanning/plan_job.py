@@ -20,11 +20,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInputs
-from flyball_server.jobs.records import (
-    JobRecord,
-    PlanRecord,
-    StepReport,
-)
+from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import is_raised_by_waits, plan_request
 from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot, slowed_plan
@@ -35,7 +31,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
-from flyball_wire.messages import Adaptation, JobSpec
+from flyball_wire.messages import Adaptation, JobSpec, MeasurementDetail
 
 # Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
 NUM_SLOTS = 6
@@ -280,9 +276,14 @@ def _store_plan(
         record = kept_plan(writer, now, loop_state, planned, planned_inputs)
         is_kept = record is not None
         if record is None:
-            report = _report(job.spec, planned_inputs)
+            detail = _measurement_detail(job.spec, planned_inputs)
             record = add_version(
-                services, writer, job.job_id, planned.plan, solve_s=solve_s, report=report
+                services,
+                writer,
+                job.job_id,
+                planned.plan,
+                solve_s=solve_s,
+                measurement_detail=detail,
             )
             now = now.moved(JobState.PLANNED)
         now = now.evolve(planned_revision=job.inputs_revision)
@@ -322,12 +323,13 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
     )
 
 
-def _report(spec: JobSpec, planned_inputs: PlanningInputs) -> StepReport:
-    """Return the step measurements that the job's adaptation requires."""
+def _measurement_detail(spec: JobSpec, planned_inputs: PlanningInputs) -> MeasurementDetail:
+    """Return the detail of measurements that the job's adaptation requires."""
     if spec.adaptation == Adaptation.FRONTIER:
-        return StepReport.CLOCKS
-    is_looked_at = is_raised_by_waits(spec, planned_inputs)
-    return StepReport.INSTRUCTIONS if is_looked_at else StepReport.TOTALS
+        return MeasurementDetail.CLOCKS
+    if is_raised_by_waits(spec, planned_inputs):
+        return MeasurementDetail.INSTRUCTIONS
+    return MeasurementDetail.TOTALS
 
 
 def _store_failure(services: JobServices, job: JobRecord, failure: PlanningFailedError) -> bool:

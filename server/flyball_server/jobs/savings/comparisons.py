@@ -112,7 +112,7 @@ def add_with_cycle(
         record.job_id,
         record.plan,
         solve_s=record.solve_s,
-        report=record.report,
+        measurement_detail=record.measurement_detail,
         baseline_cycle=baseline_cycle,
     )
 

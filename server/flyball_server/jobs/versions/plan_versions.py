@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import (
     UnknownError,
     UnknownPlanError,
 )
-from flyball_server.jobs.records import AnyPlan, PlanRecord, StepReport
+from flyball_server.jobs.records import AnyPlan, PlanRecord
 from flyball_server.jobs.registry.inspection import (
     newest_version,
     require_job,
@@ -23,7 +23,7 @@ from flyball_server.jobs.registry.inspection import (
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import MeasurementDetail, PlanVersion
 
 
 def add_version(
@@ -33,7 +33,7 @@ def add_version(
     plan: AnyPlan,
     *,
     solve_s: float = 0.0,
-    report: StepReport = StepReport.TOTALS,
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
     baseline_cycle: tuple[bool, ...] = (),
 ) -> PlanRecord:
     """Store the plan as the job's next version, inside the caller's transaction.
@@ -47,7 +47,7 @@ def add_version(
         created_at=services.now(),
         solve_s=solve_s,
         plan=plan,
-        report=report,
+        measurement_detail=measurement_detail,
         baseline_cycle=baseline_cycle,
     )
     writer.add_plan(record)
@@ -174,7 +174,7 @@ def _settle(services: JobServices, writer: JobWriter, job_id: str, version: int)
         if _is_overtaken(version, versions):
             return False
         writer.name_first_step(job_id, version, first_step)
-        if plan.report is StepReport.TOTALS:
+        if plan.measurement_detail == MeasurementDetail.TOTALS:
             writer.drop_step_details(job_id, first_step)  # nothing reads them again
         return True
     if found.first_step > first_step and version == newest_version(versions):

@@ -224,7 +224,7 @@ def rank_plan(
         predicted_iteration_time_s=plan.plan.iteration_time_s,
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
-        report=str(plan.report),
+        measurement_detail=plan.measurement_detail,
     )
 
 

@@ -15,17 +15,10 @@ from sqlalchemy import Row
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.job_state import JobInput, JobState
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.records import (
-    AnyPlan,
-    JobRecord,
-    PlanRecord,
-    Record,
-    StepDetail,
-    StepReport,
-)
+from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, Record, StepDetail
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
-from flyball_wire.messages import JobSpec
+from flyball_wire.messages import JobSpec, MeasurementDetail
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -92,7 +85,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "changed_input": JobInput,
     "registered": _spec_of,
     "spec": _spec_of,
-    "report": StepReport,
+    "measurement_detail": MeasurementDetail,
     "baseline_cycle": lambda text: tuple(json.loads(text)),
 }
 # PostgreSQL's sums of whole numbers are decimals.

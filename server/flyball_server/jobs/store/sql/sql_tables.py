@@ -151,7 +151,7 @@ PLANS = Table(
     Column("first_step", BigInteger),
     Column("solve_s", Float, nullable=False),
     Column("document", Text, nullable=False),
-    Column("report", String(32), nullable=False),
+    Column("measurement_detail", String(32), nullable=False),
     Column("baseline_cycle", Text, nullable=False),
 )
 
