@@ -175,6 +175,17 @@ class Acknowledgement(Sent):
     run_id: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Departure(Sent):
+    """End of a rank's training.
+
+    Attributes:
+        run_id: the answer to the rank's registration has it; null: not given.
+    """
+
+    run_id: str | None = None
+
+
 ClockTiming = tuple[str, int, int | None, int, float, float]
 """`[kind, chunk, MHz, count, mean s, variance s2]`: instructions of a step that ran at one clock.
 

@@ -17,6 +17,7 @@ from flyball_server.http.dependencies import PlannerState, RankCalls
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit
 from flyball_server.http.middleware.call_log import CallLog, CallMetrics
+from flyball_server.http.middleware.host_check import AllowedHosts
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.problem_handlers import ResponseHeaders, add_problem_handlers
@@ -272,10 +273,13 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
         max_header_bytes=settings.max_header_bytes,
     )
     # Runs before BodyLimit: the body of an unauthorized call is not read.
-    open_paths = OPEN_PATHS.union(dashboard_files())
-    if settings.metrics_open:
-        open_paths |= {routes.METRICS}
-    app.add_middleware(AccessCheck, gate=state.gate, open_paths=open_paths)
+    app.add_middleware(
+        AccessCheck,
+        gate=state.gate,
+        hosts=AllowedHosts((settings.host, *settings.allowed_hosts)),
+        open_paths=OPEN_PATHS.union(dashboard_files()),
+        tokenless_paths=frozenset({routes.METRICS} if settings.metrics_open else ()),
+    )
     app.add_middleware(ResponseHeaders)
     app.add_middleware(CallMetrics, metrics=state.metrics)
     app.add_middleware(CallLog)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from flyball_server.http.middleware.host_check import host_problem
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
 from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_problem
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
@@ -41,6 +42,8 @@ class Settings(BaseSettings):
         port: TCP port; 0: a free one.
         database: database of jobs and plans: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
         token: an operator's token, beside those in the database; None: no such token.
+        allowed_hosts: names and addresses of the planner, beside loopback's and the bound address,
+            to which calls are answered where no token is asked for.
         allow_open: permission to listen beyond loopback without tokens.
         tls_certificate: PEM file of the certificate chain; None: plain HTTP.
         tls_key: PEM file of the certificate's private key; required with it.
@@ -78,6 +81,7 @@ class Settings(BaseSettings):
     port: int = Field(default=7787, ge=0, le=65535)
     database: str = Field(default_factory=default_database, repr=False)
     token: str | None = Field(default=None, repr=False)
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     allow_open: bool = False
     tls_certificate: str | None = None
     tls_key: str | None = None
@@ -133,6 +137,18 @@ class Settings(BaseSettings):
         if token is not None and not (token and all("!" <= letter <= "~" for letter in token)):
             raise ValueError("must be printable ASCII without spaces, not empty")
         return token
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, hosts: object) -> object:
+        return _names(hosts) if isinstance(hosts, str) else hosts
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for problem in filter(None, map(host_problem, hosts)):
+            raise ValueError(problem)
+        return hosts
 
     @field_validator("tls_key")
     @classmethod
@@ -196,6 +212,10 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - Settings checks
             name = name.lower().removeprefix(_PREFIX.lower())
         blamed = f"--{name.replace('_', '-')}" if name in given else _PREFIX + name.upper()
         raise SettingsError(f"{blamed} {_problem(name, fault)}") from None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _problem(name: str, fault: Mapping[str, Any]) -> str:

@@ -35,4 +35,4 @@ def depart(planner: LivePlanner) -> None:
     """Both ranks of `job` leave it: the job is over."""
     for rank in RANKS:
         path = routes.fill(routes.RANK_DEPARTURE, job_id="job", rank=rank)
-        planner.http.post(path).raise_for_status()
+        planner.http.post(path, json={}).raise_for_status()

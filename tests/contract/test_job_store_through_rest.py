@@ -83,7 +83,7 @@ class VisibleJob:
     def leave(self) -> None:
         """Its two ranks have."""
         for rank in (0, 1):
-            self.http.post(self.path(routes.RANK_DEPARTURE, rank=rank)).raise_for_status()
+            self.http.post(self.path(routes.RANK_DEPARTURE, rank=rank), json={}).raise_for_status()
 
     def everything(self) -> dict[str, Any]:
         """All that is shown of what is stored of it."""

@@ -49,7 +49,7 @@ def call(
         headers: lines without their ends; a `Content-Length` among them replaces ours.
         version: of HTTP.
     """
-    lines = [f"{method} {path} HTTP/{version}", "Host: planner", "Connection: close", *headers]
+    lines = [f"{method} {path} HTTP/{version}", "Host: localhost", "Connection: close", *headers]
     is_declared = any(line.lower().startswith(("content-length", "transfer-")) for line in headers)
     if body is not None and not is_declared:
         lines.append(f"Content-Length: {len(body)}")

@@ -39,8 +39,8 @@ def post(planner: LivePlanner, rank: int, **changes: Any) -> httpx.Response:  # 
     return planner.http.post(path(routes.RANK_MEASUREMENTS, rank=rank), json=body)
 
 
-def leave(planner: LivePlanner, rank: int, **query: str) -> httpx.Response:
-    return planner.http.post(path(routes.RANK_DEPARTURE, rank=rank), params=query)
+def leave(planner: LivePlanner, rank: int, **body: str) -> httpx.Response:
+    return planner.http.post(path(routes.RANK_DEPARTURE, rank=rank), json=body)
 
 
 def num_ranks_of_steps(planner: LivePlanner) -> list[int]:

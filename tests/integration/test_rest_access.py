@@ -165,10 +165,88 @@ def test_a_token_is_for_one_job_or_an_operators_and_that_is_said(
 def test_from_the_first_token_on_it_is_asked_for_at_once() -> None:
     with live_planner() as planner:
         assert planner.http.get(routes.JOBS).status_code == 200
-        made = planner.http.post(routes.TOKENS, json={"operator": True}).json()
+        _, token = create_token(planner.state.services.store, job_id=None)
+        planner.state.gate.forget()
         assert planner.http.get(routes.JOBS).status_code == 401
-        headers = {TOKEN_HEADER: made["token"]}
+        headers = {TOKEN_HEADER: token}
         assert planner.http.get(routes.JOBS, headers=headers).status_code == 200
+
+
+OWN_HOSTS = (
+    "localhost", "LocalHost.:80", "127.0.0.1", "127.9.9.9:7787", "[::1]:7787", "[0:0:0:0:0:0:0:1]",
+    "[::ffff:127.0.0.1]", "planner.example.org", "PLANNER.example.org.:443", "[fd00:0::7]:1",
+)  # fmt: skip
+FOREIGN_HOSTS = (
+    "evil.example", "evil.example:7787", "127.0.0.1.evil.example", "localhost.evil.example", "",
+    "sub.planner.example.org", "192.0.2.1", "[fd00::8]", "::1", "[::1", "localhost:x",
+    "localhost@x", "127.1", "0x7f.0.0.1", "local\xe4host",
+)  # fmt: skip
+
+
+def test_without_tokens_a_foreign_name_of_the_planner_opens_nothing() -> None:
+    """A page at such a name is of the planner's own origin to its browser."""
+
+    def status(host: str, method: str = "GET", path: str = routes.JOBS) -> int:
+        headers = {"Host": host.encode("latin-1"), "Sec-Fetch-Site": b"same-origin"}
+        body = registration() if method == "PUT" else None
+        answer = planner.http.request(method, path, headers=headers, json=body)
+        if answer.status_code == 403:
+            assert "FLYBALL_ALLOWED_HOSTS" in detail(answer, 403)
+        return answer.status_code
+
+    hosts = ("planner.example.org", "fd00::7")
+    with live_planner(allowed_hosts=hosts, metrics_open=True) as planner:
+        assert {host: status(host) for host in OWN_HOSTS} == dict.fromkeys(OWN_HOSTS, 200)
+        found = {host: status(host) for host in FOREIGN_HOSTS}
+        assert found == dict.fromkeys(FOREIGN_HOSTS, 403)
+        assert status("evil.example", "PUT", JOB) == 403
+        assert status("evil.example", "DELETE", JOB) == 403
+        assert status("localhost", "PUT", JOB) == 201
+        # Probes name a pod's address, or anything.
+        for path in (routes.HEALTH, routes.READY):
+            assert status("10.1.2.3:7787", "GET", path) == 200
+        assert status("evil.example", "GET", routes.METRICS) == 403
+        # A balancer may send any name to a planner with tokens: what is let in there has one.
+        _, token = create_token(planner.state.services.store, job_id=None)
+        planner.state.gate.forget()
+        assert status("evil.example") == 401
+        planner.http.headers[TOKEN_HEADER] = token
+        assert status("balancer.example") == 200
+        del planner.http.headers[TOKEN_HEADER]
+        assert status("evil.example", "GET", routes.METRICS) == 403
+        assert status("localhost", "GET", routes.METRICS) == 200
+
+
+def test_without_an_operators_token_none_is_made_over_rest() -> None:
+    with live_planner() as planner:
+        for token in (None, "fb_0123456789abcdef_" + "A" * 43):
+            with as_bearer(planner, token) as http:
+                answer = http.post(routes.TOKENS, json={"operator": True})
+                assert "flyball token create --operator" in detail(answer, 403)
+                one = routes.fill(routes.TOKEN, token_id="0123456789abcdef")  # noqa: S106 - its public part
+                assert detail(http.delete(one), 403)
+                assert http.get(routes.TOKENS).json() == []
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"],
+)
+def test_what_a_page_of_another_site_may_post_is_no_change(
+    planner: LivePlanner, operators: str, kind: str | None
+) -> None:
+    """These are sent without asking whether the planner lets that site in."""
+    headers = {"Origin": "http://evil.example", **({} if kind is None else {"Content-Type": kind})}
+    paths = planner.app.openapi()["paths"]
+    posted = [path for path, methods in paths.items() if "post" in methods]
+    assert len(posted) >= 5
+    parts = {"job_id": "job", "rank": "0", "version": "1"}
+    with as_bearer(planner, operators) as http:
+        for path in posted:
+            answer = http.post(path.format_map(parts), content=b"{}", headers=headers)
+            assert "application/json" in detail(answer, 415), path
+            answer = http.post(path.format_map(parts), headers=headers)
+            assert answer.status_code == 415, path
 
 
 def test_a_page_of_another_site_can_change_nothing() -> None:

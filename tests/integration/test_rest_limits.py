@@ -46,7 +46,7 @@ def received(connection: socket.socket) -> str:
 
 def test_a_body_that_does_not_arrive_is_a_408_and_the_connection_is_closed() -> None:
     with live_planner(body_timeout_s=1) as planner, connected(planner) as connection:
-        head = f"PUT {JOB} HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\nonly this"
+        head = f"PUT {JOB} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nonly this"
         connection.sendall(head.encode())
         answer = received(connection)
     assert answer.startswith("HTTP/1.1 408 ")

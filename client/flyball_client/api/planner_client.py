@@ -17,6 +17,7 @@ from flyball_wire.closed_loop import (
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
+    Departure,
     Health,
     JobRegistration,
     JobStep,
@@ -145,8 +146,8 @@ class PlannerClient(PlannerConnection):
 
     def leave(self, job_id: str, rank: int, *, run_id: str | None = None) -> None:
         """Report the end of a rank's training; its measurements stay."""
-        query = {"run_id": run_id}
-        self.send("POST", routes.RANK_DEPARTURE, job_id=job_id, rank=rank, query=query)
+        body = Departure(run_id=run_id)
+        self.send("POST", routes.RANK_DEPARTURE, job_id=job_id, rank=rank, body=body)
 
     def list_plans(self, job_id: str) -> tuple[PlanView, ...]:
         """Return all plan versions of a job."""

@@ -3,6 +3,8 @@
 EdgeError
 ├── TokenError            no token, or an invalid one
 ├── AccessError           a job's token, for anything but its job
+├── HostError             a call without a token, to a foreign name of the planner
+├── FirstTokenError       a change of tokens by a caller without one
 ├── CrossSiteError        a change requested by another site's page
 ├── ContentTypeError      a body of another content type than the route's
 ├── BodyTooLargeError     a body above the planner's limit
@@ -43,6 +45,14 @@ class AccessError(EdgeError):
     """This token permits job {job_id} only; use an operator's."""
 
 
+class HostError(EdgeError):
+    """No token is asked for, and this host is none of the planner's; see FLYBALL_ALLOWED_HOSTS."""
+
+
+class FirstTokenError(EdgeError):
+    """Only operators change tokens; make the first one by `flyball token create --operator`."""
+
+
 class CrossSiteError(EdgeError):
     """Changes requested by a page of another site are refused."""
 
@@ -75,6 +85,8 @@ ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
     {
         TokenError: 401,
         AccessError: 403,
+        HostError: 403,
+        FirstTokenError: 403,
         CrossSiteError: 403,
         UnknownError: 404,
         BodyTooSlowError: 408,

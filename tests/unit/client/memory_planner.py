@@ -124,7 +124,7 @@ class MemoryPlanner:
             if rank is None or not self.knows_rank:
                 return 404, {"detail": f"nothing is known of {path}"}
             if rank[2] == "/departure":
-                self.left_run = query["run_id"]
+                self.left_run = decode(messages.Departure, data).run_id
                 return 204, None
             if rank[2] == "/plan":
                 self.num_polls += 1

@@ -10,6 +10,7 @@ import pytest
 from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.jobs.auth.access import (
+    ANYBODY,
     OPERATOR,
     REMEMBERED_S,
     Access,
@@ -144,7 +145,7 @@ def test_a_jobs_token_cannot_be_the_first(store: CountingStore) -> None:
 def test_from_the_first_token_on_it_is_asked_for(store: CountingStore) -> None:
     clock = Clock()
     gate = TokenGate(store, clock=clock)
-    assert gate.look_up(None) == OPERATOR
+    assert gate.look_up(None) == ANYBODY
     _, token = create_token(store, job_id="job", has_operator=True)
     clock.now_s += REMEMBERED_S
     assert gate.look_up(None) is None
@@ -179,7 +180,9 @@ def test_a_change_of_tokens_while_one_is_looked_up_is_heeded(is_revoked: bool) -
         gate.forget()
 
     store.changes = [change]
-    assert gate.look_up(token) == OPERATOR  # as it was when it was read
+    assert gate.look_up(token) == (
+        OPERATOR if is_revoked else ANYBODY
+    )  # as it was when it was read
     assert gate.remembered(token) is None
     assert gate.look_up(token) is None
 

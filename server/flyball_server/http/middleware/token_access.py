@@ -1,4 +1,7 @@
-"""Access control: where tokens exist, each call needs one that permits it."""
+"""Access control: where tokens exist, each call needs one that permits it.
+
+Calls that need none are answered to the planner's own hosts only.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,17 @@ from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flyball_server.http.edge_errors import AccessError, CrossSiteError, TokenError
+from flyball_server.http.edge_errors import (
+    AccessError,
+    CrossSiteError,
+    EdgeError,
+    FirstTokenError,
+    HostError,
+    TokenError,
+)
+from flyball_server.http.middleware.host_check import AllowedHosts
 from flyball_server.http.problem_handlers import problem_response
-from flyball_server.jobs.auth.access import OPERATOR, Access, TokenGate
+from flyball_server.jobs.auth.access import ANYBODY, Access, TokenGate
 from flyball_server.jobs.errors import StoreError
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
@@ -46,15 +57,25 @@ class AccessCheck:
     Args:
         app: app behind it.
         gate: check of tokens.
-        open_paths: paths that need no token.
+        hosts: hosts to which calls without a token are answered.
+        open_paths: paths without information about jobs; they need neither a token nor a host.
+        tokenless_paths: further paths that need no token.
     """
 
     def __init__(
-        self, app: ASGIApp, *, gate: TokenGate, open_paths: frozenset[str] = OPEN_PATHS
+        self,
+        app: ASGIApp,
+        *,
+        gate: TokenGate,
+        hosts: AllowedHosts,
+        open_paths: frozenset[str] = OPEN_PATHS,
+        tokenless_paths: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
         self._gate = gate
+        self._hosts = hosts
         self._open_paths = open_paths
+        self._tokenless_paths = tokenless_paths
         self._look_ups: anyio.CapacityLimiter | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,9 +85,9 @@ class AccessCheck:
             return
         try:
             _check_site(scope)
-            access = await self._access_of(_given_token(scope))
+            access = await self._access(scope)
             _check(scope, access)
-        except (TokenError, AccessError, CrossSiteError, StoreError) as error:
+        except (EdgeError, StoreError) as error:
             response = problem_response(error)
             if isinstance(error, TokenError):
                 response.headers["WWW-Authenticate"] = "Bearer"
@@ -74,6 +95,20 @@ class AccessCheck:
             return
         scope[_ACCESS] = access
         await self._app(scope, receive, send)
+
+    async def _access(self, scope: Scope) -> Access:
+        """Return the caller's access.
+
+        Raises:
+            TokenError: there is none.
+            HostError: it needs no token, and the host is not allowed.
+        """
+        is_tokenless = _route_path(scope) in self._tokenless_paths
+        access = ANYBODY if is_tokenless else await self._access_of(_given_token(scope))
+        # A page whose foreign name resolves to the planner has no token.
+        if not access.has_token and not self._hosts.permit(scope):
+            raise HostError
+        return access
 
     async def _access_of(self, token: str | None) -> Access:
         access = self._gate.remembered(token)
@@ -90,10 +125,20 @@ class AccessCheck:
 
 def caller_access(request: Request) -> Access:
     """Return the access of the caller."""
-    return cast("Access", request.scope.get(_ACCESS, OPERATOR))
+    return cast("Access", request.scope.get(_ACCESS, ANYBODY))
 
 
 CallerAccess = Annotated[Access, Depends(caller_access)]
+
+
+def require_token(access: CallerAccess) -> None:
+    """Refuse callers who were let in without a token.
+
+    Raises:
+        FirstTokenError: the caller has shown none.
+    """
+    if not access.has_token:
+        raise FirstTokenError
 
 
 def _check(scope: Scope, access: Access) -> None:

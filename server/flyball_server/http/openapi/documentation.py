@@ -30,7 +30,7 @@ _PROBLEMS = MappingProxyType(
             f"This planner requires a token in the header {TOKEN_HEADER}",
         ),
         403: (
-            "The token does not permit this call, or a page of another site sends it.",
+            "The token does not permit this call, or a page of another site or host sends it.",
             "This token permits job gpt2-demo only; use an operator's",
         ),
         404: ("No such job, rank or plan.", "Job gpt2-demo is not known here; register it first"),

@@ -126,16 +126,9 @@ async def post_measurements(
     response_description="The rank has left.",
     responses=problems(409),
 )
-def post_departure(
-    state: State,
-    job_id: JobId,
-    rank: Rank,
-    run_id: Annotated[
-        str | None, Query(max_length=64, description="Run that the rank's registration returned.")
-    ] = None,
-) -> None:
+def post_departure(state: State, job_id: JobId, rank: Rank, departure: messages.Departure) -> None:
     """Mark the rank as left and keep its measurements; after all ranks the job is `ended`.
 
     The departure of an unknown rank is no error.
     """
-    leave_rank(state.services, job_id, rank, run_id)
+    leave_rank(state.services, job_id, rank, departure.run_id)

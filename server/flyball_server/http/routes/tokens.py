@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path
+from fastapi import Depends, Path
 
 from flyball_server.http.dependencies import State
+from flyball_server.http.middleware.token_access import require_token
 from flyball_server.http.openapi.documentation import call_router, problems
 from flyball_server.http.openapi.examples import example
 from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_token
@@ -32,6 +33,7 @@ TokenId = Annotated[
     status_code=201,
     response_description="The token; it cannot be shown again.",
     responses=problems(409),
+    dependencies=[Depends(require_token)],
 )
 def post_token(state: State, request: TokenRequest) -> NewToken:
     """Create a token for one job, registered or not, or an operator's token.
@@ -68,6 +70,7 @@ def get_tokens(state: State) -> list[TokenView]:
     summary="Revoke a token",
     status_code=204,
     response_description="The token is revoked.",
+    dependencies=[Depends(require_token)],
 )
 def delete_token(state: State, token_id: TokenId) -> None:
     """Revoke a token at once at this planner, and within 5 s at others on its database."""

@@ -79,7 +79,7 @@ class TokenGate:
         remembered = self._remembered
         access, key = None, _NO_TOKEN
         if not self._asks and not list_tokens(self._store):
-            access = OPERATOR
+            access = ANYBODY
         else:
             self._asks = True
             if token is not None:
@@ -116,9 +116,11 @@ class Access:
     Attributes:
         job_id: ID of the only accessible job, with its earlier runs; None: an operator, with
             access to all.
+        has_token: false where no token exists, so that none was asked for.
     """
 
     job_id: str | None
+    has_token: bool = True
 
     def opens(self, job_id: str) -> bool:
         """Return whether this job, or earlier run of one, is open to it."""
@@ -126,6 +128,7 @@ class Access:
 
 
 OPERATOR = Access(job_id=None)
+ANYBODY = Access(job_id=None, has_token=False)
 
 
 def digest_of(token: str) -> str:
