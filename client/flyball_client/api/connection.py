@@ -11,12 +11,18 @@ import re
 import ssl
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NoReturn, Self, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 
+from flyball_client.api.bounded_transport import (
+    BUDGET,
+    BoundedTransport,
+    CallBudget,
+    UnusableAnswerError,
+)
 from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerCutOffError,
@@ -57,6 +63,7 @@ _CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 PASSING_STATUSES = frozenset({502, 503, 504})
 
 _MAX_DETAIL_CHARS = 300
+_MAX_PROBLEM_BYTES = 64 * 2**10
 _LONGEST_RETRY_AFTER_S = 60.0
 
 
@@ -144,6 +151,8 @@ def _retry_after_s(response: httpx.Response) -> float | None:
 
 
 def _detail(response: httpx.Response) -> str:
+    if len(response.content) > _MAX_PROBLEM_BYTES:
+        return response.reason_phrase or "no reason given"
     try:
         problem = decode(Problem, strict_json(response.content))
     except (ValueError, RecursionError, CodecError):
@@ -157,45 +166,36 @@ def _detail(response: httpx.Response) -> str:
 
 # A list of jobs with thousands of ranks each takes some tens of MiB.
 MAX_ANSWER_BYTES = 256 * 2**20
-# httpx's own timeout restarts with every chunk.
-MAX_ANSWER_S = 60.0
+# Of one call with its retries, beside the time that the planner may wait.
+MAX_CALL_S = 60.0
+_IDENTITY = "identity"
 
 
-class EndlessAnswerError(Exception):
-    """A response exceeds the limit of size or of time."""
-
-
-def whole_answer(
-    response: httpx.Response,
-    *,
-    max_bytes: int = MAX_ANSWER_BYTES,
-    max_s: float = MAX_ANSWER_S,
-    now_s: Callable[[], float] = time.monotonic,
-) -> httpx.Response:
+def whole_answer(response: httpx.Response, budget: CallBudget) -> httpx.Response:
     """Read the body of a streamed response, close that, and return a complete response.
 
     Args:
         response: Response whose body has not been read.
-        max_bytes: Largest size of the decompressed body.
-        max_s: Longest time in s until the end of the body.
-        now_s: Monotonic clock in s.
+        budget: Limits of the call.
 
     Raises:
-        EndlessAnswerError: A limit is exceeded.
-        httpx.RequestError: The body is incomplete, or cannot be decompressed.
+        UnusableAnswerError: A limit is exceeded, or the body is encoded, which was not asked for.
+        httpx.RequestError: The body is incomplete.
     """
     body = bytearray()
-    deadline_s = now_s() + max_s
     try:
+        # A few KiB of gzip may be as many GiB.
+        encoding = response.headers.get("Content-Encoding", _IDENTITY)
+        if encoding.strip().lower() != _IDENTITY:
+            raise UnusableAnswerError("its body is encoded, which was not asked for")
         for piece in response.iter_bytes():
             body += piece
-            if len(body) > max_bytes:
-                raise EndlessAnswerError(f"its body is larger than {max_bytes} bytes")
-            if now_s() > deadline_s:
-                raise EndlessAnswerError(f"its body is not complete within {max_s:g} s")
+            if len(body) > budget.max_bytes:
+                raise UnusableAnswerError(f"its body is larger than {budget.max_bytes} bytes")
+            budget.check_time()
     finally:
         response.close()
-    # These headers describe the compressed body.
+    # These headers describe the body on the wire.
     headers = [
         (name, value)
         for name, value in response.headers.multi_items()
@@ -231,6 +231,20 @@ class Retries:
             raise ValueError(f"first_pause_s must not be negative, as {self.first_pause_s} is")
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """Arguments of a PlannerConnection over the network, with which another one can be opened.
+
+    Attributes: see PlannerConnection.
+    """
+
+    base_url: str = field(repr=False)
+    token: str | None = field(repr=False)
+    timeout_s: float
+    ca_file: str | None
+    retries: Retries
+
+
 class _Call(TypedDict, total=False):
     """Keyword arguments of a call, see `PlannerConnection.send`."""
 
@@ -259,6 +273,11 @@ class PlannerConnection:
             names, else the system's CAs.
         retries: Retry policy of calls that fail to arrive.
         sleep: Function that pauses between attempts, for a time in s.
+        max_answer_bytes: Largest body of an answer.
+        max_call_s: Longest time in s of one call with its retries; long polls add their wait.
+
+    Attributes:
+        options: Arguments to open another such connection; None: a transport replaces the network.
 
     Every method raises PlannerUnavailableError when the planner cannot be reached, fails, or
     does not follow its API, and PlannerRefusedError when it refuses the call.
@@ -274,6 +293,8 @@ class PlannerConnection:
         ca_file: str | None = None,
         retries: Retries | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        max_call_s: float = MAX_CALL_S,
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
@@ -281,16 +302,27 @@ class PlannerConnection:
         self._timeout_s = timeout_s
         self._retries = Retries() if retries is None else retries
         self._sleep = sleep
+        self._max_answer_bytes = max_answer_bytes
+        self._max_call_s = max_call_s
+        self.options: ConnectionOptions | None = None
+        if transport is None:
+            transport = BoundedTransport(trusted_context(base_url, ca_file))
+            self.options = ConnectionOptions(
+                base_url=base_url,
+                token=token,
+                timeout_s=timeout_s,
+                ca_file=ca_file,
+                retries=self._retries,
+            )
         self._http = httpx.Client(
             base_url=base_url,
-            headers=_token_headers(token),
+            headers={"Accept-Encoding": _IDENTITY, **_token_headers(token)},
             timeout=timeout_s,
             follow_redirects=False,
             trust_env=False,
             transport=transport,
-            verify=trusted_context(base_url, ca_file),
         )
-        if token is not None and transport is None:
+        if token is not None and self.options is not None:
             warn_of_plain_token(self._base_url)
 
     def __repr__(self) -> str:
@@ -365,6 +397,9 @@ class PlannerConnection:
         """
         if self._http.is_closed:
             raise PlannerUnavailableError("this connection to the planner is closed; open another")
+        budget = CallBudget(
+            max_bytes=self._max_answer_bytes, max_s=self._max_call_s + (wait_s or 0.0)
+        )
         known = {name: value for name, value in (query or {}).items() if value is not None}
         request = self._http.build_request(
             method,
@@ -374,21 +409,24 @@ class PlannerConnection:
             headers=headers,
             params={n: v if isinstance(v, str) else f"{v:.15g}" for n, v in known.items()},
             timeout=self._timeout(wait_s),
+            extensions={BUDGET: budget},
         )
         for pause_s in self._pauses_s():
-            failure, is_passing = self._attempt(request)
+            failure, is_passing = self._attempt(request, budget)
             if isinstance(failure, httpx.Response):
                 return failure
-            if not is_passing or pause_s is None:
+            if not is_passing or pause_s is None or budget.left_s < pause_s:
                 raise failure
             self._sleep(pause_s)
         raise AssertionError("the last pause is None")
 
-    def _attempt(self, request: httpx.Request) -> tuple[httpx.Response | PlannerError, bool]:
+    def _attempt(
+        self, request: httpx.Request, budget: CallBudget
+    ) -> tuple[httpx.Response | PlannerError, bool]:
         """Return the response, or an error and whether a retry may succeed."""
         try:
-            response = whole_answer(self._http.send(request, stream=True))
-        except EndlessAnswerError as error:
+            response = whole_answer(self._http.send(request, stream=True), budget)
+        except UnusableAnswerError as error:
             return not_a_planner(self._base_url, str(error)), False
         except (httpx.RequestError, httpx.InvalidURL) as error:
             is_passing = isinstance(error, CONNECTION_ERRORS)

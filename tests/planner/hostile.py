@@ -1,0 +1,187 @@
+"""A planner that was taken over: raw HTTP on loopback, whatever bytes a test wants as answers."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from tests.planner.patience import PATIENCE_S
+
+HOST = "127.0.0.1"
+# Between two pieces of an answer that drips; far below any timeout of a client.
+_DRIP_S = 0.02
+
+Answer = Callable[["HostilePlanner", str], Iterable[bytes]]
+"""Pieces of the answer to a request, whose first line is given."""
+
+
+class HostilePlanner:
+    """Server that sends each client the pieces of an answer, until the client goes or it stops.
+
+    Attributes:
+        requests: First lines of the requests, in order.
+        stopping: Event that ends all answers.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self.requests: list[str] = []
+        self.heads: list[bytes] = []
+        self.stopping = threading.Event()
+        self._answer = answer
+        self._listener = socket.create_server((HOST, 0))
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    @property
+    def url(self) -> str:
+        """Return its address."""
+        return f"http://{HOST}:{self._listener.getsockname()[1]}"
+
+    def pause(self) -> bool:
+        """Wait between two pieces that drip; return whether to go on."""
+        return not self.stopping.wait(_DRIP_S)
+
+    def close(self) -> None:
+        """End all answers and listen no more."""
+        self.stopping.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(PATIENCE_S)
+        self._listener.close()
+        for thread in self._threads[1:]:
+            thread.join(PATIENCE_S)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self.stopping.is_set():
+                connection, _ = self._listener.accept()
+                self._threads.append(threading.Thread(target=self._serve, args=(connection,)))
+                self._threads[-1].start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(0.1)
+        with connection, contextlib.suppress(OSError):
+            while (head := self._read_request(connection)) is not None:
+                self.heads.append(head)
+                self.requests.append(head.split(b"\r\n", 1)[0].decode())
+                for piece in self._answer(self, self.requests[-1]):
+                    self._send(connection, piece)
+
+    def _send(self, connection: socket.socket, piece: bytes) -> None:
+        left = memoryview(piece)
+        while left:
+            if self.stopping.is_set():
+                raise ConnectionAbortedError
+            with contextlib.suppress(TimeoutError):
+                left = left[connection.send(left) :]
+
+    def _read_request(self, connection: socket.socket) -> bytes | None:
+        """Return the head of the next request, whose body is read; None: there is none."""
+        received = b""
+        while not self.stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                piece = connection.recv(65536)
+                if not piece:
+                    return None
+                received += piece
+            head, end, body = received.partition(b"\r\n\r\n")
+            if end and len(body) >= _content_length(head):
+                return head
+        return None
+
+
+@contextmanager
+def hostile_planner(answer: Answer) -> Iterator[HostilePlanner]:
+    """Serve such answers until the block ends."""
+    planner = HostilePlanner(answer)
+    try:
+        yield planner
+    finally:
+        planner.close()
+
+
+def whole(body: object, *, status: str = "200 OK", headers: str = "") -> Iterable[bytes]:
+    """Return an honest answer: JSON, or bytes as they are."""
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\n{headers}Content-Length: {len(content)}\r\n\r\n"
+    return (head.encode() + content,)
+
+
+def endless_interim(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """`100 Continue`, as fast as the client reads it."""
+    del request
+    while not planner.stopping.is_set():
+        yield b"HTTP/1.1 100 Continue\r\n\r\n" * 100
+
+
+def endless_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """Header lines as fast as the client reads them."""
+    del request
+    yield b"HTTP/1.1 200 OK\r\n"
+    while not planner.stopping.is_set():
+        yield b"a: b\r\n" * 100
+
+
+def dripping_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """A header line now and then, so that no read of the client waits for long."""
+    del request
+    yield b"HTTP/1.1 200 OK\r\n"
+    while planner.pause():
+        yield b"a: b\r\n"
+
+
+def dripping_interim(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """`100 Continue` now and then."""
+    del request
+    while planner.pause():
+        yield b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+def dripping_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """A body that grows by a byte now and then."""
+    del request
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
+    while planner.pause():
+        yield b" "
+
+
+def endless_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """A body as long as the client reads it."""
+    del request
+    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"
+    while not planner.stopping.is_set():
+        yield b"[" * 65536
+
+
+def endless_chunks(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+    """A body in chunks of one byte."""
+    del request
+    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    while not planner.stopping.is_set():
+        yield b"1\r\n[\r\n" * 1000
+
+
+def packed_lists(planner: HostilePlanner, request: str) -> Iterable[bytes]:
+    """32 KB of gzip that are 32 MiB of JSON."""
+    del planner, request
+    body = gzip.compress(b"[" + b"[]," * (32 * 2**20 // 3) + b"[]]")
+    return whole(body, headers="Content-Encoding: gzip\r\n")
+
+
+def twice_packed(planner: HostilePlanner, request: str) -> Iterable[bytes]:
+    """A few KB of gzip in gzip that are 64 MiB."""
+    del planner, request
+    body = gzip.compress(gzip.compress(bytes(64 * 2**20)))
+    return whole(body, headers="Content-Encoding: gzip, gzip\r\n")
+
+
+def _content_length(head: bytes) -> int:
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            return int(line.partition(b":")[2])
+    return 0
