@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.hostile_folder import HostileFolder
 from tests.integration.command_in_process import refusal, run_apart
 
 pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
@@ -42,13 +43,15 @@ class RunningDemo:
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     marker: str = field(default_factory=lambda: uuid.uuid4().hex)
+    cwd: Path | None = None
 
     def __post_init__(self) -> None:
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "flyball_client", "demo"),
+                *(sys.executable, "-P", "-m", "flyball_client", "demo"),
                 *("--keep", str(self.folder.path), *self.options),
             ],
+            cwd=self.cwd,
             env=os.environ | self.environment | {_MARKER: self.marker},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -108,8 +111,9 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
     """Starts demos in the test's folder, and ends what is left of them."""
     started: list[RunningDemo] = []
 
-    def start(*options: str, **environment: str) -> RunningDemo:
-        started.append(RunningDemo(RunFolder(tmp_path / "run"), options, environment))
+    def start(*options: str, cwd: Path | None = None, **environment: str) -> RunningDemo:
+        folder = RunFolder(tmp_path / "run")
+        started.append(RunningDemo(folder, options, environment, cwd=cwd))
         return started[-1]
 
     yield start
@@ -122,9 +126,11 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     start_demo: Callable[..., RunningDemo], tmp_path: Path
 ) -> None:
     extensions = tmp_path / "extensions"
+    hostile = HostileFolder(tmp_path / "hostile")
     demo = start_demo(
         # Other tests run beside it: the larger the scale, the less of their load it shows.
         *("--json", "--steps", "3", "--microbatches", "2", "--time-scale", "8"),
+        cwd=hostile.path,
         PATH=str(tmp_path / "no compiler"),
         TORCH_EXTENSIONS_DIR=str(extensions),
     )
@@ -148,6 +154,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     assert json.loads(demo.folder.plan_json.read_text())["num_microbatches"] == 2
     assert demo.folder.database.exists()
     assert not extensions.exists(), "DeepSpeed compiled something"
+    assert hostile.imported() == []
     assert "Traceback" not in errors
     assert demo.left_behind() == {}
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.gpu._base import GpuAddress, SmClockRange
+from flyball_wire.python_child import python_command, python_environment
 
 _IMPORT_ROOT = Path(__file__).parents[2]
 
@@ -80,23 +80,15 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     try:
         # Fits into the pipe's buffer, so this does not block.
         os.write(writing_fd, config.to_json().encode() + b"\n")
-        return subprocess.Popen(
-            # -P: the script's folder may contain a file named like a standard module.
-            [sys.executable, "-P", "-m", "flyball_client.governor.governor_process"],
+        return subprocess.Popen(  # noqa: S603 - our own module
+            python_command("-m", "flyball_client.governor.governor_process"),
             stdin=reading_fd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             pass_fds=[fd for fd in inherited if fd is not None],
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": _python_path()},
+            env=python_environment(os.environ, _IMPORT_ROOT),
         )
     finally:
         os.close(writing_fd)
         os.close(reading_fd)
-
-
-def _python_path() -> str:
-    """Return PYTHONPATH with this package's folder first, and without empty entries."""
-    root = str(_IMPORT_ROOT)
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    return os.pathsep.join([root, *(path for path in named if path not in {"", root})])

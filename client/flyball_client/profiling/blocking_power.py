@@ -40,6 +40,7 @@ from flyball_client.profiling.workload import emulated_stage
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command import CommandError
 from flyball_wire.errors import FlyballError
+from flyball_wire.python_child import python_command, python_environment
 
 READY = "ready"
 RECEIVED = "received"
@@ -194,7 +195,7 @@ class BlockingPair:
         self._logs.append(log)
         process = subprocess.Popen(  # noqa: S603 - our own module
             [
-                *(sys.executable, "-P", "-m", "flyball_integrations.shared.blocking_pair"),
+                *python_command("-m", "flyball_integrations.shared.blocking_pair"),
                 *("--rank", str(rank), "--backend", self._backend),
                 *("--device", str(self._devices[rank])),
                 *("--num-elements", str(self._num_elements)),
@@ -204,6 +205,7 @@ class BlockingPair:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
+            env=python_environment(os.environ),
             # Ctrl-C is handled by this process.
             start_new_session=True,
         )

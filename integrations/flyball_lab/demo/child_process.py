@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+from flyball_wire.python_child import python_command, python_environment
 
 _PS_TIMEOUT_S = 5.0
 
@@ -159,8 +160,8 @@ class ChildProcess:
         self._grace_s = grace_s
         with log.open("wb") as output:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [sys.executable, *arguments],
-                env=dict(environment),
+                python_command(*arguments),
+                env=python_environment(environment),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

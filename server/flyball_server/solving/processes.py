@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from multiprocessing.connection import wait
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,6 +20,7 @@ from flyball_server.solving.in_thread import (
     StoppableFuture,
     no_thread_error,
 )
+from flyball_wire.python_child import PATH_VARIABLES, python_environment
 
 P = ParamSpec("P")
 ResultT = TypeVar("ResultT")
@@ -189,7 +192,7 @@ class _Process:
     def __init__(self) -> None:
         # A fork of the planner would hold its locks and listen on its socket.
         context = multiprocessing.get_context("forkserver")
-        with _CHILDREN:
+        with _CHILDREN, _child_environment():
             # numba, which all need, would otherwise be loaded by each process.
             context.set_forkserver_preload([worker.__name__, "numba"])
             self._connection, theirs = context.Pipe()
@@ -243,6 +246,29 @@ class _Process:
         with _CHILDREN:
             self._process.join(0)
             return self._process.exitcode
+
+
+@contextmanager
+def _child_environment() -> Generator[None]:
+    """Have multiprocessing start its fork server and resource tracker without the working folder.
+
+    It offers neither their command nor their environment to be changed.
+    """
+    before = {name: os.environ.get(name) for name in PATH_VARIABLES}
+    made = python_environment(os.environ)
+    _set_variables({name: made.get(name) for name in PATH_VARIABLES})
+    try:
+        yield
+    finally:
+        _set_variables(before)
+
+
+def _set_variables(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def _nothing() -> None:

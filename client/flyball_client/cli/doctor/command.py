@@ -36,6 +36,7 @@ from flyball_client.cli.doctor.machine_checks import (
 )
 from flyball_client.gpu.open_gpu import gpu_argument
 from flyball_wire.command import Command, CommandError, flyball_version
+from flyball_wire.python_child import python_command, python_environment
 
 # Loading the driver takes some seconds, and each GPU one or two.
 TIMEOUT_S = 60.0
@@ -65,11 +66,11 @@ def _run_probe(
 ) -> int | None:
     """Return the exit status; None: the timeout is over."""
     process = subprocess.Popen(  # noqa: S603 - this Python, and indices and UUIDs
-        # -P: the working folder may contain a file named like a standard module.
-        [sys.executable, "-P", "-m", "flyball_client.cli.doctor.command", *named],
+        python_command("-m", "flyball_client.cli.doctor.command", *named),
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=errors,
+        env=python_environment(os.environ),
     )
     try:
         return process.wait(timeout_s)

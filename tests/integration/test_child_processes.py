@@ -1,0 +1,79 @@
+"""No process that Flyball starts imports a module of the folder that it is started in.
+
+Those of the demo: tests/acceptance/test_demo.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.processes import PATIENCE_S
+from tests.hostile_folder import HostileFolder
+
+__all__ = ["false_nvml", "false_nvml_library"]
+
+ROOT = Path(__file__).parents[2]
+# Starts in a folder of its own, so that only the processes that it starts can be led astray.
+ELSEWHERE = "import os, sys; os.chdir(sys.argv[1])\n"
+PROGRAMS = {
+    "governor and standby": """
+from tests.governed_rank.session_rank import main
+main("ends")
+""",
+    "doctor": """
+from flyball_client.__main__ import main
+assert main(["doctor"]) in {0, 1}
+""",
+    "blocking pair": """
+from flyball_client.profiling.blocking_power import BlockingPair
+with BlockingPair(backend="gloo", devices=(0, 0), num_elements=1) as pair:
+    pair.release()
+""",
+    "planning processes": """
+from flyball_server.solving.processes import PlanningProcesses
+executor = PlanningProcesses(1)
+assert executor.submit(abs, -1).result(timeout=60) == 1
+executor.shutdown()
+""",
+}
+
+
+@pytest.mark.parametrize("started", PROGRAMS)
+def test_no_child_imports_from_the_working_folder(
+    false_nvml: FalseNvml, tmp_path: Path, started: str
+) -> None:
+    if started == "blocking pair":
+        pytest.importorskip("torch", reason="needs the extra 'torch'")
+    hostile = HostileFolder(tmp_path / "hostile")
+    start = tmp_path / "start"
+    start.mkdir()
+    # An empty entry, as `PYTHONPATH=$PYTHONPATH:...` makes it, stands for the working folder.
+    paths = ("", str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", ELSEWHERE + PROGRAMS[started], str(hostile.path)],
+        cwd=start,
+        env=false_nvml.environment
+        | {"FLYBALL_STATE_DIR": str(tmp_path / "state"), "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=6 * PATIENCE_S,
+        check=False,
+    )
+    assert hostile.imported() == []
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_every_python_process_is_started_in_the_one_way() -> None:
+    files = [
+        file
+        for part in ("client", "server", "integrations")
+        for file in ROOT.glob(f"{part}/**/*.py")
+    ]
+    naming = [file.name for file in files if "sys.executable" in file.read_text()]
+    assert naming == ["python_child.py"]
