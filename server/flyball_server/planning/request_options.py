@@ -1,6 +1,8 @@
-"""Bounds and defaults of a planning request; imports no planner."""
+"""Bounds, defaults and texts of a planning request; imports no planner."""
 
 from __future__ import annotations
+
+import decimal
 
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.plan_options import MAX_RESERVE
@@ -20,3 +22,9 @@ def check_reserve(reserve: float) -> None:
         raise PlanningError(
             f"must be a share from 0 to {MAX_RESERVE:g}, not {reserve:g}", field="reserve"
         )
+
+
+def rounded_up(value: float) -> str:
+    """Six digits, so rounded that asking for exactly the printed figure is granted."""
+    context = decimal.Context(prec=6, rounding=decimal.ROUND_CEILING)
+    return f"{context.create_decimal_from_float(value).normalize():f}"

@@ -14,7 +14,7 @@ the bound stays at its minimum by itself.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,12 @@ class EventNetwork:
     def energy_offset_j(self, deadline_s: float) -> float:
         """Return what to add to the arcs' costs to have the iteration's energy, J."""
         return self.fixed_cost_j + self.waiting_power_w * deadline_s
+
+    def without_waiting(self) -> EventNetwork:
+        """Return the network with a last arc that saves nothing."""
+        slope_w = self.slope_w.copy()
+        slope_w[-1, 0] = 0.0
+        return replace(self, slope_w=slope_w, waiting_power_w=0.0)
 
 
 def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:

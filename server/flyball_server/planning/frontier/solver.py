@@ -6,6 +6,8 @@ import functools
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError
@@ -152,20 +154,27 @@ class DeadlineSolver:
         reserve: possible lengthening of its instructions, as a share; see `with_reserve`.
             Bounds of plans are then on all that keep this reserve at the deadline and are no
             faster.
+        is_waiting_free: costs are E - r P t alone, without the iteration time's price: energies
+            and bounds are then less by blocking power times iteration time.
 
     Attributes:
+        model: the pipeline, as profiled.
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
     """
 
-    def __init__(self, model: PipelineModel, *, reserve: float = 0.0) -> None:
-        self._profiled = model
+    def __init__(
+        self, model: PipelineModel, *, reserve: float = 0.0, is_waiting_free: bool = False
+    ) -> None:
+        self.model = model
         self._reserve = reserve
         cancellation_point()
-        model = with_reserve(model, reserve)
+        self._planned = model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
+        if is_waiting_free:
+            self._network = self._network.without_waiting()
         cancellation_point()
         self._relaxation: Relaxation = choose_relaxation(self._network)
         self._new_rounding = functools.partial(
@@ -229,6 +238,27 @@ class DeadlineSolver:
         relaxed = self.relax(self.slowest_time_s)
         return max(self.fastest_time_s, float(relaxed.event_time_s[END]))
 
+    @functools.cached_property
+    def without_waiting(self) -> DeadlineSolver:
+        """Return a solver of the same pipeline in which waiting is free."""
+        return DeadlineSolver(self.model, reserve=self._reserve, is_waiting_free=True)
+
+    def certified(self, assignment: Assignment) -> DeadlinePlan:
+        """Return the plan of an assignment, with the bound for its own iteration time."""
+        finish_s = np.array(
+            earliest_finish_s(self._planned.dag, self._planned.durations_s(assignment))
+        )
+        time_s, energy_j = time_and_energy(self._planned, assignment)
+        relaxed = self.relax(min(max(time_s, self.fastest_time_s), self.slowest_time_s))
+        plan = DeadlinePlan(
+            relaxed=replace(relaxed, deadline_s=time_s),
+            assignment=assignment,
+            rounded=RoundedPlan(finish_s=finish_s, cost_j=energy_j),
+            iteration_time_s=time_s,
+            energy_j=energy_j,
+        )
+        return self._as_profiled(plan) if self._reserve else plan
+
     def plan_within(self, deadline_s: float, num_moves: int) -> DeadlinePlan:
         """Return the plan of least energy for a deadline not below `fastest_time_s`.
 
@@ -262,7 +292,7 @@ class DeadlineSolver:
         the reserve at the deadline, and is no faster than this one, that is at most what is taken
         off here: up to the deadline, or the reserve of all of its longest path.
         """
-        iteration_time_s, energy_j = time_and_energy(self._profiled, plan.assignment)
+        iteration_time_s, energy_j = time_and_energy(self.model, plan.assignment)
         deadline_s = plan.relaxed.deadline_s
         added_s = max(0.0, min(deadline_s - iteration_time_s, self._reserve * deadline_s))
         bound_j = plan.relaxed.lower_bound_j - self._network.waiting_power_w * added_s

@@ -1,0 +1,392 @@
+"""The fastest plan within an average power, not faster than the baseline.
+
+With c = E - r P t of each instruction (J), P the blocking power of all ranks and T the iteration
+time, a plan draws P + sum(c) / T. Up to the deadline at which every instruction has its least c,
+the least sum(c) falls as the deadline grows: the fastest plan within the budget lies at the first
+deadline whose plan does. Beyond, only slower clocks on a longest path draw less: they cost c, and
+T grows by all of what they take longer.
+
+Deadlines are those of a fixed grid, searched by bisection, so that of two budgets the larger one
+never gets a slower plan. In a tiny pipeline single clocks matter: there the clocks themselves are
+annealed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.compilation import compiled_function
+from flyball_server.planning.frontier.solver import (
+    SEED,
+    TINY_INSTRUCTIONS,
+    DeadlinePlan,
+    DeadlineSolver,
+)
+from flyball_server.planning.model.finish_times import earliest_finish_s, earliest_of
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import critical_path, time_and_energy
+from flyball_server.planning.request_options import rounded_up
+
+# Inside compiled code a subscript is one number; numpy's types cannot say so.
+# pyright: reportReturnType=false, reportArgumentType=false, reportAssignmentType=false
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int64]
+
+# Ratio of neighbouring deadlines of the grid, less 1.
+DEADLINE_STEP = 5e-4
+# Steps of Dinkelbach's method, which doubles the right digits with each.
+MAX_RATIO_STEPS = 50
+# Annealing of a tiny pipeline's clocks: moves of an attempt, attempts, and the temperatures as a
+# share of the iteration time. A second of missing budget counts as several of the iteration.
+CLOCK_MOVES, CLOCK_ATTEMPTS = 20_000, 4
+HOT, COLD = 0.2, 1e-5
+EXCESS_WEIGHT, TIE_WEIGHT = 3.0, 1e-6
+
+
+def plan_for_power(
+    solver: DeadlineSolver, budget_w: float, baseline_time_s: float, num_moves: int
+) -> DeadlinePlan:
+    """Return the fastest plan found, not faster than the baseline, within an average power.
+
+    Raises:
+        TargetUnreachableError: no plan draws as little; the message names the least power.
+    """
+    plan = solver.plan_within(baseline_time_s, num_moves)
+    if plan.energy_j / plan.iteration_time_s <= budget_w:
+        return plan
+    search = _PowerSearch(solver, budget_w, num_moves)
+    least = search.least_power()
+    if not search.is_within(least):
+        time_s, energy_j = time_and_energy(solver.model, least)
+        raise TargetUnreachableError(
+            f"no plan draws {budget_w:g} W on average; the least is"
+            f" {rounded_up(energy_j / time_s)} W, at {time_s:.6g} s",
+            field="target",
+        )
+    if solver.num_instructions <= TINY_INSTRUCTIONS:
+        found = search.annealed(least, baseline_time_s)
+    else:
+        found = search.at_deadline(baseline_time_s) or search.slowed_paths(least)
+    return solver.certified(found)
+
+
+class _PowerSearch:
+    """Search for plans of one pipeline within one budget."""
+
+    def __init__(self, solver: DeadlineSolver, budget_w: float, num_moves: int) -> None:
+        self._solver = solver
+        self._model = solver.model
+        self._budget_w = budget_w
+        self._num_moves = num_moves
+        self._tables = _clock_tables(solver.model)
+        self._waiting_w = sum(solver.model.stage_blocking_power_w)
+        cheapest = self._tables.costs_j.argmin(axis=1)
+        self._cheapest: Assignment = cheapest[self._tables.group_of_node].tolist()
+
+    def is_within(self, assignment: Assignment) -> bool:
+        """Return whether the plan draws at most the budget."""
+        time_s, energy_j = time_and_energy(self._model, assignment)
+        return energy_j / time_s <= self._budget_w
+
+    def least_power(self) -> Assignment:
+        """The plan of least average power (Dinkelbach's method for a ratio's least value).
+
+        For a price v of time, the least sum(c) - v T is that of one path: on it every instruction
+        has its least c - v t, elsewhere its least c. Which path it is, is a longest path again.
+        """
+        best = self._cheapest
+        for _ in range(MAX_RATIO_STEPS):
+            time_s, cost_j = self._time_and_cost(best)
+            price_w = cost_j / time_s
+            if price_w <= 0:  # computing draws less than waiting: the bound of such is not known
+                return best
+            priced_j = self._tables.costs_j - price_w * self._tables.times_s
+            gains_j = self._tables.costs_j.min(axis=1) - priced_j.min(axis=1)
+            slowed = priced_j.argmin(axis=1)[self._tables.group_of_node].tolist()
+            gain_of_node_j: list[float] = gains_j[self._tables.group_of_node].tolist()
+            tried = list(self._cheapest)
+            for node in self._longest_path(gain_of_node_j):
+                tried[node] = slowed[node]
+            tried_s, tried_j = self._time_and_cost(tried)
+            if tried_j / tried_s >= price_w:
+                break
+            best = tried
+        return best
+
+    def at_deadline(self, baseline_time_s: float) -> Assignment | None:
+        """The plan at the first deadline of the grid whose plan is within the budget, if any."""
+        free = self._solver.without_waiting
+        span = math.log(free.slowest_time_s / baseline_time_s)
+        last = max(1, math.ceil(span / DEADLINE_STEP))
+
+        def tried(number: int) -> Assignment | None:
+            deadline_s = baseline_time_s * math.exp(span * number / last)
+            return self._plan_within(free, max(deadline_s, free.fastest_time_s))
+
+        return _first_found(tried, last)
+
+    def slowed_paths(self, least: Assignment) -> Assignment:
+        """The fastest plan found with slower clocks than the cheapest on one path.
+
+        Args:
+            least: the plan of least power, which is within the budget.
+        """
+        found = [least]
+        for assignment in (self._cheapest, least):
+            path = self._longest_path(self._model.durations_s(assignment))
+            slowed = _SlowedPath(self._tables, self._cheapest, path)
+
+            def tried(number: int, slowed: _SlowedPath = slowed) -> Assignment | None:
+                candidate = slowed.assignment(number)
+                return candidate if self.is_within(candidate) else None
+
+            last = slowed.least_power_step(*self._time_and_cost(self._cheapest))
+            first = _first_found(tried, last)
+            if first is not None:
+                found.append(first)
+        return min(found, key=lambda one: time_and_energy(self._model, one)[0])
+
+    def annealed(self, least: Assignment, baseline_time_s: float) -> Assignment:
+        """The fastest plan found by annealing the clocks, from a plan within the budget."""
+        found = [least]
+        for seed in range(SEED, SEED + CLOCK_ATTEMPTS):
+            cancellation_point()
+            choices = np.array(least, dtype=np.int64)
+            anneal_clocks(
+                choices,
+                self._tables,
+                (self._budget_w, self._waiting_w, baseline_time_s),
+                seed,
+            )
+            found.append(choices.tolist())
+        within = [one for one in found if self.is_within(one)]
+
+        def rank(one: Assignment) -> tuple[float, float]:
+            time_s, energy_j = time_and_energy(self._model, one)
+            return max(time_s, baseline_time_s), energy_j
+
+        return min(within, key=rank)
+
+    def _plan_within(self, free: DeadlineSolver, deadline_s: float) -> Assignment | None:
+        """A plan within the budget for a deadline: rounded, or if that is not, annealed."""
+        relaxed = free.relax(deadline_s)
+        allowed_j = (self._budget_w - self._waiting_w) * deadline_s
+        if relaxed.lower_bound_j > max(0.0, allowed_j):
+            return None
+        for num_moves in (0, self._num_moves):
+            assignment = free.plan(relaxed, num_moves).assignment
+            if self.is_within(assignment):
+                return assignment
+        return None
+
+    def _time_and_cost(self, assignment: Assignment) -> tuple[float, float]:
+        time_s, energy_j = time_and_energy(self._model, assignment)
+        return time_s, energy_j - self._waiting_w * time_s
+
+    def _longest_path(self, weights: Sequence[float]) -> list[int]:
+        dag = self._model.dag
+        return critical_path(dag, weights, earliest_finish_s(dag, weights))
+
+
+def _first_found(tried: Callable[[int], Assignment | None], last: int) -> Assignment | None:
+    """Bisect to the first number up to `last` that finds something; None: not even `last` does.
+
+    Which numbers are tried depends on nothing but what was found before: whoever finds something
+    wherever another does ends at a number that is not larger.
+    """
+    found = tried(last)
+    if found is None:
+        return None
+    below, first = 0, last
+    while first - below > 1:
+        middle = (below + first) // 2
+        better = tried(middle)
+        if better is None:
+            below = middle
+        else:
+            first, found = middle, better
+    return found
+
+
+class ClockTables(NamedTuple):
+    """All operating points of a pipeline as arrays, for compiled code too.
+
+    Attributes:
+        order, predecessors: the DAG's `order_array` and `predecessor_array`.
+        group_of_node: per node a row of the tables below; shape (num_nodes,).
+        num_points: per row, how many of its entries count.
+        times_s: per row and operating point, s.
+        costs_j: likewise E - r P t, J; infinite past the last.
+    """
+
+    order: IndexArray
+    predecessors: IndexArray
+    group_of_node: IndexArray
+    num_points: IndexArray
+    times_s: FloatArray
+    costs_j: FloatArray
+
+
+def _clock_tables(model: PipelineModel) -> ClockTables:
+    power_w = model.stage_blocking_power_w
+    keys = list(zip(model.dag.stage, map(id, model.points), strict=True))
+    points_of = dict(zip(keys, model.points, strict=True))
+    number = {key: index for index, key in enumerate(points_of)}
+    most = max(map(len, points_of.values()))
+    times_s, costs_j = np.zeros((len(number), most)), np.full((len(number), most), np.inf)
+    for row, ((stage, _), points) in enumerate(points_of.items()):
+        times_s[row, : len(points)] = [point.time_s for point in points]
+        costs_j[row, : len(points)] = [
+            point.energy_j - power_w[stage] * point.time_s for point in points
+        ]
+    return ClockTables(
+        order=model.dag.order_array,
+        predecessors=model.dag.predecessor_array,
+        group_of_node=np.array(list(map(number.__getitem__, keys)), dtype=np.int64),
+        num_points=np.array(list(map(len, points_of.values())), dtype=np.int64),
+        times_s=times_s,
+        costs_j=costs_j,
+    )
+
+
+class _SlowedPath:
+    """One path's instructions at slower and slower clocks, the cheapest seconds first.
+
+    Args:
+        tables: the pipeline's operating points.
+        cheapest: every instruction at its least c.
+        path: nodes of the path.
+    """
+
+    def __init__(self, tables: ClockTables, cheapest: Assignment, path: Sequence[int]) -> None:
+        self._cheapest = cheapest
+        slower = {
+            group: _slower_corners(tables, group, cheapest[node])
+            for node, group in zip(path, tables.group_of_node[path].tolist(), strict=True)
+        }
+        self._steps = sorted(
+            ((*step, node) for node in path for step in slower[int(tables.group_of_node[node])]),
+            key=lambda step: step[0],
+        )
+        self._path_s = sum(
+            float(tables.times_s[tables.group_of_node[node], cheapest[node]]) for node in path
+        )
+
+    def assignment(self, num_steps: int) -> Assignment:
+        """The clocks after the first steps."""
+        choices = list(self._cheapest)
+        for _, _, _, choice, node in self._steps[:num_steps]:
+            choices[node] = choice
+        return choices
+
+    def least_power_step(self, time_s: float, cost_j: float) -> int:
+        """Number of steps with which the least is drawn, at least 1.
+
+        Args:
+            time_s: iteration time with every instruction at its least c, s.
+            cost_j: sum of these, J.
+        """
+        path_s, best, best_w = self._path_s, 1, math.inf
+        for number, (_, added_s, added_j, _, _) in enumerate(self._steps, start=1):
+            path_s += added_s
+            cost_j += added_j
+            drawn_w = cost_j / max(time_s, path_s)
+            if drawn_w < best_w:
+                best, best_w = number, drawn_w
+        return best
+
+
+def _slower_corners(
+    tables: ClockTables, group: int, cheapest: int
+) -> list[tuple[float, float, float, int]]:
+    """The steps along the lower hull from the least c on: W, s and J of each, and where it ends."""
+    times_s, costs_j = tables.times_s[group].tolist(), tables.costs_j[group].tolist()
+    steps: list[tuple[float, float, float, int]] = []
+    at = cheapest
+    while True:
+        slower = [
+            (
+                (costs_j[other] - costs_j[at]) / (times_s[other] - times_s[at]),
+                -times_s[other],
+                other,
+            )
+            for other in range(int(tables.num_points[group]))
+            if times_s[other] > times_s[at]
+        ]
+        if not slower:
+            return steps
+        slope_w, _, other = min(slower)
+        steps.append((slope_w, times_s[other] - times_s[at], costs_j[other] - costs_j[at], other))
+        at = other
+
+
+@compiled_function
+def anneal_clocks(
+    choices: IndexArray,
+    tables: ClockTables,
+    powers_and_time: tuple[float, float, float],
+    seed: int,
+) -> None:
+    """Leave in `choices` the fastest plan within the budget that is seen.
+
+    Args:
+        choices: per node, its operating point; a plan within the budget.
+        tables: the pipeline.
+        powers_and_time: the budget and the blocking power of all ranks, W; the iteration time
+            below which nothing is gained, s.
+        seed: of the random numbers.
+    """
+    budget_w, waiting_w, least_time_s = powers_and_time
+    np.random.seed(seed)
+    num_nodes = len(choices)
+    durations_s, cost_j = np.empty(num_nodes), 0.0
+    for node in range(num_nodes):
+        durations_s[node] = tables.times_s[tables.group_of_node[node], choices[node]]
+        cost_j += tables.costs_j[tables.group_of_node[node], choices[node]]
+    time_s = earliest_of(tables.order, tables.predecessors, durations_s).max()
+    excess_s = (cost_j - (budget_w - waiting_w) * time_s) / budget_w
+    score_s = _score_s(time_s, excess_s, least_time_s)
+    best, best_s = choices.copy(), score_s if excess_s <= 0.0 else np.inf
+    temperature_s = HOT * time_s
+    cooling = (COLD / HOT) ** (1.0 / CLOCK_MOVES)
+    changed, before = np.empty(3, np.int64), np.empty(3, np.int64)
+    for _ in range(CLOCK_MOVES):
+        temperature_s *= cooling
+        num_changed = np.random.randint(1, 4)
+        tried_j = cost_j
+        for index in range(num_changed):
+            node = np.random.randint(num_nodes)
+            group = tables.group_of_node[node]
+            changed[index], before[index] = node, choices[node]
+            choices[node] = np.random.randint(tables.num_points[group])
+            durations_s[node] = tables.times_s[group, choices[node]]
+            tried_j += tables.costs_j[group, choices[node]] - tables.costs_j[group, before[index]]
+        time_s = earliest_of(tables.order, tables.predecessors, durations_s).max()
+        excess_s = (tried_j - (budget_w - waiting_w) * time_s) / budget_w
+        tried_s = _score_s(time_s, excess_s, least_time_s)
+        worse_s = tried_s - score_s
+        if worse_s <= 0.0 or np.random.random() < math.exp(-worse_s / temperature_s):
+            score_s, cost_j = tried_s, tried_j
+            if excess_s <= 0.0 and score_s < best_s:
+                best_s = score_s
+                best[:] = choices
+        else:
+            for index in range(num_changed - 1, -1, -1):
+                node = changed[index]
+                choices[node] = before[index]
+                durations_s[node] = tables.times_s[tables.group_of_node[node], before[index]]
+    choices[:] = best
+
+
+@compiled_function
+def _score_s(time_s: float, excess_s: float, least_time_s: float) -> float:
+    weight = EXCESS_WEIGHT if excess_s > 0.0 else TIE_WEIGHT
+    return max(time_s, least_time_s) + weight * excess_s

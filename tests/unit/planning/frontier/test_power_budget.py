@@ -1,0 +1,112 @@
+"""The fastest plan within a power budget, against every plan there is and every single clock."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.planning.oracles import every_plan
+from tests.unit.planning.tiny_pipelines import enumerable_models, request_of
+
+from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.targets import parse_target, plan_for_target
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.plan_options import Effort
+
+WITHIN = 1.01
+
+
+def example_request(num_microbatches: int) -> PlanRequest:
+    return request_of(
+        load_example_profile(), num_microbatches, blocking_power_w=(83.64,), effort=Effort.LOW
+    )
+
+
+def planned(request: PlanRequest, budget_w: float) -> FrequencyPlan:
+    return make_plan(request.with_options(target=f"power:{budget_w!r}")).plan
+
+
+def computing_draws_more_than_waiting(model: PipelineModel) -> PipelineModel:
+    """The model with a blocking power that is nowhere above what an instruction draws."""
+    least_w = [math.inf] * len(model.num_ranks)
+    for stage, points in zip(model.dag.stage, model.points, strict=True):
+        drawn_w = min(point.energy_j / point.time_s for point in points)
+        least_w[stage] = min(least_w[stage], drawn_w / model.num_ranks[stage])
+    return replace(model, blocking_power_w=tuple(map(min, model.blocking_power_w, least_w)))
+
+
+def test_a_budget_that_one_clock_for_all_meets_is_met_sooner() -> None:
+    request = example_request(12)
+    model = model_of_request(request)
+    for choice in range(0, len(model.points[0]), 6):
+        time_s, energy_j = time_and_energy(model, [choice] * model.dag.num_nodes)
+        plan = planned(request, energy_j / time_s)
+        assert plan.energy_j / plan.iteration_time_s <= energy_j / time_s
+        assert plan.iteration_time_s <= time_s
+        assert plan.lower_bound_j is not None
+        assert plan.lower_bound_j <= plan.energy_j
+
+
+def test_the_least_power_is_granted_and_below_it_refused() -> None:
+    request = example_request(12)
+    with pytest.raises(TargetUnreachableError) as refused:
+        planned(request, 1400.0)
+    found = re.search(r"the least is ([\d.]+) W", refused.value.message)
+    assert found
+    plan = planned(request, float(found.group(1)))
+    assert plan.energy_j / plan.iteration_time_s == pytest.approx(1412.0, abs=0.1)
+    assert plan.iteration_time_s == pytest.approx(4.327, abs=1e-3)
+
+
+def test_a_larger_budget_is_never_slower() -> None:
+    request = example_request(8)
+    budgets_w = [1420 + 17 * number for number in range(24)]
+    times_s = [planned(request, float(budget_w)).iteration_time_s for budget_w in budgets_w]
+    assert times_s == sorted(times_s, reverse=True)
+    assert len(set(times_s)) == len(times_s)
+
+
+def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
+    request = example_request(12).with_options(reserve=0.02)
+    for budget_w in (1900.0, 1500.0):
+        plan = planned(request, budget_w)
+        assert plan.energy_j / plan.iteration_time_s <= budget_w
+        assert plan.lower_bound_j is not None
+        assert 0 < plan.lower_bound_j <= plan.energy_j
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(enumerable_models(), st.data())
+def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
+    model: PipelineModel, data: st.DataObject
+) -> None:
+    model = computing_draws_more_than_waiting(model)
+    solver = DeadlineSolver(model)
+    baseline_s, _ = time_and_energy(model, model.baseline())
+    plans = every_plan(model)
+    # A little more than plans draw: in another order their sums may differ in the last digit.
+    powers_w = sorted(energy_j / time_s * (1 + 1e-9) for time_s, energy_j in plans)
+    before_s = None
+    budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=3))
+    for budget_w in sorted({powers_w[0], *budgets_w}):
+        target = replace(parse_target("power:1"), value=budget_w)
+        plan = plan_for_target(solver, target, baseline_s, num_moves=2000)
+        fastest_s = min(
+            max(time_s, baseline_s) for time_s, energy_j in plans if energy_j / time_s <= budget_w
+        )
+        assert plan.energy_j / plan.iteration_time_s <= budget_w
+        assert plan.iteration_time_s <= fastest_s * WITHIN
+        assert before_s is None or max(plan.iteration_time_s, baseline_s) <= before_s
+        before_s = max(plan.iteration_time_s, baseline_s)
+        least_j = min(energy_j for time_s, energy_j in plans if time_s <= plan.iteration_time_s)
+        assert plan.lower_bound_j <= least_j * (1 + 1e-12)
