@@ -141,9 +141,7 @@ def _add_job(store: JobStore, job_id: str, num_ranks: int) -> None:
         emulated=True,
     )
     with store.writing(job_id) as writer:
-        writer.save_job(
-            JobRecord(job_id=job_id, registered=spec, in_force=spec, created_at=_MOMENT)
-        )
+        writer.save_job(JobRecord(job_id=job_id, registered=spec, spec=spec, created_at=_MOMENT))
         for rank in range(num_ranks):
             writer.save_ranks([_rank(job_id, rank)])
         writer.add_plan(

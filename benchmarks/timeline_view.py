@@ -186,7 +186,7 @@ def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan
         emulated=True,
     )
     with services.store.writing("job") as writer:
-        writer.save_job(JobRecord(job_id="job", registered=spec, in_force=spec, created_at=_MOMENT))
+        writer.save_job(JobRecord(job_id="job", registered=spec, spec=spec, created_at=_MOMENT))
         writer.save_profile("job", profile)
         for version in range(1, NUM_VERSIONS + 1):
             writer.add_plan(

@@ -3,8 +3,73 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from flyball_wire.strictness import Sent
+
+
+class Weekday(StrEnum):
+    """Weekday, in the order of the week."""
+
+    MON = "mon"
+    TUE = "tue"
+    WED = "wed"
+    THU = "thu"
+    FRI = "fri"
+    SAT = "sat"
+    SUN = "sun"
+
+
+class StragglerSource(StrEnum):
+    """Origin of a straggler: announced by someone, or detected from measurements."""
+
+    ANNOUNCED = "announced"
+    DETECTED = "detected"
+
+
+class StragglerReason(StrEnum):
+    """Cause of a slowdown: a power limit, a thermal limit, or unknown (`slow`)."""
+
+    SLOW = "slow"
+    POWER = "power"
+    THERMAL = "thermal"
+
+
+class ComparisonState(StrEnum):
+    """State of a comparison.
+
+    `ended`: another plan came before enough was measured, or the steps could not be used.
+    """
+
+    NONE = "none"
+    RUNNING = "running"
+    DONE = "done"
+    ENDED = "ended"
+
+
+class ProfilingState(StrEnum):
+    """State of online profiling; `waiting`: for ranks, or their first steps."""
+
+    OFF = "off"
+    WAITING = "waiting"
+    PROBING = "probing"
+    FINISHED = "finished"
+    REFUSED = "refused"
+
+
+class BaselineOrigin(StrEnum):
+    """Origin of a measured baseline.
+
+    `interleaved` with the plan's steps. `apart`: in the nearest steps of the job at default or
+    highest clocks; drift in between counts as saving. `itself`: the version is all at the highest
+    clocks. `none`: nothing was measured.
+    """
+
+    NONE = "none"
+    INTERLEAVED = "interleaved"
+    APART = "apart"
+    ITSELF = "itself"
+
 
 # ------------------------------------------------------------------ what clients send
 
@@ -36,13 +101,13 @@ class TimetableWindow(Sent):
         from_time: begin: `22:00` every day (or on `days`), or ISO 8601 with an offset, once.
         until_time: end in the same form; a time of day that is not later is one of the next day.
         target: target as in PlanOptions, for example `power:8000` or `slowdown:0.05`.
-        days: weekdays (`mon`, `tue`, ...) on which a daily window begins; null: all.
+        days: weekdays on which a daily window begins; null: all.
     """
 
     from_time: str
     until_time: str
     target: str
-    days: tuple[str, ...] | None = None
+    days: tuple[Weekday, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +142,14 @@ class Straggler:
     """A GPU that is slower than its profile.
 
     Attributes:
-        source: `announced` or `detected`.
-        reason: cause of the slowdown: `power`, `thermal`, or `slow` (cause unknown).
         slowdown: slowdown factor: measured time of its instructions over the profile's.
         from_time, until_time: begin and end, ISO 8601, UTC; null: unlimited.
         is_planned: true if the newest plan is made for it.
     """
 
     rank: int
-    source: str
-    reason: str
+    source: StragglerSource
+    reason: StragglerReason
     slowdown: float
     from_time: str | None
     until_time: str | None
@@ -112,14 +175,12 @@ class ComparisonStatus:
     """Progress of a comparison.
 
     Attributes:
-        state: `none`, `running`, `done`, or `ended`: another plan came before enough was measured,
-            or the steps could not be used.
         version: plan version that it runs as; null: none yet.
         num_pairs: requested number of pairs.
         num_measured_pairs: number of pairs that all ranks have measured as planned.
     """
 
-    state: str
+    state: ComparisonState
     version: int | None = None
     num_pairs: int = 0
     num_measured_pairs: int = 0
@@ -151,7 +212,6 @@ class ProfilingResult:
     """Progress or outcome of online profiling.
 
     Attributes:
-        state: `probing`, `finished` or `refused`.
         problem: reason of the refusal; null otherwise.
         num_steps: number of steps that were evaluated.
         points: operating points by stage, instruction, chunk and falling frequency; empty before
@@ -165,7 +225,7 @@ class ProfilingResult:
             known.
     """
 
-    state: str
+    state: ProfilingState
     problem: str | None = None
     num_steps: int = 0
     points: tuple[ProbedPoint, ...] = ()
@@ -179,8 +239,6 @@ class ProfilingResult:
 @dataclass(frozen=True, kw_only=True)
 class ProfilingStatus(ProfilingResult):
     """Online profiling of a job.
-
-    Its `state` may also be `off`, or `waiting` (for ranks, or their first steps).
 
     Attributes:
         slowdown_limit: largest slowdown allowed while profiling, as a share.
@@ -214,9 +272,7 @@ class MeasuredSavings:
     Attributes:
         time_s, energy_j: measured time and energy of an iteration on the plan; null: not measured.
         baseline_time_s, baseline_energy_j: the same at the highest clocks; null: never measured.
-        baseline: origin of the baseline: `interleaved` with the plan's steps; `apart`, in the
-            nearest steps of the job at default or highest clocks (drift in between counts as
-            saving); `itself`: the version is all at the highest clocks; or `none`.
+        baseline: origin of the baseline.
         slowdown_percent, saving_percent: slowdown and saving against that baseline; null: no
             baseline.
         saved_j: energy saved in `num_steps` steps in J; null: no baseline.
@@ -230,7 +286,7 @@ class MeasuredSavings:
     energy_j: Estimate | None = None
     baseline_time_s: Estimate | None = None
     baseline_energy_j: Estimate | None = None
-    baseline: str = "none"
+    baseline: BaselineOrigin = BaselineOrigin.NONE
     slowdown_percent: Estimate | None = None
     saving_percent: Estimate | None = None
     saved_j: Estimate | None = None

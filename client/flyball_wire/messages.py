@@ -41,6 +41,20 @@ class Adaptation(StrEnum):
     FRONTIER = "frontier"
 
 
+class JobState(StrEnum):
+    """Input that a job waits for, or its liveness.
+
+    `ended`: all its ranks have left. `expired`: no rank has called for a long time.
+    """
+
+    AWAITING_PROFILE = "awaiting-profile"
+    PROFILING = "profiling"
+    PLANNED = "planned"
+    PLANNING_FAILED = "planning-failed"
+    ENDED = "ended"
+    EXPIRED = "expired"
+
+
 class MeasurementDetail(StrEnum):
     """Detail of the measurements that a rank posts of each step on a plan version.
 
@@ -306,8 +320,6 @@ class JobView:
     """A job with its registration, ranks and newest plan version.
 
     Attributes:
-        state: `awaiting-profile`, `profiling`, `planned` or `planning-failed`; `ended`: all its
-            ranks have left; `expired`: no rank has called for long.
         newest_version: newest plan version; null: none yet.
         active_version: newest plan version that has a first step; null: none yet.
         problem: reason of the failure of the newest planning; null: it did not fail.
@@ -316,7 +328,7 @@ class JobView:
     """
 
     job_id: str
-    state: str
+    state: JobState
     registration: JobRegistration
     ranks: tuple[RankView, ...]
     newest_version: int | None

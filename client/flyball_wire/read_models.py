@@ -7,9 +7,34 @@ one named `measured` was read from the ranks' GPUs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 from flyball_wire.closed_loop import Estimate
+from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
+
+
+class StepClocks(StrEnum):
+    """Clocks of a step that all ranks have posted; `mixed`: ranks ran it on several versions."""
+
+    PLAN = "plan"
+    HIGHEST = "highest"
+    DEFAULT = "default"
+    PROFILING = "profiling"
+    MIXED = "mixed"
+
+
+class PlanKind(StrEnum):
+    """Kind of a plan version.
+
+    `comparison`: steps at the highest clocks in between. `separate`: each data-parallel pipeline
+    has clocks of its own. `probe`: for online profiling.
+    """
+
+    PLAN = "plan"
+    COMPARISON = "comparison"
+    SEPARATE = "separate"
+    PROBE = "probe"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +98,12 @@ class MeasuredIteration:
     """Mean of the newest complete steps that ran alike.
 
     Attributes:
-        clocks: their clocks: `plan`, `highest`, `default` or `profiling`.
+        clocks: their clocks, never `mixed`.
         version: plan version; null: none, default clocks.
         energy_j: energy of all ranks in J; null: one of them could not read it.
     """
 
-    clocks: str
+    clocks: StepClocks
     version: int | None
     first_step: int
     last_step: int
@@ -110,7 +135,7 @@ class JobOverview:
     """
 
     job_id: str
-    state: str
+    state: JobState
     emulated: bool
     num_stages: int
     num_microbatches: int
@@ -188,8 +213,6 @@ class PlanSummary:
     """A plan version without its instructions.
 
     Attributes:
-        kind: `plan`; `comparison`: steps at the highest clocks in between; `separate`: each
-            data-parallel pipeline has clocks of its own; `probe`: for online profiling.
         schedule, policy, target: options that it was planned with; `target` is empty for a probe.
         first_step: first step of the version; null: not all ranks have it, or a newer one came
             first.
@@ -199,7 +222,7 @@ class PlanSummary:
     """
 
     version: int
-    kind: str
+    kind: PlanKind
     schedule: str
     policy: str
     target: str

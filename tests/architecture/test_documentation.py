@@ -20,7 +20,6 @@ import pytest
 from flyball_profiles.gpu_windows import gpu_names
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.app import create_app
-from flyball_server.jobs.job_state import JobState
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
@@ -28,6 +27,7 @@ from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.settings import Settings
 from flyball_wire import messages, read_models
 from flyball_wire.command import Command
+from flyball_wire.messages import JobState
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -19,7 +19,7 @@ from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profil
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.errors import StoreClosedError
-from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import (
     AnnouncedSlowdown,
     Comparison,
@@ -32,8 +32,14 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
-from flyball_wire.closed_loop import ProfilingResult, Timetable, TimetableWindow
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.closed_loop import (
+    ProfilingResult,
+    ProfilingState,
+    StragglerReason,
+    Timetable,
+    TimetableWindow,
+)
+from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
 
 
@@ -379,12 +385,12 @@ class TestJobStore:
         loop_state = JobLoopState(
             job_id="job",
             stragglers=(AnnouncedSlowdown(rank=3, slowdown=1.2, from_unix_s=1.5),),
-            detected=(RankSlowdown(rank=1, slowdown=0.1 + 0.2, reason="thermal"),),
+            detected=(RankSlowdown(rank=1, slowdown=0.1 + 0.2, reason=StragglerReason.THERMAL),),
             timetable=Timetable(
                 windows=(TimetableWindow(from_time="22:00", until_time="06:00", target="power:9"),)
             ),
             comparison=Comparison(num_pairs=5, version=2),
-            profiling=ProfilingResult(state="probing", blocking_power_w=(70.0, 1 / 3)),
+            profiling=ProfilingResult(state=ProfilingState.PROBING, blocking_power_w=(70.0, 1 / 3)),
             inputs=PlanningInputs(
                 target="fastest", rank_slowdowns=(RankSlowdown(rank=1, slowdown=2.0),)
             ),

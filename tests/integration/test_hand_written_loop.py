@@ -22,7 +22,7 @@ from torch import nn
 
 from flyball_client.api.errors import PlannerError
 from flyball_wire import routes
-from flyball_wire.closed_loop import ProfilingStatus
+from flyball_wire.closed_loop import ProfilingState, ProfilingStatus
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
@@ -114,7 +114,7 @@ def test_the_progress_of_profiling_is_printed_where_it_changes(
 def _probing(num_steps: int) -> ProfilingStatus:
     return ProfilingStatus(
         job_id="another",
-        state="probing",
+        state=ProfilingState.PROBING,
         problem=None,
         num_steps=num_steps,
         points=(),

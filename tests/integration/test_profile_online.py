@@ -13,7 +13,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_wire.closed_loop import ProbedPoint, ProfilingResult
+from flyball_wire.closed_loop import ProbedPoint, ProfilingResult, ProfilingState
 
 Online = Callable[..., Done]
 
@@ -71,7 +71,7 @@ def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
     found(
         planner,
         ProfilingResult(
-            state="finished",
+            state=ProfilingState.FINISHED,
             num_steps=150,
             points=(point(1410, 900), point(1395, 0)),
             blocking_power_w=(83.0, 84.0),

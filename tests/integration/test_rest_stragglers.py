@@ -83,6 +83,7 @@ def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
             {"windows": [ALWAYS, {**ALWAYS, "from_time": "25:00"}]},
             "windows[1].from_time",
         ),
+        (TIMETABLE, {"windows": [{**ALWAYS, "days": ["mon", "monday"]}]}, "windows.0.days.1"),
         (TIMETABLE, {"windows": [], "timezone": "Nowhere/Town"}, "timezone"),
     ],
 )

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flyball_client.cli.top.reading import JobReading
-from flyball_wire.closed_loop import Estimate, Straggler
+from flyball_wire.closed_loop import Estimate, Straggler, StragglerReason, StragglerSource
+from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
     MeasuredIteration,
+    PlanKind,
     PlanSummary,
     PredictedIteration,
     StageOfStep,
     StagesOfStep,
+    StepClocks,
 )
 
 NUM_STAGES, NUM_STEPS = 4, 40
@@ -27,7 +30,7 @@ PREDICTED = PredictedIteration(
     gap_percent=0.125,
 )
 MEASURED = MeasuredIteration(
-    clocks="plan",
+    clocks=StepClocks.PLAN,
     version=2,
     first_step=20,
     last_step=39,
@@ -37,7 +40,7 @@ MEASURED = MeasuredIteration(
 )
 PLANNED = JobOverview(
     job_id="gpt3-night",
-    state="planned",
+    state=JobState.PLANNED,
     emulated=True,
     num_stages=NUM_STAGES,
     num_microbatches=12,
@@ -65,7 +68,7 @@ PLANNED = JobOverview(
 NEW = replace(
     PLANNED,
     job_id="llama-70b",
-    state="awaiting-profile",
+    state=JobState.AWAITING_PROFILE,
     emulated=False,
     num_ranks=8,
     num_registered=6,
@@ -84,7 +87,7 @@ NEW = replace(
 HISTORY = tuple(
     PlanSummary(
         version=version,
-        kind="plan",
+        kind=PlanKind.PLAN,
         schedule="1f1b",
         policy=policy,
         target="fastest",
@@ -98,8 +101,8 @@ HISTORY = tuple(
 MEASURED_MHZ = (1410.0, 1305.0, 1215.0, None)
 STRAGGLER = Straggler(
     rank=3,
-    source="detected",
-    reason="power",
+    source=StragglerSource.DETECTED,
+    reason=StragglerReason.POWER,
     slowdown=1.25,
     from_time="2026-01-05T09:20:00Z",
     until_time=None,

@@ -26,16 +26,16 @@ from flyball_client.profiling.profile_forms import (
 )
 from flyball_client.profiling.run_action import configure_run, run
 from flyball_profiles.stage_profile import ProfileError
-from flyball_wire.closed_loop import ProbedPoint, ProfilingStatus
+from flyball_wire.closed_loop import ProbedPoint, ProfilingState, ProfilingStatus
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
 _STATES = {
-    "off": "off, the profile was given",
-    "waiting": "waiting for all ranks to register, or for their first steps",
-    "probing": "probing",
-    "finished": "finished",
-    "refused": "refused",
+    ProfilingState.OFF: "off, the profile was given",
+    ProfilingState.WAITING: "waiting for all ranks to register, or for their first steps",
+    ProfilingState.PROBING: "probing",
+    ProfilingState.FINISHED: "finished",
+    ProfilingState.REFUSED: "refused",
 }
 
 
@@ -70,7 +70,7 @@ def online(arguments: argparse.Namespace) -> int:
 
 def _lines(view: ProfilingStatus) -> list[str]:
     kind = "emulated" if view.emulated else "measured"
-    lines = [f"online profiling of {view.job_id} ({kind}): {_STATES.get(view.state, view.state)}"]
+    lines = [f"online profiling of {view.job_id} ({kind}): {_STATES[view.state]}"]
     if view.problem is not None:
         lines.append(f"  {view.problem}")
     if view.num_steps:

@@ -21,7 +21,7 @@ from flyball_client.cli.report_text import (
     report_as_text,
 )
 from flyball_client.profiling.arguments import WorkLine, quantity
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError
 
@@ -52,7 +52,7 @@ def wait_for_comparison(
     comparison = planner.put_comparison(job_id, ComparisonRequest(num_pairs=num_pairs))
     try:
         with WorkLine(sys.stderr, prints_first=True) as line:
-            while comparison.state == "running" and now_s() < deadline_s:
+            while comparison.state == ComparisonState.RUNNING and now_s() < deadline_s:
                 line.show(_progress(comparison))
                 sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
                 try:
@@ -73,9 +73,9 @@ def _progress(comparison: ComparisonStatus) -> str:
 
 def _problem(job_id: str, comparison: ComparisonStatus, timeout_s: float) -> str | None:
     measured = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs were measured"
-    if comparison.state == "running":
+    if comparison.state == ComparisonState.RUNNING:
         return f"not over after {timeout_s:g} s, {measured}; {_continues(job_id)}"
-    if comparison.state == "done":
+    if comparison.state == ComparisonState.DONE:
         return None
     return (
         f"the comparison ended early, {measured}: the plan changed, or its steps could not be"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from flyball_wire.closed_loop import Estimate, JobReport, VersionSavings
+from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
 
 J_PER_KWH = 3.6e6
 
@@ -147,7 +147,7 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
 def _section(report: JobReport, version: VersionSavings, factors: Factors) -> _Section:
     how = _measured(report)
     steps = str(version.num_steps)
-    at_highest = version.baseline == "itself"
+    at_highest = version.baseline == BaselineOrigin.ITSELF
     rows = [
         ("plan", how, _estimate(version.time_s, ".4f"), _estimate(version.energy_j, ".2f"), steps),
         (
@@ -195,19 +195,19 @@ def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list
 
 def _baseline_note(report: JobReport, version: VersionSavings) -> str:
     how_to = f" `flyball report {report.job_id} --compare {SUGGESTED_PAIRS}` measures both in turn."
-    if any(other.baseline == "interleaved" for other in report.versions):
+    if any(other.baseline == BaselineOrigin.INTERLEAVED for other in report.versions):
         how_to = ""
     match version.baseline:
-        case "interleaved":
+        case BaselineOrigin.INTERLEAVED:
             return "Steps at the highest clocks were run in turn with steps on the plan."
-        case "apart":
+        case BaselineOrigin.APART:
             return (
                 "Steps at the highest clocks were run before or after steps on the plan: drift"
                 f" between them counts as saving.{how_to}"
             )
-        case "itself":
+        case BaselineOrigin.ITSELF:
             return "This version runs at the highest clocks only."
-        case _:
+        case BaselineOrigin.NONE:
             return f"No step at the highest clocks was measured: the saving is not known.{how_to}"
 
 

@@ -1,4 +1,4 @@
-"""States of a job and the table of moves between them."""
+"""Moves between the states of a job, and the inputs that cause them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from flyball_server.jobs.errors import IllegalMoveError
-
-
-class JobState(StrEnum):
-    """Input that a job waits for, and liveness of the job."""
-
-    AWAITING_PROFILE = "awaiting-profile"
-    PROFILING = "profiling"
-    PLANNED = "planned"
-    PLANNING_FAILED = "planning-failed"
-    # All its ranks have reported the end of their training.
-    ENDED = "ended"
-    # No rank has called for a long time.
-    EXPIRED = "expired"
+from flyball_wire.messages import JobState
 
 
 class JobInput(StrEnum):

@@ -6,13 +6,12 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
-from flyball_wire.closed_loop import ProfilingResult, Timetable
+from flyball_wire.closed_loop import ProfilingResult, StragglerReason, Timetable
 from flyball_wire.plan_options import Effort
 
 
@@ -56,13 +55,13 @@ class RankSlowdown:
 
     Attributes:
         slowdown: slowdown factor of its instructions; below 1: faster than profiled.
-        reason: cause of the slowdown; `slow` if the cause is unknown.
+        reason: cause of the slowdown.
         since_unix_s: time of detection.
     """
 
     rank: int
     slowdown: float
-    reason: Literal["slow", "power", "thermal"] = "slow"
+    reason: StragglerReason = StragglerReason.SLOW
     since_unix_s: float = 0.0
 
 

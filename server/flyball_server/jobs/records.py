@@ -16,12 +16,18 @@ from flyball_server.jobs.bounds import (
     check_text,
 )
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.job_state import JobInput, JobState, check_move
+from flyball_server.jobs.job_state import JobInput, check_move
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import check_reserve
-from flyball_wire.messages import ClockTiming, InstructionReport, JobSpec, MeasurementDetail
+from flyball_wire.messages import (
+    ClockTiming,
+    InstructionReport,
+    JobSpec,
+    JobState,
+    MeasurementDetail,
+)
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"

@@ -15,11 +15,11 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import parse_target
-from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow
+from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow, Weekday
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 
 MAX_WINDOWS = 64
-DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_DAYS = tuple(Weekday)
 _TIME_OF_DAY = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d", re.ASCII)
 _UTC = "UTC"
 # All arithmetic with time zones is valid well beyond these.
@@ -180,15 +180,10 @@ def parse_moment(text: str, field: str, *, also: str = "") -> datetime:
 
 def _days(window: TimetableWindow, where: str) -> frozenset[int]:
     if window.days is None:
-        return frozenset(range(len(DAYS)))
+        return frozenset(range(len(_DAYS)))
     if not window.days:
         raise InvalidFieldError(f"{where}.days", "must name a day; leave it out for all")
-    for day in window.days:
-        if day not in DAYS:
-            raise InvalidFieldError(
-                f"{where}.days", f"unknown {day[:16]!r}; known: {', '.join(DAYS)}"
-            )
-    return frozenset(DAYS.index(day) for day in window.days)
+    return frozenset(_DAYS.index(day) for day in window.days)
 
 
 def _bounds(window: _Window, zone: tzinfo, local: datetime) -> Iterator[datetime]:

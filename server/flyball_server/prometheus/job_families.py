@@ -14,10 +14,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from flyball_server.jobs.errors import StoreError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import OTHER_JOBS, AllJobs, JobFacts
-from flyball_server.views.job_totals import Clocks
+from flyball_wire.messages import JobState
+from flyball_wire.read_models import StepClocks
 
 OTHER_STAGES = "other"
 # Limit beyond any real pipeline's number of stages.
@@ -304,9 +304,9 @@ def _by_clocks(jobs: AllJobs) -> list[Family]:
     for name, attribute, text in _CLOCKS_METRICS:
         family = CounterMetricFamily(name, text, labels=(*_LABELS, "clocks"))
         for job, emulated, part in several:
-            for clocks in Clocks if all(facts.is_caught_up for facts in part) else ():
+            for clocks in StepClocks if all(facts.is_caught_up for facts in part) else ():
                 total = sum(getattr(facts.totals.sums[clocks], attribute) for facts in part)
-                family.add_metric((job, _flag(emulated), str(clocks)), total)
+                family.add_metric((job, _flag(emulated), clocks), total)
         families.append(family)
     return families
 

@@ -19,7 +19,7 @@ from flyball_server.kit.lru import Lru
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz, predicted_iteration
-from flyball_wire.read_models import PlanSummary
+from flyball_wire.read_models import PlanKind, PlanSummary
 
 # Limit over all jobs; one of 64 stages takes some 3 KB.
 MAX_REMEMBERED = 10_000
@@ -166,9 +166,9 @@ def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
     )
 
 
-def _kind(record: PlanRecord) -> str:
+def _kind(record: PlanRecord) -> PlanKind:
     if isinstance(record.plan, ProbePlan):
-        return "probe"
+        return PlanKind.PROBE
     if record.baseline_cycle:
-        return "comparison"
-    return "separate" if isinstance(record.plan, DataParallelPlan) else "plan"
+        return PlanKind.COMPARISON
+    return PlanKind.SEPARATE if isinstance(record.plan, DataParallelPlan) else PlanKind.PLAN

@@ -20,7 +20,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
     return JobOverview(
         job_id=job.job_id,
-        state=str(job.state),
+        state=job.state,
         emulated=facts.emulated,
         num_stages=spec.num_stages,
         num_microbatches=spec.num_microbatches,

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.measurements.step_reading import MOST_LATER, settled_steps, whole_step
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, SavingsFold
 from flyball_server.jobs.store.contract import JobReader
-from flyball_wire.read_models import MeasuredIteration, PredictedIteration
+from flyball_wire.read_models import MeasuredIteration, PredictedIteration, StepClocks
 
 # Limit of single ranks' measurements in one read.
 _ROWS_A_PIECE = 16_384
@@ -23,16 +22,6 @@ _FEWEST_A_PIECE = 8
 _WIDER = 4
 # Number of newest steps whose mean is the job's current measurement.
 NEWEST_STEPS = 16
-
-
-class Clocks(StrEnum):
-    """Clocks of a step that all ranks have posted."""
-
-    PLAN = "plan"
-    HIGHEST = "highest"
-    DEFAULT = "default"
-    PROFILING = "profiling"
-    MIXED = "mixed"
 
 
 @dataclass
@@ -64,7 +53,7 @@ class JobTotals:
     """
 
     def __init__(self) -> None:
-        self.sums = {clocks: Sum() for clocks in Clocks}
+        self.sums = {clocks: Sum() for clocks in StepClocks}
         self.num_incomplete = 0
         self.predicted_j = 0.0
         self.predicted_baseline_j = 0.0
@@ -78,7 +67,7 @@ class JobTotals:
         self._predictions: dict[int, PredictedIteration] = {}
         self._fold = SavingsFold(self._kinds)
         self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
-        self._newest_is: tuple[int | None, Clocks] | None = None
+        self._newest_is: tuple[int | None, StepClocks] | None = None
         self._savings = self._fold.so_far()
         self._savings_after = self.after_step
 
@@ -120,7 +109,7 @@ class JobTotals:
         num_steps = len(self._newest)
         energies_j = [step.energy_j for step in self._newest if step.energy_j is not None]
         return MeasuredIteration(
-            clocks=str(clocks),
+            clocks=clocks,
             version=version,
             first_step=self._newest[0].step,
             last_step=self._newest[-1].step,
@@ -154,24 +143,24 @@ class JobTotals:
         clocks = self._clocks(step)
         self.sums[clocks].add(step)
         prediction = self._predictions.get(step.version or 0)
-        if clocks is Clocks.PLAN and prediction is not None:
+        if clocks == StepClocks.PLAN and prediction is not None:
             self.predicted_j += prediction.energy_j
             self.predicted_baseline_j += prediction.baseline_energy_j
         self._look_at_newest(step, clocks)
 
-    def _clocks(self, step: WholeStep) -> Clocks:
+    def _clocks(self, step: WholeStep) -> StepClocks:
         if step.is_mixed:
-            return Clocks.MIXED
+            return StepClocks.MIXED
         if step.version is None:
-            return Clocks.DEFAULT
+            return StepClocks.DEFAULT
         kinds = self._kinds.get(step.version, StepKinds())
         if kinds.is_probe:
-            return Clocks.PROFILING
-        return Clocks.HIGHEST if kinds.is_baseline(step.step) else Clocks.PLAN
+            return StepClocks.PROFILING
+        return StepClocks.HIGHEST if kinds.is_baseline(step.step) else StepClocks.PLAN
 
-    def _look_at_newest(self, step: WholeStep, clocks: Clocks) -> None:
+    def _look_at_newest(self, step: WholeStep, clocks: StepClocks) -> None:
         kinds = self._kinds.get(step.version or 0, StepKinds())
-        if clocks is Clocks.MIXED or (clocks is Clocks.HIGHEST and kinds.is_interleaved):
+        if clocks == StepClocks.MIXED or (clocks == StepClocks.HIGHEST and kinds.is_interleaved):
             return  # neither is a setting that the job keeps
         if self._newest_is != (step.version, clocks):
             self._newest.clear()

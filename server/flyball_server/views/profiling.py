@@ -6,7 +6,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import MissingProfileError
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_wire.closed_loop import ProfilingResult, ProfilingStatus
+from flyball_wire.closed_loop import ProfilingResult, ProfilingState, ProfilingStatus
 
 
 def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
@@ -18,13 +18,12 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
     with services.store.reading() as reader:
         spec = require_job(reader, job_id).spec
         stored = reader.find_loop_state(job_id).profiling
-        result = stored or ProfilingResult(state="waiting")
+        result = stored or ProfilingResult(state=ProfilingState.WAITING)
         # An uploaded profile ends the profiling.
-        is_off = not spec.is_profiled_online or (
-            result.state in {"waiting", "probing"} and reader.has_profile(job_id)
-        )
+        is_open = result.state in {ProfilingState.WAITING, ProfilingState.PROBING}
+        is_off = not spec.is_profiled_online or (is_open and reader.has_profile(job_id))
     return ProfilingStatus(
-        **(vars(result) | ({"state": "off"} if is_off else {})),
+        **(vars(result) | ({"state": ProfilingState.OFF} if is_off else {})),
         job_id=job_id,
         slowdown_limit=spec.profiling_slowdown,
         emulated=spec.emulated,

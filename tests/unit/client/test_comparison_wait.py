@@ -11,11 +11,11 @@ import pytest
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.cli.report import wait_for_comparison
-from flyball_wire.closed_loop import ComparisonStatus
+from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
 from flyball_wire.codec import encode
 
 
-def view(state: str, num_measured: int, version: int | None = 2) -> ComparisonStatus:
+def view(state: ComparisonState, num_measured: int, version: int | None = 2) -> ComparisonStatus:
     return ComparisonStatus(
         state=state, version=version, num_pairs=60, num_measured_pairs=num_measured
     )
@@ -62,13 +62,19 @@ class Waiting:
 
 
 def test_it_waits_until_the_comparison_is_over_also_without_the_planner() -> None:
-    waiting = Waiting(view("running", 0, None), 503, 503, view("running", 30), view("done", 61))
+    waiting = Waiting(
+        view(ComparisonState.RUNNING, 0, None),
+        503,
+        503,
+        view(ComparisonState.RUNNING, 30),
+        view(ComparisonState.DONE, 61),
+    )
     assert waiting.wait() is None
     assert waiting.bodies == [{"num_pairs": 60}, *4 * [None]]
 
 
 def test_it_waits_no_longer_than_asked() -> None:
-    waiting = Waiting(view("running", 7))
+    waiting = Waiting(view(ComparisonState.RUNNING, 7))
     assert waiting.wait(timeout_s=2.5) == (
         "not over after 2.5 s, 7 of 60 pairs were measured; the comparison continues;"
         " `flyball report walk` shows its measurements"
@@ -77,7 +83,7 @@ def test_it_waits_no_longer_than_asked() -> None:
 
 
 def test_one_that_another_plan_has_ended_is_told() -> None:
-    problem = Waiting(view("running", 7), view("ended", 12)).wait()
+    problem = Waiting(view(ComparisonState.RUNNING, 7), view(ComparisonState.ENDED, 12)).wait()
     assert problem is not None
     assert problem.startswith("the comparison ended early, 12 of 60 pairs")
 

@@ -19,6 +19,7 @@ from flyball_client.api.errors import (
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
 from flyball_wire.read_models import Overview
 
@@ -27,7 +28,7 @@ TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
 REGISTRATION = messages.JobRegistration(num_stages=1, num_microbatches=4)
 JOB = messages.JobView(
     job_id="a/b c",
-    state="planned",
+    state=JobState.PLANNED,
     registration=REGISTRATION,
     ranks=(),
     newest_version=1,

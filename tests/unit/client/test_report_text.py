@@ -12,7 +12,7 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
-from flyball_wire.closed_loop import Estimate, JobReport, VersionSavings
+from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
 
 NO_FACTORS = Factors()
 BOTH = Factors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
@@ -35,7 +35,7 @@ INTERLEAVED = VersionSavings(
     energy_j=estimate(444.3, 2.2),
     baseline_time_s=estimate(0.8604, 0.0007, 61),
     baseline_energy_j=estimate(498.5, 2.3, 61),
-    baseline="interleaved",
+    baseline=BaselineOrigin.INTERLEAVED,
     slowdown_percent=estimate(0.1, 0.09),
     saving_percent=estimate(10.87, 0.51),
     saved_j=estimate(3250.0, 150.0),
@@ -47,7 +47,7 @@ INTERLEAVED = VersionSavings(
 )
 WITHOUT_BASELINE = replace(
     INTERLEAVED,
-    baseline="none",
+    baseline=BaselineOrigin.NONE,
     baseline_time_s=None,
     baseline_energy_j=None,
     slowdown_percent=None,
@@ -135,11 +135,12 @@ def test_without_a_baseline_nothing_is_saved_and_it_says_how_to_measure_one() ->
 
 
 def test_a_baseline_measured_apart_says_that_drift_counts_as_saving() -> None:
-    text = report_as_text(report(replace(INTERLEAVED, baseline="apart")), NO_FACTORS)
+    apart = replace(INTERLEAVED, baseline=BaselineOrigin.APART)
+    text = report_as_text(report(apart), NO_FACTORS)
     assert "drift" in text
     assert "`flyball report walk --compare 60`" in text
     assert "drift" not in report_as_text(report(), NO_FACTORS)
-    both = report_as_text(report(replace(INTERLEAVED, baseline="apart"), INTERLEAVED), NO_FACTORS)
+    both = report_as_text(report(apart, INTERLEAVED), NO_FACTORS)
     assert "drift" in both
     assert "--compare" not in both
 

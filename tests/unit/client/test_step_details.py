@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_client.session.step_recorder import num_details, with_details
-from flyball_wire.messages import StepMeasurement
+from flyball_wire.messages import MeasurementDetail, StepMeasurement
 
 TOTALS = StepMeasurement(step=3, plan_version=2, time_s=10.0, energy_j=2000.0, num_unplanned=1)
 
@@ -31,7 +31,9 @@ def ran(
 def by_clock(
     *timings: InstructionTiming, were_clocks_set: bool = True
 ) -> dict[tuple[str, int, int | None], tuple[int, float, float]]:
-    detailed = with_details(TOTALS, timings, "clocks", were_clocks_set=were_clocks_set)
+    detailed = with_details(
+        TOTALS, timings, MeasurementDetail.CLOCKS, were_clocks_set=were_clocks_set
+    )
     assert detailed.by_clock is not None
     assert detailed.instructions is None
     return {row[:3]: row[3:] for row in detailed.by_clock}
@@ -71,7 +73,7 @@ def test_an_instruction_whose_end_was_not_told_is_not_among_them() -> None:
 
 def test_each_instruction_is_told_where_it_is_asked_for_and_the_totals_stay() -> None:
     timings = (ran("forward", 0.0, None), ran("backward", 2.0, 900, microbatch=5, chunk=1))
-    detailed = with_details(TOTALS, timings, "instructions", were_clocks_set=True)
+    detailed = with_details(TOTALS, timings, MeasurementDetail.INSTRUCTIONS, were_clocks_set=True)
     assert detailed.instructions == (
         ("forward", 0, 0, 1.0, 0.0, 0.25, 0.125),
         ("backward", 5, 1, 1.0, 2.0, 0.25, 0.125),

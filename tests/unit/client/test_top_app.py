@@ -14,6 +14,7 @@ from textual.pilot import Pilot
 
 from flyball_client.cli.top.app import TopApp
 from flyball_client.cli.top.reading import Read, Seen, local_time
+from flyball_wire.messages import JobState
 from flyball_wire.read_models import Overview
 
 pytestmark = pytest.mark.slow
@@ -89,7 +90,7 @@ def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
 
 
 def test_what_is_read_anew_is_shown() -> None:
-    later = Overview(jobs=(replace(NEW, state="planned"),))
+    later = Overview(jobs=(replace(NEW, state=JobState.PLANNED),))
 
     async def script(app: TopApp, pilot: Pilot[None]) -> None:
         await wait_for(pilot, lambda: not any("gpt3-night" in line for line in screen(app)))

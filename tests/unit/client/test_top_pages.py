@@ -31,10 +31,12 @@ from flyball_client.cli.top.lines import (
 from flyball_client.cli.top.pages import job_page, jobs_page, page_of
 from flyball_client.cli.top.reading import JobReading, Seen
 from flyball_client.cli.top.stages import newest_window, whole_steps
+from flyball_wire.closed_loop import StragglerReason, StragglerSource
+from flyball_wire.messages import JobState
 from flyball_wire.read_models import JobOverview, Overview
 
 NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
-ENDED = replace(PLANNED, job_id="a-ended", state="ended", num_present=0)
+ENDED = replace(PLANNED, job_id="a-ended", state=JobState.ENDED, num_present=0)
 REAL = replace(PLANNED, job_id="real", emulated=False)
 
 
@@ -110,7 +112,7 @@ def test_a_job_of_which_no_rank_is_present_draws_no_power() -> None:
 
 
 def test_a_job_without_steps_has_its_prediction_and_no_measured_figure() -> None:
-    planned = replace(NEW, predicted=PLANNED.predicted, newest_version=1, state="planned")
+    planned = replace(NEW, predicted=PLANNED.predicted, newest_version=1, state=JobState.PLANNED)
     empty = job_text(JobReading(overview=NEW, steps=(), history=(), stragglers=()))
     assert "5 of 8 GPUs present, 6 registered" in empty
     assert "no plan yet" in empty
@@ -206,8 +208,8 @@ def test_a_stage_whose_energy_is_not_known_has_no_power() -> None:
 def test_an_announced_straggler_says_from_when_to_when() -> None:
     announced = replace(
         STRAGGLER,
-        source="announced",
-        reason="slow",
+        source=StragglerSource.ANNOUNCED,
+        reason=StragglerReason.SLOW,
         until_time="2026-01-06T09:20:00+00:00",
         is_planned=False,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from flyball_lab.demo.run_folder import ClocksOfStep
 from flyball_lab.demo.verdict import DemoResult, Measurement
-from flyball_wire.messages import JobRegistration, JobView, PlanView, RankView
+from flyball_wire.messages import JobRegistration, JobState, JobView, PlanView, RankView
 
 NUM_STEPS = 3
 VERSION = 2
@@ -35,7 +35,7 @@ def rank_view(rank: int, *, acknowledged_version: int | None = VERSION) -> RankV
 def job_view(*ranks: RankView) -> JobView:
     return JobView(
         job_id="demo",
-        state="planned",
+        state=JobState.PLANNED,
         registration=JobRegistration(num_stages=2, num_microbatches=1),
         ranks=ranks,
         newest_version=VERSION,

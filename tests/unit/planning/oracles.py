@@ -79,8 +79,8 @@ def longest_path_s(schedule: Schedule, durations_s: Sequence[float]) -> float:
             return True
         if microbatch != microbatch2 or schedule.is_periodic:
             return False
-        if kind is InstructionKind.FORWARD:
-            return kind2 is InstructionKind.FORWARD and virtual2 == virtual + 1
+        if kind == InstructionKind.FORWARD:
+            return kind2 == InstructionKind.FORWARD and virtual2 == virtual + 1
         return virtual2 == virtual - 1 and kind in _SENDS_GRADIENT and kind2 in _SENDS_GRADIENT
 
     successors = [
@@ -102,11 +102,11 @@ def _has_input(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_
     last = schedule.num_stages * schedule.num_chunks - 1
     if schedule.is_periodic:  # what it needs was made in an earlier period
         return True
-    if kind is InstructionKind.FORWARD:
+    if kind == InstructionKind.FORWARD:
         return virtual == 0 or ("activation", microbatch, virtual) in arrived
-    if kind is InstructionKind.BACKWARD_WEIGHT:
+    if kind == InstructionKind.BACKWARD_WEIGHT:
         return ("own gradient", microbatch, virtual) in arrived
-    if kind is InstructionKind.RECOMPUTE or virtual == last:
+    if kind == InstructionKind.RECOMPUTE or virtual == last:
         return ("activation", microbatch, virtual + 1) in arrived  # its own forward's
     return ("gradient", microbatch, virtual) in arrived
 
@@ -114,7 +114,7 @@ def _has_input(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_
 def _send(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_Message]) -> None:
     kind, microbatch, chunk = unit
     virtual = schedule.virtual_stages[stage][chunk]
-    if kind is InstructionKind.FORWARD:
+    if kind == InstructionKind.FORWARD:
         arrived.add(("activation", microbatch, virtual + 1))
     elif kind in _SENDS_GRADIENT:
         arrived.add(("gradient", microbatch, virtual - 1))

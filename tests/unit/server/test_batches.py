@@ -28,7 +28,6 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
     UnknownRankError,
 )
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
@@ -46,7 +45,7 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
-from flyball_wire.messages import JobStep, RankPlan
+from flyball_wire.messages import JobState, JobStep, RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0

@@ -16,7 +16,6 @@ from tests.planner.samples import (
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import JobIsOverError, UnknownJobError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -27,7 +26,7 @@ from flyball_server.jobs.savings.comparisons import (
     start_comparison,
 )
 from flyball_server.jobs.versions.plan_versions import add_version
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.plan_options import TargetChange
 
 

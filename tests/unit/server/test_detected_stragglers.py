@@ -11,7 +11,6 @@ from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import step_record
 from tests.planner.use_cases import change_target, put_profile
 
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, require_job
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
@@ -19,7 +18,7 @@ from flyball_server.jobs.replanning.update_and_replan import Change, update_and_
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.versions.plan_versions import add_version
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.plan_options import TargetChange
 
 
@@ -172,24 +171,24 @@ def test_after_a_planning_that_failed_the_plan_that_holds_is_watched(job: Runnin
     change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
     job.acknowledged()
     job.run(MIN_STEPS + 6, slow(1, 1.3))
-    assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED
+    assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
     job.run(8)
     assert list_stragglers(job.services, "job") == ()
-    assert get_job(job.services, "job").job.state is JobState.PLANNED
+    assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
 def test_a_slowdown_beyond_all_bounds_is_planned_with_the_bound(job: Running) -> None:
     for _ in range(2):
         job.run(MIN_STEPS + 6, slow(1, 1000.0))
-        assert get_job(job.services, "job").job.state is JobState.PLANNED
+        assert get_job(job.services, "job").job.state == JobState.PLANNED
         assert job.newest.version == 2
         job.acknowledged()
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [100.0]
     drifting = Running(num_pipelines=2, adaptation="frontier", effort="low")
     drifting.run(60, lambda rank: 0.001 if rank % 2 else 1.0)
     assert {slowed.slowdown for slowed in drifting.loop_state.inputs.stage_slowdowns} == {0.01}
-    assert get_job(drifting.services, "job").job.state is JobState.PLANNED
+    assert get_job(drifting.services, "job").job.state == JobState.PLANNED
 
 
 def put_another_profile(services: JobServices) -> None:

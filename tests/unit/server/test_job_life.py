@@ -25,7 +25,6 @@ from flyball_server.jobs.errors import (
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
@@ -38,7 +37,7 @@ from flyball_server.jobs.registry.registration import delete_job, leave_rank, re
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
-from flyball_wire.messages import JobSpec
+from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import Policy, TargetChange
 
 LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
@@ -163,13 +162,13 @@ def test_the_later_of_two_processes_holds(life: Life, caplog: pytest.LogCaptureF
 def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     leave_rank(life.services, "job", 0)
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
     assert life.notes()[-1] == "rank 0 ended before the others"
     leave_rank(life.services, "job", 1)
     leave_rank(life.services, "job", 1)
     assert life.notes() == ("version 1 waits for rank 0, 1 to acknowledge it",)
     life.age()
-    assert life.state() is JobState.ENDED
+    assert life.state() == JobState.ENDED
     assert life.notes() == ()
     delete_job(life.services, "job")
 
@@ -187,7 +186,7 @@ def test_a_job_that_no_rank_has_joined_does_not_end() -> None:
     life.register()
     life.plan()
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
 
 
 def test_a_rank_that_is_not_known_has_nothing_to_leave(life: Life) -> None:
@@ -210,7 +209,7 @@ def test_a_job_that_is_over_comes_back_with_a_rank_of_it(life: Life, way: str) -
     else:
         acknowledge(life.services, "job", 1, version=1, current_step=3)
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
     assert get_job(life.services, "job").newest_version == 1
 
 
@@ -225,7 +224,7 @@ def test_a_job_without_a_plan_comes_back_as_it_was(problem: str | None) -> None:
             writer.save_job(before)
     life.pass_time(3601)
     life.age()
-    assert life.state() is JobState.EXPIRED
+    assert life.state() == JobState.EXPIRED
     life.join(0)
     assert (life.state(), get_job(life.services, "job").job.problem) == (before.state, problem)
 
@@ -239,13 +238,13 @@ def test_a_call_of_a_rank_keeps_its_job_from_expiring_and_brings_it_back(life: L
     call()
     life.pass_time(3000)
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
     life.pass_time(601)
     life.age()
-    assert life.state() is JobState.EXPIRED
+    assert life.state() == JobState.EXPIRED
     call()
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
 
 
 def test_what_single_instructions_took_goes_with_the_jobs_end(life: Life) -> None:
@@ -265,7 +264,7 @@ def test_a_job_that_was_over_for_long_is_deleted(life: Life) -> None:
     life.age()
     life.pass_time(7100)
     life.age()
-    assert life.state() is JobState.EXPIRED
+    assert life.state() == JobState.EXPIRED
     life.pass_time(100)
     life.age()
     with pytest.raises(UnknownJobError):
@@ -277,18 +276,18 @@ def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(lif
     life.pass_time(1e6)
     started = ExpiryReconciler()
     started(life.services, "job")
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
     life.pass_time(3601)
     started._looked_s.clear()
     started(life.services, "job")
-    assert life.state() is JobState.EXPIRED
+    assert life.state() == JobState.EXPIRED
 
 
 def test_a_run_that_is_kept_stays_ended(life: Life) -> None:
     life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
     looking = ExpiryReconciler()
     looking(life.services, "job@1")
-    assert life.state("job@1") is JobState.ENDED
+    assert life.state("job@1") == JobState.ENDED
     delete_job(life.services, "job@1")
 
 
@@ -296,7 +295,7 @@ def test_jobs_never_expire_where_that_is_wanted(life: Life) -> None:
     life.services = replace(life.services, life=LifeTimes(job_expiry_s=0))
     life.pass_time(1e9)
     life.age()
-    assert life.state() is JobState.PLANNED
+    assert life.state() == JobState.PLANNED
 
 
 def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
@@ -351,7 +350,7 @@ def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Lif
     assert summary.job.spec.num_stages == 3
     assert (summary.job.state, summary.ranks) == (JobState.AWAITING_PROFILE, ())
     assert life.join(2, launch=AGAIN).rank == 2
-    assert life.state("job@1") is JobState.ENDED
+    assert life.state("job@1") == JobState.ENDED
     assert [step.step for step in list_steps(life.services, "job@1", limit=9)] == [5]
     assert get_job(life.services, "job@1").newest_version == 1
 

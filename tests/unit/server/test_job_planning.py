@@ -25,7 +25,6 @@ from flyball_server.jobs.errors import (
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.records import JobRecord
@@ -45,6 +44,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
 
 
@@ -72,7 +72,7 @@ def services(planner: CountingPlanner) -> Services:
 
 def test_a_profile_makes_the_first_version(services: Services, planner: CountingPlanner) -> None:
     summary = put_profile(services.jobs, "job", profile())
-    assert summary.job.state is JobState.PLANNED
+    assert summary.job.state == JobState.PLANNED
     assert summary.newest_version == 1
     assert services.woken == ["job"]
     assert planner.requests[0].profile == profile()
@@ -102,7 +102,7 @@ def test_another_target_makes_a_version(services: Services, planner: CountingPla
 
 def test_a_target_may_come_before_a_profile(services: Services, planner: CountingPlanner) -> None:
     summary = change_target(services.jobs, "job", TargetChange(target="least-energy"))
-    assert summary.job.state is JobState.AWAITING_PROFILE
+    assert summary.job.state == JobState.AWAITING_PROFILE
     put_profile(services.jobs, "job", profile())
     assert [request.options.target for request in planner.requests] == ["least-energy"]
 
@@ -137,7 +137,7 @@ def test_other_values_must_fit_the_ranks_that_are_there(services: Services) -> N
 def test_a_profile_of_another_number_of_stages_is_refused_and_not_kept(services: Services) -> None:
     with pytest.raises(InvalidFieldError, match="profile: has 3 stages, but the job has 2"):
         put_profile(services.jobs, "job", profile(3))
-    assert get_job(services.jobs, "job").job.state is JobState.AWAITING_PROFILE
+    assert get_job(services.jobs, "job").job.state == JobState.AWAITING_PROFILE
 
 
 def test_an_unknown_schedule_is_refused_before_there_is_a_profile(services: Services) -> None:
@@ -238,7 +238,7 @@ def test_a_target_that_cannot_be_met_fails_the_call_that_put_it_and_the_old_plan
             change_target(services.jobs, "job", TargetChange(target="power:1"))
         assert caught.value.field == "target"
     summary = get_job(services.jobs, "job")
-    assert summary.job.state is JobState.PLANNING_FAILED
+    assert summary.job.state == JobState.PLANNING_FAILED
     assert summary.job.problem == "target: only fastest is met"
     assert summary.newest_version == 1
     # Ranks that repeat their calls do not fail.
@@ -279,7 +279,7 @@ def test_a_failure_is_mended(failed: JobServices, mend: Callable[[JobServices], 
 
 def test_another_number_of_stages_drops_the_profile_that_failed(failed: JobServices) -> None:
     summary, _ = register_job(failed, "job", job_spec(num_stages=3, num_ranks=3))
-    assert summary.job.state is JobState.AWAITING_PROFILE
+    assert summary.job.state == JobState.AWAITING_PROFILE
     assert put_profile(failed, "job", profile(3)).newest_version == 1
 
 
@@ -307,13 +307,13 @@ def test_planning_needs_a_thread(services: Services, monkeypatch: pytest.MonkeyP
         with pytest.raises(PlanningFailedError, match="no thread for it could be started"):
             put_profile(services.jobs, "job", profile())
     job = get_job(services.jobs, "job").job
-    assert job.state is JobState.PLANNING_FAILED
+    assert job.state == JobState.PLANNING_FAILED
     assert job.problem == (
         "planning: no thread for it could be started (can't start new thread);"
         " put the profile or the target again when that is over"
     )
     put_profile(services.jobs, "job", profile())
-    assert get_job(services.jobs, "job").job.state is JobState.PLANNED
+    assert get_job(services.jobs, "job").job.state == JobState.PLANNED
 
 
 def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None:

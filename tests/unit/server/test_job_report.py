@@ -27,7 +27,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views.report import get_report
-from flyball_wire.closed_loop import JobReport, ProfilingResult
+from flyball_wire.closed_loop import JobReport, ProfilingResult, ProfilingState
 
 TOTALS = StepTotals(
     step=3,
@@ -172,7 +172,7 @@ def test_the_energy_of_profiling_is_reported_apart(services: JobServices) -> Non
     before = get_report(services, "job")
     assert [each.version for each in before.versions] == [2]
     for extra_energy_j in (150.0, None):
-        result = ProfilingResult(state="finished", extra_energy_j=extra_energy_j)
+        result = ProfilingResult(state=ProfilingState.FINISHED, extra_energy_j=extra_energy_j)
         with services.store.writing("job") as writer:
             writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
         report = get_report(services, "job")

@@ -28,7 +28,7 @@ from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, j
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
 from flyball_server.views.report import get_report
-from flyball_wire.read_models import MeasuredIteration
+from flyball_wire.read_models import MeasuredIteration, StepClocks
 
 Samples = dict[tuple[str, ...], float]
 
@@ -358,7 +358,7 @@ def test_savings_equal_the_reports(services: JobServices, shared: SharedReading)
     assert found.num_steps == report.num_steps == 20
     # The first step after the change counts as one on the plan, though not for what is saved.
     assert found.measured == MeasuredIteration(
-        clocks="plan",
+        clocks=StepClocks.PLAN,
         version=1,
         first_step=10,
         last_step=19,

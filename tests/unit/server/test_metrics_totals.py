@@ -28,10 +28,10 @@ from flyball_server.jobs.measurements.step_reading import (
 from flyball_server.jobs.records import PlanRecord, StepRecord, StepTotals
 from flyball_server.jobs.store.contract import JobReader, JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.views.job_totals import NEWEST_STEPS, Clocks, JobTotals
+from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
 from flyball_server.views.plan_facts import plan_facts
 from flyball_wire.plan_options import PlanOptions
-from flyball_wire.read_models import PredictedIteration
+from flyball_wire.read_models import PredictedIteration, StepClocks
 
 NUM_RANKS = 2
 PREDICTION = PredictedIteration(
@@ -76,7 +76,7 @@ def test_a_step_counts_once_however_often_is_looked(store: JobStore) -> None:
     post(store, *both([3]))
     assert read(store, totals)
     assert read(store, totals)
-    counted = totals.sums[Clocks.DEFAULT]
+    counted = totals.sums[StepClocks.DEFAULT]
     assert (counted.num_steps, counted.energy_j) == (4, 800.0)
     assert counted.time_s == pytest.approx(3.6)
 
@@ -85,10 +85,10 @@ def test_a_step_waits_until_all_ranks_have_posted_it(store: JobStore) -> None:
     totals = JobTotals()
     post(store, *both([0]), step_record(1, 0), *both([2]))
     assert read(store, totals)
-    assert totals.sums[Clocks.DEFAULT].num_steps == 1
+    assert totals.sums[StepClocks.DEFAULT].num_steps == 1
     post(store, step_record(1, 1))
     read(store, totals)
-    assert totals.sums[Clocks.DEFAULT].num_steps == 3
+    assert totals.sums[StepClocks.DEFAULT].num_steps == 3
     assert totals.num_incomplete == 0
 
 
@@ -101,7 +101,7 @@ def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
     post(store, *both([2], time_s=later_s))
     read(store, totals)
     assert totals.num_incomplete == 1
-    assert totals.sums[Clocks.DEFAULT].num_steps == 2
+    assert totals.sums[StepClocks.DEFAULT].num_steps == 2
 
 
 def test_very_many_steps_that_are_never_whole_are_given_up_too(store: JobStore) -> None:

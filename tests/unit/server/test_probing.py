@@ -14,7 +14,6 @@ from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.probing.probing_record import PATIENCE_STEPS
 from flyball_server.jobs.probing.probing_setup import probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
@@ -27,7 +26,7 @@ from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
 from flyball_server.views.profiling import get_profiling
-from flyball_wire.messages import MeasurementDetail, Profiling
+from flyball_wire.messages import JobState, MeasurementDetail, Profiling
 
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
@@ -148,7 +147,7 @@ class ProbedJob:
         self.register_ranks()
         self.look()
         for _ in range(20):
-            if self.state() is not JobState.PROFILING:
+            if self.state() != JobState.PROFILING:
                 return
             self.run_newest_version()
             self.look()
@@ -176,12 +175,12 @@ def job(waiting_job: ProbedJob) -> ProbedJob:
 def test_nothing_is_probed_before_all_ranks_are_there(waiting_job: ProbedJob) -> None:
     register_rank(waiting_job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
     waiting_job.look()
-    assert waiting_job.state() is JobState.AWAITING_PROFILE
+    assert waiting_job.state() == JobState.AWAITING_PROFILE
     assert get_profiling(waiting_job.services.jobs, "job").state == "waiting"
 
 
 def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: ProbedJob) -> None:
-    assert job.state() is JobState.PROFILING
+    assert job.state() == JobState.PROFILING
     (first,) = list_plans(job.services.jobs, "job")
     assert first.measurement_detail == MeasurementDetail.CLOCKS
     assert isinstance(first.plan, ProbePlan)
@@ -190,7 +189,7 @@ def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: P
 
 def test_a_profile_is_found_and_planned_from(job: ProbedJob, planner: CountingPlanner) -> None:
     job.profile_to_the_end()
-    assert job.state() is JobState.PLANNED
+    assert job.state() == JobState.PLANNED
     (request,) = planner.requests
     true = truth_profile()
     for (stage, kind), points in request.profile.points.items():
@@ -231,12 +230,12 @@ def test_a_new_run_gets_no_older_profile(job: ProbedJob, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(sys.modules[ProbeReconciler.__module__], "_next_move", begun_before)
     job.look()
-    assert job.state() is JobState.PROFILING
+    assert job.state() == JobState.PROFILING
     assert get_profiling(job.services.jobs, "job").state == "probing"
 
 
 def test_a_stored_profile_is_planned_by_a_restart(job: ProbedJob, planner: CountingPlanner) -> None:
-    while job.state() is JobState.PROFILING and planner.requests == []:
+    while job.state() == JobState.PROFILING and planner.requests == []:
         job.run_newest_version()
         assert ProbeReconciler()(job.services.jobs, "job") is None
         with job.services.jobs.store.reading() as reader:
@@ -245,7 +244,7 @@ def test_a_stored_profile_is_planned_by_a_restart(job: ProbedJob, planner: Count
     # As if it had been killed here, and started again.
     assert planner.requests == []
     job.look()
-    assert job.state() is JobState.PLANNED
+    assert job.state() == JobState.PLANNED
 
 
 def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
@@ -272,7 +271,7 @@ def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(
     waiting_job.run_newest_version()
     waiting_job.look()
     assert_all_at_the_highest(waiting_job)
-    assert waiting_job.state() is JobState.PROFILING
+    assert waiting_job.state() == JobState.PROFILING
 
 
 def assert_all_at_the_highest(job: ProbedJob) -> None:
@@ -284,7 +283,7 @@ def assert_all_at_the_highest(job: ProbedJob) -> None:
 def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_highest_again() -> None:
     job = ProbedJob(services=Services(CountingPlanner()), tells=False)
     job.profile_to_the_end()
-    assert job.state() is JobState.PLANNING_FAILED
+    assert job.state() == JobState.PLANNING_FAILED
     problem = get_job(job.services.jobs, "job").job.problem
     assert problem is not None
     assert problem.startswith("profiling: ")
@@ -305,9 +304,9 @@ def test_a_job_that_was_refused_can_be_registered_to_wait_for_a_profile_but_not_
     with pytest.raises(RegistrationConflictError):
         register_job(job.services.jobs, "job", again)
     register_job(job.services.jobs, "job", given)
-    assert job.state() is JobState.AWAITING_PROFILE
+    assert job.state() == JobState.AWAITING_PROFILE
     put_profile(job.services.jobs, "job", profile())
-    assert job.state() is JobState.PLANNED
+    assert job.state() == JobState.PLANNED
     assert get_profiling(job.services.jobs, "job").state == "off"
 
 

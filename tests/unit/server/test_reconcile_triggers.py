@@ -10,11 +10,11 @@ from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import CountingPlanner, Services, job_spec, rank_record, step_record
 from tests.planner.use_cases import register_job
 
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.reconcile import all_reconcilers
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.services import JobServices
+from flyball_wire.messages import JobState
 
 AWAITING, PROFILING = JobState.AWAITING_PROFILE, JobState.PROFILING
 PLANNED, FAILED = JobState.PLANNED, JobState.PLANNING_FAILED

@@ -8,8 +8,8 @@ import pytest
 from tests.planner.samples import job_record, job_spec, rank_record, step_record
 
 from flyball_server.jobs.errors import IllegalMoveError, InvalidFieldError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import MAX_MICROBATCHES, MAX_RANKS, MAX_STAGES, StepDetail
+from flyball_wire.messages import JobState
 
 ONE = (("forward", 0), ("backward", 0))
 MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}

@@ -12,7 +12,6 @@ from tests.planner.samples import job_spec, rank_record
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.reconcile.plans import LONGEST_PAUSE_S, TimetableReconciler
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, get_plan
@@ -35,6 +34,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     slowed_model,
 )
 from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
+from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Effort, Policy, Reconfigure, TargetChange
 
 
@@ -84,7 +84,7 @@ def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little(
     assert job.loop_state.planned_inputs == job.loop_state.inputs
     stored = get_job(job.services, "job").job
     assert stored.planned_revision == stored.inputs_revision
-    assert stored.state is JobState.PLANNED
+    assert stored.state == JobState.PLANNED
 
 
 def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() -> None:
@@ -202,7 +202,7 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     register_rank(job.services, rank_record(1, job_id="other"))
     announce_straggler(job.services, "other", StragglerAnnouncement(rank=1, slowdown=1.5))
     job.pacing(job.services, "other")
-    assert get_job(job.services, "other").job.state is JobState.AWAITING_PROFILE
+    assert get_job(job.services, "other").job.state == JobState.AWAITING_PROFILE
     put_profile(job.services, "other", two_stages())
     plan = get_plan(job.services, "other", 1).plan
     assert isinstance(plan, FrequencyPlan)
@@ -216,13 +216,13 @@ def test_a_deadline_that_a_straggler_makes_unreachable_is_said_and_the_older_pla
     job.announce(0, 1.5)
     job.settle()
     summary = get_job(job.services, "job")
-    assert summary.job.state is JobState.PLANNING_FAILED
+    assert summary.job.state == JobState.PLANNING_FAILED
     assert "the fastest takes" in (summary.job.problem or "")
     assert summary.newest_version == 2
     assert not list_stragglers(job.services, "job")[0].is_planned
     withdraw_straggler(job.services, "job", 0)
     job.settle()
-    assert get_job(job.services, "job").job.state is JobState.PLANNED
+    assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
 def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
@@ -314,12 +314,12 @@ def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes(job
     job.pass_time(17.75 * 3600)
     put_timetable(job.services, "job", night("power:1"))
     assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
-    assert get_job(job.services, "job").job.state is JobState.PLANNING_FAILED
+    assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     job.pass_time(600)
     assert TimetableReconciler()(job.services, "job") == 300
     job.pass_time(300)
     TimetableReconciler()(job.services, "job")
-    assert get_job(job.services, "job").job.state is JobState.PLANNED
+    assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
 def test_a_straggler_within_a_window_is_planned_with_the_windows_target(job: Running) -> None:

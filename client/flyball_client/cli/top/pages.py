@@ -35,22 +35,24 @@ from flyball_client.cli.top.lines import (
 )
 from flyball_client.cli.top.reading import JobReading, Seen
 from flyball_client.cli.top.stages import how, power_w, stage_lines, step_lines
-from flyball_wire.closed_loop import Estimate, Straggler
+from flyball_wire.closed_loop import Estimate, Straggler, StragglerSource
+from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
     Overview,
     PlanSummary,
     PredictedIteration,
+    StepClocks,
 )
 
-_OVER = frozenset({"ended", "expired"})
+_OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
 _STATE_TONES = {
-    "planned": Tone.GOOD,
-    "profiling": Tone.ACCENT,
-    "awaiting-profile": Tone.WARN,
-    "planning-failed": Tone.BAD,
-    "ended": Tone.MUTED,
-    "expired": Tone.MUTED,
+    JobState.PLANNED: Tone.GOOD,
+    JobState.PROFILING: Tone.ACCENT,
+    JobState.AWAITING_PROFILE: Tone.WARN,
+    JobState.PLANNING_FAILED: Tone.BAD,
+    JobState.ENDED: Tone.MUTED,
+    JobState.EXPIRED: Tone.MUTED,
 }
 
 _JOBS = (
@@ -76,7 +78,10 @@ _NO_JOBS = (
     "  flyball.attach(engine, ...)  yours, in its training script",
 )
 _SHOWN_VERSIONS = 8
-_RAN_AT = {"highest": "highest clocks", "default": "default clocks"}
+_RAN_AT = {
+    StepClocks.HIGHEST: "highest clocks",
+    StepClocks.DEFAULT: "default clocks",
+}
 _FIGURES = (
     Column(heading="", is_text=True),
     Column(heading="", is_text=True),
@@ -161,7 +166,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def _state(job: JobOverview) -> Span:
-    return Span(drawable(job.state), _STATE_TONES.get(job.state, Tone.PLAIN))
+    return Span(job.state, _STATE_TONES[job.state])
 
 
 def _present(job: JobOverview, text: str) -> Span:
@@ -282,8 +287,8 @@ def _measured_rows(job: JobOverview) -> list[Line]:
             steps = f"{newest.num_steps} of {steps}"
         time = number_text(newest.iteration_time_s, TIME_S)
         energy = number_text(newest.energy_j, ENERGY_J)
-        ran_at = _RAN_AT.get(newest.clocks, drawable(newest.clocks))
-        if newest.clocks == "plan" and newest.version is not None:
+        ran_at = _RAN_AT.get(newest.clocks, newest.clocks)
+        if newest.clocks == StepClocks.PLAN and newest.version is not None:
             ran_at = f"plan, version {newest.version}"
         rows.append(texts(ran_at, how(job), time, "", energy, "", steps))
     time_s, energy_j = job.measured_baseline_time_s, job.measured_baseline_energy_j
@@ -322,8 +327,9 @@ def _predicted_rows(job: JobOverview) -> list[Line]:
 def _stragglers(stragglers: Sequence[Straggler], paper: Paper) -> list[Line]:
     lines: list[Line] = [(), (Span("stragglers", Tone.HEADING),)] if stragglers else []
     for straggler in stragglers:
-        reason = f" ({drawable(straggler.reason)})" if straggler.source == "detected" else ""
-        source = drawable(straggler.source)
+        is_detected = straggler.source == StragglerSource.DETECTED
+        reason = f" ({straggler.reason})" if is_detected else ""
+        source = str(straggler.source)
         for word, moment in (("from", straggler.from_time), ("to", straggler.until_time)):
             source += "" if moment is None else f" {word} {moment_text(moment, paper.now)}"
         parts = [

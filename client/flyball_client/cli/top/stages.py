@@ -21,7 +21,13 @@ from flyball_client.cli.top.lines import (
     texts,
 )
 from flyball_client.cli.top.reading import JobReading
-from flyball_wire.read_models import JobOverview, MeasuredIteration, StageOfStep, StagesOfStep
+from flyball_wire.read_models import (
+    JobOverview,
+    MeasuredIteration,
+    PlanKind,
+    StageOfStep,
+    StagesOfStep,
+)
 
 # Where the planner names no window.
 _WINDOW_STEPS = 20
@@ -191,7 +197,7 @@ def stage_lines(reading: JobReading, paper: Paper) -> list[Line]:
     clocks_mhz = made.stage_clock_mhz if made else ()
     plan = "without a plan" if window.version is None else f"on version {window.version}"
     title = f"stages in steps {window.first_step} to {window.last_step}, {plan}"
-    if made is not None and made.kind == "comparison":
+    if made is not None and made.kind == PlanKind.COMPARISON:
         title += ", some at the highest clocks to compare"
     most_w = max((stage.power_w or 0.0 for stage in window.stages), default=0.0)
     # A column that is empty is left out.

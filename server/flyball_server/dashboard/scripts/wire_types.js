@@ -12,11 +12,13 @@
  * @property {string} name
  */
 
+/** @typedef {"none" | "running" | "done" | "ended"} ComparisonState */
+
 /**
  * @typedef {object} ComparisonStatus
  * @property {number} num_measured_pairs
  * @property {number} num_pairs
- * @property {string} state
+ * @property {ComparisonState} state
  * @property {number | null} version
  */
 
@@ -80,7 +82,7 @@
  * @property {Estimate | null} saving_percent
  * @property {string} schedule
  * @property {Estimate | null} slowdown_percent
- * @property {string} state
+ * @property {JobState} state
  * @property {string} target
  */
 
@@ -110,6 +112,8 @@
  * @property {number[][] | null} virtual_stages
  */
 
+/** @typedef {"awaiting-profile" | "profiling" | "planned" | "planning-failed" | "ended" | "expired"} JobState */
+
 /**
  * @typedef {object} JobView
  * @property {number | null} active_version
@@ -120,12 +124,12 @@
  * @property {string | null} problem
  * @property {RankView[]} ranks
  * @property {JobRegistration} registration
- * @property {string} state
+ * @property {JobState} state
  */
 
 /**
  * @typedef {object} MeasuredIteration
- * @property {string} clocks
+ * @property {StepClocks} clocks
  * @property {number | null} energy_j
  * @property {number} first_step
  * @property {number} iteration_time_s
@@ -134,11 +138,13 @@
  * @property {number | null} version
  */
 
+/** @typedef {"plan" | "comparison" | "separate" | "probe"} PlanKind */
+
 /**
  * @typedef {object} PlanSummary
  * @property {string} created_at
  * @property {number | null} first_step
- * @property {string} kind
+ * @property {PlanKind} kind
  * @property {string} policy
  * @property {PredictedIteration | null} predicted
  * @property {string} schedule
@@ -186,6 +192,8 @@
 
 /** @typedef {"given" | "online"} Profiling */
 
+/** @typedef {"off" | "waiting" | "probing" | "finished" | "refused"} ProfilingState */
+
 /**
  * @typedef {object} ProfilingStatus
  * @property {number[] | null} blocking_power_error_w
@@ -199,7 +207,7 @@
  * @property {ProbedPoint[]} points
  * @property {string | null} problem
  * @property {number} slowdown_limit
- * @property {string} state
+ * @property {ProfilingState} state
  */
 
 /**
@@ -244,16 +252,22 @@
  * @property {number} time_s
  */
 
+/** @typedef {"plan" | "highest" | "default" | "profiling" | "mixed"} StepClocks */
+
 /**
  * @typedef {object} Straggler
  * @property {string | null} from_time
  * @property {boolean} is_planned
  * @property {number} rank
- * @property {string} reason
+ * @property {StragglerReason} reason
  * @property {number} slowdown
- * @property {string} source
+ * @property {StragglerSource} source
  * @property {string | null} until_time
  */
+
+/** @typedef {"slow" | "power" | "thermal"} StragglerReason */
+
+/** @typedef {"announced" | "detected"} StragglerSource */
 
 /**
  * @typedef {object} TimelineOfPlan
@@ -294,10 +308,12 @@
 
 /**
  * @typedef {object} TimetableWindow
- * @property {string[] | null} days
+ * @property {Weekday[] | null} days
  * @property {string} from_time
  * @property {string} target
  * @property {string} until_time
  */
+
+/** @typedef {"mon" | "tue" | "wed" | "thu" | "fri" | "sat" | "sun"} Weekday */
 
 export {};

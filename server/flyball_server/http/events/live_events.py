@@ -30,7 +30,13 @@ from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.profiling import get_profiling
 from flyball_server.views.stage_steps import StepWindow, WindowStep, settled_step
-from flyball_wire.closed_loop import ComparisonStatus, ProfilingStatus, Straggler
+from flyball_wire.closed_loop import (
+    ComparisonState,
+    ComparisonStatus,
+    ProfilingState,
+    ProfilingStatus,
+    Straggler,
+)
 from flyball_wire.messages import PlanVersion, Problem
 from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep
 
@@ -210,7 +216,7 @@ class JobReader:
         }
         profiling = get_profiling(self._services, self._job_id)
         # State `off` is sent only after another state.
-        self._is_profiled = self._is_profiled or profiling.state != "off"
+        self._is_profiled = self._is_profiled or profiling.state != ProfilingState.OFF
         if self._is_profiled:
             view = replace(profiling, points=())
             events[PROFILING] = event(PROFILING, rendered(ProfilingStatus, view))
@@ -255,7 +261,7 @@ class ComparisonReader:
             job = require_job(reader, self._job_id)
             comparison = reader.find_loop_state(self._job_id).comparison
             if comparison is None:
-                return _comparison_event(ComparisonStatus(state="none"))
+                return _comparison_event(ComparisonStatus(state=ComparisonState.NONE))
             current = (job.created_at, comparison)
             if current != self._known:
                 self._counter = None

@@ -100,7 +100,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
     job = summary.job
     return messages.JobView(
         job_id=job.job_id,
-        state=str(job.state),
+        state=job.state,
         registration=messages.JobRegistration(
             **vars(job.spec), run=job.run, restart_count=job.restart_count
         ),

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput, JobState
+from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobState, PlanVersion
 
 
 def utc_now() -> datetime:
@@ -117,7 +117,7 @@ def job_notes(
 def _is_being_planned(job: JobRecord) -> bool:
     """Return whether planning is running, or will start as soon as a planner is available."""
     is_behind = job.planned_revision < job.inputs_revision and job.problem is None
-    return is_behind and (job.state not in UNPROFILED or job.changed_input is JobInput.PROFILE)
+    return is_behind and (job.state not in UNPROFILED or job.changed_input == JobInput.PROFILE)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

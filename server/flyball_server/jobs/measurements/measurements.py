@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
-from flyball_server.jobs.job_state import JobState
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_wire.messages import Accepted, JobStep
+from flyball_wire.messages import Accepted, JobState, JobStep
 
 # Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256
@@ -112,7 +111,7 @@ def _next_post_s(reader: JobReader, job: JobRecord) -> float:
     if num_ranks <= FEW_RANKS:
         return SHORTEST_PERIOD_S
     loop_state = reader.find_loop_state(job.job_id)
-    is_watched = job.state is JobState.PROFILING or bool(
+    is_watched = job.state == JobState.PROFILING or bool(
         loop_state.stragglers or loop_state.detected
     )
     return post_period_s(num_ranks, is_watched=is_watched)
@@ -130,7 +129,7 @@ def _num_kept_steps(writer: JobWriter, job_id: str, details: tuple[StepDetail, .
     job = require_job(writer, job_id)
     num_instructions = max(len(detail.instructions or ()) for detail in details)
     if not num_instructions:
-        is_profiling = job.state is JobState.PROFILING
+        is_profiling = job.state == JobState.PROFILING
         return KEPT_DETAILS_OF_PROFILING if is_profiling else KEPT_DETAILS
     num_a_step = num_instructions * job.spec.num_expected_ranks
     return min(max(KEPT_INSTRUCTIONS // num_a_step, FEWEST_KEPT_STEPS), MOST_KEPT_STEPS)

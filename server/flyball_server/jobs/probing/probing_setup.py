@@ -144,7 +144,7 @@ def stage_steps(
 def stored_result(result: ProfilingResult) -> closed_loop.ProfilingResult:
     """Return the result of a finished profiling for the job's loop state."""
     return closed_loop.ProfilingResult(
-        state="finished",
+        state=closed_loop.ProfilingState.FINISHED,
         num_steps=result.num_steps,
         points=result.points,
         blocking_power_w=(

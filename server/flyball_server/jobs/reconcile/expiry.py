@@ -7,11 +7,12 @@ import time
 from datetime import datetime
 from typing import Literal
 
-from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign, living_state
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.messages import JobState
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,11 +70,11 @@ def _due(
     if job.state in OVER and any(not is_gone(rank, now, life) for rank in ranks):
         return living_state(reader, job)
     kept_s = life.job_retention_s
-    if job.state is JobState.EXPIRED:
+    if job.state == JobState.EXPIRED:
         kept_s += life.job_expiry_s
     if job.state in OVER and life.job_retention_s > 0 and kept_s < silence_s:
         return "deleted"
-    if is_expired and job.state is not JobState.EXPIRED:
+    if is_expired and job.state != JobState.EXPIRED:
         return JobState.EXPIRED
     return JobState.ENDED if have_left and job.state not in OVER else None
 

@@ -10,7 +10,7 @@ import logging
 from dataclasses import replace
 
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.job_state import OVER, JobState
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -23,6 +23,7 @@ from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices, planning_lock
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.timetables import next_change, target_at
+from flyball_wire.messages import JobState
 
 # Time in s within which a change of the system clock is noticed.
 LONGEST_PAUSE_S = 600.0
@@ -104,5 +105,5 @@ def is_unplanned(job: JobRecord) -> bool:
 
     A job that failed and has had its inputs changed since has no problem any more.
     """
-    has_failed = job.state is JobState.PLANNING_FAILED and job.problem is not None
+    has_failed = job.state == JobState.PLANNING_FAILED and job.problem is not None
     return job.planned_revision != job.inputs_revision and not has_failed and job.state not in OVER

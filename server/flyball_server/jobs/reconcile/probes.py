@@ -6,7 +6,7 @@ import logging
 
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
-from flyball_server.jobs.job_state import UNPROFILED, JobInput, JobState
+from flyball_server.jobs.job_state import UNPROFILED, JobInput
 from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.probing.probing_setup import stored_result
 from flyball_server.jobs.records import JobRecord
@@ -28,8 +28,8 @@ from flyball_server.profiling.moves import (
     next_move,
 )
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_wire.closed_loop import ProfilingResult
-from flyball_wire.messages import MeasurementDetail
+from flyball_wire.closed_loop import ProfilingResult, ProfilingState
+from flyball_wire.messages import JobState, MeasurementDetail
 
 _LOG = logging.getLogger(__name__)
 
@@ -113,12 +113,12 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        if now.state is JobState.AWAITING_PROFILE:
+        if now.state == JobState.AWAITING_PROFILE:
             writer.save_job(now.moved(JobState.PROFILING))
         added = add_version(
             services, writer, job.job_id, plan, measurement_detail=MeasurementDetail.CLOCKS
         )
-        progress = ProfilingResult(state="probing", num_steps=record.num_steps)
+        progress = ProfilingResult(state=ProfilingState.PROBING, num_steps=record.num_steps)
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=progress))
     services.notify_pollers(job.job_id)
     _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, plan.num_steps)
@@ -143,7 +143,9 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        result = ProfilingResult(state="refused", problem=problem, num_steps=record.num_steps)
+        result = ProfilingResult(
+            state=ProfilingState.REFUSED, problem=problem, num_steps=record.num_steps
+        )
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
         writer.save_job(now.moved(JobState.PLANNING_FAILED, problem=f"profiling: {problem}"))
     _LOG.warning("job %s: profiling refused: %s", job.job_id, problem)
@@ -151,7 +153,7 @@ def _refuse(services: JobServices, job: JobRecord, problem: str, record: Probing
 
 
 def _may_be_left_probing(job: JobRecord) -> bool:
-    return job.state is JobState.PLANNING_FAILED
+    return job.state == JobState.PLANNING_FAILED
 
 
 def _is_left_probing(reader: JobReader, job_id: str) -> bool:

@@ -16,7 +16,7 @@ from flyball_server.jobs.errors import (
     UnknownJobError,
     WrongStateError,
 )
-from flyball_server.jobs.job_state import OVER, JobInput, JobState
+from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.probing.probing_record import is_never_planned
@@ -27,7 +27,7 @@ from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_wire.messages import JobSpec
+from flyball_wire.messages import JobSpec, JobState
 
 # Limit per job: a job that its launcher restarts endlessly must not fill the database.
 MAX_KEPT_RUNS = 16
@@ -281,7 +281,7 @@ def _register_anew(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
     if profile is None or profile.num_stages != spec.num_stages:
         # The profile is of another pipeline now; the job waits for the right one.
         writer.delete_profile(job.job_id)
-        if job.state is JobState.PLANNING_FAILED:
+        if job.state == JobState.PLANNING_FAILED:
             changed_job = changed_job.moved(JobState.AWAITING_PROFILE)
     writer.save_job(changed_job)
 
@@ -293,5 +293,5 @@ def _can_be_registered_anew(reader: JobReader, job: JobRecord, spec: JobSpec) ->
     """
     if not reader.list_versions(job.job_id):
         return True
-    is_refused = job.state is not JobState.PROFILING and is_never_planned(reader, job.job_id)
+    is_refused = job.state != JobState.PROFILING and is_never_planned(reader, job.job_id)
     return is_refused and not spec.is_profiled_online

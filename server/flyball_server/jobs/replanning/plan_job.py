@@ -18,7 +18,7 @@ from flyball_server.jobs.errors import (
     PlanningStoppedError,
     UnknownJobError,
 )
-from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInputs
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
@@ -31,7 +31,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
-from flyball_wire.messages import Adaptation, JobSpec, MeasurementDetail
+from flyball_wire.messages import Adaptation, JobSpec, JobState, MeasurementDetail
 
 # Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
 NUM_SLOTS = 6
@@ -137,7 +137,7 @@ def kept_plan(
     is_refined = (
         before.effort is not None
         and _wanted(before) == _wanted(planned_inputs)
-        and job.changed_input is JobInput.CONTROL
+        and job.changed_input == JobInput.CONTROL
         and job.inputs_revision == job.planned_revision + 1  # so nothing else has changed
     )
     first = newest_plan(reader, job.job_id) if is_refined else None
@@ -235,7 +235,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
         snapshot = read_snapshot(reader, job_id)
         job, profile = snapshot.job, snapshot.profile
         is_current = job.planned_revision == job.inputs_revision
-        is_others = job.state is JobState.PLANNING_FAILED and job.changed_input is not asked_by
+        is_others = job.state == JobState.PLANNING_FAILED and job.changed_input is not asked_by
         if profile is None or is_current or is_others:
             return summarise(reader, job)
     started_s = time.perf_counter()

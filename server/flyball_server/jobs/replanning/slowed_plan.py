@@ -143,7 +143,7 @@ def _made_before(
     services: JobServices, snapshot: PlanningSnapshot, digest: str
 ) -> SlowedPlan | None:
     """Return the earlier plan for the same inputs; a new profile or target requires a new plan."""
-    if snapshot.job.changed_input is not JobInput.CONTROL:
+    if snapshot.job.changed_input != JobInput.CONTROL:
         return None
     version = next((one.version for one in snapshot.loop_state.made if one.digest == digest), None)
     if version is None:
@@ -183,6 +183,6 @@ def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | 
     Changes during a run, such as a slow GPU or a target by the time of day, do not change the
     order; a new profile or target does.
     """
-    if not has_slowdowns and snapshot.job.changed_input is not JobInput.CONTROL:
+    if not has_slowdowns and snapshot.job.changed_input != JobInput.CONTROL:
         return None
     return snapshot.running_schedule

@@ -15,7 +15,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_wire.closed_loop import ComparisonStatus
+from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
 
 # The energy counter updates about every 100 ms: a block of this length loses a few percent.
 BLOCK_S = 2.0
@@ -121,15 +121,16 @@ def comparison_progress(reader: JobReader, job_id: str) -> ComparisonStatus:
     """Return the progress of an existing job's newest comparison, in the caller's transaction."""
     comparison = reader.find_loop_state(job_id).comparison
     if comparison is None:
-        return ComparisonStatus(state="none")
+        return ComparisonStatus(state=ComparisonState.NONE)
     return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))
 
 
 def progress_of(comparison: Comparison, num_measured: int) -> ComparisonStatus:
     """Return the progress of a comparison with this number of measured pairs."""
-    state = "running"
+    state = ComparisonState.RUNNING
     if comparison.is_done:
-        state = "done" if num_measured >= comparison.num_pairs else "ended"
+        is_enough = num_measured >= comparison.num_pairs
+        state = ComparisonState.DONE if is_enough else ComparisonState.ENDED
     return ComparisonStatus(
         state=state,
         version=comparison.version,

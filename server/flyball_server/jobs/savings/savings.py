@@ -17,7 +17,7 @@ from flyball_server.jobs.measurements.step_pairs import (
     WholeStep,
 )
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
-from flyball_wire.closed_loop import Estimate, MeasuredSavings
+from flyball_wire.closed_loop import BaselineOrigin, Estimate, MeasuredSavings
 
 # Fewer steps at the highest clocks are no baseline if there are others.
 MIN_BASELINE_STEPS = 8
@@ -31,12 +31,12 @@ class _Against:
     """A version's steps against steps at the highest clocks.
 
     Attributes:
-        kind: kind of baseline, as `MeasuredSavings.baseline`.
+        origin: origin of the baseline.
         time_ratio, energy_ratio: ratios of the plan's to the baseline's.
         saved_j: energy saved by one step, J.
     """
 
-    kind: str
+    origin: BaselineOrigin
     baseline: StepSeries = field(default_factory=StepSeries)
     time_ratio: Estimate | None = None
     energy_ratio: Estimate | None = None
@@ -159,12 +159,12 @@ class SavingsFold:
     def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> MeasuredSavings:
         tally = self._tallies[version]
         against = _against(tally, baselines)
-        steps = tally.at_baseline if against.kind == "itself" else tally.on_plan
+        steps = tally.at_baseline if against.origin == BaselineOrigin.ITSELF else tally.on_plan
         return MeasuredSavings(
             version=version,
             time_s=_interval(steps.times_s.estimate()),
             energy_j=_interval(steps.energies_j.estimate()),
-            baseline=against.kind,
+            baseline=against.origin,
             baseline_time_s=_interval(against.baseline.times_s.estimate()),
             baseline_energy_j=_interval(against.baseline.energies_j.estimate()),
             slowdown_percent=_percent(against.time_ratio, sign=1),
@@ -184,12 +184,12 @@ class SavingsFold:
 
 def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
     if tally.kinds.is_all_baseline:
-        return _Against(kind="itself")
+        return _Against(origin=BaselineOrigin.ITSELF)
     pairs = None if tally.pairs is None else tally.pairs.so_far()
     if pairs is not None and pairs.times_s.num_pairs:
         per_step = pairs.energies_j.difference()
         return _Against(
-            kind="interleaved",
+            origin=BaselineOrigin.INTERLEAVED,
             baseline=tally.at_baseline,
             time_ratio=pairs.times_s.ratio(),
             energy_ratio=pairs.energies_j.ratio(),
@@ -197,12 +197,12 @@ def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
         )
     on_plan = tally.on_plan
     if not baselines or not on_plan.num_steps:
-        return _Against(kind="none")
+        return _Against(origin=BaselineOrigin.NONE)
     # The nearest in time: the machine was most alike then.
     nearest = min(baselines, key=lambda series: (series.distance_to(on_plan), -series.num_steps))
     energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
     return _Against(
-        kind="apart",
+        origin=BaselineOrigin.APART,
         baseline=nearest,
         time_ratio=_ratio(on_plan.times_s.estimate(), nearest.times_s.estimate()),
         energy_ratio=_ratio(*energies_j),

@@ -11,7 +11,12 @@ from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobWriter
 from flyball_server.jobs.timetables import parse_moment
-from flyball_wire.closed_loop import Straggler, StragglerAnnouncement
+from flyball_wire.closed_loop import (
+    Straggler,
+    StragglerAnnouncement,
+    StragglerReason,
+    StragglerSource,
+)
 
 # Tolerated ratio between a measured and a planned slowdown: measurements always differ.
 NEARLY = 1.05
@@ -89,7 +94,7 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
     detected = [
         Straggler(
             rank=slowed.rank,
-            source="detected",
+            source=StragglerSource.DETECTED,
             reason=slowed.reason,
             slowdown=slowed.slowdown,
             from_time=_text(slowed.since_unix_s),
@@ -146,8 +151,8 @@ def _is_same(
 def _announced(one: AnnouncedSlowdown, loop_state: JobLoopState) -> Straggler:
     return Straggler(
         rank=one.rank,
-        source="announced",
-        reason="slow",
+        source=StragglerSource.ANNOUNCED,
+        reason=StragglerReason.SLOW,
         slowdown=one.slowdown,
         from_time=_text(one.from_unix_s),
         until_time=_text(one.until_unix_s),

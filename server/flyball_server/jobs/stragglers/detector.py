@@ -16,12 +16,12 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
+from flyball_wire.closed_loop import StragglerReason
 
 ClockTimes = Mapping[tuple[str, int, int], float]
 """Profiled times of one stage in s, by (kind, chunk, MHz)."""
@@ -157,13 +157,13 @@ def _error_of_mean(values: Sequence[float]) -> float:
     return math.sqrt(squares / (num_values - 1) / num_values)
 
 
-def reason_of(steps: Sequence[RankStep]) -> Literal["slow", "power", "thermal"]:
+def reason_of(steps: Sequence[RankStep]) -> StragglerReason:
     """Return the clock limit of at least half of the steps; `slow`: no reason was reported."""
     num_thermal = sum(step.is_thermally_capped for step in steps)
     num_power = sum(step.is_power_capped for step in steps)
     if 2 * max(num_thermal, num_power) < len(steps):
-        return "slow"
-    return "thermal" if num_thermal >= num_power else "power"
+        return StragglerReason.SLOW
+    return StragglerReason.THERMAL if num_thermal >= num_power else StragglerReason.POWER
 
 
 def _chosen_times(

@@ -136,12 +136,12 @@ def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes
     """Return the possible producers of such nodes' input; in a complete schedule each has one."""
     stage, kind, chunk = one
     virtual = virtual_stages[stage][chunk]
-    if kind is InstructionKind.FORWARD:
+    if kind == InstructionKind.FORWARD:
         return () if virtual == 0 else (_place_of(virtual - 1, virtual_stages, kind),)
-    if kind is InstructionKind.BACKWARD_WEIGHT:
+    if kind == InstructionKind.BACKWARD_WEIGHT:
         return ((stage, InstructionKind.BACKWARD_INPUT, chunk),)
     is_last = virtual == sum(map(len, virtual_stages)) - 1
-    if kind is InstructionKind.RECOMPUTE or is_last:
+    if kind == InstructionKind.RECOMPUTE or is_last:
         return ((stage, InstructionKind.FORWARD, chunk),)
     return tuple(_place_of(virtual + 1, virtual_stages, of_kind) for of_kind in _BACKWARDS)
 

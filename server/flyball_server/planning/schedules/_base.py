@@ -63,13 +63,13 @@ def _most_held(instructions: Sequence[Instruction]) -> int:
     recomputed = {
         (instruction.microbatch, instruction.chunk)
         for instruction in instructions
-        if instruction.kind is InstructionKind.RECOMPUTE
+        if instruction.kind == InstructionKind.RECOMPUTE
     }
     held = peak = 0
     for instruction in instructions:
         is_recomputed = (instruction.microbatch, instruction.chunk) in recomputed
-        if instruction.kind is InstructionKind.RECOMPUTE or (
-            instruction.kind is InstructionKind.FORWARD and not is_recomputed
+        if instruction.kind == InstructionKind.RECOMPUTE or (
+            instruction.kind == InstructionKind.FORWARD and not is_recomputed
         ):
             held += 1
             peak = max(peak, held)
@@ -321,7 +321,7 @@ def _first_too_early(run: list[InstructionKind]) -> InstructionKind | None:
     for position, kind in enumerate(run):
         before = set(run[:position])
         needed = _NEEDS[kind]
-        if kind is not InstructionKind.FORWARD and InstructionKind.RECOMPUTE in run:
+        if kind != InstructionKind.FORWARD and InstructionKind.RECOMPUTE in run:
             needed |= {InstructionKind.RECOMPUTE} - {kind}
         if not needed <= before:
             return kind

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from sqlalchemy import Row
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.jobs.job_state import JobInput, JobState
+from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, Record, StepDetail
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
-from flyball_wire.messages import JobSpec, MeasurementDetail
+from flyball_wire.messages import JobSpec, JobState, MeasurementDetail
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
