@@ -11,7 +11,7 @@ import numpy as np
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_LOOK
+from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_WINDOW
 from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies.measured_reconfigure import (
@@ -130,12 +130,12 @@ def reconfigure_from_waits(
     assignment, num_versions = list(start), 0
     times_s: list[float] = [pipeline.run_step(assignment).time_s]
     num_of_last = 0
-    looks: list[MeasuredPipeline] = []
+    windows: list[MeasuredPipeline] = []
     while True:
-        steps = [pipeline.run_step(assignment) for _ in range(STEPS_PER_LOOK)]
+        steps = [pipeline.run_step(assignment) for _ in range(STEPS_PER_WINDOW)]
         times_s += [step.time_s for step in steps]
-        looks.append(_median([step.measured for step in steps]))
-        decision = decide(loop, assignment, looks)
+        windows.append(_median([step.measured for step in steps]))
+        decision = decide(loop, assignment, windows)
         if decision.is_finished:
             return Course(
                 assignment=assignment,
@@ -146,7 +146,7 @@ def reconfigure_from_waits(
             margin = margin_steps(fmean(step.time_s for step in steps))
             times_s += [pipeline.run_step(assignment).time_s for _ in range(margin)]
             num_of_last = len(times_s)
-            assignment, num_versions, looks = decision.raised, num_versions + 1, []
+            assignment, num_versions, windows = decision.raised, num_versions + 1, []
             times_s.append(pipeline.run_step(assignment).time_s)
 
 

@@ -220,7 +220,7 @@ def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, .
 
 
 def _taken(kind: object, items: Sequence[object]) -> tuple[object, ...] | None:
-    """The items where all are as they should be; None: look at one after the other.
+    """The items where all are as they should be; None: decode them one by one.
 
     A plan has tens of thousands of numbers: no path is made for them, nor a call.
     """

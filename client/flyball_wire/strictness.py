@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 """A pydantic core schema: what is checked, as nested dicts and lists."""
 
 _SCALARS = frozenset({"bool", "float", "int", "str"})
-# So many unknown fields are all named; a body with more is not looked at.
+# Limit of unknown fields that are named; a body with more is refused unread.
 MAX_UNKNOWN_FIELDS = 16
 # Values and types of the author's, not schemas.
 _NO_SCHEMAS = frozenset({"cls", "config", "default", "metadata", "serialization"})

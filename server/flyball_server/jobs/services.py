@@ -45,7 +45,7 @@ def _nobody_measures(solve: Solve) -> None:
     del solve
 
 
-def _nobody_looks(job_id: str) -> None:
+def _ignored(job_id: str) -> None:
     del job_id
 
 
@@ -97,7 +97,7 @@ class JobServices:
     planning_timeout_s: float = 600.0
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
-    enqueue_reconcile: EnqueueReconcile = _nobody_looks
+    enqueue_reconcile: EnqueueReconcile = _ignored
     is_reconciled_after_posts: IsReconciledAfterPosts = _nobody_reconciles
     record_heartbeat: RecordHeartbeat = _nobody_notes
     life: LifeTimes = DEFAULT_LIFE

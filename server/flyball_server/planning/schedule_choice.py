@@ -114,7 +114,7 @@ def choose_schedule(
         reserve=options.reserve,
     )
     for name, model in models.items():
-        report(f"looking at {name}")
+        report(f"planning {name}")
         search.add(name, model)
     best = search.best()
     if best is None or best.plan is None:

@@ -86,7 +86,7 @@ def known_summaries(
     Raises:
         UnknownJobError: the job does not exist.
     """
-    return _look(services, job_id, memory, {}, num_documents=0)
+    return _read_history(services, job_id, memory, {}, num_documents=0)
 
 
 def plan_summaries(
@@ -100,14 +100,14 @@ def plan_summaries(
         UnknownJobError: the job does not exist.
     """
     own: _Summaries = {}
-    found = _look(services, job_id, memory, own, num_documents=0)
+    found = _read_history(services, job_id, memory, own, num_documents=0)
     while found is None:
         with memory.reading_documents:
-            found = _look(services, job_id, memory, own, num_documents=_READ_AT_ONCE)
+            found = _read_history(services, job_id, memory, own, num_documents=_READ_AT_ONCE)
     return found
 
 
-def _look(
+def _read_history(
     services: JobServices,
     job_id: str,
     memory: HistoryMemory,

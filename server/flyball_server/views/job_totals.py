@@ -146,7 +146,7 @@ class JobTotals:
         if clocks == StepClocks.PLAN and prediction is not None:
             self.predicted_j += prediction.energy_j
             self.predicted_baseline_j += prediction.baseline_energy_j
-        self._look_at_newest(step, clocks)
+        self._add_to_newest(step, clocks)
 
     def _clocks(self, step: WholeStep) -> StepClocks:
         if step.is_mixed:
@@ -158,7 +158,7 @@ class JobTotals:
             return StepClocks.PROFILING
         return StepClocks.HIGHEST if kinds.is_baseline(step.step) else StepClocks.PLAN
 
-    def _look_at_newest(self, step: WholeStep, clocks: StepClocks) -> None:
+    def _add_to_newest(self, step: WholeStep, clocks: StepClocks) -> None:
         kinds = self._kinds.get(step.version or 0, StepKinds())
         if clocks == StepClocks.MIXED or (clocks == StepClocks.HIGHEST and kinds.is_interleaved):
             return  # neither is a setting that the job keeps

@@ -27,7 +27,7 @@ PERIOD_S = 1.0
 # Minimum time between two reads, however often the job is notified, s.
 LEAST_PAUSE_S = 0.1
 # Pause as a multiple of the last reading's duration: reading takes at most a fifth of the time.
-_PAUSE_OF_LOOKS = 4
+_PAUSES_PER_READ = 4
 # Limit of that pause, s: a state that takes more than 7.5 s is read for more of the time.
 MOST_PAUSE_S = 30.0
 _STOP_TIMEOUT_S = 5.0
@@ -36,8 +36,8 @@ _STOP_TIMEOUT_S = 5.0
 class _Topic(Generic[State]):
     """Topic with its followers and the state of the last read."""
 
-    def __init__(self, look: Callable[[], State]) -> None:
-        self.look = look
+    def __init__(self, read: Callable[[], State]) -> None:
+        self.read = read
         self.followers: set[asyncio.Event] = set()
         self.state: State | None = None
         self.error: Exception | None = None
@@ -92,7 +92,7 @@ class Following(Generic[State]):
         """Event set when nothing new will follow: the topic is gone, or the planner shuts down."""
         return self._topic.over
 
-    async def looked(self) -> None:
+    async def wait_for_read(self) -> None:
         """Wait until the state was read, a read has failed, or no read will follow."""
         while self.state is None and self.error is None and not self.over.is_set():
             self._changed.clear()
@@ -105,7 +105,7 @@ class Following(Generic[State]):
             JobsError: reading fails now; UnknownError: the topic does not exist.
             Exception: unexpected error of a read.
         """
-        await self.looked()
+        await self.wait_for_read()
         if self.error is not None:
             # One object is shared by all followers: each raise would lengthen its traceback.
             raise self.error.with_traceback(None)
@@ -123,24 +123,24 @@ class Feed(Generic[State]):
 
     Args:
         waiters: source of notifications by key, and of the shutdown.
-        look_at: factory of a topic's read function by key, which is called on a thread, one call
+        reader_of: factory of a topic's read function by key, which is called on a thread, one call
             at a time. UnknownError means that the topic does not exist; other errors are passed
             on, and the read is repeated. Its result is compared with the previous one.
-        looks_at_once: number of concurrent reads of different topics.
+        num_concurrent_reads: number of concurrent reads of different topics.
         quiet_s: minimum time between this state and the next, s, at most MOST_PAUSE_S.
     """
 
     def __init__(
         self,
         waiters: JobWaiters,
-        look_at: Callable[[str], Callable[[], State]],
+        reader_of: Callable[[str], Callable[[], State]],
         *,
-        looks_at_once: int = 1,
+        num_concurrent_reads: int = 1,
         quiet_s: Callable[[State], float] = lambda _: 0.0,
     ) -> None:
         self._waiters = waiters
-        self._look_at = look_at
-        self._looks_at_once = looks_at_once
+        self._reader_of = reader_of
+        self._num_concurrent_reads = num_concurrent_reads
         self._quiet_s = quiet_s
         self._limiter: anyio.CapacityLimiter | None = None
         self._topics: dict[str, _Topic[State]] = {}
@@ -161,7 +161,7 @@ class Feed(Generic[State]):
         """
         topic = self._topics.get(key)
         if topic is None or topic.over.is_set():
-            topic = self._topics[key] = _Topic(self._look_at(key))
+            topic = self._topics[key] = _Topic(self._reader_of(key))
             # Not in the context of this call: the read serves others too.
             task = asyncio.create_task(self._poll(key, topic), context=Context())
             self._tasks.add(task)
@@ -194,19 +194,19 @@ class Feed(Generic[State]):
                 while topic.followers and not topic.over.is_set() and not self._waiters.is_closed:
                     topic.woken.clear()
                     began_s = loop.time()
-                    await self._look(key, topic)
+                    await self._read(key, topic)
                     await self._pause(topic, loop.time() - began_s)
         finally:
             if self._topics.get(key) is topic:
                 del self._topics[key]
             topic.end()
 
-    async def _look(self, key: str, topic: _Topic[State]) -> None:
+    async def _read(self, key: str, topic: _Topic[State]) -> None:
         if self._limiter is None:
-            self._limiter = anyio.CapacityLimiter(self._looks_at_once)
+            self._limiter = anyio.CapacityLimiter(self._num_concurrent_reads)
         state, error = topic.state, None
         try:
-            state = await anyio.to_thread.run_sync(topic.look, limiter=self._limiter)
+            state = await anyio.to_thread.run_sync(topic.read, limiter=self._limiter)
         except Exception as failure:
             error = failure
         if state == topic.state and str(error) == str(topic.error):
@@ -217,9 +217,9 @@ class Feed(Generic[State]):
             topic.end()
         topic.tell()
 
-    async def _pause(self, topic: _Topic[State], look_s: float) -> None:
+    async def _pause(self, topic: _Topic[State], read_s: float) -> None:
         quiet_s = 0.0 if topic.state is None else self._quiet_s(topic.state)
-        least_s = min(max(LEAST_PAUSE_S, _PAUSE_OF_LOOKS * look_s, quiet_s), MOST_PAUSE_S)
+        least_s = min(max(LEAST_PAUSE_S, _PAUSES_PER_READ * read_s, quiet_s), MOST_PAUSE_S)
         await _wait(topic.left, least_s)
         await _wait(topic.woken, PERIOD_S - least_s)
 

@@ -101,8 +101,8 @@ KEPT_STAGES = 16_384
 RENEWAL_S = 10.0
 # In between only steps after the complete ones are read, up to this number of measurements; if
 # some are left out, all are read again.
-_MEASUREMENTS_A_LOOK = 16_384
-_FEWEST_A_LOOK = 4
+_MEASUREMENTS_PER_READ = 16_384
+_FEWEST_STEPS_PER_READ = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class StepWindow:
         self._revision = 0
         self._renewed_at_s = float("-inf")
 
-    def look(self, services: JobServices, job_id: str) -> tuple[WindowStep, ...]:
+    def read(self, services: JobServices, job_id: str) -> tuple[WindowStep, ...]:
         """Return the newest steps, rising; the same object if nothing has changed.
 
         Raises:
@@ -165,8 +165,10 @@ class StepWindow:
 
     def _newer(self, reader: JobReader, job: JobRecord) -> tuple[StagesOfStep, ...] | None:
         """Return the steps after the complete ones; None: some in between were left out."""
-        some = max(_MEASUREMENTS_A_LOOK // job.spec.num_expected_ranks, _FEWEST_A_LOOK)
-        limit = min(_num_kept(job), some)
+        num_steps = max(
+            _MEASUREMENTS_PER_READ // job.spec.num_expected_ranks, _FEWEST_STEPS_PER_READ
+        )
+        limit = min(_num_kept(job), num_steps)
         found = _read(reader, job, after_step=settled_step(self._steps), limit=limit)
         newest = self._steps[-1].step if self._steps else -1
         return None if len(found) == limit and found[0].step > newest else found

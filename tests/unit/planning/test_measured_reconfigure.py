@@ -53,17 +53,17 @@ def measured_on_paper(model: PipelineModel, assignment: Sequence[int]) -> Measur
 def reconfigured(
     loop: MeasuredLoop, start: Sequence[int], measure: Measure
 ) -> tuple[list[int], int]:
-    """The clocks that the loop ends with, and how many looks it took."""
-    assignment, looks, num_looks = list(start), list[MeasuredPipeline](), 0
+    """The clocks that the loop ends with, and how many windows it took."""
+    assignment, windows, num_windows = list(start), list[MeasuredPipeline](), 0
     while True:
-        looks.append(measure(loop.model, assignment))
-        num_looks += 1
-        decision = decide(loop, assignment, looks)
+        windows.append(measure(loop.model, assignment))
+        num_windows += 1
+        decision = decide(loop, assignment, windows)
         if decision.is_finished:
-            return assignment, num_looks
+            return assignment, num_windows
         if decision.raised is not None:
             assert decision.raised != assignment
-            assignment, looks = decision.raised, []
+            assignment, windows = decision.raised, []
 
 
 def with_receive(
@@ -148,8 +148,8 @@ def test_whatever_is_measured_it_ends_at_paths_of_the_highest_clocks(
         return seen[-1]
 
     loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=30, finish_limit=finish_limit)
-    end, num_looks = reconfigured(loop, start, by_chance)
-    assert num_looks <= (sum(start) + 1) * finish_limit
+    end, num_windows = reconfigured(loop, start, by_chance)
+    assert num_windows <= (sum(start) + 1) * finish_limit
     assert all(choice <= before for choice, before in zip(end, start, strict=True))
     for measured in seen[-finish_limit:]:
         assert all(end[node] == 0 for node in measured_critical_path(model.dag, measured))

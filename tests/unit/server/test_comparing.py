@@ -31,7 +31,7 @@ from flyball_wire.plan_options import TargetChange
 
 
 class ComparedJob:
-    """A job of two ranks whose plan is in force, and the reaction that looks at it.
+    """A job of two ranks whose plan is in force, and its reconciler.
 
     Attributes:
         next_step: of the ranks.
@@ -41,16 +41,16 @@ class ComparedJob:
         self.services = Services(CountingPlanner(iteration_time_s=0.9)).jobs
         self.next_step = 0
         self._is_restarted = is_restarted
-        self._reaction = ComparisonReconciler()
+        self._reconciler = ComparisonReconciler()
         register_job(self.services, "job", job_spec())
         for rank in (0, 1):
             register_rank(self.services, rank_record(rank))
 
-    def look(self) -> None:
-        """The planner looks at the job, by a reaction that knows nothing after a restart."""
+    def reconcile(self) -> None:
+        """Reconcile the job; after a restart, by a reconciler without a cache."""
         if self._is_restarted:
-            self._reaction = ComparisonReconciler()
-        self._reaction(self.services, "job")
+            self._reconciler = ComparisonReconciler()
+        self._reconciler(self.services, "job")
 
     def plan(self) -> ComparedJob:
         put_profile(self.services, "job", profile())
@@ -60,7 +60,7 @@ class ComparedJob:
     def compare(self, num_pairs: int) -> int:
         """Start a comparison; the version of it that both ranks take up."""
         start_comparison(self.services, "job", num_pairs)
-        self.look()
+        self.reconcile()
         return self.activate()
 
     def activate(self) -> int:
@@ -101,7 +101,7 @@ def job(request: pytest.FixtureRequest) -> ComparedJob:
 
 def test_a_comparison_adds_steps_at_the_highest_clocks_to_the_plan(job: ComparedJob) -> None:
     assert start_comparison(job.services, "job", 12).state == "running"
-    job.look()
+    job.reconcile()
     plain, compared = job.versions()
     assert (compared.plan, compared.measurement_detail) == (plain.plan, plain.measurement_detail)
     # 0.9 s a step: blocks of three steps last 2 s, but 12 pairs make six blocks of two.
@@ -112,30 +112,30 @@ def test_a_comparison_adds_steps_at_the_highest_clocks_to_the_plan(job: Compared
 def test_the_plain_plan_comes_back_when_enough_pairs_are_measured(job: ComparedJob) -> None:
     assert job.compare(6) == 2
     job.measure(12)
-    job.look()
+    job.reconcile()
     # The first step is a warm-up, and its pair is lost.
     assert job.progress() == ("running", 2, 5)
     job.measure(2)
-    job.look()
+    job.reconcile()
     assert job.progress() == ("done", 2, 6)
     plain, _, again = job.versions()
     assert again.plan == plain.plan
     assert again.baseline_cycle == ()
-    job.look()
+    job.reconcile()
     assert len(job.versions()) == 3
 
 
 def test_a_repeated_request_changes_nothing_until_the_end(job: ComparedJob) -> None:
     job.compare(4)
     assert start_comparison(job.services, "job", 4).version == 2
-    job.look()
+    job.reconcile()
     assert len(job.versions()) == 2
     job.measure(11)
-    job.look()
+    job.reconcile()
     job.activate()
     assert job.progress()[0] == "done"
     assert start_comparison(job.services, "job", 4).version is None
-    job.look()
+    job.reconcile()
     assert job.progress() == ("running", 4, 0)
 
 
@@ -143,7 +143,7 @@ def test_another_number_of_pairs_changes_when_it_ends(job: ComparedJob) -> None:
     job.compare(1000)
     job.measure(21)
     start_comparison(job.services, "job", 4)
-    job.look()
+    job.reconcile()
     assert job.progress()[:2] == ("done", 2)
 
 
@@ -151,7 +151,7 @@ def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: Compar
     job.compare(10)
     job.measure(10)
     change_target(job.services, "job", TargetChange(target="least-energy"))
-    job.look()
+    job.reconcile()
     assert job.progress() == ("ended", 2, 4)
     assert len(job.versions()) == 3
     job.activate()
@@ -162,7 +162,7 @@ def test_a_new_plan_in_between_ends_the_comparison_and_is_not_undone(job: Compar
 def test_a_comparison_whose_steps_are_never_good_is_given_up(job: ComparedJob) -> None:
     job.compare(4)
     job.measure(30, num_unplanned=1)
-    job.look()
+    job.reconcile()
     assert job.progress() == ("ended", 2, 0)
     assert job.versions()[-1].baseline_cycle == ()
 
@@ -170,18 +170,18 @@ def test_a_comparison_whose_steps_are_never_good_is_given_up(job: ComparedJob) -
 def test_a_run_that_starts_over_goes_on_with_the_comparison(job: ComparedJob) -> None:
     start_comparison(job.services, "job", 4)
     job.next_step = 500
-    job.look()
+    job.reconcile()
     job.activate()
     job.next_step = 0
     for rank in (0, 1):
         register_rank(job.services, rank_record(rank))
         acknowledge(job.services, "job", rank, version=2, current_step=0)
     assert [each.version for each in job.versions()] == [1, 2, 3]
-    job.look()
+    job.reconcile()
     assert job.progress() == ("running", 3, 0)
     job.activate()
     job.measure(11)
-    job.look()
+    job.reconcile()
     assert job.progress()[0] == "done"
     assert job.versions()[-1].baseline_cycle == ()
 
@@ -195,10 +195,10 @@ def test_a_comparison_ignores_older_steps_of_a_run_that_started_over(job: Compar
     job.activate()
     version = job.compare(4)
     job.measure(2)
-    job.look()
+    job.reconcile()
     assert job.progress()[:2] == ("running", version)
     job.measure(9)
-    job.look()
+    job.reconcile()
     assert job.progress() == ("done", version, 4)
 
 
@@ -214,7 +214,7 @@ def test_a_comparison_that_is_withdrawn_gives_the_plain_plan_back(job: ComparedJ
     )
     assert job.progress() == ("ended", 2, 3)
     delete_comparison(job.services, "job")
-    job.look()
+    job.reconcile()
     assert len(job.versions()) == 3
 
 
@@ -222,7 +222,7 @@ def test_withdrawn_before_it_began_a_comparison_never_begins(job: ComparedJob) -
     delete_comparison(job.services, "job")
     start_comparison(job.services, "job", 6)
     delete_comparison(job.services, "job")
-    job.look()
+    job.reconcile()
     assert job.progress() == ("none", None, 0)
     assert len(job.versions()) == 1
     with pytest.raises(UnknownJobError):
@@ -233,10 +233,10 @@ def test_a_plan_that_does_not_hold_yet_is_waited_for() -> None:
     job = ComparedJob()
     put_profile(job.services, "job", profile())
     start_comparison(job.services, "job", 4)
-    job.look()
+    job.reconcile()
     assert job.progress() == ("running", None, 0)
     job.activate()
-    job.look()
+    job.reconcile()
     assert job.progress() == ("running", 2, 0)
 
 
@@ -251,7 +251,7 @@ def test_a_plan_that_is_being_reconfigured_is_waited_for(job: ComparedJob) -> No
         )
     job.activate()
     start_comparison(job.services, "job", 4)
-    job.look()
+    job.reconcile()
     assert len(job.versions()) == 2
 
 
@@ -259,7 +259,7 @@ def test_a_job_that_is_over_is_not_compared(job: ComparedJob) -> None:
     start_comparison(job.services, "job", 6)
     with job.services.store.writing("job") as writer:
         writer.save_job(require_job(writer, "job").moved(JobState.ENDED))
-    job.look()
+    job.reconcile()
     assert len(job.versions()) == 1
     with pytest.raises(JobIsOverError, match="Job job is ended; start its training again first"):
         start_comparison(job.services, "job", 12)

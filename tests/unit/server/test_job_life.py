@@ -77,9 +77,9 @@ class Life:
 
     def age(self) -> None:
         """As a planner that has heard the ranks from the beginning."""
-        looking = ExpiryReconciler()
-        looking._began = MOMENT
-        looking(self.services, "job")
+        expiry = ExpiryReconciler()
+        expiry._began = MOMENT
+        expiry(self.services, "job")
 
     def state(self, job_id: str = "job") -> JobState:
         return get_job(self.services, job_id).job.state
@@ -278,15 +278,15 @@ def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(lif
     started(life.services, "job")
     assert life.state() == JobState.PLANNED
     life.pass_time(3601)
-    started._looked_s.clear()
+    started._checked_s.clear()
     started(life.services, "job")
     assert life.state() == JobState.EXPIRED
 
 
 def test_a_run_that_is_kept_stays_ended(life: Life) -> None:
     life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
-    looking = ExpiryReconciler()
-    looking(life.services, "job@1")
+    expiry = ExpiryReconciler()
+    expiry(life.services, "job@1")
     assert life.state("job@1") == JobState.ENDED
     delete_job(life.services, "job@1")
 

@@ -37,7 +37,7 @@ from flyball_server.jobs.registry.inspection import (
     require_job,
 )
 from flyball_server.jobs.registry.registration import leave_rank
-from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, PlanningSlots
+from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, PlanningSlots
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import add_version
@@ -408,7 +408,7 @@ def test_where_no_slot_is_free_a_job_is_looked_at_again(failed: JobServices) -> 
     change_and_die(failed, "fastest")
     slots = PlanningSlots(1)
     with slots.taken():
-        assert ReplanReconciler(slots)(failed, "job") == LOOK_AGAIN_S
+        assert ReplanReconciler(slots)(failed, "job") == SLOT_RETRY_S
         assert get_job(failed, "job").newest_version is None
     assert ReplanReconciler(slots)(failed, "job") is None
     assert get_job(failed, "job").newest_version == 1

@@ -24,14 +24,14 @@ class Subject:
     def __init__(self) -> None:
         self.seen = "first"
         self.error: Exception | None = None
-        self.num_looks = 0
-        self.may_look = threading.Event()
-        self.may_look.set()
+        self.num_reads = 0
+        self.may_read = threading.Event()
+        self.may_read.set()
 
-    def look(self) -> str:
-        self.num_looks += 1
+    def read(self) -> str:
+        self.num_reads += 1
         seen, error = self.seen, self.error
-        assert self.may_look.wait(60)
+        assert self.may_read.wait(60)
         if error is not None:
             raise error
         return seen
@@ -65,7 +65,7 @@ def waiters() -> JobWaiters:
 
 @pytest.fixture
 async def feed(waiters: JobWaiters, subject: Subject) -> AsyncIterator[Feed[str]]:
-    made = Feed(waiters, lambda _: subject.look)
+    made = Feed(waiters, lambda _: subject.read)
     yield made
     waiters.close()
     await made.stop()
@@ -77,8 +77,8 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def more_looks(subject: Subject, number: int) -> bool:
-    return subject.num_looks > number
+def more_reads(subject: Subject, number: int) -> bool:
+    return subject.num_reads > number
 
 
 async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], asyncio.Event]:
@@ -93,7 +93,7 @@ async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], a
 async def test_all_who_follow_the_same_share_its_looks(feed: Feed[str], subject: Subject) -> None:
     many = [(await followed(feed))[0] for _ in range(50)]
     assert {each.state for each in many} == {"first"}
-    assert (subject.num_looks, feed.num_followed) == (1, 1)
+    assert (subject.num_reads, feed.num_followed) == (1, 1)
 
 
 async def test_what_nobody_follows_is_not_looked_at(
@@ -102,19 +102,19 @@ async def test_what_nobody_follows_is_not_looked_at(
     one, _ = await followed(feed)
     other, _ = await followed(feed)
     one.stop()
-    await until(lambda: subject.num_looks > 3)
+    await until(lambda: subject.num_reads > 3)
     other.stop()
     await until(lambda: feed.num_followed == 0)
-    num_looks = subject.num_looks
+    num_reads = subject.num_reads
     waiters.notify("job")
     await asyncio.sleep(0.05)
-    assert subject.num_looks == num_looks
+    assert subject.num_reads == num_reads
 
 
 async def test_changes_reach_all_who_follow(feed: Feed[str], subject: Subject) -> None:
     both = [await followed(feed) for _ in range(2)]
-    num_looks = subject.num_looks
-    await until(lambda: subject.num_looks > num_looks + 2)
+    num_reads = subject.num_reads
+    await until(lambda: subject.num_reads > num_reads + 2)
     assert not any(changed.is_set() for _, changed in both)
     subject.seen = "second"
     for following, changed in both:
@@ -140,12 +140,12 @@ async def test_a_change_while_it_is_looked_is_not_missed(
     feed: Feed[str], waiters: JobWaiters, subject: Subject
 ) -> None:
     following, changed = await followed(feed)
-    subject.may_look.clear()
+    subject.may_read.clear()
     waiters.notify("job")
-    await until(lambda: subject.num_looks == 2)  # it has seen the first and is not back yet
+    await until(lambda: subject.num_reads == 2)  # it has seen the first and is not back yet
     subject.seen = "second"
     waiters.notify("job")
-    subject.may_look.set()
+    subject.may_read.set()
     await changed.wait()
     assert following.state == "second"
 
@@ -195,8 +195,8 @@ async def test_a_look_that_fails_is_told_and_looked_again(
         changed.clear()
         assert following.error is error
         assert following.state == "first"
-        num_looks = subject.num_looks
-        await until(partial(more_looks, subject, num_looks + 2))
+        num_reads = subject.num_reads
+        await until(partial(more_reads, subject, num_reads + 2))
         # Who comes now is refused.
         with pytest.raises(type(error)):
             await followed(feed)
@@ -222,13 +222,13 @@ async def test_closing_ends_all_at_once_even_while_it_is_looked(
     feed: Feed[str], waiters: JobWaiters, subject: Subject
 ) -> None:
     following, changed = await followed(feed)
-    subject.may_look.clear()
-    num_looks = subject.num_looks
-    await until(lambda: subject.num_looks > num_looks)
+    subject.may_read.clear()
+    num_reads = subject.num_reads
+    await until(lambda: subject.num_reads > num_reads)
     waiters.close()
     await changed.wait()
     assert following.over.is_set()
-    subject.may_look.set()
+    subject.may_read.set()
     await feed.stop()
     late = feed.follow("job", asyncio.Event())
     await late.first()  # it does not wait for ever
@@ -238,31 +238,31 @@ async def test_closing_ends_all_at_once_even_while_it_is_looked(
 async def test_a_long_look_is_followed_by_a_longer_pause(
     feed: Feed[str], subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A look of 50 ms takes a fifth of the time at the most."""
-    first_look = subject.look
+    """A read of 50 ms takes a fifth of the time at the most."""
+    first_read = subject.read
 
-    def look_slowly() -> str:
+    def read_slowly() -> str:
         time.sleep(0.05)
-        return first_look()
+        return first_read()
 
-    monkeypatch.setattr(subject, "look", look_slowly)
+    monkeypatch.setattr(subject, "read", read_slowly)
     await followed(feed)
-    num_looks = subject.num_looks
+    num_reads = subject.num_reads
     await asyncio.sleep(0.5)
-    assert subject.num_looks <= num_looks + 3
+    assert subject.num_reads <= num_reads + 3
 
 
 async def test_no_more_things_are_looked_at_at_once_than_may_be(waiters: JobWaiters) -> None:
     subjects = [Subject() for _ in range(3)]
-    feed = Feed(waiters, lambda key: subjects[int(key)].look, looks_at_once=2)
+    feed = Feed(waiters, lambda key: subjects[int(key)].read, num_concurrent_reads=2)
     for subject in subjects:
-        subject.may_look.clear()
+        subject.may_read.clear()
     following = [feed.follow(str(number), asyncio.Event()) for number in range(3)]
-    await until(lambda: [each.num_looks for each in subjects] == [1, 1, 0])
-    subjects[0].may_look.set()
-    await until(lambda: subjects[2].num_looks == 1)
+    await until(lambda: [each.num_reads for each in subjects] == [1, 1, 0])
+    subjects[0].may_read.set()
+    await until(lambda: subjects[2].num_reads == 1)
     for subject in subjects:
-        subject.may_look.set()
+        subject.may_read.set()
     for each in following:
         await each.first()
     waiters.close()

@@ -86,7 +86,7 @@ class ProbedJob:
         for rank in (0, 1):
             register_rank(self.services.jobs, rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ))
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         assert ProbeReconciler()(self.services.jobs, "job") is None
         assert ReplanReconciler()(self.services.jobs, "job") is None
 
@@ -145,12 +145,12 @@ class ProbedJob:
 
     def profile_to_the_end(self) -> None:
         self.register_ranks()
-        self.look()
+        self.reconcile()
         for _ in range(20):
             if self.state() != JobState.PROFILING:
                 return
             self.run_newest_version()
-            self.look()
+            self.reconcile()
         pytest.fail("profiling did not end")
 
 
@@ -168,13 +168,13 @@ def waiting_job(planner: CountingPlanner) -> ProbedJob:
 def job(waiting_job: ProbedJob) -> ProbedJob:
     """The job with its ranks, whose first version is there."""
     waiting_job.register_ranks()
-    waiting_job.look()
+    waiting_job.reconcile()
     return waiting_job
 
 
 def test_nothing_is_probed_before_all_ranks_are_there(waiting_job: ProbedJob) -> None:
     register_rank(waiting_job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
-    waiting_job.look()
+    waiting_job.reconcile()
     assert waiting_job.state() == JobState.AWAITING_PROFILE
     assert get_profiling(waiting_job.services.jobs, "job").state == "waiting"
 
@@ -209,8 +209,8 @@ def test_a_profile_that_somebody_puts_meanwhile_ends_it(job: ProbedJob) -> None:
     with pytest.raises(InvalidFieldError, match="blocking_power_w"):
         # Nobody has measured what a GPU draws while it waits.
         put_profile(job.services.jobs, "job", profile())
-    job.look()
-    job.look()
+    job.reconcile()
+    job.reconcile()
     assert [plan.measurement_detail for plan in list_plans(job.services.jobs, "job")] == [
         MeasurementDetail.CLOCKS,
         MeasurementDetail.TOTALS,
@@ -229,7 +229,7 @@ def test_a_new_run_gets_no_older_profile(job: ProbedJob, monkeypatch: pytest.Mon
         return Refused(problem="no")
 
     monkeypatch.setattr(sys.modules[ProbeReconciler.__module__], "_next_move", begun_before)
-    job.look()
+    job.reconcile()
     assert job.state() == JobState.PROFILING
     assert get_profiling(job.services.jobs, "job").state == "probing"
 
@@ -243,18 +243,18 @@ def test_a_stored_profile_is_planned_by_a_restart(job: ProbedJob, planner: Count
                 break
     # As if it had been killed here, and started again.
     assert planner.requests == []
-    job.look()
+    job.reconcile()
     assert job.state() == JobState.PLANNED
 
 
 def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
     job.silent_rank = 1
     job.run_newest_version(steps=12 + PATIENCE_STEPS)
-    job.look()
+    job.reconcile()
     problem = get_job(job.services.jobs, "job").job.problem
     assert problem is not None
     assert "rank 1 reported no step while others ran" in problem
-    job.look()
+    job.reconcile()
     assert_all_at_the_highest(job)
 
 
@@ -263,13 +263,13 @@ def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(
 ) -> None:
     waiting_job.step = 500
     waiting_job.register_ranks()
-    waiting_job.look()
+    waiting_job.reconcile()
     waiting_job.run_newest_version()
-    waiting_job.look()
+    waiting_job.reconcile()
     waiting_job.step = 0
     waiting_job.register_ranks()
     waiting_job.run_newest_version()
-    waiting_job.look()
+    waiting_job.reconcile()
     assert_all_at_the_highest(waiting_job)
     assert waiting_job.state() == JobState.PROFILING
 
@@ -320,7 +320,7 @@ def test_a_job_that_is_being_profiled_cannot_be_registered_otherwise(job: Probed
 def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(waiting_job: ProbedJob) -> None:
     for rank in (0, 1):
         register_rank(waiting_job.services.jobs, rank_record(rank))
-    waiting_job.look()
+    waiting_job.reconcile()
     problem = get_job(waiting_job.services.jobs, "job").job.problem
     assert problem is not None
     assert "stage 0 name no SM clock" in problem

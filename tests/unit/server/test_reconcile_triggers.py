@@ -1,4 +1,4 @@
-"""Which jobs the planner looks at for the steps that their ranks post."""
+"""Jobs that are reconciled because of the steps that their ranks post."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from flyball_server.jobs.errors import PlanningFailedError
 from flyball_server.jobs.loop_state import JobLoopState, RankSlowdown
 from flyball_server.jobs.reconcile.reconfigurations import (
     PATIENCE_STEPS,
-    STEPS_PER_LOOK,
+    STEPS_PER_WINDOW,
     ReconfigurationReconciler,
 )
 from flyball_server.jobs.records import JobRecord, PlanRecord
@@ -134,7 +134,7 @@ def stages_of(record: PlanRecord) -> object:
 
 def go_on(services: JobServices, pipeline: PipelineOnPaper, version: int) -> int:
     """Train on a version until the planner makes the next one; its number."""
-    for _ in range((FINISH_LIMIT + 1) * STEPS_PER_LOOK):
+    for _ in range((FINISH_LIMIT + 1) * STEPS_PER_WINDOW):
         pipeline.run(1)
         ReconfigurationReconciler()(services, "job")
         if newest(services).version > version:
@@ -179,7 +179,7 @@ def test_the_last_version_is_predicted(services: JobServices, pipeline: Pipeline
 
 
 def test_repeated_calls_do_nothing(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    pipeline.run(1 + STEPS_PER_LOOK)
+    pipeline.run(1 + STEPS_PER_WINDOW)
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 2
     for _ in range(3):
@@ -191,7 +191,7 @@ def test_repeated_calls_do_nothing(services: JobServices, pipeline: PipelineOnPa
 
 
 def test_incomplete_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    pipeline.run(STEPS_PER_LOOK)
+    pipeline.run(STEPS_PER_WINDOW)
     pipeline.run(3, only=range(2))
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == 1
@@ -202,10 +202,10 @@ def test_incomplete_steps_do_not_count(services: JobServices, pipeline: Pipeline
 
 def test_mixed_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
     version = go_on(services, pipeline, 1)
-    pipeline.run(1 + STEPS_PER_LOOK, late={0: 1})
+    pipeline.run(1 + STEPS_PER_WINDOW, late={0: 1})
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == version
-    pipeline.run(STEPS_PER_LOOK)
+    pipeline.run(STEPS_PER_WINDOW)
     ReconfigurationReconciler()(services, "job")
     assert newest(services).version == version + 1
 
@@ -215,7 +215,7 @@ def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
     services = planner_with(SqliteJobStore(database))
     pipeline = reconfigured_job(services)
     version = go_on(services, pipeline, 1)
-    pipeline.run(STEPS_PER_LOOK)
+    pipeline.run(STEPS_PER_WINDOW)
     services.store.close()
     services = pipeline.services = planner_with(SqliteJobStore(database))
     pipeline.run(1)
@@ -245,7 +245,7 @@ def test_another_profile_begins_anew(services: JobServices, pipeline: PipelineOn
 
 def test_a_failed_target_stops_the_loop(services: JobServices, pipeline: PipelineOnPaper) -> None:
     """What it was planned from is no longer what it is to be planned from."""
-    pipeline.run(1 + STEPS_PER_LOOK)
+    pipeline.run(1 + STEPS_PER_WINDOW)
     with pytest.raises(PlanningFailedError):
         change_target(services, "job", TargetChange(target="slowdown:0.1"))
     ReconfigurationReconciler()(services, "job")
@@ -276,7 +276,7 @@ def test_a_decision_holds_for_its_version_alone(
 ) -> None:
     """As when the run has started over, and its plan was added again."""
     pipeline = reconfigured_job(services)
-    pipeline.run(1 + STEPS_PER_LOOK)
+    pipeline.run(1 + STEPS_PER_WINDOW)
     record = newest(services)
 
     def change(writer: JobWriter) -> None:

@@ -62,16 +62,16 @@ def numbers(steps: tuple[WindowStep, ...]) -> list[int]:
 
 
 def test_changed_steps_have_new_revisions(services: JobServices, window: StepWindow) -> None:
-    assert window.look(services, "job") == ()
+    assert window.read(services, "job") == ()
     post(services, measured(0, 0), measured(1, 0))
-    first = window.look(services, "job")
+    first = window.read(services, "job")
     assert [(each.step, each.revision, each.is_complete) for each in first] == [
         (0, 1, False),
         (1, 2, False),
     ]
-    assert window.look(services, "job") is first
+    assert window.read(services, "job") is first
     post(services, measured(0, 1))
-    second = window.look(services, "job")
+    second = window.read(services, "job")
     assert [(each.step, each.revision, each.is_complete) for each in second] == [
         (0, 3, True),
         (1, 2, False),
@@ -82,19 +82,19 @@ def test_changed_steps_have_new_revisions(services: JobServices, window: StepWin
 def test_complete_steps_are_settled(services: JobServices, window: StepWindow) -> None:
     assert settled_step(()) == -1
     post(services, measured(3, 0))
-    assert settled_step(window.look(services, "job")) == -1
+    assert settled_step(window.read(services, "job")) == -1
     post(services, measured(3, 1), measured(4, 0), measured(4, 1), measured(6, 0))
-    assert settled_step(window.look(services, "job")) == 4
+    assert settled_step(window.read(services, "job")) == 4
 
 
 def test_late_posts_are_read(services: JobServices, window: StepWindow, clock: Clock) -> None:
     post(services, *(measured(step, rank) for step in range(3) for rank in (0, 1)))
-    window.look(services, "job")
+    window.read(services, "job")
     post(services, measured(1, 0, energy_j=50.0))
     clock.now_s = RENEWAL_S - 1
-    assert window.look(services, "job")[1].rendered == b"1: 2 ranks, 200.0 J"
+    assert window.read(services, "job")[1].rendered == b"1: 2 ranks, 200.0 J"
     clock.now_s = RENEWAL_S
-    renewed = window.look(services, "job")
+    renewed = window.read(services, "job")
     assert renewed[1].rendered == b"1: 2 ranks, 150.0 J"
     assert [each.revision for each in renewed] == [1, 4, 3]
 
@@ -105,22 +105,22 @@ def test_only_the_newest_are_kept(
     monkeypatch.setattr(stage_steps, "KEPT_STEPS", 3)
     for last in (4, 6):
         post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
-        assert numbers(window.look(services, "job")) == [last - 3, last - 2, last - 1]
+        assert numbers(window.read(services, "job")) == [last - 3, last - 2, last - 1]
 
 
-def few_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+def few_per_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between renewals three steps of two ranks are read."""
-    monkeypatch.setattr(stage_steps, "_MEASUREMENTS_A_LOOK", 6)
-    monkeypatch.setattr(stage_steps, "_FEWEST_A_LOOK", 1)
+    monkeypatch.setattr(stage_steps, "_MEASUREMENTS_PER_READ", 6)
+    monkeypatch.setattr(stage_steps, "_FEWEST_STEPS_PER_READ", 1)
 
 
 def test_where_more_steps_came_than_a_look_reads_none_is_left_out(
     services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few_a_look(monkeypatch)
+    few_per_read(monkeypatch)
     for last in (2, 5, 9, 20):
         post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
-        found = window.look(services, "job")
+        found = window.read(services, "job")
         assert numbers(found) == [*range(last)]
         assert settled_step(found) == last - 1
 
@@ -128,31 +128,31 @@ def test_where_more_steps_came_than_a_look_reads_none_is_left_out(
 def test_between_renewals_only_the_newest_steps_after_the_complete_ones_are_read(
     services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    """Rank 1 is slow: of the many steps that wait for it the newest are looked at."""
-    few_a_look(monkeypatch)
+    """Rank 1 is slow: of the many steps that wait for it the newest are read."""
+    few_per_read(monkeypatch)
     post(services, *(measured(step, 0) for step in range(5)))
-    window.look(services, "job")
+    window.read(services, "job")
     post(services, measured(5, 0), *(measured(step, 1) for step in range(6)))
-    found = window.look(services, "job")
+    found = window.read(services, "job")
     assert numbers(found) == [*range(6)]
     assert [each.is_complete for each in found] == [False] * 3 + [True] * 3
     assert settled_step(found) == -1
     clock.now_s = RENEWAL_S
-    assert settled_step(window.look(services, "job")) == 5
+    assert settled_step(window.read(services, "job")) == 5
 
 
 def test_another_run_begins_with_nothing(services: JobServices, window: StepWindow) -> None:
     post(services, *(measured(step, rank) for step in range(5) for rank in (0, 1)))
-    window.look(services, "job")
+    window.read(services, "job")
     with services.store.writing("job") as writer:
         writer.delete_job("job")
         writer.save_job(job_record(seconds_later=60))
         for rank in (0, 1):
             writer.save_ranks([rank_record(rank)])
-    assert window.look(services, "job") == ()
+    assert window.read(services, "job") == ()
     # The very same figures are news all the same.
     post(services, measured(0, 0), measured(0, 1))
-    assert [(each.step, each.revision) for each in window.look(services, "job")] == [(0, 6)]
+    assert [(each.step, each.revision) for each in window.read(services, "job")] == [(0, 6)]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ _CHUNK_SHIFT = 0.2  # of the row's height, from the first chunk to the last
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class BoxStyle:
     """Colourless marks of a kind: its share of the row's height, hatching, and words."""
 
     height: float
@@ -46,12 +46,12 @@ class Look:
     words: str
 
 
-LOOKS = {
-    InstructionKind.FORWARD: Look(height=0.7, hatch="", words="lower"),
-    InstructionKind.BACKWARD: Look(height=1.0, hatch="", words="full height"),
-    InstructionKind.BACKWARD_INPUT: Look(height=1.0, hatch="////", words="full height"),
-    InstructionKind.BACKWARD_WEIGHT: Look(height=0.7, hatch="\\\\\\\\", words="lower"),
-    InstructionKind.RECOMPUTE: Look(height=0.45, hatch="", words="lowest"),
+BOX_STYLES = {
+    InstructionKind.FORWARD: BoxStyle(height=0.7, hatch="", words="lower"),
+    InstructionKind.BACKWARD: BoxStyle(height=1.0, hatch="", words="full height"),
+    InstructionKind.BACKWARD_INPUT: BoxStyle(height=1.0, hatch="////", words="full height"),
+    InstructionKind.BACKWARD_WEIGHT: BoxStyle(height=0.7, hatch="\\\\\\\\", words="lower"),
+    InstructionKind.RECOMPUTE: BoxStyle(height=0.45, hatch="", words="lowest"),
 }
 
 
@@ -95,7 +95,7 @@ def boxes_of(timeline: PredictedTimeline) -> Iterator[Box]:
                 start_s=simulation.start_s[node],
                 finish_s=simulation.finish_s[node],
                 bottom=row + ROW_HEIGHT / 2 - instruction.chunk * shift,
-                height=tallest * LOOKS[instruction.kind].height,
+                height=tallest * BOX_STYLES[instruction.kind].height,
                 clock_mhz=model.points[node][choice].frequency_mhz,
                 kind=instruction.kind,
                 label=instruction_label(instruction),
@@ -245,10 +245,10 @@ def _panel(axes: Axes, timeline: PredictedTimeline, boxes: Sequence[Box], scale:
     rows = row_names(timeline)
     _waiting(axes, len(rows), timeline.simulation.whole.iteration_time_s)
     many = len(boxes) > _MANY_BOXES
-    for kind, look in LOOKS.items():
+    for kind, style in BOX_STYLES.items():
         of_kind = [box for box in boxes if box.kind is kind]
         if of_kind:
-            _fill(axes, of_kind, scale, hatch="" if many else look.hatch, rasterized=many)
+            _fill(axes, of_kind, scale, hatch="" if many else style.hatch, rasterized=many)
     _critical_paths(axes, timeline, width_pt=0.7 if len(rows) > _MANY_ROWS else 1.3)
     _write_labels(axes, boxes, scale)
     every = -(-len(rows) // 40)
@@ -341,10 +341,10 @@ def _legend(timeline: PredictedTimeline, kinds: set[InstructionKind]) -> list[Pa
         Patch(
             facecolor="0.85",
             edgecolor="0.35",
-            hatch=look.hatch or None,
-            label=f"{LETTERS[kind]} {kind} ({look.words})",
+            hatch=style.hatch or None,
+            label=f"{LETTERS[kind]} {kind} ({style.words})",
         )
-        for kind, look in LOOKS.items()
+        for kind, style in BOX_STYLES.items()
         if kind in kinds
     ]
     path = "each pipeline's longest path" if timeline.is_data_parallel else "critical path"

@@ -220,7 +220,7 @@ class JobReader:
         if self._is_profiled:
             view = replace(profiling, points=())
             events[PROFILING] = event(PROFILING, rendered(ProfilingStatus, view))
-        return JobEvents(events, self._window.look(self._services, self._job_id))
+        return JobEvents(events, self._window.read(self._services, self._job_id))
 
 
 class HistoryReader:
@@ -328,11 +328,13 @@ class LiveEvents:
             quiet_s=lambda overview: len(overview.whole) / OVERVIEW_BYTES_A_SECOND,
         )
         self._jobs: Feed[JobEvents] = Feed(
-            waiters, functools.partial(JobReader, services, reading), looks_at_once=_JOBS_AT_ONCE
+            waiters,
+            functools.partial(JobReader, services, reading),
+            num_concurrent_reads=_JOBS_AT_ONCE,
         )
         # Feeds of their own: the first reading may take a minute.
         self._slow: dict[str, Feed[bytes]] = {
-            name: Feed(waiters, reader, looks_at_once=_SLOW_AT_ONCE)
+            name: Feed(waiters, reader, num_concurrent_reads=_SLOW_AT_ONCE)
             for name, reader in (
                 (HISTORY, functools.partial(HistoryReader, services, histories)),
                 (COMPARISON, functools.partial(ComparisonReader, services)),
@@ -384,7 +386,7 @@ class LiveEvents:
 
             async def all_read() -> None:
                 for followed in slow.values():
-                    await followed.looked()
+                    await followed.wait_for_read()
 
             source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
             ready = all_read if wait_s == 0 else None

@@ -67,14 +67,14 @@ def store_together(
         For each post: the stored measurements, or the error.
     """
     try:
-        return _store_together(services, job_id, posts, looks_at_ranks=False)
+        return _store_together(services, job_id, posts, checks_ranks=False)
     except ValueError:
         # The store refuses steps of unknown ranks: only then are the unknown ones determined.
-        return _store_together(services, job_id, posts, looks_at_ranks=True)
+        return _store_together(services, job_id, posts, checks_ranks=True)
 
 
 def _store_together(
-    services: JobServices, job_id: str, posts: Sequence[RankPost], *, looks_at_ranks: bool
+    services: JobServices, job_id: str, posts: Sequence[RankPost], *, checks_ranks: bool
 ) -> tuple[Accepted | JobsError, ...]:
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
@@ -84,7 +84,7 @@ def _store_together(
         for post in posts:
             try:
                 ranks.check_run_of(post.rank, post.run_id)
-                if looks_at_ranks or not post.steps:
+                if checks_ranks or not post.steps:
                     ranks.require(post.rank)
             except (UnknownError, OtherRunError) as error:
                 stored.append(error)

@@ -29,8 +29,8 @@ class ExpiryReconciler:
     def __init__(self) -> None:
         # Calls of ranks while no planner was running are not recorded.
         self._began: datetime | None = None
-        # By job, time of the last read, monotonic s.
-        self._looked_s: dict[str, float] = {}
+        # By job, time of the last check, monotonic s.
+        self._checked_s: dict[str, float] = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether it counts as over, and its ranks train on after all."""
@@ -39,17 +39,17 @@ class ExpiryReconciler:
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """End, expire or delete the job when it is due."""
-        wait_s = self._looked_s.get(job_id, -SHORTEST_PERIOD_S) + SHORTEST_PERIOD_S
+        wait_s = self._checked_s.get(job_id, -SHORTEST_PERIOD_S) + SHORTEST_PERIOD_S
         wait_s -= time.monotonic()
         if wait_s > 0:
             return wait_s
-        self._looked_s[job_id] = time.monotonic()
+        self._checked_s[job_id] = time.monotonic()
         began = self._began = self._began or services.now()
         with services.store.reading() as reader:
             job = reader.find_job(job_id)
             move = None if job is None else _due(services, reader, job, began)
         if job is None:
-            self._looked_s.pop(job_id, None)
+            self._checked_s.pop(job_id, None)
             return None
         if move is not None:
             _make(services, job_id, began)

@@ -15,7 +15,7 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.replanning.plan_job import (
-    LOOK_AGAIN_S,
+    SLOT_RETRY_S,
     SlottedReconciler,
     plan_if_needed,
 )
@@ -88,10 +88,10 @@ class ReplanReconciler(SlottedReconciler):
                 return None
         with services.store.lock(planning_lock(job_id), waits=False) as is_free:
             if not is_free:
-                return LOOK_AGAIN_S  # a request plans it
+                return SLOT_RETRY_S  # a request plans it
         with self._slots.taken() as is_free:
             if not is_free:
-                return LOOK_AGAIN_S
+                return SLOT_RETRY_S
             try:
                 plan_if_needed(services, job_id, job.changed_input)
             except PlanningFailedError as error:

@@ -11,7 +11,7 @@ from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plan
 from flyball_server.jobs.probing.probing_setup import stored_result
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
-from flyball_server.jobs.replanning.plan_job import LOOK_AGAIN_S, SlottedReconciler
+from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, SlottedReconciler
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
@@ -64,7 +64,7 @@ class ProbeReconciler(SlottedReconciler):
             return None
         with self._slots.taken() as is_free:
             if not is_free:
-                return LOOK_AGAIN_S
+                return SLOT_RETRY_S
             try:
                 move = _next_move(services, job, setup, record)
             except SupersededError:

@@ -51,20 +51,20 @@ def observation_windows(
     plan: PlanRecord,
     model: PipelineModel,
     *,
-    steps_per_look: int,
-    most_looks: int,
+    steps_per_window: int,
+    max_windows: int,
 ) -> list[MeasuredPipeline]:
     """Return the first observation windows of the active version, in the order of time.
 
-    Each consists of `steps_per_look` steps that all ranks measured in the version's order; the
+    Each consists of `steps_per_window` steps that all ranks measured in the version's order; the
     version's first step is left out. Of data-parallel pipelines the slowest counts.
 
     Args:
         reader: reader of the current transaction.
         plan: version with a known first step.
         model: model of its order.
-        steps_per_look: number of steps per window, at least 1; the window is their median.
-        most_looks: maximum number of windows; no further steps are read.
+        steps_per_window: number of steps per window, at least 1; the window is their median.
+        max_windows: maximum number of windows; no further steps are read.
     """
     ranks = reader.list_ranks(plan.job_id)
     pipelines = _whole_pipelines(model, ranks)
@@ -73,10 +73,10 @@ def observation_windows(
     all_usable = (
         ran for ran in _ran_steps(reader, plan, len(ranks)) if _is_usable(model, ranks, ran)
     )
-    usable = list(islice(all_usable, most_looks * steps_per_look))
+    usable = list(islice(all_usable, max_windows * steps_per_window))
     return [
-        _look(model, pipelines, usable[end - steps_per_look : end])
-        for end in range(steps_per_look, len(usable) + 1, steps_per_look)
+        _window_of(model, pipelines, usable[end - steps_per_window : end])
+        for end in range(steps_per_window, len(usable) + 1, steps_per_window)
     ]
 
 
@@ -128,7 +128,7 @@ def _whole_pipelines(model: PipelineModel, ranks: Sequence[RankRecord]) -> list[
     return [stages for stages in pipelines.values() if all(stages)]
 
 
-def _look(
+def _window_of(
     model: PipelineModel, pipelines: Sequence[_Pipeline], steps: Sequence[dict[int, _Ran]]
 ) -> MeasuredPipeline:
     measured = [
@@ -153,7 +153,7 @@ def _by_stages(stages: _Pipeline, ran: dict[int, _Ran]) -> list[MeasuredStep]:
 
 _LOG = logging.getLogger(__name__)
 
-STEPS_PER_LOOK = 2
+STEPS_PER_WINDOW = 2
 # Number of measured steps on one version after which no window is expected any more.
 PATIENCE_STEPS = 32
 
@@ -173,7 +173,7 @@ class _Round:
     plan: FrequencyPlan
     loop: MeasuredLoop
     assignment: Assignment
-    looks: list[MeasuredPipeline]
+    windows: list[MeasuredPipeline]
     is_hopeless: bool
 
 
@@ -201,7 +201,7 @@ class ReconfigurationReconciler:
             _raise_by_profile(services, this, "its ranks post no instructions as they were planned")
             return
         try:
-            decision = decide(this.loop, this.assignment, this.looks)
+            decision = decide(this.loop, this.assignment, this.windows)
         except PlanningError as error:
             _raise_by_profile(services, this, error.message)
             return
@@ -238,8 +238,8 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
         manner=job.spec.reconfigure,
         granularity_mhz=request.reconfigure_granularity_mhz,
     )
-    looks = observation_windows(
-        reader, record, model, steps_per_look=STEPS_PER_LOOK, most_looks=loop.finish_limit
+    windows = observation_windows(
+        reader, record, model, steps_per_window=STEPS_PER_WINDOW, max_windows=loop.finish_limit
     )
     return _Round(
         job=job,
@@ -247,8 +247,8 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
         plan=plan,
         loop=loop,
         assignment=assignment,
-        looks=looks,
-        is_hopeless=not looks and _num_measured(reader, record) >= PATIENCE_STEPS,
+        windows=windows,
+        is_hopeless=not windows and _num_measured(reader, record) >= PATIENCE_STEPS,
     )
 
 

@@ -201,7 +201,7 @@ class StragglerReconciler(SlottedReconciler):
             if job.state in OVER:
                 return None
             loop_state = reader.find_loop_state(job_id)
-            found = self._look(reader, job, loop_state, now_unix_s)
+            found = self._measured_slowdowns(reader, job, loop_state, now_unix_s)
             is_refined = _wants_refining(reader, job, loop_state)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
@@ -217,7 +217,7 @@ class StragglerReconciler(SlottedReconciler):
             update_and_replan(services, job_id, _refined, why, self._slots)
         return _next_change_s(loop_state, now_unix_s)
 
-    def _look(
+    def _measured_slowdowns(
         self, reader: JobReader, job: JobRecord, loop_state: JobLoopState, now_unix_s: float
     ) -> Slowdowns | None:
         """Return the slowdowns measured since the last pass; None: no relevant change."""
@@ -230,12 +230,12 @@ class StragglerReconciler(SlottedReconciler):
         memory = self._memory(job.job_id)
         if memory.key != key:
             memory.key, memory.seen = key, DetectionWindow(job.job_id, version, first_step)
-            memory.looked_at_step = first_step
+            memory.detected_at_step = first_step
         memory.seen.advance(reader)
         pause = 1 + job.spec.num_expected_ranks // _RANKS_PER_STEP
-        if memory.seen.newest_step - memory.looked_at_step < pause:
+        if memory.seen.newest_step - memory.detected_at_step < pause:
             return None
-        memory.looked_at_step = memory.seen.newest_step
+        memory.detected_at_step = memory.seen.newest_step
         return measured_slowdowns(
             reader, loop_state, memory.seen, now_unix_s=now_unix_s, min_steps=MIN_STEPS
         )
@@ -258,13 +258,13 @@ class _Memory:
 
     Attributes:
         key: start of the job, revision of the inputs and version that `seen` belongs to.
-        looked_at_step: newest step at the last detection of slowdown factors.
+        detected_at_step: newest step at the last detection of slowdown factors.
         used_s: time of the last use, monotonic, s.
     """
 
     seen: DetectionWindow
     key: tuple[datetime, int, int] | None = None
-    looked_at_step: int = 0
+    detected_at_step: int = 0
     used_s: float = 0.0
 
 

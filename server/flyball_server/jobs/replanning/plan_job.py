@@ -36,7 +36,7 @@ from flyball_wire.messages import Adaptation, JobSpec, JobState, MeasurementDeta
 # Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
 NUM_SLOTS = 6
 # Delay in s before a job that found no free slot is tried again.
-LOOK_AGAIN_S = 1.0
+SLOT_RETRY_S = 1.0
 
 
 class PlanningSlots:

@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
 # Period in s at which the job's inputs are read again to detect changes.
-LOOK_PERIOD_S = 0.25
+POLL_PERIOD_S = 0.25
 # A solve is retried once if its process ends.
 _NUM_ATTEMPTS = 2
 # Field of a PlanningError that no part of the request has caused.
@@ -100,7 +100,7 @@ def _awaited(services: JobServices, job: JobRecord, future: Future[ResultT]) -> 
 
 
 def _is_done(future: Future[Any]) -> bool:
-    return bool(wait([future], LOOK_PERIOD_S).done)
+    return bool(wait([future], POLL_PERIOD_S).done)
 
 
 def _check_wanted(services: JobServices, job: JobRecord) -> None:

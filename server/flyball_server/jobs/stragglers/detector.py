@@ -244,18 +244,18 @@ def find_slowdowns(
     stragglers: list[RankSlowdown] = []
     drifts: list[StageSlowdown] = []
     for stage, pipelines in sorted(by_stage.items()):
-        look = _StageObservation(
+        observation = _StageObservation(
             pipelines=list(pipelines.values()),
             steps=steps,
             known={slowed.rank: slowed for slowed in known.stragglers},
             drifts={slowed.kind: slowed for slowed in known.drifts if slowed.stage == stage},
             rules=rules,
         )
-        found = look.stragglers(now_unix_s)
+        found = observation.stragglers(now_unix_s)
         stragglers += found
         # After a straggler has recovered the window still has slow steps.
         apart = {slowed.rank for slowed in (*known.stragglers, *found)}
-        drifts += look.drifted(stage, apart | set(announced))
+        drifts += observation.drifted(stage, apart | set(announced))
     return Slowdowns(
         stragglers=tuple(sorted(stragglers, key=lambda slowed: slowed.rank)), drifts=tuple(drifts)
     )

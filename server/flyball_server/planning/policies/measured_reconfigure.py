@@ -137,7 +137,7 @@ class Decision:
 
     Attributes:
         raised: the next clocks; None: these stay.
-        is_finished: nothing is left to do; else, with nothing raised, look again.
+        is_finished: nothing is left to do; else, with nothing raised, measure again.
     """
 
     raised: Assignment | None = None
@@ -145,25 +145,25 @@ class Decision:
 
 
 def decide(
-    loop: MeasuredLoop, assignment: Sequence[int], looks: Sequence[MeasuredPipeline]
+    loop: MeasuredLoop, assignment: Sequence[int], windows: Sequence[MeasuredPipeline]
 ) -> Decision:
-    """Raise by the first look that finds something to raise.
+    """Raise by the first observation window that finds something to raise.
 
     Args:
         loop: how.
-        assignment: the clocks at which all looks were measured; left as it is.
-        looks: in the order of time.
+        assignment: the clocks at which all windows were measured; left as it is.
+        windows: in the order of time.
 
     Raises:
         PlanningError: as in `reconfigure`, or the waits were not measured.
     """
     raise_path = path_raise(loop.manner, loop.granularity_mhz)
     raised = list(assignment)
-    for look in looks[: loop.finish_limit]:
-        path = measured_critical_path(loop.model.dag, look, loop.threshold_scale)
+    for window in windows[: loop.finish_limit]:
+        path = measured_critical_path(loop.model.dag, window, loop.threshold_scale)
         if raise_path(loop.model, raised, path, loop.granularity_mhz):
             return Decision(raised=raised)
-    return Decision(is_finished=len(looks) >= loop.finish_limit)
+    return Decision(is_finished=len(windows) >= loop.finish_limit)
 
 
 def measured_critical_path(
