@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,6 +21,7 @@ from tests.planner.measuring import MeasuringRanks, put_enveloped_job
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
 
+from flyball_client.__main__ import main
 from flyball_client.cli.top.reading import JobReading
 from flyball_wire import routes
 from flyball_wire.codec import encode
@@ -68,6 +70,12 @@ def test_once_prints_a_frame_and_ends_without_an_escape_in_a_pipe(planner: str) 
     assert b"\x1b" not in done.stdout
     assert any(line.startswith("llama-70b") for line in lines)
     assert max(map(len, lines)) <= 120
+
+
+def test_once_prints_into_a_stream_of_text_without_an_encoding(planner: str) -> None:
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["top", "--once", "--planner", planner]) == 0
+    assert "gpt3-night" in out.getvalue()
 
 
 def test_json_is_what_the_planner_answered_and_alone(planner: str, answers: Answers) -> None:

@@ -30,7 +30,6 @@ from flyball_lab.evaluation.planned_run import (
     RunResult,
     run_configuration,
 )
-from flyball_lab.evaluation.plots import write_plots
 from flyball_lab.evaluation.tables import Row, printed_table, rows_of, write_csv
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.command import Command, CommandError
@@ -55,6 +54,8 @@ class _Evaluation:
 
     def rows(self, figure: Figure) -> list[Row]:
         """Return the figure's rows; write its files and print its table."""
+        from flyball_lab.evaluation.plots import write_plots  # noqa: PLC0415 - needs matplotlib
+
         output = self.options.output
         num_runs = len(figure.runs)
         print(f"figure {figure.name}: {num_runs} runs on emulated GPUs", file=sys.stderr)

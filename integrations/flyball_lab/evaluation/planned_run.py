@@ -7,8 +7,9 @@ receives its part of the plan, acknowledges it, and runs it from the step that t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import fmean
@@ -117,15 +118,9 @@ def run_configuration(
             ranks = _make_ranks(
                 planner, job_id, configuration, profile, orders, latency_s=switch_latency_s
             )
-            try:
-                for rank in ranks:
-                    rank.session.start()
+            with _started(ranks):
                 _until_activated(planner, job_id, version, check_interrupted)
                 steps, num_switches = _train(ranks, version, num_steps, check_interrupted)
-            finally:
-                # One after the other they would wait for each other's last calls.
-                with ThreadPoolExecutor(len(ranks)) as pool:
-                    list(pool.map(lambda rank: rank.session.close(), ranks))
     except PlannerError as error:
         raise EvaluationFailedError(f"{configuration.title}: {error}") from None
     num_unplanned = sum(of_rank.num_unplanned for step in steps for of_rank in step)
@@ -207,6 +202,19 @@ def _make_ranks(
             )
         )
     return ranks
+
+
+@contextmanager
+def _started(ranks: Sequence[EmulatedRank]) -> Iterator[None]:
+    """Start the sessions of all ranks, and close them at the end."""
+    try:
+        for rank in ranks:
+            rank.session.start()
+        yield
+    finally:
+        # One after the other they would wait for each other's last calls.
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            list(pool.map(lambda rank: rank.session.close(), ranks))
 
 
 def _until_activated(

@@ -246,6 +246,23 @@ def children_of(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
+def test_without_matplotlib_the_command_names_the_extra_that_draws(tmp_path: Path) -> None:
+    without = "import sys; sys.modules['matplotlib'] = None; from flyball_client.__main__ import"
+    run = f"{without} main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", run, "evaluate", "--figure", "9", "-o", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "flyball evaluate: missing: matplotlib, of the extra 'plot': pip install '.[plot]' in a"
+        " clone of Flyball\n"
+    )
+
+
 def test_a_prediction_that_is_missed_fails_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

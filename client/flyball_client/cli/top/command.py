@@ -90,7 +90,8 @@ def _print_once(seen: Seen, address: str) -> None:
     page = page_of(seen, address, Paper(now=seen.read_at, width=width))
     text = "\n".join(plain_text(clipped(line, width)) for line in (*page.head, *page.body))
     try:
-        text.encode(sys.stdout.encoding)
+        # A stream of text alone, as of a test or a notebook, has no encoding.
+        text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
         text = text.translate(ASCII)
     print(text)
