@@ -325,6 +325,8 @@ class JobReport:
         profiling_time_s, profiling_energy_j: measured time and energy added by online profiling;
             null: not profiled online, or not readable.
         versions: savings of each plan version that was run, rising, without those of profiling.
+        num_unknown_steps: number of other steps, in which a rank ran a plan version that the
+            planner's database does not have, since it was restored to an older state.
     """
 
     job_id: str
@@ -337,3 +339,4 @@ class JobReport:
     profiling_time_s: float | None
     profiling_energy_j: float | None
     versions: tuple[VersionSavings, ...]
+    num_unknown_steps: int = 0

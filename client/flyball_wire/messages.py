@@ -218,6 +218,8 @@ class StepMeasurement(Sent):
     Attributes:
         step: number of the step, from 0; posting a step again replaces it.
         plan_version: version of the plan that the rank ran; null: none, default clocks.
+        plan_id: that plan's `plan_id` as the rank received it; null: not given. A version that the
+            planner's database does not have is refused without it, and kept apart with it.
         time_s: time from on_step_begin to on_step_end in s (on an emulated GPU: emulated seconds).
         energy_j: energy of this rank's GPU in that time in J; null: it cannot be read.
         num_unplanned: number of instructions of the step that are not in the plan.
@@ -245,6 +247,7 @@ class StepMeasurement(Sent):
     sm_clock_mhz: float | None = None
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
+    plan_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +378,9 @@ class RankPlan:
         intended_times_s: planned time of each of `instructions` at its clock in s: a rank that is
             slow as planned is no straggler; null: unknown.
         measurement_detail: detail of this rank's measurements.
+        plan_id: identity of the plan beside its version; the rank repeats it with its requests
+            and measurements, since a database restored to an older state gives the same versions
+            to other plans.
     """
 
     job_id: str
@@ -386,6 +392,7 @@ class RankPlan:
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     intended_times_s: tuple[float, ...] | None = None
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+    plan_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,6 +411,8 @@ class JobStep:
         num_ranks: number of ranks that have posted it.
         plan_versions: distinct versions run in it (null: default clocks); more than one: the step
             was mixed.
+        unknown_versions: distinct versions run in it that the planner's database does not have,
+            since it was restored to an older state; such a step counts in no total.
         time_s: time of the slowest rank in s.
         energy_j: sum over the ranks in J; null: one of them could not read it.
     """
@@ -418,6 +427,7 @@ class JobStep:
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    unknown_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

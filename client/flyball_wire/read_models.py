@@ -130,6 +130,7 @@ class JobOverview:
         saved_j: energy saved by all versions with a measured baseline, as in JobReport; null: none
             has one.
         num_steps: number of steps that all ranks have posted.
+        num_unknown_steps: number of other steps, as in JobReport.
         is_caught_up: true if these figures include all of its steps.
         heard_at: time of the last call of one of its ranks, ISO 8601, UTC.
     """
@@ -159,6 +160,7 @@ class JobOverview:
     problem: str | None
     created_at: str
     heard_at: str
+    num_unknown_steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +197,7 @@ class StagesOfStep:
     """One step by stages, rising; stages without posts are left out.
 
     Attributes:
-        plan_versions: as in JobStep.
+        plan_versions, unknown_versions: as in JobStep.
         time_s: time of the slowest rank in s.
         energy_j: energy of all ranks that posted it in J; null: one of them could not read it.
     """
@@ -206,6 +208,7 @@ class StagesOfStep:
     time_s: float
     energy_j: float | None
     stages: tuple[StageOfStep, ...]
+    unknown_versions: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

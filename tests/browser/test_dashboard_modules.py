@@ -364,6 +364,15 @@ def test_held_back_clocks_are_counted_by_reason(modules: Modules) -> None:
     assert "stage 1 held back 3\u00d7 by power, 1\u00d7 by heat, 2\u00d7 cause unknown" in text
 
 
+def test_a_step_on_an_unknown_plan_is_called_so(modules: Modules) -> None:
+    steps = [step(1), step(2, plan_versions=[1], unknown_versions=[7])]
+    found = series(modules, steps, plan(1, 1))
+    assert (found["version"], found["predicted_time_s"]) == ([1, "unknown"], [1.9, None])
+    state = {"history": [plan(1, 1)], "overview": job(num_ranks=2)}
+    text = modules.run("step_words", "m.stepText(step, state)", step=steps[1], state=state)
+    assert "2: v1 and unknown v7, not counted" in text
+
+
 def test_the_spread_of_stages_leaves_out_those_without_a_value(modules: Modules) -> None:
     code = "m.spread([[1, 5, null], [3, null, null], [2, 7, null]], 3)"
     spread = {"lowest": [1, 5, None], "middle": [2, 6, None], "highest": [3, 7, None]}

@@ -83,6 +83,7 @@ def step(number: int, version: int | None = 1, **changes: object) -> dict[str, A
         "step": number,
         "num_ranks": 2,
         "plan_versions": [version],
+        "unknown_versions": [],
         "time_s": 2.0,
         "energy_j": 600.0,
         "stages": [stage_of_step(0, 200.0), stage_of_step(1, 400.0)],

@@ -307,7 +307,7 @@ class TestJobStore:
                     step_record(9, 0, plan_version=1, time_s=0.25, energy_j=0.25, num_unplanned=1),
                     step_record(7, 0, num_clock_misses=3, num_power_capped=2),
                     step_record(8, 0, energy_j=None, plan_version=4, num_thermally_capped=1),
-                    step_record(8, 1),
+                    step_record(8, 1, unknown_version=3),
                 )
             )
         totals = StepTotals(
@@ -331,6 +331,7 @@ class TestJobStore:
                 lowest_version=4,
                 newest_version=4,
                 num_with_plan=1,
+                num_unknown=1,
                 energy_j=None,
                 num_clock_misses=0,
                 num_power_capped=0,

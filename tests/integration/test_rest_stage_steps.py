@@ -40,6 +40,7 @@ def steps(planner: LivePlanner, **query: int) -> tuple[StagesOfStep, ...]:
 
 
 def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
+    planner.put_profile().raise_for_status()
     post(planner, 0, time_s=1.5, num_clock_misses=3, num_power_capped=2)
     post(planner, 1, time_s=1.25, plan_version=1, num_clock_misses=1, num_thermally_capped=1)
     post(planner, 2, time_s=1.75, energy_j=None)

@@ -88,7 +88,13 @@ class PlannerClient(PlannerConnection):
         )
 
     def get_rank_plan(
-        self, job_id: str, rank: int, *, after_version: int = 0, wait_s: float = 0.0
+        self,
+        job_id: str,
+        rank: int,
+        *,
+        after_version: int = 0,
+        plan_id: str | None = None,
+        wait_s: float = 0.0,
     ) -> RankPlan | None:
         """Return the newest plan of a rank if it is newer than `after_version`.
 
@@ -96,6 +102,7 @@ class PlannerClient(PlannerConnection):
             job_id: Name of the job.
             rank: Rank within the job.
             after_version: Newest version already received; 0: none.
+            plan_id: Its `plan_id`, after which any other plan is newer; None: not given.
             wait_s: Time in s that the planner holds the call open, at most 60.
 
         Returns:
@@ -106,7 +113,7 @@ class PlannerClient(PlannerConnection):
             routes.RANK_PLAN,
             job_id=job_id,
             rank=rank,
-            query={"after_version": after_version, "wait_s": wait_s},
+            query={"after_version": after_version, "plan_id": plan_id, "wait_s": wait_s},
             wait_s=wait_s,
         )
         return None if response.status_code == 204 else self.decoded(RankPlan, response)

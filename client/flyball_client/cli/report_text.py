@@ -138,6 +138,11 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
         if report.profiling_energy_j is not None:
             cost = energy_text(report.profiling_energy_j)
         lines.append(f"profiling added, {how}: {report.profiling_time_s:.1f} s, {cost}")
+    if report.num_unknown_steps:
+        lines.append(
+            f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"
+            " database does not have (restored to an older state)"
+        )
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)
         lines.append(f"saved by all versions, {how}: {saved}")

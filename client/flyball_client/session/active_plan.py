@@ -53,6 +53,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
         measurement_detail=plan.measurement_detail,
+        plan_id=plan.plan_id,
     )
 
 

@@ -23,6 +23,7 @@ class CompiledPlan:
         cycle_mhz: Such clocks for each step of a cycle, which begins at the plan's first step and
             repeats; None: `sm_clocks_mhz` holds in every step.
         measurement_detail: Detail of the measurements that are posted.
+        plan_id: Identity of the plan beside its version; None: not given.
     """
 
     version: int
@@ -34,6 +35,7 @@ class CompiledPlan:
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+    plan_id: str | None = None
 
     @property
     def num_clocks(self) -> int:

@@ -91,10 +91,14 @@ class RankCalls:
         self._run_id = known.run_id
         self.is_registered.set()
 
-    def newest_plan(self, after_version: int, wait_s: float) -> RankPlan | None:
-        """Return the newest plan after this version; None: there was none within `wait_s`."""
+    def newest_plan(self, known: RankPlan | None, wait_s: float) -> RankPlan | None:
+        """Return the newest plan if it is not the known one; None: not within `wait_s`."""
         return self._planner.get_rank_plan(
-            self._job_id, self.rank, after_version=after_version, wait_s=wait_s
+            self._job_id,
+            self.rank,
+            after_version=0 if known is None else known.version,
+            plan_id=None if known is None else known.plan_id,
+            wait_s=wait_s,
         )
 
     def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:

@@ -32,7 +32,8 @@ class PlanSubscriber(PlannerThread):
 
     A plan is acknowledged on arrival, and passed to `activate` once the planner has named its
     first step. A newer plan replaces one that waits for its first step. When the planner no
-    longer has the rank (404), the rank registers again.
+    longer has the rank (404), the rank registers again. A planner whose database was restored to
+    an older state may send a plan of a lower version, which is followed like any other.
 
     Args:
         calls: Calls of the rank.
@@ -66,7 +67,7 @@ class PlanSubscriber(PlannerThread):
         self._reachability = reachability
         self._backoff = backoff
         self._poll_wait_s = poll_wait_s
-        self._newest_version = 0
+        self._newest: RankPlan | None = None
         self._awaited: CompiledPlan | None = None
 
     def _run(self) -> None:
@@ -93,10 +94,10 @@ class PlanSubscriber(PlannerThread):
 
     def _get_plan(self, wait_s: float) -> bool:
         """Return whether there was a new plan."""
-        plan = self._calls.newest_plan(self._newest_version, wait_s)
+        plan = self._calls.newest_plan(self._newest, wait_s)
         if plan is None or self._stopping.is_set():
             return False
-        self._newest_version = plan.version
+        self._newest = plan
         try:
             self._awaited = self._compile_plan(plan)
         except CodecError as error:
@@ -124,7 +125,7 @@ class PlanSubscriber(PlannerThread):
         if isinstance(error, PlannerRefusedError) and error.status == 404:
             # A planner that lost the job counts its versions from 1 again.
             self._calls.is_registered.clear()
-            self._newest_version = 0
+            self._newest = None
             self._awaited = None
         pause_s = self._backoff.next_pause_s()
         if isinstance(error, PlannerBusyError):

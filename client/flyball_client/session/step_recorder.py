@@ -60,7 +60,9 @@ class StepMeter:
         self._began_report = self._governor.report()
         self._began_s = self.clock_s()
 
-    def end(self, *, step: int, plan_version: int | None, num_unplanned: int) -> StepMeasurement:
+    def end(
+        self, *, step: int, plan_version: int | None, plan_id: str | None, num_unplanned: int
+    ) -> StepMeasurement:
         """End the step, and return its totals."""
         time_s = self.clock_s() - self._began_s
         ended_j = self._energy_j()
@@ -77,6 +79,7 @@ class StepMeter:
             num_power_capped=report.num_power_capped - began.num_power_capped,
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
             sm_clock_mhz=report.mean_sm_clock_mhz(began),
+            plan_id=plan_id,
         )
 
     def _energy_j(self) -> float | None:
@@ -194,10 +197,15 @@ class StepRecorder:
             num_unplanned: Number of instructions that did not match the plan.
             were_clocks_set: False: clocks were given up within the step.
         """
-        totals = self._meter.end(step=step, plan_version=plan_version, num_unplanned=num_unplanned)
+        plan = self._plan
+        totals = self._meter.end(
+            step=step,
+            plan_version=plan_version,
+            plan_id=None if plan is None or plan_version is None else plan.plan_id,
+            num_unplanned=num_unplanned,
+        )
         self.timings.end_step()
         self._history.append(totals)
-        plan = self._plan
         if plan is None or plan.measurement_detail == MeasurementDetail.TOTALS:
             return totals
         return with_details(

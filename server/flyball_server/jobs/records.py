@@ -46,6 +46,11 @@ MAX_STEP_ENERGY_J = 1e12
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
 
+def identity_of(created_at: datetime) -> str:
+    """Return the identity of what was created at this time, beside its name or number."""
+    return f"{round(created_at.timestamp() * 1e6):x}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """Base of all records."""
@@ -152,7 +157,7 @@ class JobRecord(Record):
     @property
     def run_id(self) -> str:
         """Return the job's run as a number, different in an earlier or later one of its name."""
-        return f"{round(self.created_at.timestamp() * 1e6):x}"
+        return identity_of(self.created_at)
 
     def with_change(self, changed_input: JobInput, *, spec: JobSpec | None = None) -> JobRecord:
         """Return the job after a change of one of its inputs; it is to be planned again."""
@@ -260,6 +265,11 @@ class PlanRecord(Record):
     baseline_cycle: tuple[bool, ...] = ()
 
     @property
+    def plan_id(self) -> str:
+        """Return the identity of the plan, different from that of another plan of its version."""
+        return identity_of(self.created_at)
+
+    @property
     def cycle_length(self) -> int:
         """Number of steps after which the clocks repeat; 1: all steps are equal."""
         if isinstance(self.plan, ProbePlan):
@@ -278,7 +288,13 @@ _STEP_COUNTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class StepRecord(Record):
-    """One step measured by one rank; units and meaning as in the wire's StepMeasurement."""
+    """One step measured by one rank; units and meaning as in the wire's StepMeasurement.
+
+    Attributes:
+        plan_version: version of one of the job's plans; None: default clocks, or unknown.
+        unknown_version: version that the rank ran and that is no plan of this job here; None: the
+            rank ran `plan_version`.
+    """
 
     job_id: str
     rank: int
@@ -292,11 +308,13 @@ class StepRecord(Record):
     num_power_capped: int = 0
     num_thermally_capped: int = 0
     sm_clock_mhz: float | None = None
+    unknown_version: int | None = None
 
     def __post_init__(self) -> None:
         check_count("step", self.step)
-        if self.plan_version is not None:
-            check_count("plan_version", self.plan_version, least=1, most=MAX_COUNT)
+        for version in (self.plan_version, self.unknown_version):
+            if version is not None:
+                check_count("plan_version", version, least=1, most=MAX_COUNT)
         check_quantity("time_s", self.time_s, most=MAX_STEP_TIME_S)
         if self.energy_j is not None:
             check_quantity("energy_j", self.energy_j, most=MAX_STEP_ENERGY_J)
@@ -315,6 +333,7 @@ class StepTotals(Record):
         lowest_version, newest_version: range of the plan versions that were run in it; None: all
             ranks ran at default clocks.
         num_with_plan: number of ranks that ran a plan.
+        num_unknown: number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
         time_s: time of the slowest rank, s.
         energy_j: sum over the ranks, J; None: a rank could not read it.
     """
@@ -330,6 +349,7 @@ class StepTotals(Record):
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    num_unknown: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,7 +408,8 @@ class StageTotals(Record):
     """A step over those ranks of a stage that ran one plan version in it.
 
     Attributes:
-        plan_version: plan version that was run; None: default clocks.
+        plan_version: plan version that was run; None: default clocks, or unknown.
+        unknown_version: version that was run and is no plan here; None: `plan_version` was run.
         num_ranks: number of ranks that have posted it.
         time_s: time of the slowest rank, s.
         energy_j: sum over the ranks, J; None: a rank could not read it.
@@ -407,8 +428,9 @@ class StageTotals(Record):
     num_thermally_capped: int
     num_with_clock: int = 0
     sm_clock_mhz: float | None = None
+    unknown_version: int | None = None
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[int, int, int, int]:
         """Return the sort key of totals: step, stage, version (none first)."""
-        return self.step, self.stage, self.plan_version or 0
+        return self.step, self.stage, self.plan_version or 0, self.unknown_version or 0

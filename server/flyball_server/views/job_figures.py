@@ -40,6 +40,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         saving_percent=compared.saving_percent,
         saved_j=savings.saved_j,
         num_steps=facts.totals.num_steps,
+        num_unknown_steps=savings.num_unknown,
         is_caught_up=facts.is_caught_up,
         problem=job.problem,
         created_at=job.created_at.isoformat(),

@@ -132,11 +132,13 @@ class JobTotals:
 
     def _add(self, totals: StepTotals, step: WholeStep) -> None:
         self.after_step = step.step
+        self._fold.add(step)
+        if step.is_unknown:
+            return
         self.num_unplanned += totals.num_unplanned
         self.num_clock_misses += totals.num_clock_misses
         self.num_power_capped += totals.num_power_capped
         self.num_thermally_capped += totals.num_thermally_capped
-        self._fold.add(step)
         if not step.is_complete:
             self.num_incomplete += 1
             return

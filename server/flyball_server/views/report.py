@@ -48,4 +48,5 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
             if measured.version in plans
             and isinstance(plan := plans[measured.version].plan, PlanPrediction)
         ),
+        num_unknown_steps=savings.num_unknown,
     )

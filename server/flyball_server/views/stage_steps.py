@@ -52,7 +52,8 @@ def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesOfStep, ...]:
 
 
 def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
-    versions = {each.plan_version for each in totals}
+    versions = {each.plan_version for each in totals if each.unknown_version is None}
+    unknown = {each.unknown_version for each in totals if each.unknown_version is not None}
     return StagesOfStep(
         step=step,
         num_ranks=sum(each.num_ranks for each in totals),
@@ -63,6 +64,7 @@ def _step(step: int, totals: Sequence[StageTotals]) -> StagesOfStep:
             _stage(stage, tuple(of_stage))
             for stage, of_stage in groupby(totals, key=lambda each: each.stage)
         ),
+        unknown_versions=tuple(sorted(unknown)),
     )
 
 

@@ -184,3 +184,10 @@ def test_figures_that_are_missing_or_apart_are_named(
 ) -> None:
     text = report_as_text(report(version, **changes), NO_FACTORS)
     assert [phrase for phrase in phrases if phrase not in text] == []
+
+
+def test_steps_on_unknown_plans_are_a_line_of_their_own() -> None:
+    line = "not counted: 3 steps on plan versions that the planner's database does not have"
+    assert line in report_as_text(report(num_unknown_steps=3), NO_FACTORS)
+    assert line in report_as_markdown(report(num_unknown_steps=3), NO_FACTORS)
+    assert "not counted" not in report_as_text(report(), NO_FACTORS)

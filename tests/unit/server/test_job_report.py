@@ -70,6 +70,8 @@ def test_a_step_of_several_versions_is_mixed_and_one_at_other_clocks_left_the_pl
     step = whole_step(TOTALS.evolve(**changes), 2)
     assert (step.is_complete, step.is_mixed, step.left_plan) == (True, is_mixed, left_plan)
     assert not whole_step(TOTALS, 3).is_complete
+    assert not step.is_unknown
+    assert whole_step(TOTALS.evolve(num_unknown=1), 2).is_unknown
 
 
 # ------------------------------------------------------------------ which steps are baseline

@@ -147,10 +147,14 @@ def newest_window(
         measured: the planner's mean.
         whole: steps that all ranks have posted, rising.
     """
-    newest = [step for step in whole[-_WINDOW_STEPS:] if len(step.plan_versions) == 1]
+    newest = [step for step in whole[-_WINDOW_STEPS:] if _is_of_one_plan(step)]
     steps = [step for step in newest if step.plan_versions == newest[-1].plan_versions]
     if measured is not None:
-        same = [step for step in whole if step.plan_versions == (measured.version,)]
+        same = [
+            step
+            for step in whole
+            if _is_of_one_plan(step) and step.plan_versions == (measured.version,)
+        ]
         window = range(measured.first_step, measured.last_step + 1)
         steps = [step for step in same if step.step in window] or steps
     if not steps:
@@ -164,6 +168,10 @@ def newest_window(
         version=steps[-1].plan_versions[0],
         stages=tuple(_figures(number, stages_of, list(by_step.values())) for number in numbers),
     )
+
+
+def _is_of_one_plan(step: StagesOfStep) -> bool:
+    return len(step.plan_versions) == 1 and not step.unknown_versions
 
 
 def _figures(number: int, window: Sequence[_ByStage], whole: Sequence[_ByStage]) -> StageFigures:

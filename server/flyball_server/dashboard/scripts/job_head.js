@@ -130,6 +130,9 @@ function facts(state, timetable) {
     ["Plan", planText(job, state)],
     ["Steps measured", count(job.num_steps) + (job.is_caught_up ? "" : ", still counting")],
   ];
+  if (job.num_unknown_steps > 0) {
+    found.push(["Not counted", `${count(job.num_unknown_steps)} steps on unknown plans`]);
+  }
   if (state.profiling !== null && state.profiling.state !== "off") {
     found.push(["Online profiling", profilingText(state.profiling)]);
   }

@@ -28,6 +28,8 @@ export const REASONS = [
 // Marks nearer to each other than this are drawn as one, px.
 const SPACE = 8;
 const MOST_NAMED = 3;
+/** @type {Record<string, string>} */
+const NAMES = { null: "no plan", unknown: "unknown plan" };
 // Width below which a run of steps has no name, px.
 const LEAST_NAMED = 12;
 
@@ -135,7 +137,7 @@ export function nameVersions(pen, series) {
     const { left, right } = pen.span(series, run);
     const x = Math.round(left);
     if (x < freeFrom - ratio || right - x < LEAST_NAMED * ratio) continue;
-    const name = run.version === null ? "no plan" : `v${run.version}`;
+    const name = NAMES[String(run.version)] ?? `v${run.version}`;
     pen.textWidth(name);
     const from = Math.max(x, edges.left) + 2 * ratio;
     const box = { x: from, y: edges.top + ratio, height: 14 * ratio, padding: 2 * ratio };
@@ -271,7 +273,9 @@ function clockBoxes(pen, series, history, num_stages) {
   const plans = new Map(history.map((plan) => [plan.version, plan]));
   return versionRuns(series).flatMap((run) => {
     const { left, right } = pen.span(series, run);
-    const clocks_mhz = run.version === null ? undefined : plans.get(run.version)?.stage_clock_mhz;
+    const { version } = run;
+    const clocks_mhz =
+      typeof version === "number" ? plans.get(version)?.stage_clock_mhz : undefined;
     return Array.from({ length: num_stages }, (_, stage) => {
       const [top, bottom] = [pen.y(stage), pen.y(stage + 1)];
       const space = bottom - top > 6 * pen.ratio ? pen.ratio : 0;

@@ -6,9 +6,10 @@ import { sum } from "./format.js";
 
 /**
  * @typedef {(number | null)[]} Column
+ * @typedef {number | "unknown" | null} Version unknown: the planner's database has no such plan
  * @typedef {object} StepSeries all columns as long as `step`
  * @property {number[]} step rising; one between two others stands for missing steps
- * @property {Column} version of the plan; null: none, or several in one step
+ * @property {Version[]} version of the plan; null: none, or several in one step
  * @property {Column} time_s null where steps are missing
  * @property {Column} energy_j
  * @property {Column} predicted_time_s of the step's version
@@ -26,7 +27,7 @@ import { sum } from "./format.js";
  * @typedef {Omit<StagesOfStep, "time_s"> & {time_s: null}} Hole in the place of missing steps
  */
 
-/** @type {Omit<Hole, "step" | "plan_versions">} */
+/** @type {Omit<Hole, "step" | "plan_versions" | "unknown_versions">} */
 const NOTHING = { num_ranks: 0, time_s: null, energy_j: null, stages: [] };
 
 /**
@@ -39,7 +40,7 @@ export function stepSeries(known, history, { num_stages, num_ranks }) {
   const steps = withHoles(known);
   const plans = new Map(history.map((plan) => [plan.version, plan]));
   const version = steps.map(versionOf);
-  const ran = version.map((each) => (each === null ? undefined : plans.get(each)));
+  const ran = version.map((each) => (typeof each === "number" ? plans.get(each) : undefined));
   return {
     step: steps.map((each) => each.step),
     version,
@@ -70,14 +71,18 @@ function withHoles(steps) {
   const usual = [...distances].sort((one, other) => one - other)[(distances.length - 1) >> 1];
   return steps.flatMap((each, index) => {
     if (index === 0 || distances[index - 1] <= usual) return [each];
-    const { step, plan_versions } = steps[index - 1];
+    const { step, plan_versions, unknown_versions } = steps[index - 1];
     const between = (step + each.step) / 2;
-    return [{ ...NOTHING, step: between, plan_versions }, each];
+    return [{ ...NOTHING, step: between, plan_versions, unknown_versions }, each];
   });
 }
 
-/** @param {{plan_versions: (number | null)[]}} step */
-export function versionOf({ plan_versions }) {
+/**
+ * @param {{plan_versions: (number | null)[], unknown_versions: number[]}} step
+ * @returns {Version}
+ */
+export function versionOf({ plan_versions, unknown_versions }) {
+  if (unknown_versions.length > 0) return "unknown";
   return plan_versions.length === 1 ? plan_versions[0] : null;
 }
 
@@ -125,7 +130,7 @@ export function otherMisses({ num_clock_misses, num_power_capped, num_thermally_
 
 /**
  * Neighbouring steps that ran the same version; both indices included.
- * @typedef {{from: number, to: number, version: number | null}} VersionRun
+ * @typedef {{from: number, to: number, version: Version}} VersionRun
  */
 
 /** @param {StepSeries} series @returns {VersionRun[]} */

@@ -75,6 +75,7 @@
  * @property {number} num_registered
  * @property {number} num_stages
  * @property {number} num_steps
+ * @property {number} num_unknown_steps
  * @property {string} policy
  * @property {PredictedIteration | null} predicted
  * @property {string | null} problem
@@ -250,6 +251,7 @@
  * @property {StageOfStep[]} stages
  * @property {number} step
  * @property {number} time_s
+ * @property {number[]} unknown_versions
  */
 
 /** @typedef {"plan" | "highest" | "default" | "profiling" | "mixed"} StepClocks */

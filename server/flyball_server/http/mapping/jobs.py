@@ -26,7 +26,9 @@ from flyball_wire.messages import JobSpec
 _LAUNCH_FIELDS = ("run", "restart_count")
 _SPEC_FIELDS = tuple(field.name for field in fields(JobSpec))
 _STEP_FIELDS = tuple(
-    field.name for field in fields(StepRecord) if field.name not in {"job_id", "rank"}
+    field.name
+    for field in fields(StepRecord)
+    if field.name not in {"job_id", "rank", "unknown_version"}
 )
 
 # ------------------------------------------------------------------ from the wire
@@ -62,6 +64,7 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
     return RankPost(
         rank=rank,
         run_id=sent.run_id,
+        plan_ids={step.step: step.plan_id for step in sent.steps if step.plan_id is not None},
         steps=tuple(
             StepRecord(
                 job_id=job_id,

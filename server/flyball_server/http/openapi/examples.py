@@ -109,7 +109,7 @@ _OF_FIELD: Mapping[str, object] = MappingProxyType(
         "num_steps": 480,
         "num_thermally_capped": 0,
         "num_unplanned": 0,
-        "plan_version": 2,
+        "plan_version": 1,
         "plan_versions": [2],
         "policy": "frontier",
         "predicted_energy_j": 442.9,

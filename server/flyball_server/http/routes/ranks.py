@@ -48,9 +48,18 @@ async def get_rank_plan(
     after_version: Annotated[
         int, Query(ge=0, le=MAX_COUNT, description="Version that the rank has; 0: none.")
     ] = 0,
+    *,
+    plan_id: Annotated[
+        str | None,
+        Query(max_length=64, description="`plan_id` of the plan that the rank has."),
+    ] = None,
 ) -> Response:
-    """Return the newest version if it is newer than `after_version`; else wait (long poll)."""
-    question = PlanQuestion(rank=rank, after_version=after_version)
+    """Return the newest version if it is newer than `after_version`; else wait (long poll).
+
+    With `plan_id`, any other plan is newer than that one: after the planner's database was
+    restored to an older state, its newest version may have a lower number.
+    """
+    question = PlanQuestion(rank=rank, after_version=after_version, plan_id=plan_id)
 
     async def newer_plan() -> bytes | None:
         return await state.rank_calls.plans.submit(job_id, question)
@@ -112,6 +121,8 @@ async def post_measurements(
     """Store time and energy of the rank's steps; a step posted again replaces the older one.
 
     If `report` of the rank's plan requests it, steps have measurements of their instructions.
+    A `plan_version` that the job does not have is a 422 without a `plan_id`; with one the step is
+    kept apart as run on an unknown plan, and counts in no total.
     """
     post = rank_post(job_id, rank, batch)
     accepted = await state.rank_calls.measurements.submit(job_id, post)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import groupby
 
-from flyball_server.jobs.errors import JobsError, OtherRunError, UnknownError
-from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord
+from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherRunError, UnknownError
+from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
@@ -36,12 +37,14 @@ class RankPost:
 
     Attributes:
         run_id: ID of the job's run that the post belongs to; None: not reported.
+        plan_ids: by step, the identity of its plan; not reported for others.
     """
 
     rank: int
     steps: tuple[StepRecord, ...]
     details: tuple[StepDetail, ...] = ()
     run_id: str | None = None
+    plan_ids: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
 def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
@@ -61,7 +64,8 @@ def store_together(
 ) -> tuple[Accepted | JobsError, ...]:
     """Store the ranks' measurements of a job, in one transaction.
 
-    A step posted again replaces the older one; of details only the newest are kept.
+    A step posted again replaces the older one; of details only the newest are kept. Steps on a
+    plan that the store does not have, since it was restored to an older state, are marked.
 
     Returns:
         For each post: the stored measurements, or the error.
@@ -81,17 +85,27 @@ def _store_together(
     stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
         ranks = RankBatch(writer, job_id, (post.rank for post in posts))
+        has_plans = any(step.plan_version is not None for post in posts for step in post.steps)
+        plans = writer.list_plan_times(job_id) if has_plans else {}
         for post in posts:
             try:
                 ranks.check_run_of(post.rank, post.run_id)
-                if checks_ranks or not post.steps:
+                known = _with_known_plans(post, plans)
+                if checks_ranks or not post.steps or known is None:
                     ranks.require(post.rank)
-            except (UnknownError, OtherRunError) as error:
+                if known is None:
+                    raise _unknown_plan(post, plans)
+            except (InvalidFieldError, OtherRunError, UnknownError) as error:
                 stored.append(error)
                 continue
-            newest = {(post.rank, step.step): step for step in post.steps}
+            newest = {(post.rank, step.step): step for step in known}
             steps |= newest
-            details |= {(post.rank, detail.step): detail for detail in post.details}
+            unknown = {step.step for step in known if step.unknown_version is not None}
+            details |= {
+                (post.rank, detail.step): detail
+                for detail in post.details
+                if detail.step not in unknown
+            }
             stored.append(len(newest))
         writer.save_steps(tuple(steps.values()))
         _save_details(writer, job_id, tuple(details.values()))
@@ -103,6 +117,43 @@ def _store_together(
     return tuple(
         Accepted(stored=one, next_post_s=next_post_s) if isinstance(one, int) else one
         for one in stored
+    )
+
+
+def _with_known_plans(
+    post: RankPost, plans: Mapping[int, datetime]
+) -> tuple[StepRecord, ...] | None:
+    """Return the post's steps, marked where they ran a plan that is none of the job's here.
+
+    Without the identity that a rank gets with its plan, such a plan never was: None.
+
+    Args:
+        post: post of a rank.
+        plans: creation times of the job's plans by version.
+    """
+    steps: list[StepRecord] = []
+    for step in post.steps:
+        version, plan_id = step.plan_version, post.plan_ids.get(step.step)
+        if version is not None:
+            created_at = plans.get(version)
+            if created_at is None and plan_id is None:
+                return None
+            if created_at is None or plan_id not in {None, identity_of(created_at)}:
+                steps.append(step.evolve(plan_version=None, unknown_version=version))
+                continue
+        steps.append(step)
+    return tuple(steps)
+
+
+def _unknown_plan(post: RankPost, plans: Mapping[int, datetime]) -> InvalidFieldError:
+    """Return the error of a post with a step on a plan that never was."""
+    versions = {step.plan_version for step in post.steps if step.plan_version is not None}
+    newest = max(plans, default=None)
+    return InvalidFieldError(
+        "plan_version",
+        f"the job has no plan version {min(versions - plans.keys())}"
+        f" ({'no plan yet' if newest is None else f'newest: {newest}'}); post the version that the"
+        " rank ran, or null for default clocks",
     )
 
 
@@ -152,7 +203,8 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobSt
 
 def _summary(step: int, records: tuple[StepRecord, ...]) -> JobStep:
     energies_j = [record.energy_j for record in records if record.energy_j is not None]
-    versions = {record.plan_version for record in records}
+    versions = {record.plan_version for record in records if record.unknown_version is None}
+    unknown = {each.unknown_version for each in records if each.unknown_version is not None}
     return JobStep(
         step=step,
         num_ranks=len(records),
@@ -164,4 +216,5 @@ def _summary(step: int, records: tuple[StepRecord, ...]) -> JobStep:
         num_clock_misses=sum(record.num_clock_misses for record in records),
         num_power_capped=sum(record.num_power_capped for record in records),
         num_thermally_capped=sum(record.num_thermally_capped for record in records),
+        unknown_versions=tuple(sorted(unknown)),
     )

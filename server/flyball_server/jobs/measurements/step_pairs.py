@@ -172,6 +172,7 @@ class WholeStep:
         is_complete: true once all ranks have posted it.
         is_mixed: true if ranks ran several versions in it.
         left_plan: true if the step deviated from the plan.
+        is_unknown: true if a rank ran a plan that is unknown here: the step counts as nothing.
         time_s: iteration time of the slowest rank, s.
         energy_j: energy of all ranks, J; None: a rank could not read it.
     """
@@ -183,6 +184,7 @@ class WholeStep:
     left_plan: bool
     time_s: float
     energy_j: float | None
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

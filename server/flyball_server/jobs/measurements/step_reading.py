@@ -71,6 +71,7 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
         left_plan=totals.num_unplanned > 0 or totals.num_clock_misses > num_held_down,
         time_s=totals.time_s,
         energy_j=totals.energy_j,
+        is_unknown=totals.num_unknown > 0,
     )
 
 
@@ -153,7 +154,7 @@ class PairedSteps:
         for step in (whole_step(totals, self._num_ranks) for totals in several):
             if (step.version or 0) > self._record.version:
                 return True
-            is_good = step.is_complete and not step.is_mixed and not step.left_plan
+            is_good = step.is_complete and not (step.is_unknown or step.is_mixed or step.left_plan)
             if is_good and step.version == self._record.version:
                 pairs.add(step)
         return False

@@ -52,6 +52,7 @@ class JobSavings:
         time_s, energy_j: sums over these steps; energy None: a rank could not read it.
         saved_j: sum over all versions with a baseline and an interval; their bounds add up, since
             versions share baselines. If none has an interval: over those with a baseline.
+        num_unknown: number of steps in which a rank ran an unknown plan, in no other figure.
     """
 
     num_steps: int
@@ -59,6 +60,7 @@ class JobSavings:
     energy_j: float | None
     saved_j: Estimate | None
     versions: tuple[MeasuredSavings, ...]
+    num_unknown: int = 0
 
 
 class _Tally:
@@ -93,11 +95,16 @@ class SavingsFold:
         self._on_their_way: deque[tuple[_Tally, float]] = deque()
         self._on_their_way_s = 0.0
         self._num_steps = 0
+        self._num_unknown = 0
         self._time_s = 0.0
         self._energy_j: float | None = 0.0
 
     def add(self, step: WholeStep) -> None:
         """Add the next step, in rising order."""
+        if step.is_unknown:
+            self._num_unknown += 1
+            self._settled = ()
+            return
         tally = self._tally(step.version)
         if not step.is_complete:
             self._await(tally, step.time_s)
@@ -148,6 +155,7 @@ class SavingsFold:
             energy_j=self._energy_j if self._num_steps else None,
             saved_j=_total(versions),
             versions=versions,
+            num_unknown=self._num_unknown,
         )
 
     def _tally(self, version: int | None) -> _Tally:

@@ -72,6 +72,10 @@ class JobReader(Protocol):
         """Return all versions of the job's plan, rising, without the plans."""
         ...
 
+    def list_plan_times(self, job_id: str) -> dict[int, datetime]:
+        """Return the creation time of each version of the job's plan."""
+        ...
+
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
         """Return all ranks' measurements in the newest `num_steps` steps, by step, then rank."""
         ...

@@ -21,7 +21,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.loop_state import PlanningInputs
-from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
@@ -134,10 +134,17 @@ KEPT_JOBS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class PlanQuestion:
-    """Request of a rank that holds a version (0: none) for a newer one."""
+    """Request of a rank that holds a version (0: none) for a newer one.
+
+    Attributes:
+        plan_id: identity of the plan that it holds; None: not reported. If the newest version is
+            another plan, it is news whatever its number: the store may have been restored to an
+            older state.
+    """
 
     rank: int
     after_version: int
+    plan_id: str | None = None
 
 
 class RankPlans:
@@ -172,16 +179,18 @@ class RankPlans:
             newest = newest_version(versions) or 0
             called = {asked.rank for asked in questions}
             ranks = {rank.rank: rank for rank in reader.find_ranks(job_id, called)}
-            version = None
-            if any(asked.after_version < newest for asked in questions):
-                version = self._version(reader, job, versions[-1])
+            newest_id = None
+            if newest and any(asked.plan_id is not None for asked in questions):
+                newest_id = identity_of(reader.list_plan_times(job_id)[newest])
+            is_news = [_is_news(asked, newest, newest_id) for asked in questions]
+            version = self._version(reader, job, versions[-1]) if any(is_news) else None
         return tuple(
             UnknownRankError(job_id=job_id, rank=asked.rank)
             if asked.rank not in ranks
-            else None
-            if version is None or asked.after_version >= newest
             else self._part(job_id, version, ranks[asked.rank])
-            for asked in questions
+            if has_news and version is not None
+            else None
+            for asked, has_news in zip(questions, is_news, strict=True)
         )
 
     def _part(self, job_id: str, version: _Version, rank: RankRecord) -> bytes | JobsError:
@@ -210,6 +219,12 @@ class RankPlans:
         return version
 
 
+def _is_news(asked: PlanQuestion, newest: int, newest_id: str | None) -> bool:
+    if asked.plan_id is not None and newest_id is not None:
+        return asked.plan_id != newest_id
+    return asked.after_version < newest
+
+
 def rank_plan(
     plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_inputs: PlanningInputs
 ) -> RankPlan:
@@ -225,6 +240,7 @@ def rank_plan(
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
         measurement_detail=plan.measurement_detail,
+        plan_id=plan.plan_id,
     )
 
 

@@ -170,6 +170,7 @@ STEPS = Table(
     Column("num_power_capped", BigInteger, nullable=False),
     Column("num_thermally_capped", BigInteger, nullable=False),
     Column("sm_clock_mhz", Float),
+    Column("unknown_version", BigInteger),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
 )
@@ -211,6 +212,7 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.min(STEPS.c.plan_version).label("lowest_version"),
     func.max(STEPS.c.plan_version).label("newest_version"),
     func.count(STEPS.c.plan_version).label("num_with_plan"),
+    func.count(STEPS.c.unknown_version).label("num_unknown"),
     func.max(STEPS.c.time_s).label("time_s"),
     func.sum(STEPS.c.energy_j).label("energy_j"),
     func.count(STEPS.c.energy_j).label("num_with_energy"),
@@ -220,11 +222,12 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
 )
 
-# Totals of the ranks of a stage that ran one plan version in a step; selected by these three.
+# Totals of the ranks of a stage that ran one plan version in a step; selected by these four.
 STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
     STEPS.c.step,
     RANKS.c.stage,
     STEPS.c.plan_version,
+    STEPS.c.unknown_version,
     func.count().label("num_ranks"),
     func.max(STEPS.c.time_s).label("time_s"),
     func.sum(STEPS.c.energy_j).label("energy_j"),

@@ -152,6 +152,13 @@ class SqlTransaction:
         rows = self._connection.execute(query)
         return tuple(PlanVersion(version=row.version, first_step=row.first_step) for row in rows)
 
+    def list_plan_times(self, job_id: str) -> dict[int, datetime]:
+        query = select(PLANS.c.version, PLANS.c.created_at).where(
+            PLANS.c.job_id == self._key(job_id)
+        )
+        rows = self._connection.execute(query)
+        return {row.version: datetime.fromisoformat(row.created_at) for row in rows}
+
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
         of_job = STEPS.c.job_id == self._key(job_id)
         newest = (
@@ -222,7 +229,7 @@ class SqlTransaction:
             select(*STAGE_TOTALS)
             .join_from(STEPS, RANKS, of_rank)
             .where(*of_job, STEPS.c.step >= first_step)
-            .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
+            .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
         )
         # Not ordered by the database: databases differ in the place of a missing version.
         totals = (totals_record(StageTotals, row) for row in self._connection.execute(query))

@@ -1,0 +1,179 @@
+"""A planner whose database was restored to an older state, with ranks that run newer plans."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.planner.live import ServeProcess, live_planner, serve_process
+from tests.planner.patience import wait_until
+from tests.planner.samples import profile_csv, rank_registration, registration
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.planner_calls import RankCalls
+from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_wire import routes
+from flyball_wire.messages import RankRegistration, StepMeasurement
+
+JOB = routes.fill(routes.JOB, job_id="job")
+TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.02, first_retry_s=0.02, longest_retry_s=0.1)
+
+
+class Rank:
+    """Rank with the client's own threads; its steps are posted by the test."""
+
+    def __init__(self, url: str, rank: int) -> None:
+        self.activated: list[CompiledPlan] = []
+        self._planner = PlannerClient(url)
+        self.link = PlannerLink(
+            RankCalls(self._planner, "job", rank),
+            registration=RankRegistration(**rank_registration(rank)),
+            times=TIMES,
+            current_step=lambda: 5,
+            compile_plan=lambda plan: compile_plan(plan, stage=rank, supported_mhz=(1410, 1200)),
+            activate=lambda plan, _: self.activated.append(plan),
+        )
+        self.link.start()
+
+    def measure(self, step: int, plan: CompiledPlan) -> None:
+        self.link.outbox.put(
+            StepMeasurement(
+                step=step,
+                plan_version=plan.version,
+                plan_id=plan.plan_id,
+                time_s=0.5,
+                energy_j=10.0,
+            )
+        )
+
+    def close(self) -> None:
+        self.link.stop()
+        self._planner.close()
+
+
+@contextmanager
+def planner_on(database: Path, port: int) -> Iterator[ServeProcess]:
+    with serve_process(database, "--port", str(port)) as planner:
+        yield planner
+
+
+def change_target(planner: ServeProcess, target: str) -> int:
+    """The version of its plan."""
+    path = routes.fill(routes.TARGET, job_id="job")
+    answer = planner.http.put(path, json={"target": target}).raise_for_status()
+    version: int = answer.json()["newest_version"]
+    return version
+
+
+def steps_of(planner: ServeProcess) -> dict[int, dict[str, Any]]:
+    answer = planner.http.get(routes.fill(routes.STEPS, job_id="job")).raise_for_status()
+    return {each["step"]: each for each in answer.json()}
+
+
+def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database, backup = tmp_path / "planner.sqlite", tmp_path / "backup.sqlite"
+    caplog.set_level(logging.WARNING, logger="flyball_client")
+    with ExitStack() as stack:
+        with planner_on(database, 0) as planner:
+            port = planner.http.base_url.port
+            assert port is not None
+            planner.http.put(JOB, json=registration()).raise_for_status()
+            path = routes.fill(routes.PROFILE, job_id="job")
+            csv = {"Content-Type": "text/csv"}
+            planner.http.put(path, content=profile_csv(), headers=csv).raise_for_status()
+            ranks = [Rank(f"http://127.0.0.1:{port}", rank) for rank in (0, 1)]
+            for rank in ranks:
+                stack.callback(rank.close)
+            wait_until(lambda: all(rank.activated for rank in ranks))
+            with closing(sqlite3.connect(database)) as old, closing(sqlite3.connect(backup)) as new:
+                old.backup(new)
+            assert change_target(planner, "slowdown:0.1") == 2
+            wait_until(lambda: all(rank.activated[-1].version == 2 for rank in ranks))
+        lost = [rank.activated[-1] for rank in ranks]
+        for file in tmp_path.glob("planner.sqlite*"):
+            file.unlink()
+        shutil.copy(backup, database)
+        caplog.clear()
+        with planner_on(database, port) as planner:
+            # Another plan gets the number of the one that the ranks still run.
+            assert change_target(planner, "least-energy") == 2
+            for rank, plan in zip(ranks, lost, strict=True):
+                rank.measure(7, plan)
+            wait_until(
+                lambda: all(
+                    rank.activated[-1].version == 2 and rank.activated[-1] not in lost
+                    for rank in ranks
+                )
+            )
+            for rank in ranks:
+                rank.measure(8, rank.activated[-1])
+            wait_until(lambda: steps_of(planner).get(8, {}).get("num_ranks") == 2)
+            found = steps_of(planner)
+            report = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
+        assert (found[7]["plan_versions"], found[7]["unknown_versions"]) == ([], [2])
+        assert (found[8]["plan_versions"], found[8]["unknown_versions"]) == ([2], [])
+        assert (report["num_steps"], report["num_unknown_steps"]) == (1, 1)
+        assert [rank.link.outbox.num_dropped for rank in ranks] == [0, 0]
+        logged = [record.getMessage() for record in caplog.records]
+        assert not [line for line in logged if "planner lost" not in line], logged
+
+
+@pytest.fixture
+def posted() -> Iterator[httpx.Client]:
+    """Of a planner with a job of two ranks and plan version 1."""
+    with live_planner(reconcilers=()) as planner:
+        planner.put_planned_job()
+        yield planner.http
+
+
+def post(http: httpx.Client, *steps: dict[str, Any], rank: int = 0) -> httpx.Response:
+    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+    body = [{"step": 0, "time_s": 0.5, "energy_j": 1.0, **step} for step in steps]
+    return http.post(path, json={"steps": body})
+
+
+def test_a_version_that_never_was_is_refused_in_one_line_and_nothing_stored(
+    posted: httpx.Client,
+) -> None:
+    refused = post(posted, {"plan_version": 1}, {"step": 1, "plan_version": 99})
+    assert refused.status_code == 422
+    detail = refused.json()["detail"]
+    assert "no plan version 99" in detail
+    assert "newest: 1" in detail
+    assert "\n" not in detail
+    assert posted.get(routes.fill(routes.STEPS, job_id="job")).json() == []
+    assert post(posted, {"plan_version": 99}, rank=7).status_code == 404
+
+
+def test_steps_on_an_unknown_plan_are_shown_by_stages_and_counted_as_nothing(
+    posted: httpx.Client,
+) -> None:
+    path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+    plan_id = posted.get(path).json()["plan_id"]
+    for rank in (0, 1):
+        steps = [{"step": 1, "plan_version": 1, "plan_id": "of-another-database"}]
+        steps += [{"step": step, "plan_version": 1, "plan_id": plan_id} for step in (2, 3)]
+        post(posted, *steps, rank=rank).raise_for_status()
+    by_stages = posted.get(routes.fill(routes.STAGES_OF_STEPS, job_id="job")).json()
+    assert [each["unknown_versions"] for each in by_stages] == [[1], [], []]
+    assert [each["plan_versions"] for each in by_stages] == [[], [1], [1]]
+    report = posted.get(routes.fill(routes.REPORT, job_id="job")).json()
+    assert (report["num_steps"], report["time_s"], report["num_unknown_steps"]) == (2, 1.0, 1)
+    overview = posted.get(routes.fill(routes.JOB_OVERVIEW, job_id="job")).json()
+    assert (overview["num_steps"], overview["num_unknown_steps"]) == (2, 1)
+    # The step again, on a plan that is known.
+    for rank in (0, 1):
+        post(posted, {"step": 1, "plan_version": 1, "plan_id": plan_id}, rank=rank)
+    report = posted.get(routes.fill(routes.REPORT, job_id="job")).json()
+    assert (report["num_steps"], report["num_unknown_steps"]) == (3, 0)
