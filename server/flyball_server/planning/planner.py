@@ -16,7 +16,12 @@ from flyball_server.planning.documents.planned_instructions import (
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.memoize import kept_by_digest, profile_digest
-from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
+from flyball_server.planning.model.pipeline_model import (
+    Assignment,
+    PipelineModel,
+    build_model,
+    check_draw,
+)
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies import choose
@@ -212,11 +217,13 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
     )
     try:
         schedule = make_schedule(options.schedule, context)
-        return build_model(request.profile, schedule, request.blocking_power_w)
+        model = build_model(request.profile, schedule, request.blocking_power_w)
     except PlanningError as error:
         if order is None or error.field != "schedule":
             raise
         raise PlanningError(error.message, field="order") from None
+    check_draw(model)
+    return model
 
 
 def _activation_memory(request: PlanRequest) -> ActivationMemory | None:

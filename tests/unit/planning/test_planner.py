@@ -14,7 +14,7 @@ from flyball_server.planning.documents.planned_instructions import PlannedInstru
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Policy
 
-from .tiny_pipelines import B, F, equal_profile, profiles, refuses, request_of
+from .tiny_pipelines import B, F, equal_profile, profile_of, profiles, refuses, request_of
 
 REQUEST = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
 
@@ -38,6 +38,18 @@ def test_a_plan_of_two_stages_is_as_on_paper() -> None:
     assert plan.slowdown_percent == 0
     assert plan.gap_percent is None
     assert replace(plan, lower_bound_j=170.0).gap_percent == pytest.approx(100 * 4.25 / 170)
+
+
+@pytest.mark.parametrize("policy", [Policy.FRONTIER, Policy.BASELINE])
+@pytest.mark.parametrize(("scale", "power_w"), [(1000.0, 5.0), (1.0, 5000.0)])
+def test_a_slip_of_units_is_refused_with_its_likely_cause(
+    scale: float, power_w: float, policy: Policy
+) -> None:
+    """Times in ms, or the blocking power in mW."""
+    points = [(1410, scale, 10.0), (1000, 1.25 * scale, 8.0)]
+    profile = profile_of([{F: points, B: points}])
+    with refuses("profile", "time in s (not ms), blocking power in W (not mW)"):
+        make_plan(request_of(profile, policy=policy, blocking_power_w=(power_w,)))
 
 
 @given(

@@ -182,6 +182,7 @@ class DeadlineSolver:
         )
         self._rounding = self._new_rounding(is_wary=False)
         self._num_attempts = max(1, min(MAX_ATTEMPTS, TINY_INSTRUCTIONS // self.num_instructions))
+        self._least_bound_j = -math.inf if is_waiting_free else _busy_energy_j(self.model)
         self.fastest_time_s = self._rounding.fastest().end_s
         self.slowest_time_s = self._rounding.slowest_time_s
 
@@ -209,11 +210,12 @@ class DeadlineSolver:
             raise ValueError(f"{deadline_s} s is below the fastest, {self.fastest_time_s} s")
         cancellation_point()
         try:
-            return self._relaxation.solve(deadline_s)
+            relaxed = self._relaxation.solve(deadline_s)
         except ArithmeticError:
             # Never seen but in tests. A general solver takes longer, and a plan is owed.
             self._relaxation = _highs_relaxation(self._network)
-            return self._relaxation.solve(deadline_s)
+            relaxed = self._relaxation.solve(deadline_s)
+        return replace(relaxed, lower_bound_j=max(relaxed.lower_bound_j, self._least_bound_j))
 
     def bound_j(self, relaxed: RelaxedOptimum) -> float:
         """Return what no plan needs less than that keeps the reserve at the deadline, J.
@@ -221,7 +223,8 @@ class DeadlineSolver:
         The plan itself uses none of it, so it may wait less by the reserve of its longest path.
         """
         longest_s = self._reserve * relaxed.deadline_s
-        return relaxed.lower_bound_j - self._network.waiting_power_w * longest_s
+        bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * longest_s
+        return max(bound_j, self._least_bound_j)
 
     def _without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
         """The same optimum, with a reserve for no later a deadline than it needs.
@@ -262,12 +265,19 @@ class DeadlineSolver:
     def plan_within(self, deadline_s: float, num_moves: int) -> DeadlinePlan:
         """Return the plan of least energy for a deadline not below `fastest_time_s`.
 
+        It never takes more energy than the highest clocks do, where these meet the deadline.
+
         Args:
             deadline_s: infinite for the least energy of all.
             num_moves: of annealing.
         """
         relaxed = self.relax(min(deadline_s, self.slowest_time_s))
-        return self.plan(self._without_waiting(relaxed), num_moves)
+        plan = self.plan(self._without_waiting(relaxed), num_moves)
+        highest = self._planned.baseline()
+        if time_and_energy(self._planned, highest)[0] > deadline_s:
+            return plan
+        is_better = time_and_energy(self.model, highest)[1] < plan.energy_j
+        return self.certified(highest) if is_better else plan
 
     def plan(
         self, relaxed: RelaxedOptimum, num_moves: int, neighbour: DeadlinePlan | None = None
@@ -298,7 +308,7 @@ class DeadlineSolver:
         bound_j = plan.relaxed.lower_bound_j - self._network.waiting_power_w * added_s
         return replace(
             plan,
-            relaxed=replace(plan.relaxed, lower_bound_j=bound_j),
+            relaxed=replace(plan.relaxed, lower_bound_j=max(bound_j, self._least_bound_j)),
             iteration_time_s=iteration_time_s,
             energy_j=energy_j,
         )
@@ -348,6 +358,16 @@ class DeadlineSolver:
         """Per node, when the relaxed optimum finishes it, s."""
         finish_s: FloatArray = relaxed.event_time_s[self._network.head[: self.num_instructions]]
         return finish_s
+
+
+def _busy_energy_j(model: PipelineModel) -> float:
+    """Return what computing takes at least, J; a bound on every plan, since waiting takes energy.
+
+    Where energies are far below blocking power times time, the rounding errors of the relaxed
+    problem's bound are larger than that.
+    """
+    least_j = {id(points): min(point.energy_j for point in points) for points in model.points}
+    return math.fsum(least_j[id(points)] for points in model.points) * (1 - AS_GOOD_AS_THE_BOUND)
 
 
 def choose_relaxation(network: EventNetwork) -> Relaxation:

@@ -18,6 +18,10 @@ from flyball_server.planning.schedules._base import Schedule
 # No GPU comes near it; beyond it is another unit, and sums could overflow.
 MAX_BLOCKING_POWER_W = 100_000
 
+# A GPU that computes at its highest clock draws more than one that waits in communication; what
+# draws less than this share of it was given in another unit, a thousand times as large or small.
+LEAST_DRAW_SHARE = 0.05
+
 Assignment = list[int]
 """Per node of the DAG, an index into its operating points; 0 is the highest frequency."""
 
@@ -93,6 +97,29 @@ def build_model(
         blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
         num_ranks=profile.num_ranks_per_stage,
     )
+
+
+def check_draw(model: PipelineModel) -> None:
+    """Check that no stage draws so little while it computes that a unit must be wrong.
+
+    Raises:
+        PlanningError: at the highest clocks a stage's instructions draw far less power than its
+            GPUs draw while they wait.
+    """
+    time_s, energy_j = [0.0] * len(model.num_ranks), [0.0] * len(model.num_ranks)
+    for stage, points in zip(model.dag.stage, model.points, strict=True):
+        time_s[stage] += points[0].time_s
+        energy_j[stage] += points[0].energy_j
+    for stage, num_ranks in enumerate(model.num_ranks):
+        drawn_w = energy_j[stage] / (num_ranks * time_s[stage])
+        waiting_w = model.blocking_power_w[stage]
+        if drawn_w < LEAST_DRAW_SHARE * waiting_w:
+            raise PlanningError(
+                f"a GPU of stage {stage} draws {drawn_w:.3g} W at its highest clocks, but"
+                f" {waiting_w:g} W while it waits; check the units: energy in J (not kJ), time in s"
+                " (not ms), blocking power in W (not mW)",
+                field="profile",
+            )
 
 
 def _points_of(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
+from random import Random
 
 import pytest
 from hypothesis import assume, given, settings
@@ -14,6 +16,7 @@ from tests.unit.planning.tiny_pipelines import (
     I,
     Points,
     W,
+    any_models,
     changed_points,
     four_plan_model,
     model_of,
@@ -24,6 +27,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import time_and_energy
 
 SOLVER_ERROR = 1e-6
 
@@ -118,3 +122,49 @@ def test_a_backward_in_two_parts_may_use_its_float_in_either() -> None:
     for deadline_s in (3.0, 3.2, 3.7, 4.4, 4.5):
         expected_j = 60 - 30 * (deadline_s - 3)  # whichever is stretched gains 30 J/s
         assert bound_j(model, deadline_s) == pytest.approx(expected_j, rel=1e-9)
+
+
+@settings(max_examples=40)
+@given(any_models(), st.sampled_from([1e-3, 1e-6]), st.sampled_from([0.0, 0.1]))
+def test_a_bound_is_not_below_what_computing_takes(
+    model: PipelineModel, share: float, reserve: float
+) -> None:
+    """Energies far below blocking power times time: rounding errors are larger than they are."""
+    tiny = {
+        id(points): tuple(replace(one, energy_j=share * one.energy_j) for one in points)
+        for points in model.points
+    }
+    model = replace(model, points=tuple(tiny[id(points)] for points in model.points))
+    busy_j = math.fsum(min(point.energy_j for point in points) for points in model.points)
+    solver = DeadlineSolver(model, reserve=reserve)
+    plan = solver.plan_within(1.1 * solver.fastest_time_s, num_moves=50)
+    for bound_j in (plan.lower_bound_j, solver.bound_j(solver.relax(solver.slowest_time_s))):
+        assert bound_j >= busy_j * (1 - 1e-6)
+    assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-6)
+
+
+def extreme_interleaved_zb(seed: int) -> PipelineModel:
+    """Two stages of two chunks; times and energies over six orders of magnitude."""
+    chance = Random(seed)
+
+    def points() -> Points:
+        clocks = chance.sample(range(50, 95), 4)
+        return [
+            (15 * clock, 10 ** chance.uniform(-4, 2), 10 ** chance.uniform(-3, 3))
+            for clock in clocks
+        ]
+
+    chunks = [profile_of([{F: points(), I: points(), W: points()}] * 2) for _ in range(2)]
+    return model_of(replace(chunks[0], chunks=tuple(chunks)), 12, "interleaved-zb")
+
+
+@pytest.mark.parametrize("seed", [110, 405, 531])
+@pytest.mark.parametrize("reserve", [0.0, 0.02])
+def test_no_plan_takes_more_energy_than_the_highest_clocks(seed: int, reserve: float) -> None:
+    model = extreme_interleaved_zb(seed)
+    baseline_s, baseline_j = time_and_energy(model, model.baseline())
+    solver = DeadlineSolver(model, reserve=reserve)
+    plan = solver.plan_within(baseline_s * (1 + 1e-12), num_moves=200)
+    assert plan.energy_j <= baseline_j
+    assert plan.iteration_time_s <= baseline_s * (1 + 1e-12)
+    assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9)

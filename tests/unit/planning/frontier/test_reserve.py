@@ -165,7 +165,7 @@ def test_policies_other_than_frontier_keep_none() -> None:
 
 def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
     """A million seconds; the profile's own times are allowed."""
-    request = request_of(timed_profile(2, {F: 380_000.0, B: 380_000.0}), 2)
+    request = request_of(timed_profile(2, {F: 380_000.0, B: 380_000.0}), 2, blocking_power_w=(0.0,))
     with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
         make_plan(request.with_options(reserve=0.5))
     assert make_plan(request.with_options(reserve=0.1)).plan.reserve == 0.1
