@@ -132,7 +132,7 @@ class JobOverview:
         num_steps: number of steps that all ranks have posted.
         num_unknown_steps: number of other steps, as in JobReport.
         is_caught_up: true if these figures include all of its steps.
-        heard_at: time of the last call of one of its ranks, ISO 8601, UTC.
+        last_seen_at: time of the last heartbeat of its ranks, ISO 8601, UTC.
     """
 
     job_id: str
@@ -159,7 +159,7 @@ class JobOverview:
     is_caught_up: bool
     problem: str | None
     created_at: str
-    heard_at: str
+    last_seen_at: str
     num_unknown_steps: int = 0
 
 

@@ -163,7 +163,7 @@ def test_unsorted_jobs_on_a_plan_come_first_whatever_their_heartbeat(modules: Mo
     jobs = [
         job("over", state="ended", created_at="2026-01-09T00:00:00+00:00"),
         job("unplanned", active_version=None, created_at="2026-01-08T00:00:00+00:00"),
-        job("old", heard_at="2026-01-09T00:00:00+00:00"),
+        job("old", last_seen_at="2026-01-09T00:00:00+00:00"),
         job("new", created_at="2026-01-06T00:00:00+00:00"),
         job("silent", num_present=0),
     ]
@@ -196,8 +196,8 @@ def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
         ({"newest_version": 2}, "v2 waits for its ranks"),
         ({"num_registered": 5, "num_present": 5}, "3 of 8 ranks to come"),
         ({"num_registered": 0, "num_present": 0}, "no rank has registered"),
-        ({"num_present": 0}, "heard of 5 min ago"),
-        ({"state": "ended"}, "heard of 5 min ago"),
+        ({"num_present": 0}, "last heartbeat 5 min ago"),
+        ({"state": "ended"}, "last heartbeat 5 min ago"),
         ({"newest_version": None, "active_version": None}, ""),
     ],
 )

@@ -159,8 +159,7 @@ OWN = "fastest is the job's own target now"
         (
             {},
             {"num_present": 1},
-            "Version 4 is made. It takes effect when 2 ranks have it; of these, 1 were heard of"
-            " lately.",
+            "Version 4 is made. It takes effect when 2 ranks have it; of these, 1 are present.",
         ),
         ({}, {"first_step": 120}, "Version 4 holds from step 120."),
         ({}, {"active_version": 5}, "Version 5 has replaced version 4."),

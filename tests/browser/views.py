@@ -41,7 +41,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         "is_caught_up": True,
         "problem": None,
         "created_at": "2026-01-05T09:30:00+00:00",
-        "heard_at": "2026-01-05T09:40:00+00:00",
+        "last_seen_at": "2026-01-05T09:40:00+00:00",
         **changes,
     }
 

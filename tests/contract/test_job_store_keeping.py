@@ -1,4 +1,4 @@
-"""The JobStore contract on jobs that are renamed or forgotten, ranks heard of, and tokens."""
+"""The JobStore contract on jobs that are renamed or forgotten, heartbeats, and tokens."""
 
 from __future__ import annotations
 

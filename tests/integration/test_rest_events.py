@@ -74,7 +74,7 @@ def test_a_stream_of_no_time_sends_the_current_state_and_ends(planner: LivePlann
         path = "steps/stages" if name == "steps" else name
         data, called = event.data, planner.http.get(f"{JOB}/{path}").json()
         if name == "overview":
-            data, called = data | {"heard_at": None}, called | {"heard_at": None}
+            data, called = data | {"last_seen_at": None}, called | {"last_seen_at": None}
         assert data == called, name
     assert events["steps"].event_id == "1"
     wait_until(lambda: planner.state.live_events.num_followed == 0)

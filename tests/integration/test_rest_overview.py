@@ -59,7 +59,7 @@ def test_a_job_that_waits_for_all_has_nothing_measured_and_nothing_predicted(
     assert (shown.policy, shown.target) == ("frontier", "fastest")
     assert (shown.predicted, shown.measured, shown.saved_j) == (None, None, None)
     assert (shown.num_steps, shown.is_caught_up, shown.problem) == (0, True, None)
-    assert shown.heard_at == shown.created_at
+    assert shown.last_seen_at == shown.created_at
     assert everything(planner) == (shown,)
 
 

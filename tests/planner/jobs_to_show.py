@@ -63,7 +63,7 @@ PLANNED = JobOverview(
     is_caught_up=True,
     problem=None,
     created_at=CREATED_AT,
-    heard_at=HEARD_AT,
+    last_seen_at=HEARD_AT,
 )
 NEW = replace(
     PLANNED,

@@ -44,7 +44,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         is_caught_up=facts.is_caught_up,
         problem=job.problem,
         created_at=job.created_at.isoformat(),
-        heard_at=facts.active_at.isoformat(),
+        last_seen_at=facts.active_at.isoformat(),
     )
 
 

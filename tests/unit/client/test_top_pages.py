@@ -64,7 +64,7 @@ def test_a_job_has_its_figures_with_their_origin() -> None:
     assert rows >= {
         "4 of 4 emulated GPUs present 4 stages, 12 microbatches",
         "1f1b frontier, target fastest version 2 active",
-        "40 steps heard of 3 s ago read 09:30:00",
+        "40 steps last heartbeat 3 s ago read 09:30:00",
         "plan, version 2 measured (emulated) 2.0100 1620.0",
         "highest clocks measured (emulated) 2.0000 2010.0",
         "difference measured (emulated) +0.50 % saves 19.40 %",
@@ -124,7 +124,7 @@ def test_a_job_without_steps_has_its_prediction_and_no_measured_figure() -> None
     assert row.split()[3:] == ["1", "waits", *"------", "2.0000", "20.00", "0.12"]
 
 
-def test_jobs_keep_their_places_whichever_was_heard_of_last() -> None:
+def test_jobs_keep_their_places_whichever_had_the_last_heartbeat() -> None:
     texts = [jobs_text(*order) for order in ((PLANNED, ENDED, REAL), (REAL, ENDED, PLANNED))]
     assert texts[0] == texts[1]
     names = [line.split()[0] for line in texts[0].splitlines() if "/4" in line]

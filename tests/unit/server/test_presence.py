@@ -1,4 +1,4 @@
-"""Which ranks were heard of: noted at each call, told to the store later."""
+"""Heartbeats of ranks: noted at each call, written to the store later."""
 
 from __future__ import annotations
 

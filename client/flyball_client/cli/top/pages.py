@@ -70,7 +70,7 @@ _JOBS = (
     Column(heading="time, s", group="predicted", rank=11),
     Column(heading="saving, %", group="predicted", rank=3),
     Column(heading="gap, %", group="predicted", rank=10),
-    Column(heading="heard of", rank=12),
+    Column(heading="heartbeat", rank=12),
 )
 _NO_JOBS = (
     "No jobs yet. A job appears when its ranks register:",
@@ -192,7 +192,7 @@ def _job_row(job: JobOverview, now: datetime) -> Line:
         Span(interval_text(saving, PERCENT)),
         Span(UNKNOWN if job.saved_j is None else energy_text(job.saved_j.mean)),
         *_predicted_cells(job.predicted),
-        Span(f"{age_text(job.heard_at, now)} ago", Tone.MUTED),
+        Span(f"{age_text(job.last_seen_at, now)} ago", Tone.MUTED),
     )
 
 
@@ -258,7 +258,7 @@ def _title(reading: JobReading, now: datetime) -> list[Span]:
         Span(f"{drawable(job.policy)}, target {target_text(job.target)}"),
         Span(version or "no plan yet"),
         Span(f"{job.num_steps} steps"),
-        Span(f"heard of {age_text(job.heard_at, now)} ago", Tone.MUTED),
+        Span(f"last heartbeat {age_text(job.last_seen_at, now)} ago", Tone.MUTED),
     ]
 
 

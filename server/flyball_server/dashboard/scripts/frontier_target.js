@@ -273,7 +273,7 @@ export function progressOf(asked, { overview, history }) {
 function waitingWords({ num_ranks, num_present }) {
   const ranks = counted(num_ranks, "rank");
   if (num_present < num_ranks) {
-    return `It takes effect when ${ranks} have it; of these, ${num_present} were heard of lately.`;
+    return `It takes effect when ${ranks} have it; of these, ${num_present} are present.`;
   }
   return `It waits until ${ranks} have it.`;
 }

@@ -69,7 +69,9 @@ export function emulatedBadge() {
  */
 export function progressText(job, now) {
   if (!isOver(job) && job.num_registered === 0) return "no rank has registered";
-  if (isOver(job) || job.num_present === 0) return `heard of ${ago(new Date(job.heard_at), now)}`;
+  if (isOver(job) || job.num_present === 0) {
+    return `last heartbeat ${ago(new Date(job.last_seen_at), now)}`;
+  }
   if (job.num_registered < job.num_ranks) {
     return `${job.num_ranks - job.num_registered} of ${job.num_ranks} ranks to come`;
   }

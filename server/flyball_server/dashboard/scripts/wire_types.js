@@ -62,9 +62,9 @@
  * @property {number | null} active_version
  * @property {string} created_at
  * @property {boolean} emulated
- * @property {string} heard_at
  * @property {boolean} is_caught_up
  * @property {string} job_id
+ * @property {string} last_seen_at
  * @property {MeasuredIteration | null} measured
  * @property {Estimate | null} measured_baseline_energy_j
  * @property {Estimate | null} measured_baseline_time_s

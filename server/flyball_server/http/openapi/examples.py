@@ -75,7 +75,7 @@ _OF_FIELD: Mapping[str, object] = MappingProxyType(
         "gap_percent": 0.13,
         "gpu_name": "emulated NVIDIA A100-SXM4-80GB",
         "gpu_uuid": "EMULATED-0",
-        "heard_at": "2026-01-05T09:37:02.117000+00:00",
+        "last_seen_at": "2026-01-05T09:37:02.117000+00:00",
         "host": "node-1",
         "instruction": "forward",
         "is_as_planned": True,
