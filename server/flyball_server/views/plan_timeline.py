@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from flyball_server.jobs.errors import (
@@ -17,7 +17,6 @@ from flyball_server.jobs.registry.inspection import JobSummary, require_job, req
 from flyball_server.jobs.replanning.slowed_plan import planned_slowdowns
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_server.planning.documents import predicted_timeline
 from flyball_server.planning.documents.predicted_timeline import (
     PredictedTimeline,
     critical_places,
@@ -158,20 +157,15 @@ def _timeline_of_plan(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> T
         iteration_time_s=round(whole.iteration_time_s, _TIME_DECIMALS),
         energy_j=round(whole.energy_j, _ENERGY_DECIMALS),
         bubble_fraction=round(whole.bubble_fraction, 6),
-        rows=tuple(_row(row) for row in timeline_rows(timeline, dp_ranks)),
+        rows=tuple(_rounded_row(row) for row in timeline_rows(timeline, dp_ranks)),
         critical_path=critical_places(timeline),
     )
 
 
-def _row(row: predicted_timeline.TimelineRow) -> TimelineRow:
-    return TimelineRow(
-        stage=row.stage,
-        dp_rank=row.dp_rank,
+def _rounded_row(row: TimelineRow) -> TimelineRow:
+    return replace(
+        row,
         blocking_power_w=round(row.blocking_power_w, _ENERGY_DECIMALS),
-        kinds=tuple(item.kind.value for item in row.instructions),
-        microbatches=tuple(item.microbatch for item in row.instructions),
-        chunks=tuple(item.chunk for item in row.instructions),
-        clock_mhz=row.clock_mhz,
         start_s=_rounded(row.start_s, _TIME_DECIMALS),
         duration_s=_rounded(row.duration_s, _TIME_DECIMALS),
         energy_j=_rounded(row.energy_j, _ENERGY_DECIMALS),

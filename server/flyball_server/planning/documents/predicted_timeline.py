@@ -14,12 +14,12 @@ from flyball_server.planning.model.data_parallel import JointSimulation, simulat
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
     slowdown_classes,
     slowed_model,
 )
+from flyball_wire.read_models import TimelineRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +60,6 @@ def predicted_timeline(
     return PredictedTimeline(
         plan=plan, models=models, assignments=assignments, simulation=simulation
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimelineRow:
-    """The instructions of one stage in the order of execution; all lists as long.
-
-    Attributes:
-        dp_rank: of data-parallel pipelines with clocks of their own, the lowest that the row
-            stands for; else 0.
-        blocking_power_w: of all its ranks together while they wait, W.
-        start_s, duration_s: s from the iteration's begin.
-        energy_j: of all its ranks while it runs, J.
-        float_s: possible delay of its end without a longer iteration, s.
-    """
-
-    stage: int
-    dp_rank: int
-    blocking_power_w: float
-    instructions: tuple[Instruction, ...]
-    clock_mhz: tuple[int, ...]
-    start_s: tuple[float, ...]
-    duration_s: tuple[float, ...]
-    energy_j: tuple[float, ...]
-    float_s: tuple[float, ...]
 
 
 def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple[TimelineRow, ...]:
@@ -147,7 +123,9 @@ def _stages(
             stage=stage,
             dp_rank=dp_rank,
             blocking_power_w=power_w[stage],
-            instructions=tuple(model.dag.instruction[node] for node in nodes),
+            kinds=tuple(model.dag.instruction[node].kind.value for node in nodes),
+            microbatches=tuple(model.dag.instruction[node].microbatch for node in nodes),
+            chunks=tuple(model.dag.instruction[node].chunk for node in nodes),
             clock_mhz=tuple(point.frequency_mhz for point in points),
             start_s=whole.start_s[in_whole],
             duration_s=tuple(point.time_s for point in points),
@@ -176,7 +154,9 @@ def _periods(
             stage=stage,
             dp_rank=dp_rank,
             blocking_power_w=power_w[stage],
-            instructions=instructions,
+            kinds=tuple(instruction.kind.value for instruction in instructions),
+            microbatches=tuple(instruction.microbatch for instruction in instructions),
+            chunks=tuple(instruction.chunk for instruction in instructions),
             clock_mhz=tuple(point.frequency_mhz for point in points),
             start_s=(0.0, *itertools.accumulate(durations_s[:-1])),
             duration_s=tuple(durations_s),
