@@ -21,7 +21,7 @@ from flyball_server.http.middleware.host_check import AllowedHosts
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.problem_handlers import ResponseHeaders, add_problem_handlers
-from flyball_server.http.readiness import Readiness, SolvingCheck
+from flyball_server.http.readiness import Readiness, SolvingCheck, WritingCheck
 from flyball_server.http.routes import (
     dashboard,
     docs_page,
@@ -223,7 +223,7 @@ def _planner_state(
         gate=TokenGate(measured, operator_token=settings.token),
         rank_calls=RankCalls(services),
         metrics=metrics,
-        readiness=_readiness(services),
+        readiness=_readiness(services, measured),
         overviews=overviews,
         live_events=LiveEvents(
             services, reading=reading, overviews=overviews, histories=histories, waiters=waiters
@@ -285,10 +285,11 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
     app.add_middleware(CallLog)
 
 
-def _readiness(services: JobServices) -> Readiness:
+def _readiness(services: JobServices, store: MeasuredStore) -> Readiness:
     return Readiness(
         {
             "the job store": partial(_check_store, services.store),
+            "writing to the job store": WritingCheck(store),
             "the solver": SolvingCheck(services.executor),
         }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
 from collections.abc import Iterator
@@ -14,11 +15,14 @@ from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
+from tests.planner.disks import SmallDisk, small_disk_at
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 from tests.planner.stores import HaltingStore
 
+from flyball_server.http.readiness import WritingCheck
 from flyball_server.http.routes.health import OPENMETRICS
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -185,3 +189,34 @@ def test_a_planner_whose_store_fails_is_alive_and_not_ready() -> None:
         assert next(e.value for e in errors if e.labels.get("kind") == "unavailable") > 0
         store.fails = False
         assert planner.http.get(routes.READY).status_code == 200
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    with small_disk_at(tmp_path / "disk", 4) as disk:
+        yield disk
+
+
+def test_a_planner_with_a_full_disk_is_not_ready_until_there_is_room_again(
+    small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each_time = functools.partial(WritingCheck, period_s=0.0, full_s=0.0)
+    monkeypatch.setattr("flyball_server.app.WritingCheck", each_time)
+    store = SqliteJobStore(small_disk.folder / "planner.sqlite")
+    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
+    with live_planner(store=store) as planner:
+        planner.put_planned_job()
+        assert planner.http.get(routes.READY).status_code == 200
+        with small_disk.filled():
+            for step in range(100):
+                # Some are stored: in what the write-ahead log has of room.
+                measured = [{"step": step, "plan_version": 1, "time_s": 1.0, "energy_j": 1.0}]
+                stored = planner.http.post(path, json={"steps": measured})
+                assert stored.status_code in {200, 503}
+                answer = planner.http.get(routes.READY)
+                assert answer.status_code == 503
+            assert "writing to the job store is not available" in answer.json()["detail"]
+            assert planner.http.get(routes.HEALTH).status_code == 200
+            assert planner.http.get(routes.JOBS).status_code == 200
+        assert planner.http.get(routes.READY).status_code == 200
+        planner.http.post(path, json={"steps": measured}).raise_for_status()

@@ -48,17 +48,17 @@ class PostgresServer:
     def __init__(self, binaries: Path, folder: Path) -> None:
         self._binaries = binaries
         self._data = folder / "data"
-        self._folder = folder
+        self.folder = folder
         self._process: subprocess.Popen[bytes] | None = None
         self._numbers = itertools.count(1)
         self.port = free_port()
 
     def make(self) -> None:
         """Make its files."""
-        password_file = self._folder / "password"
+        password_file = self.folder / "password"
         password_file.write_text(PASSWORD)
         account = _account()
-        for path in (self._folder, password_file):
+        for path in (self.folder, password_file):
             if account is not None:
                 shutil.chown(path, account.pw_uid, account.pw_gid)
         command = [str(self._binaries / "initdb"), "--pgdata", str(self._data), "--username", USER]
@@ -75,9 +75,9 @@ class PostgresServer:
             return
         command = [str(self._binaries / "postgres"), "-D", str(self._data)]
         options = (*_OPTIONS, f"port={self.port}", "listen_addresses=127.0.0.1")
-        for option in (*options, f"unix_socket_directories={self._folder}"):
+        for option in (*options, f"unix_socket_directories={self.folder}"):
             command += ["-c", option]
-        with (self._folder / "postgres.log").open("ab") as log:
+        with (self.folder / "postgres.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, **_as(_account())
             )
@@ -94,6 +94,26 @@ class PostgresServer:
         """The address of a database."""
         return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/{name}"
 
+    @property
+    def user_id(self) -> int:
+        """The account that it runs as."""
+        account = _account()
+        return os.geteuid() if account is None else account.pw_uid
+
+    @contextmanager
+    def database_in(self, folder: Path) -> Iterator[str]:
+        """The address of a new, empty database whose files are in this folder."""
+        self.execute(
+            sql.SQL("CREATE TABLESPACE elsewhere LOCATION {}").format(sql.Literal(str(folder)))
+        )
+        try:
+            with self.database() as address:
+                name = sql.Identifier(address.rpartition("/")[2])
+                self.execute(sql.SQL("ALTER DATABASE {} SET TABLESPACE elsewhere").format(name))
+                yield address
+        finally:
+            self.execute(sql.SQL("DROP TABLESPACE elsewhere"))
+
     @contextmanager
     def database(self) -> Iterator[str]:
         """The address of a new, empty database, dropped at the end."""
@@ -105,7 +125,7 @@ class PostgresServer:
             self.start()
             self.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
-    def execute(self, statement: sql.Composed) -> None:
+    def execute(self, statement: sql.Composable) -> None:
         """Run a statement as administrator."""
         with closing(psycopg.connect(self.address(), autocommit=True)) as connection:
             connection.execute(statement)
@@ -117,7 +137,7 @@ class PostgresServer:
             try:
                 psycopg.connect(self.address(), connect_timeout=5).close()
             except psycopg.OperationalError:
-                log = self._folder / "postgres.log"
+                log = self.folder / "postgres.log"
                 is_starting = self._process.poll() is None and time.monotonic() < deadline_s
                 assert is_starting, log.read_text()
                 time.sleep(0.02)

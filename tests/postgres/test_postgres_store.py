@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import selectors
 import subprocess
 import sys
@@ -13,20 +14,24 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from tests.planner.disks import small_disk_at
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record, rank_record
 from tests.postgres.server import PASSWORD, PostgresServer
 
+from flyball_server.http.readiness import WritingCheck
 from flyball_server.jobs.errors import (
     StoreBusyError,
     StoreClosedError,
     StoreError,
+    StoreFullError,
     StoreUnavailableError,
     StoreUnreachableError,
 )
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.postgres import postgres_engine
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 
 HOLDER = """
 import sys, time
@@ -404,3 +409,33 @@ def test_text_that_postgresql_cannot_hold_is_a_mistake_of_the_caller(
         stores[0].writing("job") as writer,
     ):
         writer.save_job(job_record(problem="a\0b"))
+
+
+# ------------------------------------------------------------------ room
+
+
+def test_a_full_disk_is_called_that_and_writing_is_checked_by_writing(
+    postgres_server: PostgresServer,
+) -> None:
+    folder = postgres_server.folder / "small"
+    with small_disk_at(folder, 24, owner=postgres_server.user_id) as disk:
+        if not disk.is_mounted:
+            pytest.skip("this account may mount no disk")
+        with postgres_server.database_in(folder) as address:
+            store = MeasuredStore(PostgresJobStore(address), ProcessMetrics())
+            store.open()
+            store.check_writing()
+            with disk.filled(), pytest.raises(StoreFullError):
+                for number in range(1000):
+                    with store.writing(f"job-{number}") as writer:
+                        writer.save_job(
+                            job_record(f"job-{number}", problem=_incompressible(number))
+                        )
+            with pytest.raises(RuntimeError, match="no room"):
+                WritingCheck(store)()
+            WritingCheck(store, full_s=0.0)()
+            store.close()
+
+
+def _incompressible(number: int) -> str:
+    return random.Random(number).randbytes(2**15).hex()

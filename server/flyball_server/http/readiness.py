@@ -1,4 +1,4 @@
-"""Readiness of the planner: the store can be read and plans can be solved, in bounded time."""
+"""Readiness of the planner: the store can be read and written, plans solved, in bounded time."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
+from typing import Protocol
 
 from flyball_server.http.edge_errors import NotReadyError
 
@@ -35,6 +36,7 @@ class Readiness:
         self._within_s = within_s
         self._guard = threading.Lock()
         self._running: dict[str, Future[Exception | None]] = {}
+        self._logged: str | None = None
 
     async def require(self) -> None:
         """Return when all checks pass.
@@ -47,13 +49,24 @@ class Readiness:
             await asyncio.wait(runs.values(), timeout=self._within_s)
         for name, run in runs.items():
             if not run.done():
-                late = NotReadyError(what=f"{name} does not answer within {self._within_s:g} s")
-                _LOG.warning("not ready: %s", late)
-                raise late
+                late = f"{name} does not answer within {self._within_s:g} s"
+                self._log(late)
+                raise NotReadyError(what=late)
             if (error := run.result()) is not None:
                 # Location and reason are for operators, who have the log.
-                _LOG.warning("not ready: %s: %s", name, error)
+                self._log(f"{name}: {error}")
                 raise NotReadyError(what=f"{name} is not available; see the planner's log")
+        self._log(None)
+
+    def _log(self, problem: str | None) -> None:
+        """Log a change of the problem: anybody may call as often as they like."""
+        if problem == self._logged:
+            return
+        self._logged = problem
+        if problem is None:
+            _LOG.info("ready again")
+        else:
+            _LOG.warning("not ready: %s", problem)
 
     def _start(self, name: str) -> Future[Exception | None]:
         with self._guard:
@@ -71,12 +84,70 @@ class Readiness:
 
 
 def _run(check: Check, started: Future[Exception | None]) -> None:
+    started.set_result(_outcome(check))
+
+
+def _outcome(check: Check) -> Exception | None:
     try:
         check()
     except Exception as error:
-        started.set_result(error)
-    else:
-        started.set_result(None)
+        return error
+    return None
+
+
+class WritableStore(Protocol):
+    """Part of a store that WritingCheck needs."""
+
+    found_full_s: float
+    """Monotonic time at which a transaction last found no room, s."""
+
+    def check_writing(self) -> None:
+        """Store a small change that changes no data."""
+        ...
+
+
+class WritingCheck:
+    """Readiness of the store for writes, checked periodically by a small one.
+
+    All callers share its result. A small write may find the room that others do not: after one
+    that found none the store counts as full for a while.
+
+    Args:
+        store: store that is written.
+        period_s: validity of a result, s.
+        full_s: time for which a full store counts as full, s.
+        clock: monotonic, s.
+    """
+
+    def __init__(
+        self,
+        store: WritableStore,
+        *,
+        period_s: float = 5.0,
+        full_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._period_s = period_s
+        self._full_s = full_s
+        self._clock = clock
+        self._tried_s = float("-inf")
+        self._problem: Exception | None = None
+
+    def __call__(self) -> None:
+        """Return if the newest write was good, and no write of a call found the store full.
+
+        Raises:
+            Exception: the error of the newest write.
+            RuntimeError: a write of a call found the store full.
+        """
+        if self._clock() - self._tried_s >= self._period_s:
+            self._tried_s = self._clock()
+            self._problem = _outcome(self._store.check_writing)
+        if self._problem is not None:
+            raise self._problem
+        if self._clock() - self._store.found_full_s < self._full_s:
+            raise RuntimeError(f"a write found no room within the last {self._full_s:g} s")
 
 
 class SolvingCheck:

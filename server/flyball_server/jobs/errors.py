@@ -25,6 +25,7 @@ JobsError
 │   └── PlanningFailedError       the planner refused the job in its current state
 └── StoreError                    the database
     ├── StoreUnavailableError
+    │   ├── StoreFullError
     │   ├── StoreUnreachableError
     │   └── StoreDriverError
     ├── StoreInUseError           another planner runs on the SQLite file
@@ -153,6 +154,10 @@ class StoreError(JobsError):
 
 class StoreUnavailableError(StoreError):
     """Database {location} cannot be used ({reason}); check its folder, rights and space."""
+
+
+class StoreFullError(StoreUnavailableError):
+    """Database {location} has no room ({reason}); free space on its disk."""
 
 
 class StoreUnreachableError(StoreUnavailableError):

@@ -11,7 +11,7 @@ from importlib.metadata import version
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.registry import Collector
 
-from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.errors import StoreError, StoreFullError
 from flyball_server.jobs.services import Solve
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
 from flyball_server.planning.policies import POLICIES
@@ -129,11 +129,15 @@ class MeasuredStore:
     Args:
         store: wrapped store.
         metrics: metrics to update.
+
+    Attributes:
+        found_full_s: monotonic time at which a transaction last found no room, s.
     """
 
     def __init__(self, store: JobStore, metrics: ProcessMetrics) -> None:
         self._store = store
         self._metrics = metrics
+        self.found_full_s = float("-inf")
 
     def open(self) -> None:
         """Open the wrapped store."""
@@ -156,6 +160,11 @@ class MeasuredStore:
         with self._measuring("write"), self._store.writing(subject) as writer:
             yield writer
 
+    def check_writing(self) -> None:
+        """Check that the wrapped store can be written."""
+        with self._counting_errors():
+            self._store.check_writing()
+
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Take a lock of the wrapped store; waiting for it is not measured."""
         return self._store.lock(name, waits=waits)
@@ -175,6 +184,9 @@ class MeasuredStore:
         try:
             with self._counting_errors():
                 yield
+        except StoreFullError:
+            self.found_full_s = time.monotonic()
+            raise
         finally:
             self._metrics.observe_transaction(kind=kind, seconds=time.perf_counter() - started_s)
 

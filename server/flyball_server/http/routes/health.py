@@ -41,9 +41,10 @@ def get_health() -> messages.Health:
     responses=problems(503),
 )
 async def get_ready(state: State) -> messages.Health:
-    """Check that the job store can be read and plans can be solved; needs no token.
+    """Check that the job store can be read and written and plans can be solved; needs no token.
 
-    The answer comes within 2 s even if the store or a solver hangs.
+    The answer comes within 2 s even if the store or a solver hangs. A small write is tried at most
+    every 5 s.
     """
     await state.readiness.require()
     return messages.Health(status="ready", version=version("flyball"))

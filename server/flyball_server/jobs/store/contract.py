@@ -217,8 +217,9 @@ class JobStore(Protocol):
       may reach them more than once; if one was perhaps missed, they are called with None.
     - `open` creates or migrates the database, and may be called again; `close` too.
     - `StoreClosedError`: not open. `StoreUnavailableError`: cannot be opened, read or written.
-      `StoreBusyError`: another process holds it; trying again may help. `StoreDamagedError`,
-      `StoreForeignError`, `StoreTooNewError`: `open` found something it must not touch.
+      `StoreFullError`, of these: a write found no room. `StoreBusyError`: another process holds
+      it; trying again may help. `StoreDamagedError`, `StoreForeignError`, `StoreTooNewError`:
+      `open` found something it must not touch.
     """
 
     def open(self) -> None:
@@ -235,6 +236,14 @@ class JobStore(Protocol):
 
     def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
         """Open a transaction that may change data of a job, by its ID, or TOKENS."""
+        ...
+
+    def check_writing(self) -> None:
+        """Store a small change that changes no data.
+
+        Raises:
+            StoreError: it, or a larger one, could not be stored.
+        """
         ...
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:

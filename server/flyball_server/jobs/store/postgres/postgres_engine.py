@@ -17,7 +17,12 @@ from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from flyball_server.jobs.errors import StoreBusyError, StoreError, StoreUnreachableError
+from flyball_server.jobs.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreFullError,
+    StoreUnreachableError,
+)
 from flyball_server.jobs.store.database_address import shown
 
 # Time that a writing transaction waits for others of its subject, s.
@@ -45,6 +50,7 @@ _DEFAULTS: dict[str, str | int] = {
 }
 # By the beginning of SQLSTATE: temporary errors.
 _BUSY = ("40001", "40P01", "55P03", "57014", "25P03")
+_DISK_FULL = "53100"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +93,8 @@ class PostgresAddress:
         state = getattr(cause, "sqlstate", None) or ""
         if state.startswith(_BUSY):
             return StoreBusyError(location=self.location)
-        return StoreUnreachableError(location=self.location, reason=self._reason(cause))
+        kind = StoreFullError if state == _DISK_FULL else StoreUnreachableError
+        return kind(location=self.location, reason=self._reason(cause))
 
     def _reason(self, cause: BaseException | None) -> str:
         first, _, _ = str(cause).strip().partition("\n")

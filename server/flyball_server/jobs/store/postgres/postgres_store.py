@@ -26,7 +26,7 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
 )
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
-from flyball_server.jobs.store.sql.sql_tables import migrate
+from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
 from flyball_server.jobs.store.sql.sql_transaction import AnyInsert, SqlTransaction, replacing
 
 # Pause before a lock that another planner holds is requested again, s.
@@ -240,6 +240,12 @@ class PostgresJobStore:
                 yield transaction
         if transaction.has_forgotten:
             self._forgetting.wake()
+
+    def check_writing(self) -> None:
+        """Store a small change that changes no data."""
+        key = lock_key("check", "")
+        with postgres_writing(self._opened(), self._address, key=key) as connection:
+            rewrite_version(connection)
 
     def lock(self, name: str, *, waits: bool = True) -> AbstractContextManager[bool]:
         """Hold the lock of this name until the block ends; yield true if it is held."""

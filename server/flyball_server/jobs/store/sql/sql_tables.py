@@ -62,6 +62,12 @@ def migrate(connection: Connection, *, location: str) -> None:
     connection.execute(SCHEMA_VERSION.insert().values(version=newest_schema()))
 
 
+def rewrite_version(connection: Connection) -> None:
+    """Write the schema version again, so that the transaction has something to store."""
+    for _ in range(2):  # SQLite would not write an equal value
+        connection.execute(SCHEMA_VERSION.update().values(version=-SCHEMA_VERSION.c.version))
+
+
 def in_dialect(statement: str, dialect: str) -> str:
     """Return a statement of MIGRATIONS for this database: SQLite's INTEGER has 64 bits, else 32."""
     return statement.replace(" INTEGER", " BIGINT") if dialect == "postgresql" else statement

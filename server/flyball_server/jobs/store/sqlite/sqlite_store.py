@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
@@ -21,16 +22,20 @@ from flyball_server.jobs.errors import (
     StoreClosedError,
     StoreDamagedError,
     StoreError,
+    StoreFullError,
     StoreInUseError,
     StoreUnavailableError,
 )
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.store.local_coordination import LocalCoordination
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
-from flyball_server.jobs.store.sql.sql_tables import migrate
+from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
 
 BUSY_TIMEOUT_S = 5.0
+# Time that the check of writing waits for other writers, whose own errors show otherwise, s.
+_CHECK_WAIT_S = 1.0
+_ROOM_BYTES = 2**20
 _MAGIC = b"SQLite format 3\0"
 _WRITES = "flyball_writes"
 _ERRORS: dict[str, type[StoreError]] = {
@@ -117,7 +122,24 @@ def store_error(cause: BaseException | None, file: Path) -> StoreError:
         if name.startswith(prefix):
             return kind(location=file)
     reason = getattr(cause, "strerror", None) or str(cause)
+    if name == "SQLITE_FULL":
+        return StoreFullError(location=file, reason=reason)
     return StoreUnavailableError(location=file, reason=reason)
+
+
+def check_room(file: Path) -> None:
+    """Check that the file's disk has room for some larger writes.
+
+    A small write may find room within the write-ahead log where a larger one finds none.
+
+    Raises:
+        StoreFullError: it has none, or takes no file beside this one.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=file.parent) as tried:
+            os.posix_fallocate(tried.fileno(), 0, _ROOM_BYTES)
+    except OSError as error:
+        raise StoreFullError(location=file, reason=error.strerror) from error
 
 
 def _prepare(dbapi_connection: sqlite3.Connection, _record: object) -> None:
@@ -253,6 +275,16 @@ class SqliteJobStore(LocalCoordination):
             yield transaction
         if transaction.has_forgotten:
             self._forgetting.wake()
+
+    def check_writing(self) -> None:
+        """Store a small change that changes no data; check that there is room for more."""
+        if self._writers.acquire(timeout=_CHECK_WAIT_S):
+            try:
+                with self._connected(writes=True) as connection:
+                    rewrite_version(connection)
+            finally:
+                self._writers.release()
+        check_room(self._file)
 
     @contextmanager
     def _writing(self) -> Generator[Connection]:
