@@ -36,7 +36,7 @@ def open_session(
 ) -> tuple[RankSession, PlannerClient | None]:
     """Return this rank's session, started; rank 0 registers the job too, in the background."""
     rank = dist.get_rank()
-    # On a GPU: flyball_client.open_local_gpu(local_rank, os.environ).
+    # On a GPU: RankSettings.read(os.environ).open_gpu(os.environ).
     profile = load_example_profile()
     gpu = EmulatedGpu(
         profile,

@@ -63,7 +63,7 @@ def initialize(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:  # noqa: AN
     Raises:
         ValueError: a block or a variable cannot be used; raised before DeepSpeed starts. And
             as `attach` does.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     configured = _configured(
         inspect.signature(deepspeed.initialize).bind(*arguments, **keywords).arguments

@@ -59,7 +59,7 @@ def test_zeuss_hooks_train_on_a_plan_through_what_the_page_shows(
     gpu, waits = RecordingGpu(), list[str]()
     stream = SimpleNamespace(synchronize=lambda: waits.append("for the stream"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
-    monkeypatch.setattr("flyball_client.gpu.open_gpu.open_local_gpu", lambda *_: gpu)
+    monkeypatch.setattr("flyball_client.session.rank_settings.open_local_gpu", lambda *_: gpu)
     before, _, after = python_block("RankSession(").partition("\n...\n")
     names: dict[str, Any] = dict(GIVEN)
     with live_planner() as planner:

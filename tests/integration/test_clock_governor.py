@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -16,9 +19,10 @@ from tests.governed_rank.kills import PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
+from flyball_client.governor import process_governor
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
-from flyball_client.gpu._base import GpuAddress
+from flyball_client.gpu._base import GpuAddress, GpuError
 
 NUM_KILLS, NUM_SLOW_KILLS = 6, 1
 SEED = 7
@@ -251,6 +255,64 @@ def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(
     (line,) = caplog.messages
     assert line.startswith("rank 0: clocks are no longer set, training continues at default clocks")
     assert "exit status 1" in line
+
+
+WITHOUT_PROC = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+
+
+@pytest.mark.parametrize("lack", ["state folder", "/proc"])
+def test_without_a_state_folder_or_proc_training_goes_on(
+    new_rank: NewRank, tmp_path: Path, lack: str
+) -> None:
+    if lack == "state folder":
+        (tmp_path / "state").write_text("a file in its place")
+    elif subprocess.run([*WITHOUT_PROC, "true"], capture_output=True, check=False).returncode != 0:
+        pytest.skip("no mount namespace can be made here")
+    rank = new_rank(launcher=() if lack == "state folder" else WITHOUT_PROC)
+    rank.check_goes_on(is_over=True)
+    assert rank.log.count("clocks are no longer set") == 1
+    assert ("File exists" if lack == "state folder" else "/proc") in rank.log
+    rank.tell("end")
+    wait_until(lambda: not rank.is_alive(), "the rank ends")
+
+
+def test_a_rank_with_more_files_open_than_select_takes_is_governed(
+    nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in nvml.variables.items():
+        monkeypatch.setenv(name, value)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = [os.dup(0) for _ in range(1100)]
+    try:
+        address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+        with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
+            governor.start(strict=True)
+            governor.set_mhz(1410)
+            wait_until(lambda: nvml.locked_mhz() == 1410, "locked")
+            send(governor.pids[0], signal.SIGKILL)
+            wait_until(lambda: nvml.locked_mhz() == 0, "given back by the standby")
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("lack", ["state folder", "rights", "governor"])
+def test_a_strict_start_raises_what_keeps_clocks_from_being_set(
+    own_governor: ProcessGovernor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lack: str
+) -> None:
+    match lack:
+        case "state folder":
+            (tmp_path / "state").write_text("a file in its place")
+        case "rights":
+            monkeypatch.setattr(process_governor, "may_set_clocks", lambda: False)
+        case _:
+            monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    says = {"state folder": "File exists", "rights": "CAP_SYS_ADMIN", "governor": "exit status 1"}
+    with pytest.raises(GpuError, match=says[lack]):
+        own_governor.start(strict=True)
+    assert own_governor.is_over
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -50,8 +50,9 @@ class ClockGovernor(Protocol):
 
     Contract, tested over every implementation by `tests/contract/test_clock_governor.py`:
 
-    - No method raises, since training must not stop because of a clock. After a permanent failure
-      no clock is set any more (`is_over`), which is logged once, and the clock is restored.
+    - No method raises, but for a strict start, since training must not stop because of a clock.
+      After a permanent failure no clock is set any more (`is_over`), which is logged once, and the
+      clock is restored.
     - Methods may be called from one thread at a time.
     - The latest request wins. A clock that is in force is not set again.
     - A clock that was never set is not restored: another program's lock stays.
@@ -65,8 +66,16 @@ class ClockGovernor(Protocol):
         """Return whether clocks are no longer set."""
         ...
 
-    def start(self) -> None:
-        """Prepare for requests; called before the first."""
+    def start(self, *, strict: bool = False) -> None:
+        """Prepare for requests; called before the first.
+
+        Args:
+            strict: True: return only when clocks can be set, and raise what prevents it.
+
+        Raises:
+            OSError: With `strict`, the process lacks something that a governor needs.
+            GpuError: With `strict`, the governor cannot use the GPU.
+        """
         ...
 
     def on_step_begin(self) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import select
 import signal
@@ -44,6 +45,8 @@ RETRY_PAUSE_S = 0.05
 # The standby of a previous rank may still be starting on a busy node.
 TAKE_TIMEOUT_S = 5.0
 FIRST_STANDBY_PAUSE_S = 0.1
+# Those below are standard input, output and error of the standby.
+_FIRST_FD = 3
 LONGEST_STANDBY_PAUSE_S = 10.0
 
 
@@ -260,6 +263,7 @@ def main() -> int:
     """Run one process of the pair, configured on standard input."""
     config = GovernorConfig.from_json(sys.stdin.readline())
     sys.stdin.close()
+    config = _with_low_descriptors(config)
     shared_state = SharedState(config.shared_state_fd)
     try:
         gpu = open_gpu(config.address)
@@ -281,6 +285,23 @@ def main() -> int:
     if config.active is None or process.stand_by(config.active):
         process.govern()
     return 0
+
+
+def _with_low_descriptors(config: GovernorConfig) -> GovernorConfig:
+    """Renumber inherited descriptors; a rank with many open files passes ones above 1023."""
+    return replace(
+        config,
+        shared_state_fd=_lowered(config.shared_state_fd),
+        wake_fd=_lowered(config.wake_fd),
+        rank_fd=None if config.rank_fd is None else _lowered(config.rank_fd),
+        record_fd=None if config.record_fd is None else _lowered(config.record_fd),
+    )
+
+
+def _lowered(fd: int) -> int:
+    low_fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+    os.close(fd)
+    return low_fd
 
 
 def _take_record(config: GovernorConfig, gpu: GpuDevice, shared_state: SharedState) -> LockRecord:

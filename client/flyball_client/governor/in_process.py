@@ -40,7 +40,7 @@ class InProcessGovernor:
         """Return whether clocks are no longer set."""
         return self._is_over
 
-    def start(self) -> None:
+    def start(self, *, strict: bool = False) -> None:
         """Do nothing."""
 
     def on_step_begin(self) -> None:

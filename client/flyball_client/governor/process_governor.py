@@ -18,13 +18,15 @@ from flyball_client.governor.lock_record import default_state_dir
 from flyball_client.governor.own_process import OwnProcess
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import SharedState
-from flyball_client.gpu._base import GpuAddress
+from flyball_client.gpu._base import GpuAddress, GpuError, GpuPermissionError
+from flyball_client.gpu.open_gpu import may_set_clocks
 
 _logger = logging.getLogger(__name__)
 
 DEFAULT_LEASE_S = 30.0
 # Least time between two checks of the pair, which read /proc in 10 to 60 us.
 CHECK_PERIOD_S = 0.5
+_READY_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0
 _FIRST_RESTART_PAUSE_S = 1.0
@@ -106,14 +108,20 @@ class ProcessGovernor:
         words = self._words
         return words[word.ACTIVE_PID], words[word.STANDBY_PID]
 
-    def start(self) -> None:
+    def start(self, *, strict: bool = False) -> None:
         """Start the process; requests wait in shared memory until it is ready."""
         if self._process is not None or self._is_over:
             return
         self._words[word.HOOK_NS] = time.monotonic_ns()
         try:
             self._process = self._spawn()
+            if strict:
+                self._wait_until_ready(self._process)
         except Exception as error:
+            if strict:
+                self._is_over = True
+                self._request(word.QUIT)
+                raise
             self.give_up(error)
 
     def on_step_begin(self) -> None:
@@ -237,6 +245,21 @@ class ProcessGovernor:
             )
         )
 
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        if self._address.control == "nvml" and not may_set_clocks():
+            raise GpuPermissionError(
+                "this process has no right to set clocks; run as root or give it CAP_SYS_ADMIN"
+            )
+        words = self._words
+        give_up_s = time.monotonic() + _READY_TIMEOUT_S
+        while words[word.STATE] != word.READY:
+            status = process.poll()
+            if words[word.STATE] == word.GIVEN_UP or status is not None:
+                raise GpuError(self._shared_state.text or _cannot_start(status))
+            if time.monotonic() > give_up_s:
+                raise GpuError(f"the clock governor was not ready within {_READY_TIMEOUT_S:g} s")
+            time.sleep(0.002)
+
     def _restart(self) -> None:
         now_s = time.monotonic()
         if now_s < self._next_restart_s:
@@ -244,8 +267,7 @@ class ProcessGovernor:
         status = None if self._process is None else self._process.poll()
         if status is not None and status > 0:
             # It ended by itself, and would again.
-            failure = f"the clock governor cannot start (exit status {status})"
-            self.give_up(RuntimeError(self._shared_state.text or failure))
+            self.give_up(RuntimeError(self._shared_state.text or _cannot_start(status)))
             return
         self._next_restart_s = now_s + self._restart_pause_s
         self._restart_pause_s = min(2 * self._restart_pause_s, _LONGEST_RESTART_PAUSE_S)
@@ -278,6 +300,10 @@ class ProcessGovernor:
             )
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_TIMEOUT_S)
+
+
+def _cannot_start(status: int | None) -> str:
+    return f"the clock governor cannot start (exit status {status})"
 
 
 def launcher_of(environ: Mapping[str, str]) -> int | None:

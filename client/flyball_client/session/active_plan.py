@@ -57,6 +57,13 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     )
 
 
+def _clocks_of(plan: RankPlan) -> tuple[int, ...]:
+    """Return the clocks of a plan in MHz, falling, as those of a GPU that supports just them."""
+    rows = (_row(item, position) for position, item in enumerate(plan.instructions))
+    clocks_mhz = {clock_mhz for _, _, clock_mhz, _ in rows}
+    return tuple(sorted(clocks_mhz.union(*(plan.cycle_mhz or ())), reverse=True)) or (1,)
+
+
 def _given(wanted_mhz: tuple[int, ...], given_mhz: dict[int, int]) -> tuple[int, ...]:
     return tuple(given_mhz[clock_mhz] for clock_mhz in wanted_mhz)
 
@@ -188,9 +195,9 @@ class ActivePlan:
         Raises:
             CodecError: This rank cannot run it.
         """
-        if not self._supported_mhz:
-            raise CodecError("the clocks of this rank's GPU cannot be set")
-        compiled = compile_plan(plan, stage=self._stage, supported_mhz=self._supported_mhz)
+        # Without clocks the plan is acknowledged and has no effect here: other ranks wait for it.
+        supported_mhz = self._supported_mhz or _clocks_of(plan)
+        compiled = compile_plan(plan, stage=self._stage, supported_mhz=supported_mhz)
         if compiled.num_raised:
             _logger.warning(
                 "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"

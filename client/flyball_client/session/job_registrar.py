@@ -26,7 +26,7 @@ class JobRegistrar(PlannerThread):
     It retries while the planner cannot be reached, and while ranks of an earlier start are
     registered differently. Every 15 s it checks that the planner still has the job, and registers
     it again where the planner returned with an empty database. A job whose values are refused is
-    not registered again.
+    not registered again. Where no thread can be started, that is logged, and nothing registered.
 
     Args:
         planner: Client of the planner; may be used for other calls too.
@@ -45,7 +45,10 @@ class JobRegistrar(PlannerThread):
         self._registration = replace(
             registration, run=launch.run, restart_count=launch.restart_count
         )
-        self.start()
+        try:
+            self.start()
+        except RuntimeError as error:  # no thread can be started
+            logger.warning("job %s is not registered, training continues: %s", job_id, error)
 
     def close(self, *, timeout_s: float = 2.0) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""

@@ -43,7 +43,8 @@ class PlannerThread(ABC):
     def stop(self, timeout_s: float) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""
         self._stopping.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:  # otherwise it could not be started
+            self._thread.join(timeout_s)
 
     @property
     def is_alive(self) -> bool:

@@ -33,6 +33,7 @@ from flyball_client.session.planner_link import LinkTimes, PlannerLink
 from flyball_client.session.rank_settings import (
     WithoutPlanner,
     check_without_planner,
+    is_strict,
     launch_of,
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
@@ -40,6 +41,9 @@ from flyball_wire.command import flyball_version
 from flyball_wire.messages import RankRegistration, StepMeasurement
 
 _logger = logging.getLogger(__name__)
+
+# Name and UUID in the registration of a rank without a GPU.
+_NO_GPU = "none"
 
 
 class RankSession:
@@ -57,7 +61,8 @@ class RankSession:
     forked child its methods do nothing.
 
     Args:
-        gpu: GPU of this rank; read here, set by the governor; not closed here.
+        gpu: GPU of this rank; read here, set by the governor; not closed here. None: it has none
+            that can be used: steps are timed, without energy, and no clock is set.
         job_id: Name of the job at the planner.
         rank: Rank of this process within the job.
         stage: Stage that this rank runs.
@@ -76,6 +81,11 @@ class RankSession:
         initial_step: Number of the first step, where training resumes.
         history_length: Number of steps that `history` keeps, at least 1.
         times: Timeouts and intervals of the calls to the planner.
+        strict: True: what the machine lacks is raised, here or by `start`; False: it is logged, and
+            the rank trains without it; None: as `FLYBALL_STRICT` says.
+
+    Raises:
+        ValueError: An argument or `FLYBALL_STRICT` cannot be used.
 
     Attributes:
         plans: Received plans; more may be added.
@@ -84,7 +94,7 @@ class RankSession:
     def __init__(
         self,
         *,
-        gpu: GpuDevice,
+        gpu: GpuDevice | None,
         job_id: str,
         rank: int,
         stage: int,
@@ -102,6 +112,7 @@ class RankSession:
         initial_step: int = 0,
         history_length: int = 1024,
         times: LinkTimes | None = None,
+        strict: bool | None = None,
     ) -> None:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
             raise ValueError("ranks, stage and initial_step count from 0")
@@ -114,7 +125,10 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
-        self._governor = governor or make_governor(gpu, self._name, lease_s=lease_s)
+        self._is_strict = is_strict(os.environ, strict)
+        self._governor = governor or make_governor(
+            gpu, self._name, lease_s=lease_s, strict=self._is_strict
+        )
         supported_mhz = self._read_supported_mhz(gpu)
         meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
         self._clock_s = meter.clock_s
@@ -152,14 +166,28 @@ class RankSession:
     # ------------------------------------------------------------------ life
 
     def start(self) -> None:
-        """Register at the planner and follow its plans; may be called repeatedly."""
+        """Register at the planner and follow its plans; may be called repeatedly.
+
+        Raises:
+            OSError, GpuError, RuntimeError: With `strict`, clocks cannot be set, or no thread can
+                be started. The session is closed then.
+        """
         if self._is_started or self._is_closed:
             return
         self._is_started = True
         self._cancel_end = call_at_normal_end(self.close)
-        self._governor.start()
-        if self._link is not None:
-            self._link.start()
+        try:
+            self._governor.start(strict=self._is_strict)
+            if self._link is not None:
+                self._link.start()
+        except Exception as error:
+            if self._is_strict:
+                self.close()
+                raise
+            _logger.warning("%s: no planner is asked, training continues: %s", self._name, error)
+            if self._link is not None:
+                self._link.stop()
+                self._link = None
 
     def close(self) -> None:
         """Restore the clock and post the last measurements; may be called repeatedly."""
@@ -366,8 +394,10 @@ class RankSession:
         self._note_begun()
         self._governor.on_instruction_end()
 
-    def _read_supported_mhz(self, gpu: GpuDevice) -> tuple[int, ...]:
+    def _read_supported_mhz(self, gpu: GpuDevice | None) -> tuple[int, ...]:
         """Return the SM clocks in MHz, falling; give up and return none on an error."""
+        if gpu is None:
+            return ()
         try:
             supported_mhz = gpu.supported_sm_clocks_mhz()
             if not supported_mhz:
@@ -410,7 +440,10 @@ class RankSession:
 
 
 def _registration_of(
-    gpu: GpuDevice, supported_mhz: tuple[int, ...], stage: int, layout: tuple[int, int, int]
+    gpu: GpuDevice | None,
+    supported_mhz: tuple[int, ...],
+    stage: int,
+    layout: tuple[int, int, int],
 ) -> RankRegistration:
     """Return the rank's registration; `layout` is its dp, tp and cp rank."""
     dp_rank, tp_rank, cp_rank = layout
@@ -418,9 +451,9 @@ def _registration_of(
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
-        gpu_name=gpu.name,
-        gpu_uuid=gpu.uuid,
-        emulated=gpu.is_emulated,
+        gpu_name=_NO_GPU if gpu is None else gpu.name,
+        gpu_uuid=_NO_GPU if gpu is None else gpu.uuid,
+        emulated=gpu is not None and gpu.is_emulated,
         client_version=flyball_version(),
         dp_rank=dp_rank,
         tp_rank=tp_rank,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,12 @@ from typing import Literal, cast, get_args
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
+from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu.open_gpu import open_local_gpu
 
+_logger = logging.getLogger(__name__)
+
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 # torchrun's name of a run that has none.
 _UNNAMED = "none"
 _RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
@@ -56,6 +62,8 @@ class RankSettings:
         lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
         without_planner: Clocks while the planner is lost (`FLYBALL_WITHOUT_PLANNER`).
         local_rank: CUDA's number of this process's GPU (`LOCAL_RANK`).
+        strict: True: what the machine lacks is an error; False: it is logged, and the rank trains
+            without (`FLYBALL_STRICT`).
     """
 
     planner_url: str | None
@@ -63,6 +71,7 @@ class RankSettings:
     lease_s: float
     without_planner: WithoutPlanner
     local_rank: int
+    strict: bool = False
 
     @classmethod
     def read(
@@ -73,6 +82,7 @@ class RankSettings:
         token: str | None = None,
         lease_s: float | None = None,
         without_planner: WithoutPlanner | None = None,
+        strict: bool | None = None,
     ) -> RankSettings:
         """Read the settings; an empty variable counts as not set.
 
@@ -82,6 +92,7 @@ class RankSettings:
             token: Token for the planner.
             lease_s: Lease in s.
             without_planner: `last-plan` or `default-clocks`.
+            strict: True or False.
 
         Raises:
             ValueError: A variable cannot be used; the text names it.
@@ -92,17 +103,53 @@ class RankSettings:
             lease_s=_lease_s(environ) if lease_s is None else lease_s,
             without_planner=without_planner or _without_planner(environ),
             local_rank=_local_rank(environ),
+            strict=is_strict(environ, strict),
         )
 
     def open_planner(self) -> PlannerClient | None:
         """Open a client of the planner; None: no planner is set.
 
+        None, too, where the machine lacks something for it, as free descriptors, which is logged.
+
         Raises:
             ValueError: The address or token is invalid.
+            OSError: With `strict`, the machine lacks something.
         """
         if self.planner_url is None:
             return None
-        return PlannerClient(self.planner_url, token=self.token)
+        try:
+            return PlannerClient(self.planner_url, token=self.token)
+        except OSError as error:
+            if self.strict:
+                raise
+            _logger.warning("no planner is asked, training continues: %s", error)
+            return None
+
+    def open_gpu(
+        self, environ: Mapping[str, str], *, local_rank: int | None = None
+    ) -> GpuDevice | None:
+        """Open the GPU of this rank, as `open_local_gpu`; None: it cannot be used, which is logged.
+
+        Args:
+            environ: Environment variables.
+            local_rank: CUDA's number of the GPU; None: that of the settings.
+
+        Raises:
+            ValueError: A variable cannot be used; the text names it.
+            GpuError, OSError: With `strict`, the GPU cannot be found or opened.
+        """
+        number = self.local_rank if local_rank is None else local_rank
+        try:
+            return open_local_gpu(number, environ)
+        except (GpuError, OSError) as error:
+            if self.strict:
+                raise
+            _logger.warning(
+                "local rank %d: no clock is set and no energy measured, training continues: %s",
+                number,
+                error,
+            )
+            return None
 
 
 def _lease_s(environ: Mapping[str, str]) -> float:
@@ -128,6 +175,22 @@ def check_without_planner(name: str, value: str) -> None:
     """Raise ValueError unless the value is one of `WithoutPlanner`."""
     if value not in get_args(WithoutPlanner):
         raise ValueError(f"{name} must be last-plan or default-clocks, not {value!r}")
+
+
+def is_strict(environ: Mapping[str, str], strict: object) -> bool:
+    """Return `strict`; None: what `FLYBALL_STRICT` says.
+
+    Raises:
+        ValueError: Neither is true or false.
+    """
+    if strict is not None:
+        if not isinstance(strict, bool):
+            raise ValueError(f"strict must be True or False, not {strict!r}")
+        return strict
+    text = environ.get("FLYBALL_STRICT") or "0"
+    if text.lower() not in _YES_OR_NO:
+        raise ValueError(f"FLYBALL_STRICT must be 1 or 0, true or false, not {text!r}")
+    return _YES_OR_NO[text.lower()]
 
 
 def _local_rank(environ: Mapping[str, str]) -> int:

@@ -26,7 +26,8 @@ class StepMeter:
     energies are then None.
 
     Args:
-        gpu: GPU of the rank; an emulated one also provides the time and counts overruns.
+        gpu: GPU of the rank; an emulated one also provides the time and counts overruns. None: it
+            has none, and energies are None.
         governor: Governor of its clock, which reads the clock back and counts misses.
         clock_s: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
         rank_name: Job and rank, for the log.
@@ -34,7 +35,7 @@ class StepMeter:
 
     def __init__(
         self,
-        gpu: GpuDevice,
+        gpu: GpuDevice | None,
         governor: ClockGovernor,
         *,
         clock_s: Callable[[], float] | None,
@@ -83,7 +84,7 @@ class StepMeter:
         )
 
     def _energy_j(self) -> float | None:
-        if not self._has_counter:
+        if self._gpu is None or not self._has_counter:
             return None
         try:
             return self._gpu.total_energy_j()

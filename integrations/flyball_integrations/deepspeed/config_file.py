@@ -74,7 +74,7 @@ def attach_from_config(
     Raises:
         ValueError: the config, a block or a variable cannot be used; the text names key or
             variable and what it may be. And as `attach` does.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     configured = read_attachment(config, os.environ, arguments)
     return attach_configured(engine, configured, token=token, gpu=gpu, observer=observer)

@@ -221,7 +221,7 @@ def attach(
             cannot be used, arguments do not go together, or free memory must be given.
             Nothing stays open then.
         TypeError: there is no such option.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
     if _ATTACHMENT in vars(engine):

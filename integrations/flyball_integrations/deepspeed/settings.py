@@ -15,6 +15,7 @@ from flyball_wire.plan_options import MAX_RESERVE, Effort, Policy, Reconfigure
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
@@ -135,6 +136,10 @@ def positive_number(given: object) -> float | None:
     return number if number is not None and number > 0 else None
 
 
+def _yes_or_no(given: object) -> bool | None:
+    return _YES_OR_NO.get(str(given).lower()) if isinstance(given, bool | int | str) else None
+
+
 def _share(given: object) -> float | None:
     share = positive_number(given)
     return share if share is not None and share <= 1 else None
@@ -205,6 +210,7 @@ SETTINGS = (
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),
+    Setting("strict", "FLYBALL_STRICT", "true or false, 1 or 0", _yes_or_no),
     Setting(
         "free_memory_bytes",
         "FLYBALL_FREE_MEMORY_BYTES",

@@ -202,7 +202,7 @@ def attach(
             cannot be used, model parallelism is not initialized, the config asks for what cannot
             be hooked, or this Megatron lacks what is hooked. Nothing stays open then.
         TypeError: there is no such option.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
     _check(config, num_microbatches=num_microbatches, hooks=hooks)

@@ -65,6 +65,9 @@ class RankOptions(TypedDict, total=False):
         lease_s: without a hook for so long the clock is given back, s; default:
             `FLYBALL_LEASE_S`, else 30.
         gpu: the device to set; default: the GPU of this process's local rank.
+        strict: True: what the machine lacks (a GPU, shared memory, the right to set clocks) is
+            raised; False: it is logged, and the rank trains without it; default:
+            `FLYBALL_STRICT`, else False.
         observer: told of every instruction as it begins and ends; default: an emulated `gpu`
             itself, otherwise nobody.
     """
@@ -74,6 +77,7 @@ class RankOptions(TypedDict, total=False):
     without_planner: WithoutPlanner | None
     lease_s: float | None
     gpu: GpuDevice | None
+    strict: bool | None
     observer: InstructionObserver | None
 
 

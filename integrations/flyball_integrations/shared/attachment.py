@@ -5,13 +5,14 @@ Independent of any framework.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.session.active_plan import PendingPlans, PlanChoice
 from flyball_client.session.job_registrar import JobRegistrar
 from flyball_client.session.rank_session import RankSession
@@ -19,6 +20,8 @@ from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_wire.messages import JobRegistration
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +51,8 @@ class RankEnds:
     Raises:
         ValueError: the planner's address or token cannot be one, or a variable of the
             environment cannot be used.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, this rank's GPU cannot be found, or the machine lacks
+            something else.
     """
 
     def __init__(
@@ -71,14 +75,16 @@ class RankEnds:
             token=options.get("token"),
             without_planner=options.get("without_planner"),
             lease_s=options.get("lease_s"),
+            strict=options.get("strict"),
         )
         self._planner = self._settings.open_planner()
         if self._planner is not None:
             opened.callback(self._planner.close)
         gpu = options.get("gpu")
         if gpu is None:
-            gpu = open_local_gpu(self._settings.local_rank, os.environ)
-            opened.callback(gpu.close)
+            gpu = self._settings.open_gpu(os.environ)
+            if gpu is not None:
+                opened.callback(_close, gpu)
         self._gpu = gpu
 
     def registering(self, pipeline: JobRegistration) -> Registering:
@@ -88,7 +94,9 @@ class RankEnds:
             pipeline: registration without the options.
         """
         registration = replace(
-            pipeline, emulated=self._gpu.is_emulated, **registered_fields(self._options)
+            pipeline,
+            emulated=self._gpu is not None and self._gpu.is_emulated,
+            **registered_fields(self._options),
         )
         planner = self._planner if self._layout.rank == 0 else None
         registering = Registering(planner, job_id=self._job_id, registration=registration)
@@ -106,10 +114,19 @@ class RankEnds:
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,
             plans=PendingPlans(choose_plan),
+            strict=self._settings.strict,
             **asdict(self._layout),
         )
         self.opened.callback(session.close)
         return session
+
+
+def _close(gpu: GpuDevice) -> None:
+    """Free the GPU at the end of training; one that was lost meanwhile is only logged."""
+    try:
+        gpu.close()
+    except GpuError as error:
+        _logger.debug("%s could not be closed: %s", gpu.uuid, error)
 
 
 class Registering:

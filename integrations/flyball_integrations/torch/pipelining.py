@@ -150,7 +150,7 @@ def attach(
             variable of the environment cannot be used, or of a schedule with overlapped pairs,
             another rank failed or did not come. Nothing stays open then.
         TypeError: there is no such option.
-        GpuError: this rank's GPU cannot be found.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
     with ExitStack() as opened:

@@ -42,7 +42,7 @@ def gpu() -> RecordingGpu:
 def make_session(planner: MemoryPlanner) -> Iterator[SessionMaker]:
     sessions: list[RankSession] = []
 
-    def make(gpu: RecordingGpu | EmulatedGpu, **arguments: object) -> RankSession:
+    def make(gpu: RecordingGpu | EmulatedGpu | None, **arguments: object) -> RankSession:
         session = RankSession(
             gpu=gpu,
             job_id=JOB_ID,

@@ -102,6 +102,21 @@ def test_without_a_planner_no_clock_is_ever_touched(
     assert session.active_version is None
 
 
+def test_without_a_gpu_plans_are_acknowledged_since_other_ranks_wait_and_steps_are_timed(
+    planner: MemoryPlanner, make_session: SessionMaker
+) -> None:
+    planner.name_first_step(planner.publish(*PLAN), 0)
+    with make_session(None) as session:
+        wait_until(planner, lambda: len(session.plans) > 0)
+        run_step(session)
+    (registration,) = planner.registrations
+    assert (registration.gpu_uuid, registration.sm_clocks_mhz) == ("none", None)
+    assert [each.version for each in planner.acknowledgements] == [1]
+    (measured,) = planner.measurements.values()
+    assert measured.time_s > 0
+    assert (measured.plan_version, measured.energy_j, measured.sm_clock_mhz) == (None, None, None)
+
+
 def test_a_step_is_measured_from_its_begin_to_its_end(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:

@@ -11,6 +11,7 @@ NAMES = (
     "FLYBALL_TOKEN",
     "FLYBALL_LEASE_S",
     "FLYBALL_WITHOUT_PLANNER",
+    "FLYBALL_STRICT",
     "LOCAL_RANK",
 )
 
@@ -36,6 +37,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "FLYBALL_TOKEN": "one",
         "FLYBALL_LEASE_S": "2.5",
         "FLYBALL_WITHOUT_PLANNER": "default-clocks",
+        "FLYBALL_STRICT": "True",
         "LOCAL_RANK": "3",
     }
     assert RankSettings.read(environ) == RankSettings(
@@ -44,6 +46,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         lease_s=2.5,
         without_planner="default-clocks",
         local_rank=3,
+        strict=True,
     )
     planner = RankSettings.read(environ).open_planner()
     assert planner is not None
@@ -55,7 +58,9 @@ def test_variables_are_read_and_arguments_win() -> None:
         token="two",  # noqa: S106 - likewise
         lease_s=7.0,
         without_planner="last-plan",
+        strict=False,
     )
+    assert not won.strict
     assert (won.planner_url, won.token, won.lease_s) == ("http://127.0.0.1:2", "two", 7.0)
     assert won.without_planner == "last-plan"
 
@@ -67,6 +72,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         ("FLYBALL_LEASE_S", "0"),
         ("FLYBALL_LEASE_S", "inf"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
+        ("FLYBALL_STRICT", "maybe"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "one"),
     ],
@@ -74,6 +80,11 @@ def test_variables_are_read_and_arguments_win() -> None:
 def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
         RankSettings.read({name: value})
+
+
+def test_a_strict_that_is_neither_true_nor_false_is_refused() -> None:
+    with pytest.raises(ValueError, match="strict must be True or False, not 'no'"):
+        RankSettings.read({}, strict="no")  # type: ignore[arg-type] # as a script may have it
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tests.unit.integrations.order_world import World
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
+from flyball_client.session import rank_settings
 from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_integrations.deepspeed.settings import SCHEDULES
@@ -54,7 +55,7 @@ class Opened:
             opened.log.append(f"local rank {local_rank}")
             return Gpu()
 
-        monkeypatch.setattr(attachment, "open_local_gpu", open_gpu)
+        monkeypatch.setattr(rank_settings, "open_local_gpu", open_gpu)
         monkeypatch.setattr(pipeline, "EagerP2P", Eager)
 
 

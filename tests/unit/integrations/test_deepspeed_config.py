@@ -61,6 +61,7 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "p2p": ("eager", "stock"),
     "without_planner": ("default-clocks", "last-plan"),
     "lease_s": (12.5, 60.0),
+    "strict": (True, False),
     "free_memory_bytes": (2_000_000_000, 0),
 }
 SOURCES = ("argument", "variable", "EnvPipe's variable", "flyball", "envpipe")
@@ -294,7 +295,8 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             {"flyball": {"token": "secret"}},
             "flyball.token is unknown; known: job_id, planner_url, policy, schedule, reconfigure,"
             " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
-            " adaptation, reserve, p2p, without_planner, lease_s, free_memory_bytes",
+            " adaptation, reserve, p2p, without_planner, lease_s, strict,"
+            " free_memory_bytes",
         ),
         (
             {"flyball": {"job_id": "a b"}},
@@ -363,6 +365,10 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             "flyball.lease_s must be a number of seconds above 0, not inf",
         ),
         (
+            {"flyball": {"strict": "often"}},
+            "flyball.strict must be true or false, 1 or 0, not 'often'",
+        ),
+        (
             {"flyball": {"free_memory_bytes": 1.5}},
             "flyball.free_memory_bytes must be a whole number of bytes, at least 0, not 1.5",
         ),
@@ -370,7 +376,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             {"flyball": []},
             "flyball must be an object with keys of job_id, planner_url, policy, schedule,"
             " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
-            " profiling_slowdown, adaptation, reserve, p2p, without_planner, lease_s,"
+            " profiling_slowdown, adaptation, reserve, p2p, without_planner, lease_s, strict,"
             " free_memory_bytes, not []",
         ),
     ],

@@ -1,0 +1,189 @@
+"""Attach where the machine lacks something, run by each rank of test_lacking_machine.py."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import deepspeed
+from tests.integration import deepspeed_scenarios
+from tests.integration.deepspeed_scenarios import Training as DeepSpeedTraining
+from tests.integration.megatron_cpu import Training as MegatronTraining
+from tests.integration.megatron_cpu import cuda_is_cpu
+from tests.integration.rank_server import Findings
+from tests.integration.torch_hook_scenarios import Training as TorchTraining
+from tests.unit.client.recording_gpu import RecordingGpu
+
+from flyball_client.gpu._base import GpuAddress
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations import envpipe as in_envpipe
+from flyball_integrations.deepspeed import pipeline as in_deepspeed
+from flyball_integrations.megatron import pipeline as in_megatron
+from flyball_integrations.torch import pipelining as in_torch
+from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
+
+NOBODY_LISTENS = "http://127.0.0.1:9"
+
+
+class AddressedGpu(RecordingGpu):
+    """A GPU whose clock another process would set."""
+
+    address = GpuAddress(control="nvml", uuid=RecordingGpu.uuid)  # type: ignore[assignment] # none
+
+
+@contextmanager
+def _no_descriptors() -> Iterator[None]:
+    next_fd = os.dup(0)
+    os.close(next_fd)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def _refused(*_: object, **__: object) -> None:
+    raise PermissionError(1, "Operation not permitted")
+
+
+def _no_thread(*_: object) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+Lack = tuple[Callable[[], AbstractContextManager[object]], Callable[[], dict[str, Any]]]
+# In force while Flyball is attached, and the options of `attach`.
+LACKS: dict[str, Lack] = {
+    "NVML": (nullcontext, dict),
+    "memfd": (lambda: patch("os.memfd_create", _refused), lambda: {"gpu": AddressedGpu()}),
+    "eventfd": (lambda: patch("os.eventfd", _refused), lambda: {"gpu": AddressedGpu()}),
+    "descriptors": (_no_descriptors, lambda: {"gpu": AddressedGpu()}),
+    "threads": (
+        lambda: patch.object(threading.Thread, "start", _no_thread),
+        lambda: {"gpu": RecordingGpu(), "planner_url": NOBODY_LISTENS, "blocking_power_w": 5},
+    ),
+}
+
+
+class Lines(logging.Handler):
+    """What Flyball logs from WARNING on."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@dataclass(frozen=True)
+class Framework:
+    """A training in one framework, and how Flyball comes into it and out of it."""
+
+    attach: Callable[..., RankSession]
+    detach: Callable[[], None]
+    train_a_step: Callable[[], object]
+
+
+def _in_torch() -> Framework:
+    training = TorchTraining("1F1B")
+    return Framework(
+        partial(in_torch.attach, training.schedule),
+        partial(in_torch.detach, training.schedule),
+        training.step,
+    )
+
+
+def _in_deepspeed() -> Framework:
+    training = DeepSpeedTraining(num_stages=2, num_microbatches=4)
+    return Framework(
+        partial(in_deepspeed.attach, training.engine),
+        partial(in_deepspeed.detach, training.engine),
+        training.step,
+    )
+
+
+def _in_megatron() -> Framework:
+    training = MegatronTraining(num_microbatches=4)
+    return Framework(
+        partial(in_megatron.attach, training.config, num_microbatches=4),
+        in_megatron.detach,
+        training.run,
+    )
+
+
+def _in_envpipe() -> Framework:
+    """EnvPipe's import in a script: `deepspeed.initialize` attaches."""
+    engines: list[DeepSpeedTraining] = []
+
+    def initialize(*, job_id: str, strict: bool = False) -> RankSession:
+        engines.clear()
+        variables = {"FLYBALL_JOB_ID": job_id, "FLYBALL_STRICT": str(int(strict))}
+        # As the changed import in a script does.
+        with (
+            patch.dict(os.environ, variables),
+            patch.object(deepspeed_scenarios, "deepspeed", in_envpipe),
+        ):
+            engines.append(DeepSpeedTraining(num_stages=2, num_microbatches=4))
+        session: RankSession = engines[0].engine.flyball_session
+        return session
+
+    return Framework(
+        initialize,
+        lambda: in_deepspeed.detach(engines[0].engine),
+        lambda: engines[0].step() if engines else None,
+    )
+
+
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """Train two steps in each framework on each such machine; then attach strictly."""
+    leave_out_deepspeed_helper()
+    deepspeed.init_distributed("gloo")
+    with cuda_is_cpu():
+        for make in (_in_torch, _in_deepspeed, _in_envpipe, _in_megatron):
+            framework = make()
+            framework.train_a_step()  # opens what the framework itself needs
+            for lack, (lacking, options) in LACKS.items():
+                if make is _in_envpipe and lack != "NVML":
+                    continue  # a config names no GPU, with which the others are tried
+                with lacking():
+                    found = _trained(framework, options())
+                    strict = _refusal(framework, options())
+                yield f"{make.__name__} without {lack}", found | {"strict": strict}
+
+
+def _trained(framework: Framework, options: dict[str, Any]) -> Findings:
+    handler = Lines()
+    loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    session = framework.attach(job_id="gpt", **options)
+    for _ in range(2):
+        framework.train_a_step()
+    found = {
+        "times_s": [step.time_s for step in session.history],
+        "energies_j": [step.energy_j for step in session.history],
+        "num_switches": session.clock_report.num_switches,
+    }
+    framework.detach()
+    for logger in loggers:
+        logger.removeHandler(handler)
+    return found | {"lines": handler.lines}
+
+
+def _refusal(framework: Framework, options: dict[str, Any]) -> str:
+    """Return the error of a strict attach."""
+    try:
+        framework.attach(job_id="gpt", strict=True, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    framework.detach()
+    return "none"
