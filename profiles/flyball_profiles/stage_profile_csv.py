@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     DP_RANK_COLUMN,
@@ -186,7 +187,7 @@ def profile_text(path: Path) -> str:
         ProfileError: the file cannot be read or is not UTF-8.
     """
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
         reason = error.strerror if isinstance(error, OSError) else None
         raise ProfileError(f"cannot read the profile: {reason or error}") from None

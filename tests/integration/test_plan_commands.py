@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -297,3 +298,38 @@ def test_an_interrupt_leaves_the_terminal_clean(tmp_path: Path, profile: Path) -
         assert running.end() == 130
         assert running.shown.strip() == ""
     assert stdout.read_text(encoding="utf-8") == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("plan", "{}", *ASKED),
+        ("plan", "PROFILE", *ASKED, "--order", "{}"),
+        ("plan", "{}", *ASKED, "--data-parallel", "separate"),
+        ("frontier", "{}", *ASKED),
+        ("simulate", "PROFILE", "{}"),
+        ("simulate", "{}", "PLAN"),
+        ("export", "PROFILE", "{}", "--chrome-trace", "trace.json"),
+        ("profile", "convert", "{}", "out.csv", "--merge"),
+        ("profile", "join", "{}", "{}", "-o", "out.csv"),
+        ("clocks", "--profile", "{}"),
+    ],
+)
+def test_no_command_reads_a_file_without_an_end(
+    tmp_path: Path, profile: Path, plan: Path, arguments: tuple[str, ...]
+) -> None:
+    """Endless devices, pipes that nobody writes to, and a file of a terabyte."""
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    large.touch()
+    os.truncate(large, 2**40)
+    known = {"PROFILE": str(profile), "PLAN": str(plan)}
+    for file, said in (
+        (Path("/dev/zero"), "not a regular file"),
+        (pipe, "not a regular file"),
+        (large, "larger than 64 MiB"),
+    ):
+        done = flyball(*(known.get(each, each).format(file) for each in arguments))
+        said_of_file = refusal(done)
+        assert str(file) in said_of_file
+        assert said in said_of_file

@@ -7,8 +7,11 @@ import logging
 import os
 import ssl
 from functools import cache
+from pathlib import Path
 
 import httpx
+
+from flyball_profiles.limited_file import read_bytes
 
 CA_FILE_VARIABLE = "FLYBALL_CA_FILE"
 
@@ -33,6 +36,8 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
         return False  # saves loading the system's CAs
     file = ca_file or os.environ.get(CA_FILE_VARIABLE) or None
     try:
+        if file is not None:
+            read_bytes(Path(file))  # OpenSSL reads whatever it is, without an end
         return ssl.create_default_context(cafile=file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         why = "no PEM certificates" if isinstance(error, ssl.SSLError) else error

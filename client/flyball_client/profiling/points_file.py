@@ -6,6 +6,7 @@ resumes an interrupted run. Points whose clock was below the lock are stored in 
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -15,6 +16,7 @@ from typing import Any
 from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import Means, WindowEstimate
+from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import CHUNK_COLUMN, RANK_COLUMNS, REQUIRED_COLUMNS
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import ProfileRow, csv_text, parse_csv, profile_text
@@ -169,10 +171,12 @@ class PointsFile:
         if self._is_new:
             return 0
         files = [file for file in (self.file, self.held_file) if file.exists()]
-        return sum(file.read_bytes().count(b"\n") - 1 for file in files)
+        return sum(read_bytes(file).count(b"\n") - 1 for file in files)
 
     def _check_writable(self) -> None:
         was_there = self.file.exists()
+        if was_there and not self.file.is_file():
+            raise OSError(errno.EINVAL, "not a regular file", str(self.file))
         with self.file.open("a", encoding="utf-8"):
             pass
         if not was_there:
@@ -182,7 +186,7 @@ class PointsFile:
         """Return whether the file has content; remove an incomplete header."""
         if not file.exists():
             return False
-        content = file.read_bytes()
+        content = read_bytes(file)
         header = ",".join(self.measured.columns).encode()
         if b"\n" in content or not header.startswith(content):
             return True
@@ -249,7 +253,7 @@ class PointsFile:
 
 
 def _drop_torn_row(file: Path) -> None:
-    content = file.read_bytes()
+    content = read_bytes(file)
     whole = content.rfind(b"\n") + 1
     if whole < len(content):
         with file.open("r+b") as torn:

@@ -29,6 +29,7 @@ from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.pipeline import attach
 from flyball_integrations.deepspeed.settings import SETTINGS, positive_number
 from flyball_profiles.gpu_windows import GpuTableError, load_gpu_window
+from flyball_profiles.limited_file import read_text
 
 _logger = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
 def _text_of(source: str) -> str:
     """Return the text of the file, or of base64, in which DeepSpeed's own tools pass configs."""
     try:
-        return Path(source).read_text(encoding="utf-8")
+        return read_text(Path(source))
     except OSError as error:
         if error.errno not in {errno.ENOENT, errno.ENAMETOOLONG}:
             raise

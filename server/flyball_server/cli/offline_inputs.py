@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from flyball_profiles.gpu_windows import GpuTableError, GpuWindow, load_gpu_window
+from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
 from flyball_server.planning.documents.plan_document import (
@@ -113,7 +114,7 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
 def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
     """Read a plan from a file written by `flyball plan -o`."""
     try:
-        document: object = json.loads(path.read_text(encoding="utf-8"))
+        document: object = json.loads(read_text(path))
         if is_data_parallel(document):
             return data_parallel_plan_from_document(document)
         return plan_from_document(document)

@@ -12,6 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.cli import offline_inputs
 from flyball_server.planning.errors import PlanningError
@@ -59,7 +60,7 @@ def read_order(path: Path) -> OrderOptions:
         CommandError: the file cannot be read or parsed; one line that names the place.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
         return _of_csv(text) if path.suffix.lower() == ".csv" else _of_json(json.loads(text))
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None

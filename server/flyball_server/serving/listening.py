@@ -8,7 +8,9 @@ import ipaddress
 import resource
 import socket
 import ssl
+from pathlib import Path
 
+from flyball_profiles.limited_file import read_bytes
 from flyball_server.settings import Settings
 from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
 
@@ -97,8 +99,7 @@ def check_certificate(
         return
     for name, file in ((certificate_name, certificate), (key_name, key)):
         try:
-            with open(file, "rb"):  # noqa: PTH123 - checks that it can be read
-                pass
+            read_bytes(Path(file))
         except OSError as error:
             raise CommandError(f"{name}: {file}: cannot be read ({error.strerror})") from None
     try:
