@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import sys
 import threading
@@ -19,6 +20,7 @@ from flyball_server.jobs.errors import (
     StoreDamagedError,
     StoreDriverError,
     StoreForeignError,
+    StoreInUseError,
     StoreTooNewError,
     StoreUnavailableError,
 )
@@ -199,3 +201,54 @@ def test_without_the_driver_one_line_says_what_to_install(monkeypatch: pytest.Mo
         "Database postgresql://ada@db/flyball needs the PostgreSQL driver;"
         " install the extra postgres"
     )
+
+
+# ------------------------------------------------------------------ other users, other names
+
+
+def modes(folder: Path) -> dict[str, str]:
+    return {file.name: oct(file.stat().st_mode & 0o777) for file in folder.iterdir()}
+
+
+def test_a_database_is_its_owners_alone_whatever_the_umask_and_what_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "folder" / "planner.sqlite"
+    files = ("planner.sqlite", "planner.sqlite-shm", "planner.sqlite-wal", "planner.sqlite.lock")
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            store = SqliteJobStore(file, for_planner=True)
+            store.open()
+            with store.writing("job") as writer:
+                writer.save_job(job_record())
+            assert modes(file.parent) == dict.fromkeys(files, "0o600")
+            store.close()
+            for left in file.parent.iterdir():
+                left.chmod(0o666)
+    finally:
+        os.umask(before)
+    assert modes(tmp_path) == {"new": "0o700"}
+    assert modes(tmp_path / "new") == {"folder": "0o700"}
+
+
+def test_a_file_that_is_refused_keeps_its_rights(tmp_path: Path) -> None:
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE theirs (x)")
+    file.chmod(0o644)
+    with pytest.raises(StoreForeignError):
+        SqliteJobStore(file, for_planner=True).open()
+    assert modes(tmp_path)["other.sqlite"] == "0o644"
+
+
+def test_a_second_planner_by_a_hard_link_is_refused(file: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link.sqlite"
+    os.link(file, link)
+    first, second = (SqliteJobStore(each, for_planner=True) for each in (file, link))
+    first.open()
+    try:
+        with pytest.raises(StoreInUseError, match=r"link\.sqlite"):
+            second.open()
+    finally:
+        first.close()
+    second.open()
+    second.close()

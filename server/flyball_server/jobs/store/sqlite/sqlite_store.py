@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+import stat
 import tempfile
 import threading
 from collections.abc import Generator
@@ -36,6 +37,7 @@ BUSY_TIMEOUT_S = 5.0
 # Time that the check of writing waits for other writers, whose own errors show otherwise, s.
 _CHECK_WAIT_S = 1.0
 _ROOM_BYTES = 2**20
+_OWNER_ONLY, _FOLDER_OF_OWNER, _RIGHTS_OF_OTHERS = 0o600, 0o700, 0o077
 _MAGIC = b"SQLite format 3\0"
 _WRITES = "flyball_writes"
 _ERRORS: dict[str, type[StoreError]] = {
@@ -115,6 +117,50 @@ def check_is_sqlite(file: Path) -> None:
         raise StoreDamagedError(location=file)
 
 
+def make_folder(file: Path) -> None:
+    """Create the folder of this file, and those above it, for its owner only.
+
+    Raises:
+        StoreError: one cannot be created.
+    """
+    try:
+        for folder in (*reversed(file.parent.parents), file.parent):
+            if not folder.exists():
+                folder.mkdir(mode=_FOLDER_OF_OWNER, exist_ok=True)
+    except OSError as error:
+        raise store_error(error, file) from error
+
+
+def make_file(file: Path) -> None:
+    """Create this file for its owner only, if it does not exist; SQLite would let others read.
+
+    Raises:
+        StoreError: it cannot be created.
+    """
+    try:
+        os.close(os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY))
+    except FileExistsError:
+        return
+    except OSError as error:
+        raise store_error(error, file) from error
+
+
+def restrict(file: Path) -> None:
+    """Take the rights of group and others away from a file of this user, if it exists.
+
+    Raises:
+        StoreError: the file system refused.
+    """
+    try:
+        found = file.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & _RIGHTS_OF_OTHERS:
+            file.chmod(stat.S_IMODE(found.st_mode) & ~_RIGHTS_OF_OTHERS)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise store_error(error, file) from error
+
+
 def store_error(cause: BaseException | None, file: Path) -> StoreError:
     """Return the store error for a failure of SQLite or of the file system."""
     name: str = getattr(cause, "sqlite_errorname", None) or ""
@@ -164,7 +210,9 @@ def _begin(connection: Connection) -> None:
 class PlannerLock:
     """Lock of the planner on this database; the kernel releases it when the process ends.
 
-    The file `DATABASE.lock` stays: after its removal two planners could lock different files.
+    It is held on the database, so that no hard link to it evades it, and on `DATABASE.lock`, so
+    that no other file in its place does. That one stays: after its removal two planners could lock
+    different files.
 
     Args:
         database: SQLite's file.
@@ -172,37 +220,48 @@ class PlannerLock:
 
     def __init__(self, database: Path) -> None:
         self._database = database
-        self._descriptor: int | None = None
+        self._descriptors: list[int] = []
 
     def take(self) -> None:
-        """Take the lock; idempotent.
+        """Take the lock, creating both files if they do not exist; idempotent.
 
         Raises:
             StoreInUseError: another planner holds the lock.
-            StoreError: the file cannot be created or locked.
+            StoreError: a file cannot be created or locked.
         """
-        if self._descriptor is not None:
+        if self._descriptors:
             return
         real = self._database.resolve()
         lock = real.with_name(f"{real.name}.lock")
         try:
-            descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            for file in (lock, real):
+                self._descriptors.append(self._locked(file))
+            restrict(lock)
+        except BaseException:
+            self.restore()
+            raise
+
+    def restore(self) -> None:
+        """Release the lock; idempotent. SQLite must have closed the database before.
+
+        A process that closes a file loses SQLite's own locks on it.
+        """
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def _locked(self, file: Path) -> int:
+        try:
+            descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
         except OSError as error:
-            raise store_error(error, lock) from error
+            raise store_error(error, file) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(descriptor)
             if isinstance(error, BlockingIOError):
-                raise StoreInUseError(location=self._database, lock=lock) from None
-            raise store_error(error, lock) from error
-        self._descriptor = descriptor
-
-    def restore(self) -> None:
-        """Release the lock; idempotent."""
-        descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            os.close(descriptor)
+                raise StoreInUseError(location=self._database, lock=file) from None
+            raise store_error(error, file) from error
+        return descriptor
 
 
 class SqliteJobStore(LocalCoordination):
@@ -232,19 +291,20 @@ class SqliteJobStore(LocalCoordination):
         """
         if self._engine is not None:
             return
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise store_error(error, self._file) from error
+        make_folder(self._file)
         check_is_sqlite(self._file)
         if self._lock is not None:
             self._lock.take()
+        make_file(self._file)
         engine = make_sqlite_engine(self._file)
         try:
             with sqlite_transaction(engine, file=self._file, writes=True) as connection:
                 migrate(connection, location=str(self._file))
             # Only after this check may the file be changed.
             use_write_ahead_log(engine, file=self._file)
+            real = self._file.resolve()
+            for suffix in ("", "-wal", "-shm"):
+                restrict(real.with_name(real.name + suffix))
         except BaseException:
             engine.dispose()
             self._give_lock_back()
