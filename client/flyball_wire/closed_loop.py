@@ -295,12 +295,26 @@ class MeasuredSavings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ComparedPlan:
+    """A plan to compare another one with, predicted.
+
+    Attributes:
+        name: how it was made: `baseline`, `envelope, balanced`, `constant`, ...
+    """
+
+    name: str
+    iteration_time_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class VersionSavings(MeasuredSavings):
     """Measured and predicted effect of one plan version.
 
     Attributes:
         policy, target: policy and target that it was planned with.
         predicted_time_s, predicted_energy_j, predicted_saving_percent: the planner's prediction.
+        compared: predicted plans without a clock change, as in PredictedIteration.
     """
 
     policy: str
@@ -308,6 +322,7 @@ class VersionSavings(MeasuredSavings):
     predicted_time_s: float
     predicted_energy_j: float
     predicted_saving_percent: float
+    compared: tuple[ComparedPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,8 @@ class Policy(StrEnum):
     BASELINE = "baseline"
     UNIFORM = "uniform"
     ENVELOPE = "envelope"
+    GLOBAL = "global"
+    CONSTANT = "constant"
     FRONTIER = "frontier"
 
 

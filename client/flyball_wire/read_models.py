@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.closed_loop import ComparedPlan, Estimate
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -83,6 +83,9 @@ class PredictedIteration:
         saving_percent: energy saved in %; below zero: the plan needs more.
         gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve
             the bound is that of plans which keep it and are no faster; null: unknown.
+        compared: plans for the same target without a clock change: `constant`, the best clock of
+            each stage, and `global`, the best clock of all; only beside a plan of `frontier`, and
+            only those that meet the target.
     """
 
     iteration_time_s: float
@@ -91,6 +94,7 @@ class PredictedIteration:
     baseline_energy_j: float
     saving_percent: float
     gap_percent: float | None
+    compared: tuple[ComparedPlan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,26 +322,21 @@ class FrontierPoint:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ComparedPlan:
-    """A plan to compare a frontier with, predicted: `baseline`, `envelope, balanced`, ..."""
-
-    name: str
-    iteration_time_s: float
-    energy_j: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class Frontier:
     """A time-energy frontier with the plans to compare it with.
 
     Attributes:
         points: plans in rising time and falling energy.
+        constant, global_clock: plans without a clock change, of policies `constant` and `global`,
+            in rising time and falling energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.
     """
 
     points: tuple[FrontierPoint, ...]
     baseline: ComparedPlan
     envpipe: tuple[ComparedPlan, ...]
+    constant: tuple[ComparedPlan, ...] = ()
+    global_clock: tuple[ComparedPlan, ...] = ()
     reserve: float = 0.0
 
 

@@ -11,6 +11,7 @@ PREDICTED = {
     "baseline_energy_j": 700.0,
     "saving_percent": 15.7,
     "gap_percent": 1.0,
+    "compared": [],
 }
 
 
@@ -136,6 +137,8 @@ FRONTIER = {
         compared("envelope, default", 2.0, 950.0),
         compared("envelope, balanced", 2.0, 950.0),
     ],
+    "constant": [compared("constant", 2.0, 1000.0), compared("constant", 2.2, 880.0)],
+    "global_clock": [compared("global", 2.0, 1000.0), compared("global", 2.2, 910.0)],
     "solve_s": 0.1,
 }
 

@@ -41,7 +41,7 @@ def test_plan_prints_the_agreed_keys_and_the_figures_of_the_paper_example(profil
     assert set(document) == {
         "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
         "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
-        "slowdown_percent", "lower_bound_j", "gap_percent", "solve_s", "stages",
+        "slowdown_percent", "lower_bound_j", "gap_percent", "solve_s", "compared", "stages",
     }  # fmt: skip
     assert set(document["baseline"]) == {"iteration_time_s", "energy_j"}
     assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}

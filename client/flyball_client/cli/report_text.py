@@ -190,6 +190,13 @@ def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list
         saved = _amounts(version.saved_j, factors)
         lines.append(f"Saved in {_steps(version.num_steps)}, {_measured(report)}: {saved}.")
     lines.append(_baseline_note(report, version))
+    if version.compared:
+        baseline_j = version.predicted_energy_j / (1 - version.predicted_saving_percent / 100)
+        savings = [
+            f"{plan.name} {round(100 * (1 - plan.energy_j / baseline_j), 2) + 0.0:.2f} %"
+            for plan in version.compared
+        ]
+        lines.append(f"Without clock changes, predicted savings: {', '.join(savings)}.")
     if version.num_left_out:
         lines.append(
             f"Excluded: {_steps(version.num_left_out)}, the first after a change, not run as"

@@ -162,7 +162,7 @@ def _powers_w(given: object) -> tuple[float, ...] | None:
     return powers_w if powers_w and len(powers_w) == len(each) else None
 
 
-_POLICIES = {str(name): str(name) for name in Policy if name != Policy.FRONTIER}
+_POLICIES = {str(name): str(name) for name in (Policy.BASELINE, Policy.UNIFORM, Policy.ENVELOPE)}
 _ORDERS = {"1f1b": "1f1b", "ours": "envpipe"}
 _RECONFIGURATIONS = {str(name): str(name) for name in Reconfigure}
 # EnvPipe's GPUs have the same names in the table.

@@ -23,6 +23,7 @@ from flyball_wire.command import Command, CommandError
 from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20
+NUM_COMPARED_ROWS = 6
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def _text(curve: Frontier) -> str:
     ]
 
     def line(name: str, time_s: float, energy_j: float, gap: str = "") -> str:
-        saving = 100 * (1 - energy_j / baseline.energy_j)
+        saving = round(100 * (1 - energy_j / baseline.energy_j), 2) + 0.0  # no -0.00
         return f"{name:<10}{time_s:11.4f}  {energy_j:14.2f}  {saving:10.2f}  {gap}"
 
     step = max(1, -(-len(curve.points) // NUM_TABLE_ROWS))
@@ -97,6 +98,14 @@ def _text(curve: Frontier) -> str:
     lines.append(line("baseline", baseline.iteration_time_s, baseline.energy_j))
     for plan in curve.envpipe:
         lines.append(line("EnvPipe", plan.iteration_time_s, plan.energy_j, plan.name))
+    for plans, how in (
+        (curve.constant, "one clock per stage"),
+        (curve.global_clock, "one clock for all stages"),
+    ):
+        lines.extend(
+            line(plan.name, plan.iteration_time_s, plan.energy_j, how)
+            for plan in plans[:: max(1, -(-len(plans) // NUM_COMPARED_ROWS))]
+        )
     return "\n".join(lines)
 
 

@@ -32,11 +32,21 @@ from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_server.planning.warm_up import warm_up
+from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
+
+
+# A plan that saves less than this beyond one clock per stage is hardly worth its changes.
+WORTH_POINTS = 0.5
+
+_COMPARED: dict[str, str] = {
+    Policy.CONSTANT: "one clock per stage",
+    Policy.GLOBAL: "one clock for all stages",
+}
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -137,8 +147,15 @@ def _summary(plan: PlanPrediction, shape: str) -> str:
         f" {plan.num_microbatches} microbatches, target {plan.target}\n"
         f"             time, s     energy, J   (predicted, one iteration)\n"
         f"baseline  {plan.baseline_iteration_time_s:10.4f}  {plan.baseline_energy_j:12.2f}\n"
+    )
+    for compared in plan.compared:
+        summary += (
+            f"{compared.name:10s}{compared.iteration_time_s:10.4f}  {compared.energy_j:12.2f}"
+            f"   {_against_baseline(plan, compared)}: {_COMPARED.get(compared.name, '')}\n"
+        )
+    summary += (
         f"plan      {plan.iteration_time_s:10.4f}  {plan.energy_j:12.2f}"
-        f"   saves {plan.saving_percent:.2f} %, {plan.slowdown_percent:+.2f} % time\n"
+        f"   {_against_baseline(plan, plan)}\n"
     )
     if plan.lower_bound_j is not None and plan.gap_percent is not None:
         kept = f" that keeps {100 * plan.reserve:g} % in reserve" if plan.reserve else ""
@@ -147,7 +164,28 @@ def _summary(plan: PlanPrediction, shape: str) -> str:
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
-    return summary
+    return summary + _worth_of_changes(plan)
+
+
+def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:
+    saved = 100 * (1 - compared.energy_j / plan.baseline_energy_j)
+    longer = 100 * (compared.iteration_time_s / plan.baseline_iteration_time_s - 1)
+    # Sums in another order differ by rounding, which is no -0.00 %.
+    return f"saves {round(saved, 2) + 0.0:.2f} %, {round(longer, 2) + 0.0:+.2f} % time"
+
+
+def _worth_of_changes(plan: PlanPrediction) -> str:
+    """Return a line where changing clocks saves little more than one clock per stage."""
+    constant = next((one for one in plan.compared if one.name == Policy.CONSTANT), None)
+    if constant is None:
+        return ""
+    points = 100 * (constant.energy_j - plan.energy_j) / plan.baseline_energy_j
+    if points >= WORTH_POINTS:
+        return ""
+    return (
+        f"Changing clocks saves only {max(0.0, points):.2f} points more than one clock per stage:"
+        f" --policy {Policy.CONSTANT} is nearly as good.\n"
+    )
 
 
 COMMAND = Command(

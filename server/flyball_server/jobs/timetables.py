@@ -15,8 +15,9 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import parse_target
+from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow, Weekday
-from flyball_wire.plan_options import DEFAULT_TARGET, Policy
+from flyball_wire.plan_options import DEFAULT_TARGET
 
 MAX_WINDOWS = 64
 _DAYS = tuple(Weekday)
@@ -265,7 +266,7 @@ def delete_timetable(services: JobServices, job_id: str) -> None:
 def _check_policy(job: JobRecord, timetable: Timetable) -> None:
     policy = job.spec.policy
     for index, window in enumerate(timetable.windows):
-        if policy != Policy.FRONTIER and window.target != DEFAULT_TARGET:
+        if policy in ENVPIPE_POLICIES and window.target != DEFAULT_TARGET:
             raise InvalidFieldError(
                 f"windows[{index}].target",
                 f"policy {policy} aims at {DEFAULT_TARGET} only; others need policy frontier",

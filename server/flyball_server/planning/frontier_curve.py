@@ -10,6 +10,8 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
@@ -21,8 +23,10 @@ from flyball_server.planning.model.data_parallel import (
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.policies.single_clocks import single_clock_curves
+from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy, Reconfigure
-from flyball_wire.read_models import ComparedPlan, Frontier, FrontierPoint
+from flyball_wire.read_models import Frontier, FrontierPoint
 
 # Of an interval's claim to the next point, how much its width counts beside its error: where
 # the bound is straight there are plans to choose from as well.
@@ -155,6 +159,8 @@ def _sandwich_error_j(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
 
 DEFAULT_NUM_POINTS = 100
 MAX_NUM_POINTS = 10_000
+# Of the curves of policies `constant` and `global`.
+NUM_CURVE_POINTS = 24
 # Greedy reconfiguration is left out: it ends near balanced and takes by far the longest.
 COMPARED_ENVPIPE = (
     (Policy.UNIFORM, Reconfigure.DEFAULT),
@@ -181,8 +187,11 @@ def make_frontier(
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
-    solver = DeadlineSolver(_model(request), reserve=first.options.reserve)
+    model = _model(request)
+    solver = DeadlineSolver(model, reserve=first.options.reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.options.effort), report)
+    times_s = np.linspace(plans[0].iteration_time_s, plans[-1].iteration_time_s, NUM_CURVE_POINTS)
+    constant, global_clock = single_clock_curves(model, times_s.tolist())
     return Frontier(
         points=tuple(
             FrontierPoint(
@@ -198,6 +207,8 @@ def make_frontier(
         envpipe=tuple(
             _compared(request, policy, reconfigure) for policy, reconfigure in COMPARED_ENVPIPE
         ),
+        constant=constant,
+        global_clock=global_clock,
         reserve=first.options.reserve,
     )
 

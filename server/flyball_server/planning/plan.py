@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from flyball_server.planning.documents.planned_instructions import PickledInColumns, PlannedStages
 from flyball_server.planning.schedules._base import VirtualStages
+from flyball_wire.closed_loop import ComparedPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,7 @@ class PlanPrediction:
         reserve: possible lengthening of each instruction, as a share; the bound is then on
             plans that keep it, and take no less time without using it.
         considered: orders that schedule `auto` compared, `schedule` being its choice; else empty.
+        compared: plans without a clock change, as in `PredictedIteration`.
     """
 
     policy: str
@@ -67,6 +69,7 @@ class PlanPrediction:
     weight_versions: tuple[int, ...] | None = None
     reserve: float = 0.0
     considered: tuple[ConsideredSchedule, ...] = ()
+    compared: tuple[ComparedPlan, ...] = ()
 
     @property
     def saving_percent(self) -> float:

@@ -26,6 +26,7 @@ from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     check_reserve,
@@ -265,6 +266,7 @@ def plan_of_choice(
         virtual_stages=chunk_places(model.schedule),
         weight_versions=model.schedule.weight_versions,
         reserve=kept_reserve(request),
+        compared=single_clock_plans(model, request.options),
         stages=planned_stages(model, choice.assignment),
     )
 

@@ -43,6 +43,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
                 predicted_time_s=plan.iteration_time_s,
                 predicted_energy_j=plan.energy_j,
                 predicted_saving_percent=plan.saving_percent,
+                compared=plan.compared,
             )
             for measured in savings.versions
             if measured.version in plans

@@ -42,6 +42,18 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
         linewidth=1,
         label="Flyball's plans",
     )
+    for plans, color, label in (
+        (curve.constant, "tab:green", "constant: one clock per stage"),
+        (curve.global_clock, "tab:red", "global: one clock for all stages"),
+    ):
+        axes.plot(
+            [plan.iteration_time_s for plan in plans],
+            [plan.energy_j for plan in plans],
+            color=color,
+            linestyle=":",
+            linewidth=1.5,
+            label=label,
+        )
     axes.scatter(
         [curve.baseline.iteration_time_s],
         [curve.baseline.energy_j],

@@ -8,7 +8,7 @@ import { makeTable } from "./tables.js";
 /**
  * @import { Figure } from "./format.js"
  * @import { Panel } from "./job_page.js"
- * @import { Estimate, JobOverview, MeasuredIteration } from "./wire_types.js"
+ * @import { Estimate, JobOverview, MeasuredIteration, PredictedIteration } from "./wire_types.js"
  */
 
 /** @typedef {{name: string, measured: string[], predicted: string[]}} FigureRow */
@@ -70,6 +70,29 @@ function heroFigures({ saving_percent: saving, saved_j: saved, predicted }) {
       "Gap, predicted",
       percent(predicted?.gap_percent, { digits: 2 }),
       "above the least energy that any plan could have",
+    ),
+    ...fixedClocksHero(predicted),
+  ];
+}
+
+/**
+ * Return what fixed clocks would save: what the plan has to beat.
+ * @param {PredictedIteration | null} predicted
+ */
+function fixedClocksHero(predicted) {
+  if (predicted === null || predicted.compared.length === 0) return [];
+  const savings = new Map(
+    predicted.compared.map(({ name, energy_j }) => [
+      name,
+      percent(100 * (1 - energy_j / predicted.baseline_energy_j)),
+    ]),
+  );
+  const ofAll = savings.get("global");
+  return [
+    hero(
+      "Saving with one clock per stage, predicted",
+      savings.get("constant") ?? percent(null),
+      ofAll === undefined ? "clocks that never change" : `one clock for all stages: ${ofAll}`,
     ),
   ];
 }

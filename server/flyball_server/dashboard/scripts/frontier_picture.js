@@ -114,7 +114,9 @@ export class FrontierPicture {
 }
 
 /** @param {JobFrontier} frontier @param {Frame} frame */
-function curves({ points }, { x, y, bottom }) {
+function curves({ points, constant, global_clock }, { x, y, bottom }) {
+  const fixedClocks = (/** @type {ComparedPlan[]} */ plans) =>
+    lineThrough(plans.map((plan) => [x(plan.iteration_time_s), y(plan.energy_j)]));
   /** @type {[number, number][]} */
   const bound = points.map((point) => [x(point.deadline_s), y(point.lower_bound_j)]);
   const plans = lineThrough(points.map((point) => [x(point.iteration_time_s), y(point.energy_j)]));
@@ -122,6 +124,8 @@ function curves({ points }, { x, y, bottom }) {
   const below = `${lineThrough([[first[0], bottom], ...bound, [last[0], bottom]])}Z`;
   return [
     makeSvg("path.frontier-impossible", { d: below }),
+    makeSvg("path.frontier-global", { d: fixedClocks(global_clock) }),
+    makeSvg("path.frontier-constant", { d: fixedClocks(constant) }),
     makeSvg("path.frontier-line", { d: plans }),
     makeSvg("path.frontier-bound", { d: lineThrough(bound) }),
   ];
@@ -334,6 +338,8 @@ export function frontierLegend(marks, emulated) {
   return [
     entry(makeSvg("circle.frontier-key-point", { r: 4 }), "plan on the frontier, predicted"),
     entry(makeSvg("path.frontier-bound", { d: "M-9 0H9" }), "lower bound, certified"),
+    entry(makeSvg("path.frontier-constant", { d: "M-9 0H9" }), "one clock per stage, predicted"),
+    entry(makeSvg("path.frontier-global", { d: "M-9 0H9" }), "one clock for all, predicted"),
     ...kinds.map((kind) => {
       const { shape, words } = MARKS[kind];
       const gpus = kind === "measured" && emulated ? " on emulated GPUs" : "";

@@ -50,7 +50,9 @@
 /**
  * @typedef {object} JobFrontier
  * @property {ComparedPlan} baseline
+ * @property {ComparedPlan[]} constant
  * @property {ComparedPlan[]} envpipe
+ * @property {ComparedPlan[]} global_clock
  * @property {string} job_id
  * @property {FrontierPoint[]} points
  * @property {number} reserve
@@ -166,12 +168,13 @@
  * @property {number} version
  */
 
-/** @typedef {"baseline" | "uniform" | "envelope" | "frontier"} Policy */
+/** @typedef {"baseline" | "uniform" | "envelope" | "global" | "constant" | "frontier"} Policy */
 
 /**
  * @typedef {object} PredictedIteration
  * @property {number} baseline_energy_j
  * @property {number} baseline_iteration_time_s
+ * @property {ComparedPlan[]} compared
  * @property {number} energy_j
  * @property {number | null} gap_percent
  * @property {number} iteration_time_s

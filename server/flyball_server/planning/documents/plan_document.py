@@ -25,6 +25,7 @@ from flyball_server.planning.plan import (
     PlannedPipeline,
     PlanPrediction,
 )
+from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import DEFAULT_TARGET
 
 
@@ -188,7 +189,7 @@ def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[s
 
 
 def _shape(plan: PlanPrediction) -> dict[str, Any]:
-    """Chunks' places in the model, versions of weights, reserve, other orders: where there are."""
+    """Return the fields of a plan that most plans have not."""
     shape: dict[str, Any] = {}
     if plan.virtual_stages:
         shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
@@ -198,6 +199,8 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["reserve"] = plan.reserve
     if plan.considered:
         shape["considered"] = [asdict(schedule) for schedule in plan.considered]
+    if plan.compared:
+        shape["compared"] = [asdict(compared) for compared in plan.compared]
     return shape
 
 
@@ -238,7 +241,20 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             _considered(entry, f"considered[{position}]")
             for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))
         ),
+        "compared": tuple(
+            _compared(entry, f"compared[{position}]")
+            for position, entry in enumerate(list_of(fields.get("compared", []), "compared"))
+        ),
     }
+
+
+def _compared(entry: object, where: str) -> ComparedPlan:
+    fields = mapping_of(entry, where)
+    return ComparedPlan(
+        name=cast("str", typed_of(fields.get("name"), str, "text", f"{where}.name")),
+        iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
+        energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
+    )
 
 
 def _considered(entry: object, where: str) -> ConsideredSchedule:

@@ -47,6 +47,16 @@ def parse_target(text: str) -> Target:
     return Target(kind=kind, value=value)
 
 
+def deadline_of(target: Target, baseline_time_s: float) -> float:
+    """Return the latest end of an iteration in s that a target other than `power` allows."""
+    return {
+        "fastest": baseline_time_s,
+        "slowdown": baseline_time_s * (1 + target.value),
+        "deadline": target.value,
+        "least-energy": math.inf,
+    }[target.kind]
+
+
 def plan_for_target(
     solver: DeadlineSolver, target: Target, baseline_time_s: float, num_moves: int
 ) -> DeadlinePlan:
@@ -57,12 +67,7 @@ def plan_for_target(
     """
     if target.kind == "power":
         return plan_for_power(solver, target.value, baseline_time_s, num_moves)
-    wanted_s = {
-        "fastest": baseline_time_s,
-        "slowdown": baseline_time_s * (1 + target.value),
-        "deadline": target.value,
-        "least-energy": math.inf,
-    }[target.kind]
+    wanted_s = deadline_of(target, baseline_time_s)
     if wanted_s < solver.fastest_time_s:
         raise TargetUnreachableError(
             f"no plan takes {wanted_s:g} s;"

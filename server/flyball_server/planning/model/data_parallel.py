@@ -37,6 +37,7 @@ from flyball_server.planning.planner import (
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
+from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules._base import Schedule, VirtualStages
 
@@ -220,6 +221,7 @@ def plan_of_pipelines(
         virtual_stages=chunk_places(models[0].schedule),
         weight_versions=models[0].schedule.weight_versions,
         reserve=kept_reserve(request),
+        compared=single_clock_plans(joint, request.options),
         pipelines=_planned_pipelines(
             models, split_assignment(models, choice.assignment), iteration_time_s, dp_ranks
         ),

@@ -1,0 +1,98 @@
+"""Policies `constant` and `global`, compared with all choices of fixed clocks."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from tests.unit.planning.tiny_pipelines import any_models, example_model, request_of
+
+from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.targets import parse_target
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
+from flyball_server.planning.planner import make_plan
+from flyball_server.planning.policies.single_clocks import SingleClocks, single_clock_curves
+from flyball_wire.plan_options import Policy
+
+TARGETS = ["fastest", "slowdown:0.04", "slowdown:0.15", "least-energy"]
+
+
+@pytest.fixture(scope="module")
+def model() -> PipelineModel:
+    """The shipped example with every ninth clock of each stage: 9 of 72."""
+    whole = example_model(4)
+    thinned = {id(points): points[::9] for points in whole.points}
+    return replace(whole, points=tuple(thinned[id(points)] for points in whole.points))
+
+
+@pytest.fixture(scope="module")
+def all_choices(model: PipelineModel) -> list[tuple[tuple[int, ...], float, float]]:
+    """Clock per stage, iteration time in s and energy in J of every choice."""
+    stages = range(model.schedule.num_stages)
+    num_clocks = [
+        len(next(points for node, points in enumerate(model.points) if model.dag.stage[node] == at))
+        for at in stages
+    ]
+    return [
+        (levels, *time_and_energy(model, [levels[stage] for stage in model.dag.stage]))
+        for levels in itertools.product(*map(range, num_clocks))
+    ]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_best_fixed_clocks_are_found(
+    model: PipelineModel, all_choices: list[tuple[tuple[int, ...], float, float]], target: str
+) -> None:
+    baseline_s = time_and_energy(model, model.baseline())[0]
+    share = {"fastest": 0.0, "least-energy": 9.0}.get(target)
+    limit_s = baseline_s * (1 + (float(target.partition(":")[2]) if share is None else share))
+    allowed = [choice for choice in all_choices if choice[1] <= limit_s * (1 + 1e-9)]
+    least_j = min(energy_j for _, _, energy_j in allowed)
+    same_j = min(energy_j for levels, _, energy_j in allowed if len(set(levels)) == 1)
+    clocks = SingleClocks(model)
+    assert clocks.constant(parse_target(target)).energy_j == pytest.approx(least_j, rel=1e-9)
+    assert clocks.same_for_all(parse_target(target)).energy_j == pytest.approx(same_j, rel=1e-9)
+
+
+@pytest.mark.parametrize("share", [0.95, 0.75, 0.55])
+def test_a_power_budget_gets_the_fastest_fixed_clocks_within_it(
+    model: PipelineModel, all_choices: list[tuple[tuple[int, ...], float, float]], share: float
+) -> None:
+    time_s, energy_j = time_and_energy(model, model.baseline())
+    budget_w = share * energy_j / time_s
+    within = [choice for choice in all_choices if choice[2] / choice[1] <= budget_w]
+    fastest_s = min(time_s for _, time_s, _ in within)
+    plan = SingleClocks(model).constant(parse_target(f"power:{budget_w}"))
+    assert plan.energy_j / plan.iteration_time_s <= budget_w * (1 + 1e-9)
+    assert plan.iteration_time_s == pytest.approx(fastest_s, rel=1e-5)
+
+
+def test_a_budget_below_every_choice_is_refused_with_the_least_power(model: PipelineModel) -> None:
+    with pytest.raises(TargetUnreachableError, match=r"draws 1 W on average; the least found is"):
+        SingleClocks(model).constant(parse_target("power:1"))
+
+
+@given(model=any_models(max_stages=3, max_microbatches=3))
+def test_one_clock_per_stage_is_no_worse_than_one_for_all(model: PipelineModel) -> None:
+    baseline_s = time_and_energy(model, model.baseline())[0]
+    per_stage, for_all = single_clock_curves(model, [baseline_s, 1.2 * baseline_s])
+    assert per_stage[-1].energy_j <= for_all[-1].energy_j * (1 + 1e-9)
+    for plan in (*per_stage, *for_all):
+        assert plan.iteration_time_s <= 1.2 * baseline_s * (1 + 1e-9)
+
+
+def test_a_plan_of_the_frontier_names_what_fixed_clocks_would_give() -> None:
+    request = request_of(load_example_profile(), 4)
+    plan = make_plan(request).plan
+    constant, for_all = plan.compared
+    assert (constant.name, for_all.name) == ("constant", "global")
+    assert plan.energy_j < constant.energy_j <= for_all.energy_j
+    chosen = make_plan(request.with_options(policy=Policy.CONSTANT)).plan
+    assert chosen.energy_j == pytest.approx(constant.energy_j)
+    for stage in chosen.stages:
+        assert len({instruction.frequency_mhz for instruction in stage}) == 1
+    assert chosen.compared == ()
