@@ -39,10 +39,12 @@ class CostCurve:
         staircase: rising time, strictly falling cost; the first is the fastest point.
         hull: its lower convex hull, from the fastest time on; where several points share a
             time (`SAME_TIME`), it has the first one's time and the last one's cost.
+        exact_hull: the hull with all times as they are, for bounds.
     """
 
     staircase: tuple[CostPoint, ...]
     hull: tuple[CostPoint, ...]
+    exact_hull: tuple[CostPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +84,20 @@ def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> Cos
     for time_s, cost_j, choice in by_time:
         if not staircase or cost_j < staircase[-1].cost_j:
             staircase.append(CostPoint(time_s=time_s, cost_j=cost_j, choice=choice))
+    return CostCurve(
+        staircase=tuple(staircase),
+        hull=_lower_hull(_one_per_time(staircase)),
+        exact_hull=_lower_hull(staircase),
+    )
+
+
+def _lower_hull(staircase: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
     hull: list[CostPoint] = []
-    for point in _one_per_time(staircase):
+    for point in staircase:
         while len(hull) > 1 and _is_above_chord(hull[-2], hull[-1], point):
             hull.pop()
         hull.append(point)
-    return CostCurve(staircase=tuple(staircase), hull=tuple(hull))
+    return tuple(hull)
 
 
 def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:

@@ -14,12 +14,14 @@ the bound stays at its minimum by itself.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
+from flyball_server.planning.frontier.curves import CostPoint, ModelCurves
 from flyball_server.planning.model.dag import DependencyDag
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -28,6 +30,7 @@ BEGIN, DEADLINE, END = 0, 1, 2
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
+Hull = tuple[CostPoint, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,8 @@ class EventNetwork:
         length_s: per arc and segment, s; infinite for a last segment, 0 where there is none.
         fixed_cost_j: cost of all instructions at their fastest point, J.
         waiting_power_w: blocking power of all ranks, W.
+        exact: the same network on hulls with all times as they are, where these are others:
+            solvers cannot bear their slopes, but bounds are computed with them.
     """
 
     num_events: int
@@ -57,6 +62,7 @@ class EventNetwork:
     length_s: FloatArray
     fixed_cost_j: float
     waiting_power_w: float
+    exact: EventNetwork | None = None
 
     def energy_offset_j(self, deadline_s: float) -> float:
         """Return what to add to the arcs' costs to have the iteration's energy, J."""
@@ -66,7 +72,8 @@ class EventNetwork:
         """Return the network with a last arc that saves nothing."""
         slope_w = self.slope_w.copy()
         slope_w[-1, 0] = 0.0
-        return replace(self, slope_w=slope_w, waiting_power_w=0.0)
+        exact = self.exact.without_waiting() if self.exact else None
+        return replace(self, slope_w=slope_w, waiting_power_w=0.0, exact=exact)
 
 
 def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:
@@ -78,44 +85,55 @@ def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:
         *order_arcs,
         (END, DEADLINE),
     ]
-    slope_w, length_s, min_window_s = _segments(curves, num_nodes, len(arcs))
+    tail = np.array([tail for tail, _ in arcs], dtype=np.int64)
+    head = np.array([head for _, head in arcs], dtype=np.int64)
     waiting_power_w = sum(model.stage_blocking_power_w)
-    slope_w[-1, 0] = -waiting_power_w
-    return EventNetwork(
-        num_events=num_events,
-        num_instructions=num_nodes,
-        tail=np.array([tail for tail, _ in arcs], dtype=np.int64),
-        head=np.array([head for _, head in arcs], dtype=np.int64),
-        min_window_s=min_window_s,
-        slope_w=slope_w,
-        length_s=length_s,
-        fixed_cost_j=sum(curves.of_node(node).hull[0].cost_j for node in range(num_nodes)),
-        waiting_power_w=waiting_power_w,
-    )
+
+    def network(hulls: Sequence[Hull], exact: EventNetwork | None) -> EventNetwork:
+        slope_w, length_s, min_window_s = _segments(hulls, curves, len(arcs))
+        slope_w[-1, 0] = -waiting_power_w
+        return EventNetwork(
+            num_events=num_events,
+            num_instructions=num_nodes,
+            tail=tail,
+            head=head,
+            min_window_s=min_window_s,
+            slope_w=slope_w,
+            length_s=length_s,
+            fixed_cost_j=sum(hulls[curve][0].cost_j for curve in curves.curve_of_node),
+            waiting_power_w=waiting_power_w,
+            exact=exact,
+        )
+
+    hulls = [curve.hull for curve in curves.curves]
+    exact_hulls = [curve.exact_hull for curve in curves.curves]
+    exact = network(exact_hulls, None) if exact_hulls != hulls else None
+    return network(hulls, exact)
 
 
 def _segments(
-    curves: ModelCurves, num_nodes: int, num_arcs: int
+    hulls: Sequence[Hull], curves: ModelCurves, num_arcs: int
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Slopes, lengths and least windows of all arcs; those after the nodes' cost nothing."""
-    num_segments = max(len(curve.hull) for curve in curves.curves)
+    num_nodes = len(curves.curve_of_node)
+    num_segments = max(map(len, hulls))
     slope_w, length_s = np.zeros((2, num_arcs, num_segments))
     min_window_s = np.zeros(num_arcs)
-    rows = [_hull_segments(curve, num_segments) for curve in curves.curves]
+    rows = [_hull_segments(hull, num_segments) for hull in hulls]
     of_node = np.array(curves.curve_of_node)
     slope_w[:num_nodes] = np.array([row[0] for row in rows])[of_node]
     length_s[:num_nodes] = np.array([row[1] for row in rows])[of_node]
-    min_window_s[:num_nodes] = np.array([curve.hull[0].time_s for curve in curves.curves])[of_node]
+    min_window_s[:num_nodes] = np.array([hull[0].time_s for hull in hulls])[of_node]
     length_s[num_nodes:, 0] = np.inf
     return slope_w, length_s, min_window_s
 
 
-def _hull_segments(curve: CostCurve, num_segments: int) -> tuple[FloatArray, FloatArray]:
+def _hull_segments(hull: Hull, num_segments: int) -> tuple[FloatArray, FloatArray]:
     slope_w, length_s = np.zeros((2, num_segments))
-    for segment, (left, right) in enumerate(zip(curve.hull, curve.hull[1:], strict=False)):
+    for segment, (left, right) in enumerate(pairwise(hull)):
         length_s[segment] = right.time_s - left.time_s
         slope_w[segment] = (right.cost_j - left.cost_j) / length_s[segment]
-    length_s[len(curve.hull) - 1] = np.inf  # waiting after the slowest point gains nothing more
+    length_s[len(hull) - 1] = np.inf  # waiting after the slowest point gains nothing more
     return slope_w, length_s
 
 

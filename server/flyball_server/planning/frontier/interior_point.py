@@ -25,7 +25,11 @@ from flyball_server.planning.frontier.event_network import (
     FloatArray,
     IndexArray,
 )
-from flyball_server.planning.frontier.relaxation import RelaxedOptimum, relaxed_optimum
+from flyball_server.planning.frontier.relaxation import (
+    RelaxedOptimum,
+    certified_bound_j,
+    relaxed_optimum,
+)
 
 # Inside compiled code a subscript is one number; numpy's types cannot say so.
 # pyright: reportReturnType=false, reportArgumentType=false
@@ -292,8 +296,11 @@ class InteriorPointRelaxation:
             window_error_s = self._window_error_s(point, deadline_s)
             if np.abs(window_error_s).max() < RELATIVE_INFEASIBILITY * deadline_s:
                 found = self._found(point, deadline_s)
-                gap_j = self._energy_j(point, deadline_s) - found.lower_bound_j
-                if gap_j < RELATIVE_GAP * abs(found.lower_bound_j):
+                bound_j = found.lower_bound_j
+                if self._network.exact is not None:  # by which the point's energy is not counted
+                    bound_j = certified_bound_j(self._network, point.flow_w, deadline_s)
+                gap_j = self._energy_j(point, deadline_s) - bound_j
+                if gap_j < RELATIVE_GAP * abs(bound_j):
                     self._kept.add(deadline_s, to_keep or point)
                     return found, True
         return self._found(point, deadline_s), False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from random import Random
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.unit.planning.oracles import plain_program_bound_j
 from tests.unit.planning.tiny_pipelines import (
+    B,
     F,
     I,
     Points,
@@ -21,10 +23,15 @@ from tests.unit.planning.tiny_pipelines import (
     four_plan_model,
     model_of,
     models,
+    network_of,
     profile_of,
 )
 
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_server.planning.frontier.event_network import EventNetwork
+from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
+from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
+from flyball_server.planning.frontier.relaxation import Relaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import time_and_energy
@@ -168,3 +175,22 @@ def test_no_plan_takes_more_energy_than_the_highest_clocks(seed: int, reserve: f
     assert plan.energy_j <= baseline_j
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-12)
     assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("relaxation", [ParametricRelaxation, InteriorPointRelaxation])
+@pytest.mark.parametrize(
+    ("slowdown", "error"), [(1.0, 1e-4), (1.000002, 2e-3), (1.02, 1e-4), (1.2, 1e-4)]
+)
+def test_times_that_nearly_agree_do_not_loosen_the_bound(
+    relaxation: Callable[[EventNetwork], Relaxation], slowdown: float, error: float
+) -> None:
+    """Two clocks whose times differ by 5e-6, and their energies by a third."""
+    stage: dict[InstructionKind, Points] = {
+        F: [(1410, 1.0, 30.0), (1200, 1.000005, 20.0), (1000, 1.25, 18.0)],
+        B: [(1410, 2.0, 60.0), (1200, 2.00001, 40.0), (1000, 2.5, 35.0)],
+    }
+    model = model_of(profile_of([stage] * 2), 2)
+    deadline_s = slowdown * DeadlineSolver(model).fastest_time_s
+    exact_j = plain_program_bound_j(model, deadline_s)
+    optimum = relaxation(network_of(model)).solve(deadline_s)
+    assert exact_j * (1 - error) <= optimum.lower_bound_j <= exact_j * (1 + SOLVER_ERROR)
