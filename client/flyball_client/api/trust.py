@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import logging
 import os
@@ -14,6 +15,9 @@ import httpx
 from flyball_profiles.limited_file import read_bytes
 
 CA_FILE_VARIABLE = "FLYBALL_CA_FILE"
+
+# Not a fault of the file that is read.
+_EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 _logger = logging.getLogger(__name__)
 
@@ -31,6 +35,7 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
 
     Raises:
         CaFileError: The file cannot be used.
+        OSError: This process or machine has too many files open, or no memory.
     """
     if httpx.URL(base_url).scheme == "http":
         return False  # saves loading the system's CAs
@@ -40,6 +45,8 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
             read_bytes(Path(file))  # OpenSSL reads whatever it is, without an end
         return ssl.create_default_context(cafile=file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
+        if isinstance(error, OSError) and error.errno in _EXHAUSTED:
+            raise
         why = "no PEM certificates" if isinstance(error, ssl.SSLError) else error
         raise CaFileError(f"{CA_FILE_VARIABLE}: {file}: cannot be used ({why})") from None
 

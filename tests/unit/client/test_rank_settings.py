@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
+import resource
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +83,29 @@ def test_variables_are_read_and_arguments_win() -> None:
 def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
         RankSettings.read({name: value})
+
+
+def test_where_no_file_can_be_opened_no_planner_is_asked_unless_strictly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cas = tmp_path / "ca.pem"
+    cas.write_text("is not read")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    environ = {"FLYBALL_PLANNER_URL": "https://planner:7787"}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("FLYBALL_CA_FILE", str(cas))
+        next_fd = os.dup(0)
+        os.close(next_fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_fd, limits[1]))
+        try:
+            planner = RankSettings.read(environ).open_planner()
+            with pytest.raises(OSError, match="Too many open files"):
+                RankSettings.read(environ, strict=True).open_planner()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert planner is None
+    (line,) = caplog.messages
+    assert line.startswith("no planner is asked, training continues: [Errno 24]")
 
 
 def test_a_strict_that_is_neither_true_nor_false_is_refused() -> None:
