@@ -75,6 +75,7 @@ bench: $(VENV)/installed
 	run benchmarks/metrics_scrape.py; \
 	run benchmarks/timeline_view.py; \
 	run benchmarks/load.py; \
+	run benchmarks/hostile_planner.py; \
 	run benchmarks/hooks.py; \
 	exit $$status
 

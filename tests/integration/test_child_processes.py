@@ -26,6 +26,15 @@ PROGRAMS = {
 from tests.governed_rank.session_rank import main
 main("ends")
 """,
+    "process that calls the planner": """
+from flyball_client.api.errors import PlannerUnavailableError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.planner_calls import RankCalls
+try:
+    RankCalls(PlannerClient("http://127.0.0.1:1"), "gpt", 0).newest_plan(None, 0.0)
+except PlannerUnavailableError as error:
+    assert "cannot be reached" in str(error), error
+""",
     "doctor": """
 from flyball_client.__main__ import main
 assert main(["doctor"]) in {0, 1}

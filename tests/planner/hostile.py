@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from tests.planner.patience import PATIENCE_S
 
@@ -16,21 +17,37 @@ HOST = "127.0.0.1"
 # Between two pieces of an answer that drips; far below any timeout of a client.
 _DRIP_S = 0.02
 
-Answer = Callable[["HostilePlanner", str], Iterable[bytes]]
-"""Pieces of the answer to a request, whose first line is given."""
+
+class Request(NamedTuple):
+    """One request, as it came.
+
+    Attributes:
+        method: Of its first line.
+        target: Path and query of its first line.
+        head: All lines before the body.
+        body: All of it.
+    """
+
+    method: str
+    target: str
+    head: bytes
+    body: bytes
+
+
+Answer = Callable[["HostilePlanner", Request], Iterable[bytes]]
+"""Pieces of the answer to a request."""
 
 
 class HostilePlanner:
     """Server that sends each client the pieces of an answer, until the client goes or it stops.
 
     Attributes:
-        requests: First lines of the requests, in order.
+        requests: Requests, in order.
         stopping: Event that ends all answers.
     """
 
     def __init__(self, answer: Answer) -> None:
-        self.requests: list[str] = []
-        self.heads: list[bytes] = []
+        self.requests: list[Request] = []
         self.stopping = threading.Event()
         self._answer = answer
         self._listener = socket.create_server((HOST, 0))
@@ -66,10 +83,9 @@ class HostilePlanner:
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(0.1)
         with connection, contextlib.suppress(OSError):
-            while (head := self._read_request(connection)) is not None:
-                self.heads.append(head)
-                self.requests.append(head.split(b"\r\n", 1)[0].decode())
-                for piece in self._answer(self, self.requests[-1]):
+            while (request := self._read_request(connection)) is not None:
+                self.requests.append(request)
+                for piece in self._answer(self, request):
                     self._send(connection, piece)
 
     def _send(self, connection: socket.socket, piece: bytes) -> None:
@@ -80,8 +96,8 @@ class HostilePlanner:
             with contextlib.suppress(TimeoutError):
                 left = left[connection.send(left) :]
 
-    def _read_request(self, connection: socket.socket) -> bytes | None:
-        """Return the head of the next request, whose body is read; None: there is none."""
+    def _read_request(self, connection: socket.socket) -> Request | None:
+        """Return the next request; None: there is none."""
         received = b""
         while not self.stopping.is_set():
             with contextlib.suppress(TimeoutError):
@@ -91,7 +107,8 @@ class HostilePlanner:
                 received += piece
             head, end, body = received.partition(b"\r\n\r\n")
             if end and len(body) >= _content_length(head):
-                return head
+                method, target, _ = head.split(b"\r\n", 1)[0].decode().split(" ")
+                return Request(method, target, head, body)
         return None
 
 
@@ -112,14 +129,14 @@ def whole(body: object, *, status: str = "200 OK", headers: str = "") -> Iterabl
     return (head.encode() + content,)
 
 
-def endless_interim(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def endless_interim(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """`100 Continue`, as fast as the client reads it."""
     del request
     while not planner.stopping.is_set():
         yield b"HTTP/1.1 100 Continue\r\n\r\n" * 100
 
 
-def endless_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def endless_head(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """Header lines as fast as the client reads them."""
     del request
     yield b"HTTP/1.1 200 OK\r\n"
@@ -127,7 +144,7 @@ def endless_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
         yield b"a: b\r\n" * 100
 
 
-def dripping_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def dripping_head(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """A header line now and then, so that no read of the client waits for long."""
     del request
     yield b"HTTP/1.1 200 OK\r\n"
@@ -135,14 +152,14 @@ def dripping_head(planner: HostilePlanner, request: str) -> Iterator[bytes]:
         yield b"a: b\r\n"
 
 
-def dripping_interim(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def dripping_interim(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """`100 Continue` now and then."""
     del request
     while planner.pause():
         yield b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def dripping_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def dripping_body(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """A body that grows by a byte now and then."""
     del request
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
@@ -150,7 +167,7 @@ def dripping_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
         yield b" "
 
 
-def endless_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def endless_body(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """A body as long as the client reads it."""
     del request
     yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"
@@ -158,7 +175,7 @@ def endless_body(planner: HostilePlanner, request: str) -> Iterator[bytes]:
         yield b"[" * 65536
 
 
-def endless_chunks(planner: HostilePlanner, request: str) -> Iterator[bytes]:
+def endless_chunks(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
     """A body in chunks of one byte."""
     del request
     yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -166,14 +183,14 @@ def endless_chunks(planner: HostilePlanner, request: str) -> Iterator[bytes]:
         yield b"1\r\n[\r\n" * 1000
 
 
-def packed_lists(planner: HostilePlanner, request: str) -> Iterable[bytes]:
+def packed_lists(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
     """32 KB of gzip that are 32 MiB of JSON."""
     del planner, request
     body = gzip.compress(b"[" + b"[]," * (32 * 2**20 // 3) + b"[]]")
     return whole(body, headers="Content-Encoding: gzip\r\n")
 
 
-def twice_packed(planner: HostilePlanner, request: str) -> Iterable[bytes]:
+def twice_packed(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
     """A few KB of gzip in gzip that are 64 MiB."""
     del planner, request
     body = gzip.compress(gzip.compress(bytes(64 * 2**20)))

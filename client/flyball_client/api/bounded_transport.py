@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -123,7 +123,7 @@ class BoundedTransport(httpx.BaseTransport):
             received.status,
             headers=received.headers,
             stream=_Body(received),
-            extensions=cast("dict[str, Any]", received.extensions),
+            extensions=_extensions(received),
         )
 
     def close(self) -> None:
@@ -220,8 +220,12 @@ class _Stream(httpcore.NetworkStream):
         return self._stream.get_extra_info(info)
 
 
+def _extensions(response: httpcore.Response) -> dict[str, Any]:
+    return cast("dict[str, Any]", cast("Any", response).extensions)
+
+
 @contextmanager
-def _errors_of_httpx() -> Iterator[None]:
+def _errors_of_httpx() -> Generator[None, None, None]:
     """Raise httpcore's errors as httpx's, which have the same names."""
     try:
         yield

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan
+
+# The largest plan of a rank that was made, of 64 stages, 256 microbatches and 8 chunks with weight
+# gradients apart, has 6144 instructions.
+MAX_INSTRUCTIONS = 16_384
+MAX_KINDS = 64
+_MAX_KIND_CHARS = 64
+# Of all rows of a cycle that differ, together.
+MAX_PLAN_CLOCKS = 262_144
+MAX_CYCLE_LENGTH = 65_536
+_MAX_NUMBER = 2**31 - 1
 
 
 def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) -> CompiledPlan:
@@ -20,10 +31,11 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     Args:
         plan: Plan from the planner.
         stage: Stage that this rank runs.
-        supported_mhz: SM clocks that can be locked, MHz, falling, at least one.
+        supported_mhz: SM clocks that can be locked, MHz, falling; empty: none can, and the plan
+            keeps its own: it has no effect on this rank, but other ranks wait for it.
 
     Raises:
-        CodecError: The plan is for another stage, an instruction is not
+        CodecError: The plan is for another stage or too large, an instruction is not
             `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, or a row of its cycle
             does not have one clock above 0 for each instruction.
     """
@@ -31,16 +43,15 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         raise CodecError(
             f"plan version {plan.version} is for stage {plan.stage}, this rank runs stage {stage}"
         )
+    _check_size(plan)
     rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
     _check_cycle(plan)
     wanted_mhz = tuple(clock_mhz for _, _, clock_mhz, _ in rows)
     cycle_mhz = plan.cycle_mhz
-    given_mhz = {
-        clock_mhz: _at_or_above(clock_mhz, supported_mhz)
-        for row in (wanted_mhz, *(cycle_mhz or ()))
-        for clock_mhz in row
-    }
-    # Equal rows become one object, which the cursor compares by identity.
+    all_mhz = set(wanted_mhz).union(*(cycle_mhz or ()))
+    supported_mhz = supported_mhz or tuple(sorted(all_mhz, reverse=True)) or (1,)
+    given_mhz = _given_mhz(all_mhz, supported_mhz)
+    # Equal rows become one object.
     given_rows = {row: _given(row, given_mhz) for row in cycle_mhz or ()}
     set_mhz = (wanted_mhz,) if cycle_mhz is None else cycle_mhz
     return CompiledPlan(
@@ -57,28 +68,24 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     )
 
 
-def _clocks_of(plan: RankPlan) -> tuple[int, ...]:
-    """Return the clocks of a plan in MHz, falling, as those of a GPU that supports just them."""
-    rows = (_row(item, position) for position, item in enumerate(plan.instructions))
-    clocks_mhz = {clock_mhz for _, _, clock_mhz, _ in rows}
-    return tuple(sorted(clocks_mhz.union(*(plan.cycle_mhz or ())), reverse=True)) or (1,)
-
-
 def _given(wanted_mhz: tuple[int, ...], given_mhz: dict[int, int]) -> tuple[int, ...]:
     return tuple(given_mhz[clock_mhz] for clock_mhz in wanted_mhz)
 
 
 def _row(item: tuple[str | int, ...], position: int) -> tuple[str, int, int, int]:
     match item:
-        case (str(kind), int(microbatch), int(clock_mhz)) if clock_mhz > 0:
-            return kind, microbatch, clock_mhz, 0
-        case (str(kind), int(microbatch), int(clock_mhz), int(chunk)) if clock_mhz > 0:
-            return kind, microbatch, clock_mhz, chunk
+        case (str(kind), int(microbatch), int(clock_mhz)):
+            row = kind, microbatch, clock_mhz, 0
+        case (str(kind), int(microbatch), int(clock_mhz), int(chunk)):
+            row = kind, microbatch, clock_mhz, chunk
         case _:
-            raise CodecError(
-                f"instructions[{position}] must be [kind, microbatch, MHz] or"
-                " [kind, microbatch, MHz, chunk]"
-            )
+            row = "", 0, 0, 0
+    if row[2] <= 0 or not all(0 <= number <= _MAX_NUMBER for number in row[1:]):
+        raise CodecError(
+            f"instructions[{position}] must be [kind, microbatch, MHz] or"
+            " [kind, microbatch, MHz, chunk]"
+        )
+    return row
 
 
 def _check_cycle(plan: RankPlan) -> None:
@@ -92,16 +99,38 @@ def _check_cycle(plan: RankPlan) -> None:
                 f"cycle_mhz[{number}] must have a clock for each of the {len(plan.instructions)}"
                 f" instructions, not {len(row)}"
             )
-        if any(clock_mhz <= 0 for clock_mhz in row):
+        if not all(0 < clock_mhz <= _MAX_NUMBER for clock_mhz in row):
             raise CodecError(f"cycle_mhz[{number}] must have clocks above 0 MHz only")
 
 
-def _at_or_above(wanted_mhz: int, supported_mhz: tuple[int, ...]) -> int:
-    return min((mhz for mhz in supported_mhz if mhz >= wanted_mhz), default=supported_mhz[0])
+def _check_size(plan: RankPlan) -> None:
+    num = len(plan.instructions)
+    if num > MAX_INSTRUCTIONS:
+        raise CodecError(f"it has {num} instructions, of which a rank takes {MAX_INSTRUCTIONS}")
+    cycle_mhz = plan.cycle_mhz or ()
+    if len(cycle_mhz) > MAX_CYCLE_LENGTH or len(set(cycle_mhz)) * num > MAX_PLAN_CLOCKS:
+        raise CodecError(
+            f"its cycle has {len(cycle_mhz)} rows of {num} clocks, of which a rank takes"
+            f" {MAX_CYCLE_LENGTH}, and {MAX_PLAN_CLOCKS} clocks of rows that differ"
+        )
+    kinds = {str(item[0]) for item in plan.instructions if item}
+    if len(kinds) > MAX_KINDS or any(len(kind) > _MAX_KIND_CHARS for kind in kinds):
+        raise CodecError(
+            f"its instructions have more than {MAX_KINDS} kinds, or names of more than"
+            f" {_MAX_KIND_CHARS} characters"
+        )
 
 
-# Bounds the plans that are never chosen.
+def _given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> dict[int, int]:
+    """Return for each wanted clock the next supported one at or above it, or the highest."""
+    rising_mhz = sorted(supported_mhz)
+    last = len(rising_mhz) - 1
+    return {mhz: rising_mhz[min(bisect_left(rising_mhz, mhz), last)] for mhz in wanted_mhz}
+
+
+# Bounds the plans that are never chosen, and those whose first step never comes.
 _MAX_OFFERED = 16
+_MAX_AWAITING = 64
 
 PlanChoice = Callable[[tuple[CompiledPlan, ...]], CompiledPlan | None]
 
@@ -120,7 +149,7 @@ class PendingPlans:
 
     def __init__(self, choose: PlanChoice | None = None) -> None:
         self._choose = choose
-        self._arrived: deque[tuple[int, CompiledPlan]] = deque()
+        self._arrived: deque[tuple[int, CompiledPlan]] = deque(maxlen=_MAX_AWAITING)
         self._awaiting_step: list[tuple[int, CompiledPlan]] = []
 
     def __len__(self) -> int:
@@ -134,6 +163,7 @@ class PendingPlans:
         """Return the plan to run from this step on, with its first step; None: no change."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
+        del self._awaiting_step[:-_MAX_AWAITING]
         due = [entry for entry in self._awaiting_step if entry[0] <= step]
         for entry in due[:-_MAX_OFFERED]:
             self._awaiting_step.remove(entry)
@@ -156,12 +186,8 @@ _logger = logging.getLogger(__name__)
 class ActivePlan:
     """Plan in force of a rank, with the cursor in it.
 
-    `compile` may be called from another thread than the rest.
-
     Args:
         plans: Received plans.
-        stage: Stage that the rank runs.
-        supported_mhz: SM clocks that can be locked, MHz, falling; empty: none can.
         keeps_plan: True: the plan stays in force while the planner is lost.
         rank_name: Job and rank, for the log.
 
@@ -173,41 +199,17 @@ class ActivePlan:
         self,
         plans: PendingPlans,
         *,
-        stage: int,
-        supported_mhz: tuple[int, ...],
         keeps_plan: bool,
         rank_name: str,
     ) -> None:
         self.cursor: PlanCursor | None = None
         self._plans = plans
-        self._stage = stage
-        self._supported_mhz = supported_mhz
         self._keeps_plan = keeps_plan
         self._rank_name = rank_name
         # Newest chosen plan and its first step; not in force while the planner is lost, unless
         # plans are kept.
         self._plan: tuple[CompiledPlan, int] | None = None
         self._last_version_with_surprise: int | None = None
-
-    def compile(self, plan: RankPlan) -> CompiledPlan:
-        """Check a plan and raise its clocks to ones that the GPU supports.
-
-        Raises:
-            CodecError: This rank cannot run it.
-        """
-        # Without clocks the plan is acknowledged and has no effect here: other ranks wait for it.
-        supported_mhz = self._supported_mhz or _clocks_of(plan)
-        compiled = compile_plan(plan, stage=self._stage, supported_mhz=supported_mhz)
-        if compiled.num_raised:
-            _logger.warning(
-                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"
-                " are set",
-                self._rank_name,
-                compiled.num_raised,
-                compiled.num_clocks,
-                compiled.version,
-            )
-        return compiled
 
     def begin_step(self, step: int, *, sets_clocks: bool, is_planner_lost: bool) -> None:
         """Put a due plan into force, and move the cursor to the step's first instruction.

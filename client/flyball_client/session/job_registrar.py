@@ -7,8 +7,9 @@ import os
 from dataclasses import replace
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
-from flyball_client.api.planner_client import PlannerClient
+from flyball_client.api.planner_client import MAX_WAIT_S, PlannerClient
 from flyball_client.session.planner_calls import Backoff, PlannerThread
+from flyball_client.session.process_caller import open_caller
 from flyball_client.session.rank_settings import launch_of
 from flyball_wire.messages import JobRegistration
 
@@ -16,6 +17,8 @@ _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
 _CHECK_PERIOD_S = 15.0
 _CONFLICT = 409
+# A job with all its ranks, 64,000 of them; read and not decoded.
+_MAX_JOB_BYTES = 32 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class JobRegistrar(PlannerThread):
         self, planner: PlannerClient, *, job_id: str, registration: JobRegistration
     ) -> None:
         super().__init__("flyball-job-registrar", f"job {job_id} is no longer kept registered")
-        self._planner = planner
+        self._caller = open_caller(planner, max_answer_bytes=_MAX_JOB_BYTES)
         self._job_id = job_id
         launch = launch_of(os.environ)
         self._registration = replace(
@@ -53,6 +56,7 @@ class JobRegistrar(PlannerThread):
     def close(self, *, timeout_s: float = 2.0) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""
         self.stop(timeout_s)
+        self._caller.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -65,7 +69,7 @@ class JobRegistrar(PlannerThread):
         is_logged = False
         while not self._stopping.is_set():
             try:
-                self._planner.put_job(self._job_id, self._registration)
+                self._caller.call("put_job", self._job_id, self._registration, wait_s=MAX_WAIT_S)
             except PlannerError as error:
                 if isinstance(error, PlannerRefusedError) and error.status != _CONFLICT:
                     logger.warning("the planner refused job %s: %s", self._job_id, error)
@@ -82,7 +86,7 @@ class JobRegistrar(PlannerThread):
         """Return when the planner had the job and no longer has it."""
         while not self._stopping.wait(_CHECK_PERIOD_S):
             try:
-                self._planner.get_job(self._job_id)
+                self._caller.call("find_job", self._job_id)
             except PlannerRefusedError as error:
                 if error.status == 404 and was_known:
                     is_given = self._registration.profiling == "given"

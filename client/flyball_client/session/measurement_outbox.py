@@ -28,6 +28,9 @@ _OTHER_RUN_STATUS = 409
 _HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
 # Until the planner's first answer names the period.
 _FIRST_PERIOD_S = 1.0
+# Bounds of what an answer names.
+_SHORTEST_PERIOD_S = 0.1
+_LONGEST_PERIOD_S = 300.0
 # Spreads the posts of ranks that started together.
 _JITTER = 0.1
 _MAX_STEPS_PER_POST = 256
@@ -137,7 +140,7 @@ class MeasurementOutbox(PlannerThread):
             except Exception:
                 self._put_back(batch)
                 raise
-            self._asked_period_s = answer.next_post_s
+            self._asked_period_s = bounded_period_s(answer.next_post_s)
             self._reachability.back("measurements")
             self._backoff.reset()
         return True
@@ -200,6 +203,11 @@ class MeasurementOutbox(PlannerThread):
         oldest = self._queue.popleft()
         self._num_details -= num_details(oldest)
         return oldest
+
+
+def bounded_period_s(asked_s: float) -> float:
+    """Return the time between two posts in s for what a planner asks."""
+    return min(max(asked_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
 
 
 def _is_encodable(step: StepMeasurement) -> bool:

@@ -43,13 +43,12 @@ class CompiledPlan:
         return len(self.kinds) * (1 if self.cycle_mhz is None else len(self.cycle_mhz))
 
 
-PlannedRow = tuple[str, int, int, int, bool]
-"""Kind, microbatch, chunk and SM clock in MHz of one planned instruction; True: its clock differs
-from that of the instruction before it in the step, or it is the first."""
+PlannedInstruction = tuple[str, int, int]
+"""Kind, microbatch and chunk."""
 
 # Matches no instruction, since names of kinds are not empty.
-_NOTHING: PlannedRow = ("", -1, -1, 0, True)
-_NO_ROWS = (_NOTHING,)
+_NOTHING: PlannedInstruction = ("", -1, -1)
+_NO_INSTRUCTIONS = (_NOTHING,)
 
 
 class PlanCursor:
@@ -65,11 +64,11 @@ class PlanCursor:
 
     Attributes:
         plan: Plan that is followed.
-        rows: Planned instructions of the step, and a row that matches nothing at the end; only
-            that row while no instruction is expected.
-        position: Index in `rows` of the next instruction. A caller whose instruction matches that
-            row may use its clock and increment `position`; else `next_sm_clock_mhz` must be
-            called.
+        instructions: Planned instructions of the step, and one that matches nothing at the end;
+            only that one while no instruction is expected.
+        clocks_mhz: SM clocks in MHz of the planned instructions in this step.
+        position: Index of the next instruction. A caller whose instruction is that one may use
+            its clock and increment `position`; else `next_sm_clock_mhz` must be called.
         num_unplanned: Number of the step's instructions that did not match the plan.
         surprise: First deviation from the plan in the step; None: there was none.
     """
@@ -78,12 +77,11 @@ class PlanCursor:
         "_first_step",
         "_instructions",
         "_is_in_step",
-        "_rows",
-        "_rows_mhz",
+        "clocks_mhz",
+        "instructions",
         "num_unplanned",
         "plan",
         "position",
-        "rows",
         "surprise",
     )
 
@@ -91,14 +89,15 @@ class PlanCursor:
         self.plan = plan
         self._first_step = first_step
         # Interned strings are compared with a caller's literals by identity.
-        kinds = (sys.intern(kind) for kind in plan.kinds)
-        self._instructions = tuple(zip(kinds, plan.microbatches, plan.chunks, strict=True))
-        self._rows_mhz = plan.sm_clocks_mhz
-        self._rows = self._rows_at(plan.sm_clocks_mhz)
+        kinds = map(sys.intern, plan.kinds)
+        # In C, since it is done as a step begins: a millisecond for the largest plan.
+        planned = zip(kinds, plan.microbatches, plan.chunks, strict=True)
+        self._instructions: tuple[PlannedInstruction, ...] = (*planned, _NOTHING)
+        self.clocks_mhz = plan.sm_clocks_mhz
         self.num_unplanned = 0
         self.surprise: str | None = None
         self._is_in_step = False
-        self.rows: tuple[PlannedRow, ...] = _NO_ROWS
+        self.instructions: tuple[PlannedInstruction, ...] = _NO_INSTRUCTIONS
         self.position = 0
 
     def begin_step(self, step: int) -> None:
@@ -107,18 +106,16 @@ class PlanCursor:
         if cycle_mhz is not None:
             # By the step's number, so that all ranks run the same row, also after a late start or
             # a failed step.
-            row_mhz = cycle_mhz[(step - self._first_step) % len(cycle_mhz)]
-            if row_mhz is not self._rows_mhz:
-                self._rows_mhz, self._rows = row_mhz, self._rows_at(row_mhz)
+            self.clocks_mhz = cycle_mhz[(step - self._first_step) % len(cycle_mhz)]
         self.num_unplanned = 0
         self.surprise = None
-        self.rows, self.position = self._rows, 0
+        self.instructions, self.position = self._instructions, 0
         self._is_in_step = True
 
     def end_step(self) -> None:
         """End the step; a missing instruction is a surprise."""
         num_planned = len(self.plan.kinds)
-        if self.rows is self._rows and self.position < num_planned:
+        if self.instructions is self._instructions and self.position < num_planned:
             self.surprise = (
                 f"the step ended after {self.position} of {num_planned} planned instructions"
             )
@@ -127,33 +124,23 @@ class PlanCursor:
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """Return the clock in MHz of the instruction that begins; microbatch None: any."""
-        planned_kind, planned_microbatch, planned_chunk, sm_clock_mhz, _ = self.rows[self.position]
+        planned_kind, planned_microbatch, planned_chunk = self.instructions[self.position]
         if (
             planned_kind == kind
             and planned_chunk == chunk
             and (microbatch is None or planned_microbatch == microbatch)
         ):
             self.position += 1
-            return sm_clock_mhz
-        if self.rows is self._rows:
+            return self.clocks_mhz[self.position - 1]
+        if self.instructions is self._instructions:
             self.surprise = self._describe_surprise(kind, microbatch, chunk)
             self._leave_plan()
         if self._is_in_step:
             self.num_unplanned += 1
         return self.plan.highest_sm_clock_mhz
 
-    def _rows_at(self, clocks_mhz: tuple[int, ...]) -> tuple[PlannedRow, ...]:
-        before_mhz = (0, *clocks_mhz[:-1]) if clocks_mhz else ()
-        rows = (
-            (*instruction, clock_mhz, clock_mhz != before)
-            for instruction, clock_mhz, before in zip(
-                self._instructions, clocks_mhz, before_mhz, strict=True
-            )
-        )
-        return (*rows, _NOTHING)
-
     def _leave_plan(self) -> None:
-        self.rows, self.position = _NO_ROWS, 0
+        self.instructions, self.position = _NO_INSTRUCTIONS, 0
 
     def _describe_surprise(self, kind: str, microbatch: int | None, chunk: int) -> str:
         plan, position = self.plan, self.position

@@ -6,16 +6,19 @@ import logging
 import random
 import threading
 from abc import ABC, abstractmethod
+from typing import cast
 
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.planner_procedures import NO_PLAN, KnownPlan
+from flyball_client.session.process_caller import open_caller
 from flyball_wire.errors import FlyballError
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
     MeasurementBatch,
     PlanVersion,
-    RankPlan,
     RankRegistration,
     StepMeasurement,
 )
@@ -68,7 +71,8 @@ class RankCalls:
     """Calls of one rank, which carry the run of the job that it is registered in.
 
     Args:
-        planner: Client of the planner; not closed here.
+        planner: Client of the planner; not closed here. Unless its transport replaces the network,
+            the calls are made in another process, see `process_caller`.
         job_id: Name of the job.
         rank: Rank within the job.
 
@@ -82,44 +86,53 @@ class RankCalls:
         self.name = f"job {job_id} rank {rank}"
         self.rank = rank
         self.is_registered = threading.Event()
-        self._planner = planner
+        self._caller = open_caller(planner)
         self._job_id = job_id
         self._run_id: str | None = None
+        self._registration: RankRegistration | None = None
 
     def register(self, registration: RankRegistration) -> None:
         """Register the rank."""
-        known = self._planner.put_rank(self._job_id, self.rank, registration)
-        self._run_id = known.run_id
+        answer = self._caller.call("put_rank", self._job_id, self.rank, registration)
+        self._run_id = cast("str", answer)
+        self._registration = registration
         self.is_registered.set()
 
-    def newest_plan(self, known: RankPlan | None, wait_s: float) -> RankPlan | None:
-        """Return the newest plan if it is not the known one; None: not within `wait_s`."""
-        return self._planner.get_rank_plan(
-            self._job_id,
-            self.rank,
-            after_version=0 if known is None else known.version,
-            plan_id=None if known is None else known.plan_id,
-            wait_s=wait_s,
-        )
+    def newest_plan(self, known: KnownPlan | None, wait_s: float) -> CompiledPlan | None:
+        """Return the newest plan if it is not the known one; None: not within `wait_s`.
+
+        Raises:
+            UnusablePlanError: There is one that this rank cannot run.
+        """
+        arguments = (self._job_id, self.rank, known or NO_PLAN, wait_s, self._registration)
+        answer = self._caller.call("newest_plan", *arguments, wait_s=wait_s)
+        return cast("CompiledPlan | None", answer)
 
     def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:
         """Acknowledge a plan version, and wait up to `wait_s` for its first step."""
         acknowledgement = Acknowledgement(
             version=version, current_step=current_step, run_id=self._run_id
         )
-        return self._planner.acknowledge(self._job_id, self.rank, acknowledgement, wait_s=wait_s)
+        arguments = (self._job_id, self.rank, acknowledgement, wait_s)
+        answer = self._caller.call("acknowledge", *arguments, wait_s=wait_s)
+        return cast("PlanVersion", answer)
 
     def post(self, steps: tuple[StepMeasurement, ...]) -> Accepted:
         """Post measured steps."""
         batch = MeasurementBatch(steps=steps, run_id=self._run_id)
-        return self._planner.post_measurements(self._job_id, self.rank, batch)
+        answer = self._caller.call("post", self._job_id, self.rank, batch)
+        return cast("Accepted", answer)
 
     def leave(self) -> None:
         """Report the end of the rank's training; a failure is only logged."""
         try:
-            self._planner.leave(self._job_id, self.rank, run_id=self._run_id)
+            self._caller.call("leave", self._job_id, self.rank, self._run_id)
         except FlyballError as error:
             _logger.debug("%s: its end was not reported: %s", self.name, error)
+
+    def close(self) -> None:
+        """End calls in progress; those that come fail."""
+        self._caller.close()
 
 
 class PlannerReachability:

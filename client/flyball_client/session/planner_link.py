@@ -17,12 +17,14 @@ from flyball_client.session.planner_calls import (
     PlannerThread,
     RankCalls,
 )
-from flyball_wire.errors import CodecError, FlyballError
-from flyball_wire.messages import RankPlan, RankRegistration
+from flyball_client.session.planner_procedures import KnownPlan, UnusablePlanError
+from flyball_wire.errors import FlyballError
+from flyball_wire.messages import RankRegistration
 
 _logger = logging.getLogger(__name__)
 
-# Least time between two polls, where a planner grants a shorter wait than was requested.
+# Least time between two polls, where a planner grants a shorter wait than was requested, and
+# between two plans.
 _SHORTEST_POLL_S = 1.0
 _SUBSCRIBER_STOP_TIMEOUT_S = 0.2
 
@@ -39,7 +41,6 @@ class PlanSubscriber(PlannerThread):
         calls: Calls of the rank.
         registration: Registration of the rank.
         current_step: Function that returns the current training step.
-        compile_plan: Function that checks a plan; CodecError refuses it.
         activate: Function that receives a plan and its first step, on this thread.
         reachability: Reachability of the planner, updated with each call.
         backoff: Pauses after failures.
@@ -52,7 +53,6 @@ class PlanSubscriber(PlannerThread):
         *,
         registration: RankRegistration,
         current_step: Callable[[], int],
-        compile_plan: Callable[[RankPlan], CompiledPlan],
         activate: Callable[[CompiledPlan, int], None],
         reachability: PlannerReachability,
         backoff: Backoff,
@@ -62,13 +62,13 @@ class PlanSubscriber(PlannerThread):
         self._calls = calls
         self._registration = registration
         self._current_step = current_step
-        self._compile_plan = compile_plan
         self._activate = activate
         self._reachability = reachability
         self._backoff = backoff
         self._poll_wait_s = poll_wait_s
-        self._newest: RankPlan | None = None
+        self._newest: KnownPlan | None = None
         self._awaited: CompiledPlan | None = None
+        self._next_plan_s = 0.0
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -94,17 +94,36 @@ class PlanSubscriber(PlannerThread):
 
     def _get_plan(self, wait_s: float) -> bool:
         """Return whether there was a new plan."""
-        plan = self._calls.newest_plan(self._newest, wait_s)
-        if plan is None or self._stopping.is_set():
+        # A planner that has a new version for every call must not keep this process busy.
+        if self._stopping.wait(self._next_plan_s - time.monotonic()):
             return False
-        self._newest = plan
         try:
-            self._awaited = self._compile_plan(plan)
-        except CodecError as error:
+            plan = self._calls.newest_plan(self._newest, wait_s)
+        except UnusablePlanError as error:
+            self._newest = error.plan
+            self._awaited = None
             _logger.warning(
-                "%s: plan version %d refused: %s", self._calls.name, plan.version, error
+                "%s: plan version %d refused: %s", self._calls.name, error.plan.version, error
             )
+        else:
+            if plan is None or self._stopping.is_set():
+                return False
+            self._newest = KnownPlan(plan.version, plan.plan_id)
+            self._awaited = plan
+            self._log_raised(plan)
+        self._next_plan_s = time.monotonic() + min(self._poll_wait_s, _SHORTEST_POLL_S)
         return True
+
+    def _log_raised(self, plan: CompiledPlan) -> None:
+        if plan.num_raised:
+            _logger.warning(
+                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"
+                " are set",
+                self._calls.name,
+                plan.num_raised,
+                plan.num_clocks,
+                plan.version,
+            )
 
     def _acknowledge(self, awaited: CompiledPlan) -> bool:
         """Acknowledge a plan; return whether it has a first step or is replaced."""
@@ -164,7 +183,6 @@ class PlannerLink:
         registration: Registration of the rank.
         times: Timeouts and intervals.
         current_step: Function that returns the current training step.
-        compile_plan: Function that checks a plan; CodecError refuses it.
         activate: Function that receives a plan and its first step, on the subscriber's thread.
 
     Attributes:
@@ -179,16 +197,15 @@ class PlannerLink:
         registration: RankRegistration,
         times: LinkTimes,
         current_step: Callable[[], int],
-        compile_plan: Callable[[RankPlan], CompiledPlan],
         activate: Callable[[CompiledPlan, int], None],
     ) -> None:
+        self._calls = calls
         self._flush_timeout_s = times.flush_timeout_s
         self.reachability = PlannerReachability(calls.name)
         self._subscriber = PlanSubscriber(
             calls,
             registration=registration,
             current_step=current_step,
-            compile_plan=compile_plan,
             activate=activate,
             reachability=self.reachability,
             backoff=times.backoff(),
@@ -209,4 +226,6 @@ class PlannerLink:
     def stop(self) -> None:
         """Post the rest, report the rank's end, and stop, within about `flush_timeout_s`."""
         self.outbox.stop(self._flush_timeout_s)
+        self._subscriber.stop(0.0)
+        self._calls.close()
         self._subscriber.stop(_SUBSCRIBER_STOP_TIMEOUT_S)

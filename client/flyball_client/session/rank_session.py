@@ -142,8 +142,6 @@ class RankSession:
         self.plans = PendingPlans() if plans is None else plans
         self._active_plan = ActivePlan(
             self.plans,
-            stage=stage,
-            supported_mhz=supported_mhz,
             keeps_plan=without_planner == "last-plan",
             rank_name=self._name,
         )
@@ -157,7 +155,6 @@ class RankSession:
                 registration=_registration_of(gpu, supported_mhz, stage, layout),
                 times=times or LinkTimes(),
                 current_step=lambda: self._current_step,
-                compile_plan=self._active_plan.compile,
                 activate=self.plans.put,
             )
         self._own_process = OwnProcess(self._turn_off)
@@ -309,11 +306,14 @@ class RankSession:
             if self._begun is not None:
                 self._end_implicitly()
             if cursor is not None:
-                name, number, part, sm_clock_mhz, is_change = cursor.rows[cursor.position]
+                position = cursor.position
+                name, number, part = cursor.instructions[position]
                 if kind == name and microbatch == number and chunk == part:
-                    cursor.position += 1
+                    cursor.position = position + 1
+                    clocks_mhz = cursor.clocks_mhz
+                    sm_clock_mhz = clocks_mhz[position]
                     # Otherwise the previous instruction's end has confirmed the clock.
-                    if is_change:
+                    if not position or sm_clock_mhz != clocks_mhz[position - 1]:
                         self._governor.set_mhz(sm_clock_mhz)
                 else:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)

@@ -375,6 +375,12 @@ class OrderNegotiation:
         """Return the plan's order if this rank can run it; else log one line."""
         place = self._place
         try:
+            # Of any other size it is not looked at, since this is done as a step begins.
+            if len(plan.kinds) != 2 * place.num_microbatches:
+                raise OrderError(
+                    f"it has {len(plan.kinds)} instructions, where a step has"
+                    f" {place.num_microbatches} microbatches"
+                )
             order = StageOrder.of_instructions(plan.kinds, plan.microbatches)
             stock = one_f_one_b(order.num_microbatches, place.num_stages, place.stage)
             wanted = order.num_in_flight - stock.num_in_flight

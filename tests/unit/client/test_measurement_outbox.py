@@ -113,6 +113,23 @@ def test_the_next_post_comes_when_the_planner_asks_for_it(monkeypatch: pytest.Mo
     outbox.stop(10.0)
 
 
+@pytest.mark.parametrize("next_post_s", [-1e300, 0.0, 1e300])
+def test_a_planner_cannot_have_the_outbox_spin_nor_end(
+    next_post_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurement_outbox, "_FIRST_PERIOD_S", 0.001)
+    inbox = Inbox(next_post_s=next_post_s)
+    outbox = make_outbox(inbox, period_s=None)
+    put(outbox, range(1))
+    outbox.start()
+    wait_until(lambda: len(inbox.batches) == 1)
+    put(outbox, range(1, 2))
+    assert outbox.is_alive
+    outbox.stop(10.0)
+    assert inbox.batches == [[0], [1]]
+    assert measurement_outbox.bounded_period_s(next_post_s) in {0.1, 300.0}
+
+
 @pytest.mark.parametrize(
     ("status", "levels"),
     [

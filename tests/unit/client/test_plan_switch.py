@@ -88,3 +88,15 @@ def test_plans_that_are_equal_are_still_two() -> None:
     switch.put(chooser.wanted, 1)
     assert switch.take_due(1) == (chooser.wanted, 1)
     assert switch.take_due(2) is None
+
+
+def test_plans_whose_first_step_never_comes_do_not_pile_up() -> None:
+    switch = PendingPlans()
+    for version in range(1, 1001):
+        switch.put(plan(version), 10**9)
+        if version % 100 == 0:
+            assert switch.take_due(0) is None
+    assert len(switch) <= 128
+    taken = switch.take_due(10**9)
+    assert taken is not None
+    assert taken[0].version == 1000

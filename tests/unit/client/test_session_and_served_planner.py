@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Iterable, Iterator
 
+import httpx
 import pytest
+from tests.planner.hostile import HostilePlanner, Request, dripping_head, hostile_planner, whole
 from tests.unit.client.memory_planner import MemoryPlanner, ServedPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
 from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.session import process_caller
+from flyball_client.session.planner_link import LinkTimes
 
 
 @pytest.fixture
@@ -56,3 +62,58 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
     assert set(range(died_at, returned_at)) <= set(planner.measurements)
     lines = [m for m in caplog.messages if "planner lost" in m or "planner back" in m]
     assert [line.split("planner ")[1].split(",")[0] for line in lines] == ["lost", "back"]
+
+
+def test_a_planner_whose_answers_begin_to_drip_is_lost(
+    gpu: RecordingGpu,
+    caplog: pytest.LogCaptureFixture,
+    make_session: SessionMaker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_caller, "MAX_CALL_S", 0.3)
+    memory, drips = MemoryPlanner(), threading.Event()
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        if drips.is_set():
+            return dripping_head(planner, request)
+        url = httpx.URL(request.target)
+        status, body = memory.answer(url.path, dict(url.params), request.body)
+        return whole(b"" if body is None else body, status=f"{status} as it is")
+
+    with (
+        hostile_planner(answer) as planner,
+        PlannerClient(planner.url, timeout_s=0.15, retries=Retries(num_attempts=1)) as client,
+        make_session(gpu, planner=client, without_planner="default-clocks") as session,
+    ):
+        memory.name_first_step(memory.publish(*PLAN), 0)
+        run_until_active(session, memory, 1)
+        drips.set()
+        wait_until(memory, lambda: any("planner lost" in m for m in caplog.messages))
+        run_step(session)
+        assert session.active_version is None
+        assert gpu.told[-1] == RESET
+
+
+def test_a_planner_with_a_new_plan_for_every_call_is_asked_once_a_second(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    memory = MemoryPlanner()
+    polled_s: list[float] = []
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        url = httpx.URL(request.target)
+        if url.path.endswith("/plan"):
+            memory.name_first_step(memory.publish(*PLAN), 0)
+            polled_s.append(time.monotonic())
+        status, body = memory.answer(url.path, dict(url.params), request.body)
+        return whole(b"" if body is None else body, status=f"{status} as it is")
+
+    with (
+        hostile_planner(answer) as planner,
+        PlannerClient(planner.url) as client,
+        make_session(gpu, planner=client, times=LinkTimes()) as session,
+    ):
+        session.start()
+        wait_until(memory, lambda: len(polled_s) == 3)
+    # From the first plan's arrival, not from its request.
+    assert polled_s[2] - polled_s[0] >= 2.0
