@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -51,46 +50,6 @@ NONE = "\u2013"
 )
 def test_figures_have_units_and_significant_digits(modules: Modules, call: str, text: str) -> None:
     assert modules.run("format", f"m.{call}") == text
-
-
-@pytest.mark.parametrize(
-    ("call", "ticks"),
-    [
-        ("jouleTicks([990000, 1000000])", ["0.99 MJ", "1.00 MJ"]),
-        ("jouleTicks([4500, 4750, 5000])", ["4.50 kJ", "4.75 kJ", "5.00 kJ"]),  # none is rounded
-        ("secondTicks([0.02, 0.04])", ["20 ms", "40 ms"]),
-        ("wattTicks([0])", ["0 W"]),
-        ("roundTicks(0, 1, 5)", {"values": [0, 0.5, 1], "decimals": 1}),
-        ("roundTicks(2.8, 3.5, 4)", {"values": [2.8, 3.0, 3.2, 3.4], "decimals": 1}),
-        ("roundTicks(-7, 24, 4)", {"values": [0, 10, 20], "decimals": 0}),
-        ("roundTicks(0, 47.97, 10)", {"values": [*range(0, 50, 5)], "decimals": 0}),
-        ("roundTicks(1, 1, 5)", {"values": [], "decimals": 0}),
-    ],
-)
-def test_ticks_of_an_axis_are_round_and_differ(
-    modules: Modules, call: str, ticks: list[str] | dict[str, Any]
-) -> None:
-    assert modules.run("axis_ticks", f"m.{call}") == ticks
-
-
-def test_a_higher_clock_is_lighter_and_each_has_a_readable_text(modules: Modules) -> None:
-    """Lightness alone shows the order; WCAG AA requires a contrast of 4.5 to 1."""
-    colors = "[700, 800, 1400, 1500].map(m.createClockScale(800, 1400).color)"
-    slowest, fastest = "#472a7a", "#f1e51d"
-    assert modules.run("clock_scale", colors) == [slowest] * 2 + [fastest] * 2
-    assert modules.run("clock_scale", "m.createClockScale(1400, 1400).color(1400)") == fastest
-    body = """
-        const scale = m.createClockScale(210, 1980);
-        return Array.from({ length: 119 }, (_, index) => {
-          const mhz = 210 + 15 * index;
-          const text = scale.textOn(mhz) === "#ffffff" ? 1 : 0;
-          return [m.relativeLuminance(scale.rgb(mhz)), text];
-        });
-    """
-    clocks = modules.run("clock_scale", body)
-    assert all(one < other for (one, _), (other, _) in pairwise(clocks))
-    contrasts = [(max(pair) + 0.05) / (min(pair) + 0.05) for pair in clocks]
-    assert min(contrasts) >= 4.5
 
 
 def test_figures_of_a_hidden_page_are_stale_without_a_banner(modules: Modules) -> None:
@@ -317,23 +276,6 @@ def test_each_step_has_the_prediction_and_clocks_of_its_version(modules: Modules
 
 
 @pytest.mark.parametrize(
-    ("column", "indices"),
-    [
-        ([1.0, None, 1.0, 1.0, None, 0.0], [0, 5]),
-        ([None, 1.0, None], [1]),
-        ([1.0], [0]),
-        ([1.0, 1.0], []),
-        ([None], []),
-        ([], []),
-    ],
-)
-def test_a_single_reading_is_a_dot(
-    modules: Modules, column: list[float | None], indices: list[int]
-) -> None:
-    assert modules.run("stage_charts", "m.singles(column)", column=column) == indices
-
-
-@pytest.mark.parametrize(
     ("version", "clock_mhz", "text"),
     [
         (1, 1380.4, "stage 1: 100.0 W, planned 1410 MHz on average, measured 1380 MHz"),
@@ -371,35 +313,6 @@ def test_a_step_on_an_unknown_plan_is_called_so(modules: Modules) -> None:
     state = {"history": [plan(1, 1)], "overview": job(num_ranks=2)}
     text = modules.run("step_words", "m.stepText(step, state)", step=steps[1], state=state)
     assert "2: v1 and unknown v7, not counted" in text
-
-
-def test_the_spread_of_stages_leaves_out_those_without_a_value(modules: Modules) -> None:
-    code = "m.spread([[1, 5, null], [3, null, null], [2, 7, null]], 3)"
-    spread = {"lowest": [1, 5, None], "middle": [2, 6, None], "highest": [3, 7, None]}
-    assert modules.run("step_series", code) == spread
-
-
-def test_one_outlier_does_not_press_the_other_steps_flat(modules: Modules) -> None:
-    def ends(values: list[float | None], line: list[float | None]) -> Any:  # noqa: ANN401 - JSON
-        return modules.run("step_series", "m.usualRange([values, line])", values=values, line=line)
-
-    values = [2.0 + 0.01 * (index % 2) for index in range(99)]
-    low, high = ends([*values, 60.0], [1.9] * 100)
-    assert low < 1.9
-    assert 2.01 < high < 2.5
-    # With few values each counts, and one alone has room on both sides.
-    low, high = ends([2.0, 3.0], [None, None])
-    assert (low < 2.0, high > 3.0) == (True, True)
-    low, high = ends([2.0], [None])
-    assert low < 2.0 < high
-    assert ends([None], [None]) == [0, 1]
-
-
-def test_an_axis_of_clocks_shows_the_highest_however_few_steps_had_it(modules: Modules) -> None:
-    read, planned = [1530.0, *[1000.0] * 99], [None, *[990.0] * 99]
-    ends = modules.run("step_series", "m.wholeRange([read, planned])", read=read, planned=planned)
-    assert ends == [990.0 - 0.08 * 540, 1530.0 + 0.08 * 540]
-    assert modules.run("step_series", "m.wholeRange([[null], [null]])") == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -52,23 +51,6 @@ def test_labels_name_the_origin_of_a_mark(
     assert marks(modules, **changes)[-1]["label"] == label
 
 
-@pytest.mark.parametrize(
-    ("time_s", "energy_j", "outside"),
-    # Eight pipelines are measured where the profile is one's: eight times the energy.
-    [(2.6, 1200.0, []), (2.1, 8000.0, ["measured"])],
-)
-def test_the_axes_span_all_marks_but_a_distant_measured_one(
-    modules: Modules, time_s: float, energy_j: float, outside: list[str]
-) -> None:
-    code = "m.extentOf(frontier, m.marksOf(frontier, state))"
-    state = frontier_state(measured=measured(time_s, energy_j), predicted=None)
-    found = modules.run("frontier_curve", code, frontier=FRONTIER, state=state)
-    extent = found["extent"]
-    assert [mark["kind"] for mark in found["outside"]] == outside
-    assert (extent["fastest_s"] < 2.0, extent["least_j"] < 800.0) == (True, True)
-    assert (extent["slowest_s"] > 2.6, extent["most_j"] > 1200.0) == (not outside, not outside)
-
-
 def test_a_point_has_its_figures_and_its_exact_deadline(modules: Modules) -> None:
     sentence, target = modules.run(
         "frontier_curve",
@@ -104,46 +86,6 @@ def test_another_profile_or_schedule_needs_a_new_frontier(modules: Modules) -> N
 def mark(x: float, y: float, **changes: object) -> dict[str, Any]:
     """A mark of 5 px with a label of 100 x 16 px."""
     return {"x": x, "y": y, "radius": 5, "width": 100, "height": 16, **changes}
-
-
-def placed(modules: Modules, *marks: dict[str, Any], spots: list[Any] | None = None) -> Any:  # noqa: ANN401 - JSON
-    """Return the places of labels in 400 x 300 px."""
-    room = {"x": 0, "y": 0, "width": 400, "height": 300}
-    code = "m.placeLabels(marks, spots, room)"
-    return modules.run("label_layout", code, marks=marks, spots=spots or [], room=room)
-
-
-SPOTS = [{"x": 215 + 10 * each, "y": 100, "radius": 6} for each in range(10)]
-
-
-@pytest.mark.parametrize(
-    ("changes", "spots", "place"),
-    [
-        # 5 px of the mark and 5 px of room to its right, its middle at the mark's height.
-        ({}, [], (210, 92)),
-        ({}, SPOTS, (90, 92)),
-        ({"prefers": [0, 1]}, [], (150, 110)),
-    ],
-)
-def test_a_label_stands_beside_its_mark_where_there_is_room(
-    modules: Modules, changes: dict[str, object], spots: list[Any], place: tuple[int, int]
-) -> None:
-    [found] = placed(modules, mark(200, 100, **changes), spots=spots)
-    assert found == {"x": place[0], "y": place[1], "isFar": False}
-
-
-def test_labels_of_close_marks_do_not_overlap_and_stay_in_the_picture(modules: Modules) -> None:
-    found = placed(modules, *(mark(20 + 6 * each, 150 + 5 * each) for each in range(7)))
-    assert all(0 <= label["x"] <= 300 and 0 <= label["y"] <= 284 for label in found)
-    for one, other in combinations(found, 2):
-        assert abs(one["x"] - other["x"]) >= 100 or abs(one["y"] - other["y"]) >= 16
-
-
-def test_a_label_is_not_placed_as_near_to_another_mark(modules: Modules) -> None:
-    """Two marks one above the other: right of the lower one is as near to the upper one."""
-    lower, upper = placed(modules, mark(200, 100), mark(200, 88))
-    assert lower["y"] > 100
-    assert upper["y"] + 16 < 100
 
 
 # ------------------------------------------------------------------ progress of a target

@@ -73,22 +73,6 @@ def test_the_path_of_one_pipeline_does_not_go_on_in_the_next(modules: Modules) -
     assert laid_out(modules, timeline, "layout.rows.map((row) => row.name)") == names
 
 
-def test_height_shows_the_kind_and_later_chunks_stand_higher(modules: Modules) -> None:
-    boxes = [
-        ("forward", 0, 1400, 0.0, 1.0, 0),
-        ("forward", 0, 1400, 1.0, 1.0, 1),
-        ("backward_input", 0, 1400, 2.0, 1.0, 1),
-    ]
-    timeline = iteration([row(0, boxes)], [(0, 0)])
-    first, second, backward = slots = laid_out(modules, timeline, "layout.slots")
-    assert laid_out(modules, timeline, LABELS) == [["F0", "F0.1", "I0.1"]]
-    assert second["bottom"] < first["bottom"]
-    assert backward["bottom"] == second["bottom"]
-    heights = [slot["bottom"] - slot["top"] for slot in slots]
-    assert heights[1] == pytest.approx(0.7 * heights[2])
-    assert all(0 <= slot["top"] < slot["bottom"] <= 1 for slot in slots)
-
-
 def test_a_time_finds_the_box_that_runs_then_and_none_in_a_wait(modules: Modules) -> None:
     """Stage 0 runs from 0 to 1 s and from 4 to 6 s."""
     times = "[-1, 0, 0.99, 1, 3, 4, 5.9, 6, 9]"
@@ -125,20 +109,6 @@ def test_a_column_has_the_mean_clock_of_what_runs_in_it(modules: Modules) -> Non
     assert aggregated(modules, boxes, 2, 1) == [pytest.approx([0.75, 4000 / 3])]
 
 
-@pytest.mark.parametrize("count", [1, 7, 100, 333])
-def test_merging_loses_no_busy_time_at_any_width(modules: Modules, count: int) -> None:
-    """A hundred boxes of 10 ms with 5 ms between them: 1 s of 1.5 s is busy."""
-    boxes = [("forward", each, 1000 + each, 0.015 * each, 0.01) for each in range(100)]
-    found = aggregated(modules, boxes, 1.5, count)
-    assert sum(busy for busy, _ in found) * 1.5 / count == pytest.approx(1.0, rel=1e-4)
-
-
-def test_wide_boxes_end_a_column_early_to_keep_neighbours_apart(modules: Modules) -> None:
-    boxes = [("forward", 0, 1000, 0.0, 1.0), ("forward", 1, 1000, 1.0, 1.0)]
-    found = aggregated(modules, boxes, 2, 20)
-    assert [at for at, (busy, _) in enumerate(found) if busy == 0] == [9, 19]
-
-
 def test_rows_are_drawn_with_waits_and_nothing_after_the_end(modules: Modules) -> None:
     """Columns of 1 s, rows of 10 lines: the forward lower than the backward, the end at 6 s."""
     body = """
@@ -156,20 +126,6 @@ def test_rows_are_drawn_with_waits_and_nothing_after_the_end(modules: Modules) -
     blank = " " * 8
     assert lines[:10] == [blank, *["----xx  "] * 2, *["x---xx  "] * 6, blank]
     assert lines[10:] == [blank, *["--xx--  "] * 2, *["-xxx--  "] * 6, blank]
-
-
-def test_the_colour_of_a_busy_column_is_its_clocks(modules: Modules) -> None:
-    body = """
-        const { createClockScale } = await import("/dashboard/scripts/clock_scale.js");
-        const palette = m.createPalette(createClockScale(1000, 1400), [255, 255, 255]);
-        const line = new Uint32Array(3);
-        m.colorLine({ busy: [1, 0, 0.5], clock: [1400, 0, 500] }, palette, line);
-        return Array.from(new Uint8Array(line.buffer));
-    """
-    pixels = modules.run("timeline_raster", body)
-    assert pixels[:8] == [0xF1, 0xE5, 0x1D, 255, 255, 255, 255, 255]
-    # Half of 1000 MHz (#472a7a), half of waiting.
-    assert pixels[8:] == [(0x47 + 255) // 2, (0x2A + 255) // 2, (0x7A + 255) // 2, 255]
 
 
 # ------------------------------------------------------------------ words

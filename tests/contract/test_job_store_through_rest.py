@@ -146,11 +146,6 @@ def step(number: int, **changes: object) -> dict[str, Any]:
     return {"step": number, "plan_version": None, "time_s": 0.5, "energy_j": 10.0, **changes}
 
 
-def stored_steps(job: VisibleJob) -> dict[int, tuple[float, float | None]]:
-    """By number: time and energy."""
-    return {each["step"]: (each["time_s"], each["energy_j"]) for each in job.get(routes.STEPS)}
-
-
 class TestJobStoreThroughRest:
     def test_a_job_comes_out_as_it_went_in(self, job: VisibleJob) -> None:
         body = registration(
@@ -189,48 +184,6 @@ class TestJobStoreThroughRest:
         assert job.get(routes.PLAN, version=1) == first
         assert [each["version"] for each in job.get(routes.HISTORY)] == [1, 2, 3]
         assert job.http.get(job.path(routes.PLAN, version=4)).status_code == 404
-
-    def test_steps_come_out_rising_over_all_their_ranks(self, job: VisibleJob) -> None:
-        job.register()
-        for rank in (0, 1):
-            job.register_rank(rank)
-        job.measure(1, step(9, time_s=1 / 3, energy_j=0.5, num_unplanned=2)).raise_for_status()
-        job.measure(
-            0,
-            step(9, time_s=0.25, energy_j=0.25, num_unplanned=1, num_clock_misses=4),
-            step(7, num_power_capped=2),
-            step(8, energy_j=None, num_thermally_capped=1),
-        ).raise_for_status()
-        job.measure(1, step(8)).raise_for_status()
-        found = job.get(routes.STEPS)
-        assert stored_steps(job) == {7: (0.5, 10.0), 8: (0.5, None), 9: (1 / 3, 0.75)}
-        assert [each["step"] for each in found] == [7, 8, 9]
-        assert [each["num_ranks"] for each in found] == [1, 2, 2]
-        assert [each["num_unplanned"] for each in found] == [0, 0, 3]
-        assert [each["num_clock_misses"] for each in found] == [0, 0, 4]
-        assert [each["num_power_capped"] for each in found] == [2, 0, 0]
-        assert [each["num_thermally_capped"] for each in found] == [0, 1, 0]
-        newest = job.get(routes.STEPS, query={"limit": 2})
-        assert newest == found[1:]
-
-    def test_steps_are_added_up_by_stage_and_a_rank_counts_where_it_is_now(
-        self, job: VisibleJob
-    ) -> None:
-        job.register(num_ranks=3)
-        for rank, stage in enumerate((0, 0, 1)):
-            job.register_rank(rank, stage)
-            job.measure(rank, step(5, time_s=rank + 1.0)).raise_for_status()
-
-        def stages() -> list[tuple[int, int, float, float]]:
-            (found,) = job.get(routes.STAGES_OF_STEPS)
-            return [
-                (each["stage"], each["num_ranks"], each["time_s"], each["energy_j"])
-                for each in found["stages"]
-            ]
-
-        assert stages() == [(0, 2, 2.0, 20.0), (1, 1, 3.0, 10.0)]
-        job.register_rank(1, 1)
-        assert stages() == [(0, 1, 1.0, 10.0), (1, 2, 3.0, 20.0)]
 
     def test_whole_numbers_up_to_the_largest_are_kept(self, job: VisibleJob) -> None:
         job.register()
@@ -284,25 +237,6 @@ class TestJobStoreThroughRest:
         found = {each["rank"]: each["slowdown"] for each in job.get(routes.STRAGGLERS)}
         assert found == {rank: 1.5 + rank for rank in range(8)}
         assert [each["num_ranks"] for each in job.get(routes.STEPS)] == [8] * 5
-
-    def test_a_plan_that_many_ask_for_at_once_is_made_once(self, job: VisibleJob) -> None:
-        job.register()
-        with ThreadPoolExecutor(4) as threads:
-            asked = [threads.submit(job.put_profile) for _ in range(4)]
-            assert {each.result(PATIENCE_S)["newest_version"] for each in asked} == {1}
-        assert len(job.get(routes.PLANS)) == 1
-
-    def test_whoever_waits_is_woken_by_what_another_stores(self, job: VisibleJob) -> None:
-        job.register()
-        for rank in (0, 1):
-            job.register_rank(rank)
-        query = {"after_version": 0, "wait_s": LONG_S}
-        with ThreadPoolExecutor(2) as threads:
-            waiting = [
-                threads.submit(job.get, routes.RANK_PLAN, rank=rank, query=query) for rank in (0, 1)
-            ]
-            job.put_profile()
-            assert [each.result(PATIENCE_S)["version"] for each in waiting] == [1, 1]
 
     def test_what_steers_a_job_comes_out_as_it_went_in_and_is_replaced(
         self, job: VisibleJob

@@ -239,12 +239,6 @@ def test_compose_asks_the_planner_as_the_image_does_whether_it_is_ready() -> Non
     assert IMAGE.health_command[-1] == routes.HEALTH
 
 
-def test_the_proxy_that_is_tested_is_the_proxy_of_read_compose() -> None:
-    version = run("caddy", "version").stdout.lstrip("v").split(".")
-    tag = read_compose()["services"]["proxy"]["image"].partition(":")[2]
-    assert tag.removesuffix("-alpine").split(".") == version[:2]
-
-
 def test_the_probes_of_kubernetes_ask_what_the_planner_answers() -> None:
     container = container_of("Deployment", "flyball-planner")
     assert container["readinessProbe"]["httpGet"]["path"] == routes.READY

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 import yaml
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
-from grafana_foundation_sdk.models import units
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.deploy import grafana
 from tests.deploy.compose import read_compose
@@ -55,45 +53,6 @@ def test_grafanas_own_types_know_every_field_of_the_dashboard() -> None:
     unknown = {path.rsplit(".", 1)[1] for path in lost(written, read, "")}
     # Grafana's Prometheus knows these; the types, which are of every data source, do not.
     assert unknown == {"titleFormat", "textFormat", "definition"}
-
-
-def test_panels_have_ids_of_their_own_and_do_not_overlap() -> None:
-    everything = grafana.read_dashboard()["panels"]
-    ids = [panel["id"] for panel in everything]
-    assert len(ids) == len(set(ids))
-    taken: set[tuple[int, int]] = set()
-    for panel in everything:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24, panel["title"]
-        rows = range(at["y"], at["y"] + at["h"])
-        cells = set(itertools.product(range(at["x"], at["x"] + at["w"]), rows))
-        assert not cells & taken, panel["title"]
-        taken |= cells
-
-
-def test_every_panel_says_what_it_shows_and_in_what_unit() -> None:
-    known = {value for value in vars(units).values() if isinstance(value, str)}
-    titles = [panel["title"] for panel in grafana.panels()]
-    assert len(titles) == len(set(titles))
-    for panel in grafana.panels():
-        assert panel["description"].endswith("."), panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"] in known, panel["title"]
-        references = [target["refId"] for target in panel["targets"]]
-        assert references, panel["title"]
-        assert len(references) == len(set(references)), panel["title"]
-
-
-def test_every_column_of_the_table_of_jobs_has_a_name_and_a_unit() -> None:
-    (table,) = (panel for panel in grafana.panels() if panel["type"] == "table")
-    names = {target.legend for target in TARGETS if target.title == table["title"]}
-    assert len(names) == len(table["targets"])
-    overrides = table["fieldConfig"]["overrides"]
-    changed = {each["matcher"]["options"]: each["properties"] for each in overrides}
-    assert set(changed) == names | {"Job"}
-    assert {each[0]["id"] for name, each in changed.items() if name != "Job"} == {"unit"}
-    (link,) = changed["Job"][0]["value"]
-    assert link["url"].startswith(f"/d/{grafana.read_dashboard()['uid']}?")
-    assert set(re.findall(r"var-(\w+)=", link["url"])) == {"datasource", "emulated", "job"}
 
 
 def test_every_query_goes_to_the_prometheus_that_is_provisioned() -> None:
@@ -193,11 +152,6 @@ def test_what_is_predicted_and_what_is_measured_are_told_apart(target: Target) -
         others = set(kinds) - {kind}
         says = target.title if not any(other in target.title for other in others) else ""
         assert kind in says or kind in target.legend
-
-
-def test_rows_say_whether_gpus_are_emulated() -> None:
-    rows = [each for each in grafana.read_dashboard()["panels"] if each["type"] == "row"]
-    assert [("$emulated" in row["title"]) for row in rows] == [True, True, False]
 
 
 # ------------------------------------------------------------------ in docker-compose.yml

@@ -95,27 +95,6 @@ def test_writing_transactions_of_different_jobs_run_at_once_and_of_one_job_do_no
         assert reader.list_jobs() == (job_record("a", problem="second"), job_record("b"))
 
 
-def test_planners_that_write_one_job_lose_no_change(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
-) -> None:
-    with stores[0].writing("job") as writer:
-        writer.save_job(job_record())
-
-    def count_up(store: PostgresJobStore) -> None:
-        for _ in range(10):
-            with store.writing("job") as writer:
-                job = writer.find_job("job")
-                assert job is not None
-                writer.save_job(job.evolve(inputs_revision=job.inputs_revision + 1))
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(count_up, stores * 2, timeout=PATIENCE_S))
-    with stores[0].reading() as reader:
-        job = reader.find_job("job")
-    assert job is not None
-    assert job.inputs_revision == 40
-
-
 def test_a_turn_belongs_to_one_planner_and_is_handed_on(
     stores: tuple[PostgresJobStore, PostgresJobStore],
 ) -> None:

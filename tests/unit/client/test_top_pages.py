@@ -22,9 +22,7 @@ from flyball_client.cli.top.lines import (
     ASCII,
     Page,
     Paper,
-    age_text,
     clipped,
-    moment_text,
     plain_text,
     target_text,
 )
@@ -232,21 +230,6 @@ def test_an_announced_straggler_says_from_when_to_when() -> None:
 )
 def test_a_target_is_shown_with_the_digits_that_count_and_its_unit(target: str, shown: str) -> None:
     assert target_text(target) == shown
-
-
-@pytest.mark.parametrize(
-    ("moment", "age", "shown"),
-    [
-        ("2026-01-05T09:29:57Z", "3 s", "09:29:57"),
-        ("2026-01-05T10:00:00+01:00", "30 min", "09:00:00"),
-        ("2026-01-05T00:30:00Z", "9 h", "00:30:00"),
-        ("2025-12-05T09:30:00Z", "31 d", "2025-12-05 09:30"),
-        ("2027-01-05T09:30:00Z", "0 s", "2027-01-05 09:30"),
-        ("soon\x1b", "-", "soon?"),
-    ],
-)
-def test_an_age_has_the_unit_that_suits_it(moment: str, age: str, shown: str) -> None:
-    assert (age_text(moment, NOW), moment_text(moment, NOW)) == (age, shown)
 
 
 # ------------------------------------------------------------------ trouble

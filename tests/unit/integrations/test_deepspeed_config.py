@@ -29,7 +29,6 @@ from flyball_integrations.deepspeed.settings import (
     Setting,
 )
 from flyball_integrations.shared.attach_options import AttachOptions
-from flyball_profiles.gpu_windows import gpu_names
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
@@ -206,18 +205,10 @@ def test_envpipes_whole_block_becomes_arguments_of_attach() -> None:
 @pytest.mark.parametrize(
     ("key", "variable", "value", "argument", "becomes"),
     [
-        ("type", "ENVPIPE_TYPE", "baseline", "policy", "baseline"),
-        ("type", "ENVPIPE_TYPE", "uniform", "policy", "uniform"),
         ("type", "ENVPIPE_TYPE", "envelope", "policy", "envelope"),
-        ("scheduling", "ENVPIPE_SCHEDULING", "1f1b", "schedule", "1f1b"),
         ("scheduling", "ENVPIPE_SCHEDULING", "ours", "schedule", "envpipe"),
-        ("reconfig", "ENVPIPE_RECONFIGURE", "default", "reconfigure", "default"),
-        ("reconfig", "ENVPIPE_RECONFIGURE", "greedy", "reconfigure", "greedy"),
         ("reconfig", "ENVPIPE_RECONFIGURE", "balanced", "reconfigure", "balanced"),
-        ("gpu", None, "v100", "gpu_type", "v100"),
-        ("gpu", None, "rtx3090", "gpu_type", "rtx3090"),
         ("gpu", None, "a100", "gpu_type", "a100"),
-        ("gpu", None, "a6000", "gpu_type", "a6000"),
     ],
 )
 def test_each_value_that_envpipe_has_is_understood(
@@ -262,20 +253,8 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             "envpipe.type must be one of baseline, uniform, envelope, not 'envpipe'",
         ),
         (
-            {"envpipe": {"type": "Envelope"}},
-            "envpipe.type must be one of baseline, uniform, envelope, not 'Envelope'",
-        ),
-        (
-            {"envpipe": {"scheduling": "envpipe"}},
-            "envpipe.scheduling must be one of 1f1b, ours, not 'envpipe'",
-        ),
-        (
             {"envpipe": {"reconfig": True}},
             "envpipe.reconfig must be one of default, greedy, balanced, not True",
-        ),
-        (
-            {"envpipe": {"gpu": "newarch"}},
-            f"envpipe.gpu must be one of {', '.join(gpu_names())}, not 'newarch'",
         ),
         (
             {"envpipe": {"reconfigure_threshold_scale": "four"}},
@@ -311,25 +290,9 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             "flyball.policy must be one of baseline, uniform, envelope, frontier, not 'perseus'",
         ),
         (
-            {"flyball": {"schedule": "ours"}},
-            "flyball.schedule must be one of 1f1b, gpipe, envpipe, auto, not 'ours'",
-        ),
-        (
-            {"flyball": {"reconfigure": "best"}},
-            "flyball.reconfigure must be one of default, greedy, balanced, not 'best'",
-        ),
-        (
             {"flyball": {"target": "slowdown"}},
             "flyball.target must be fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or"
             " power:8000 (W), not 'slowdown'",
-        ),
-        (
-            {"flyball": {"effort": "max"}},
-            "flyball.effort must be one of low, normal, high, not 'max'",
-        ),
-        (
-            {"flyball": {"gpu_type": "tpu"}},
-            f"flyball.gpu_type must be one of {', '.join(gpu_names())}, not 'tpu'",
         ),
         (
             {"flyball": {"blocking_power_w": [70, 0]}},
@@ -337,28 +300,12 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             " 70,84), not [70, 0]",
         ),
         (
-            {"flyball": {"profiling": "offline"}},
-            "flyball.profiling must be one of given, online, not 'offline'",
-        ),
-        (
             {"flyball": {"profiling_slowdown": 10}},
             "flyball.profiling_slowdown must be a share above 0 and at most 1 (0.1), not 10",
         ),
         (
-            {"flyball": {"adaptation": "envpipe"}},
-            "flyball.adaptation must be one of announced, reconfigure, frontier, not 'envpipe'",
-        ),
-        (
             {"flyball": {"reserve": -0.01}},
             "flyball.reserve must be a share from 0 to 0.5 (0.01), not -0.01",
-        ),
-        (
-            {"flyball": {"p2p": "fast"}},
-            "flyball.p2p must be one of stock, eager, pulled, not 'fast'",
-        ),
-        (
-            {"flyball": {"without_planner": "stop"}},
-            "flyball.without_planner must be one of last-plan, default-clocks, not 'stop'",
         ),
         (
             {"flyball": {"lease_s": float("inf")}},
@@ -456,13 +403,11 @@ def test_a_job_without_a_name_has_its_launchers(environ: dict[str, str], job_id:
             ["the planner knows this job as 'deepspeed'", "the blocking power of the GPU is not"],
         ),
         ({"planner_url": URL, "job_id": "gpt", "gpu_type": "a100"}, []),
-        ({"planner_url": URL, "job_id": "gpt", "blocking_power_w": 70}, []),
         (
             {"planner_url": URL, "job_id": "gpt", "gpu_type": "v100"},
             ["the blocking power of v100 is not known, and without it the planner refuses"],
         ),
         ({"planner_url": URL, "job_id": "gpt", "gpu_type": "v100", "blocking_power_w": 70}, []),
-        ({"planner_url": URL, "job_id": "gpt", "profiling": "online"}, []),
         ({"planner_url": URL, "job_id": "gpt", "gpu_type": "v100", "profiling": "online"}, []),
     ],
 )

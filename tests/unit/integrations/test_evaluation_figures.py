@@ -22,15 +22,13 @@ from flyball_lab.evaluation.configurations import (
     ENVPIPE,
     FITTED,
     FRONTIER_1F1B,
-    FRONTIER_ENVPIPE,
     GIVEN,
     Configuration,
     example_model,
     fitted_model,
     given_models,
-    with_heavier_last_stage,
 )
-from flyball_lab.evaluation.figures import FIGURE_NAMES, Figure, make_figure
+from flyball_lab.evaluation.figures import Figure, make_figure
 from flyball_lab.evaluation.planned_run import RunResult
 from flyball_lab.evaluation.tables import printed_table, rows_of, write_csv
 from flyball_profiles.examples import example_profile_path
@@ -63,36 +61,6 @@ def result_of(run: Configuration, time_s: float, energy_j: float) -> RunResult:
         num_switches=5,
         peak_activations=(2, 2, 2, 1),
     )
-
-
-# ------------------------------------------------------------------ which runs
-
-
-@pytest.mark.parametrize(
-    ("name", "num_groups", "num_runs_each"),
-    [("9", 10, 5), ("10", 3, 8), ("11", 5, 6), ("12", 2, 4), ("13", 15, 4), ("orders", 20, 2)],
-)
-def test_a_figure_has_its_models_and_runs(name: str, num_groups: int, num_runs_each: int) -> None:
-    figure = make_figure(name, [example_model()])
-    assert [len(group) for group in figure.groups.values()] == [num_runs_each] * num_groups
-
-
-@pytest.mark.parametrize("name", FIGURE_NAMES)
-def test_every_figure_has_frontier_in_both_orders(name: str) -> None:
-    for group in make_figure(name, [example_model()]).groups.values():
-        manners = [run.manner for run in group]
-        assert manners[-2:] == [FRONTIER_1F1B, FRONTIER_ENVPIPE]
-        assert manners[0] == (FRONTIER_1F1B if name == "orders" else BASELINE)
-
-
-def test_the_heavier_last_stage_takes_longer_at_the_same_power() -> None:
-    profile = fitted_model("bert-336m").profile
-    heavier = with_heavier_last_stage(profile, 1.3)
-    for key, points in profile.points.items():
-        factor = 1.3 if key[0] == 3 else 1.0
-        for before, after in zip(points, heavier.points[key], strict=True):
-            assert after.time_s == pytest.approx(factor * before.time_s)
-            assert after.energy_j == pytest.approx(factor * before.energy_j)
 
 
 # ------------------------------------------------------------------ profiles of a folder

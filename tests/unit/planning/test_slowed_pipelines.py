@@ -20,7 +20,7 @@ from flyball_server.planning.documents.recorded_plan import models_of_data_paral
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.model.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
-from flyball_server.planning.planner import make_plan, model_of_request
+from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.stragglers.slowed_pipelines import (
     Slowdown,
@@ -268,14 +268,6 @@ def test_equal_requests_have_one_digest_and_others_another() -> None:
     assert request_digest(slowed_request(profile)) == request_digest(requests[1])
 
 
-def test_one_pipeline_is_built_once_for_several_targets() -> None:
-    request = slowed_request(merged_profile(2, 2)).request
-    model = model_of_request(request)
-    other_target = request.with_options(target="slowdown:0.1", effort=Effort.HIGH)
-    assert model_of_request(other_target) is model
-    assert model_of_request(request.with_options(schedule="gpipe")).schedule.name == "gpipe"
-
-
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
@@ -288,8 +280,3 @@ def test_a_slowdown_out_of_bounds_is_refused(changes: dict[str, Any], field: str
     options = {"stage": 0, "slowdown": 1.1, "dp_rank": 0, **changes}
     with refuses(field):
         slowed_request(merged_profile(2, 2), Slowdown(**options), num_pipelines=2)
-
-
-def test_no_pipeline_is_refused() -> None:
-    with pytest.raises(PlanningError, match="must be at least 1"):
-        slowed_request(merged_profile(1), num_pipelines=0)

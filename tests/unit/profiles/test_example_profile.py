@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -43,20 +41,6 @@ def test_the_example_has_eight_stages_of_which_the_last_is_heavier() -> None:
         assert all(profile.points[stage, kind] == usual for stage in range(7))
         assert profile.at(7, kind, 1410).time_s > profile.at(0, kind, 1410).time_s
         assert [point.frequency_mhz for point in usual] == list(range(1410, 854, -15))
-
-
-def test_every_time_of_the_example_falls_strictly_with_the_clock() -> None:
-    for points in load_example_profile().points.values():
-        assert all(fast.time_s < slow.time_s for fast, slow in itertools.pairwise(points))
-
-
-def test_every_energy_of_the_example_has_one_valley_inside_its_clocks() -> None:
-    for points in load_example_profile().points.values():
-        energies_j = [point.energy_j for point in points]
-        valley = energies_j.index(min(energies_j))
-        assert 0 < valley < len(points) - 1
-        assert energies_j[: valley + 1] == sorted(set(energies_j[: valley + 1]), reverse=True)
-        assert energies_j[valley:] == sorted(set(energies_j[valley:]))
 
 
 def test_the_curves_are_their_formulas() -> None:
@@ -97,32 +81,6 @@ def test_the_example_is_near_every_measurement_and_copies_none() -> None:
             assert fitted.time_s == pytest.approx(point.time_s, rel=0.0065)
             assert fitted.energy_j == pytest.approx(point.energy_j, rel=0.0135)
             assert (fitted.time_s, fitted.energy_j) != (point.time_s, point.energy_j)
-
-
-def test_the_readme_of_the_data_gives_the_fit_errors_of_the_coefficients() -> None:
-    readme = (example_profile_path().parent / "README.md").read_text(encoding="utf-8")
-    table = tomllib.loads(COEFFICIENTS.read_text(encoding="utf-8"))
-    for entry in table["instructions"]:
-        stages = entry["stages"]
-        span = f"{stages[0]} to {stages[-1]}" if len(stages) > 1 else str(stages[0])
-        percents = [
-            f"{100 * entry[quantity][error]:.2f} %"
-            for quantity in ("time", "energy")
-            for error in ("max_relative_error", "rms_relative_error")
-        ]
-        assert " | ".join([f"| {span}", entry["instruction"], *percents]) + " |" in readme
-
-
-def test_a_profile_made_of_curves_is_fitted_back_to_those_curves(tmp_path: Path) -> None:
-    measured, refitted = tmp_path / "exact.csv", tmp_path / "refitted.csv"
-    measured.write_text(write_stage_profile(load_example_profile()), encoding="utf-8")
-    finished = fit("--measured", measured, "--output", refitted)
-    assert (finished.returncode, finished.stderr) == (0, "")
-    again = read_stage_profile(refitted)
-    for key, points in load_example_profile().points.items():
-        for point, fitted in zip(points, again.points[key], strict=True):
-            assert fitted.time_s == pytest.approx(point.time_s, rel=1e-4)
-            assert fitted.energy_j == pytest.approx(point.energy_j, rel=1e-4)
 
 
 def test_the_shipped_csv_is_generated_from_its_coefficients_byte_for_byte() -> None:

@@ -32,7 +32,6 @@ def wide(rows: str, prefix: str) -> str:
     return "".join(f"{prefix},{row}\n" for row in rows.splitlines())
 
 
-BACKWARD_INPUT_ROWS = "0,backward_input,1410,1,1\n0,backward_input,1200,1,1\n"
 LATER_STAGE = (FORWARD_ROWS + BACKWARD_ROWS).replace("0,", "2,", 1).replace("\n0,", "\n2,")
 COUNTED = GOOD.replace("\n", ",2\n").replace("energy,2", "energy,num_ranks")
 ON_RANKS = wide(FORWARD_ROWS + BACKWARD_ROWS, "0,0,0") + wide(FORWARD_ROWS + BACKWARD_ROWS, "1,0,1")
@@ -44,27 +43,17 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
     ("text", "message", "line"),
     [
         ("", f"the profile is empty; its first line must be {HEADER.strip()}", None),
-        ("\ufeff", "the profile is empty; ", None),
         ("  \r\n \n", "the profile is empty; ", None),
         (HEADER, "the profile has no rows; give at least forward and backward", None),
         ("\n" + GOOD.replace("time", "other", 1), "missing column time; the header must have ", 2),
-        (
-            "stage;instruction;time\n",
-            "missing columns stage, instruction, frequency, time, energy; ",
-            1,
-        ),
         (f"time,time,{HEADER}", "the column time stands twice in the header", 1),
-        (f"rank,rank,{HEADER}", "the column rank stands twice in the header", 1),
         (
             GOOD + "0,Forward,900,1,1\n",
             "unknown instruction 'Forward'; known: backward, backward_input, backward_weight,"
             " forward, recompute",
             6,
         ),
-        (GOOD + "0,,900,1,1\n", "unknown instruction ''; known: ", 6),
         (GOOD + " ,forward,900,1,1", "stage is empty; give a number", 6),
-        (GOOD + "0,forward, ,1,1", "frequency is empty; give a number", 6),
-        (GOOD + "0,forward,900,,1", "time is empty; give a number", 6),
         (
             GOOD.replace("1200", "1200.5", 1),
             "frequency must be a whole number of MHz, not '1200.5'",
@@ -72,11 +61,10 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
         ),
         *(
             (GOOD + f"{stage},forward,900,1,1\n", f"stage {NO_COUNT} {stage!r}", 6)
-            for stage in ("-1", "0.5", "1e999", "2000000")
+            for stage in ("0.5", "2000000")
         ),
         (GOOD + "first,forward,900,1,1\n", "stage must be a finite number, not 'first'", 6),
         (GOOD + "0,forward,900,1", "4 cells in the row for 5 columns in the header", 6),
-        (GOOD + "0,forward,900,1,1,1", "6 cells in the row for 5 columns in the header", 6),
         # Lines are counted through blank lines and line feeds in quotes.
         (
             'note,"a\nb",' + HEADER + "\n" + 'x,"c\nd",0,forward,fast,1,1\n',
@@ -108,7 +96,6 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
             4,
         ),
         (f"rank,{HEADER}-1,0,forward,1410,0.1,20\n", f"rank {NO_COUNT} '-1'", 2),
-        (f"rank,{HEADER},0,forward,1410,0.1,20\n", "rank is empty; give a number", 2),
         (
             COUNTED.replace("0.4,30,2", "0.4,30,3"),
             "num_ranks of stage 0 must be the same in all its rows: 2 before, 3 here",
@@ -120,10 +107,8 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
             "stage 0 has no backward rows, nor both backward_input and backward_weight",
             3,
         ),
-        (HEADER + FORWARD_ROWS + BACKWARD_INPUT_ROWS, "stage 0 has no backward rows", 2),
         (HEADER + BACKWARD_ROWS, "stage 0 has no forward rows", 2),
         (GOOD + LATER_STAGE, "stage 1 is missing; stages count from 0 without gaps", 6),
-        (HEADER + LATER_STAGE, "stage 0 is missing; stages count from 0 without gaps", 2),
         (
             HEADER + "0,forward,1410,0.1,20\n" + BACKWARD_ROWS,
             "stage 0 forward has a single frequency; at least two are needed to choose from",

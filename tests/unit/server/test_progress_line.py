@@ -8,7 +8,6 @@ import os
 import pty
 import select
 import struct
-import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -126,9 +125,3 @@ def test_no_thread_means_no_line(terminal: Terminal, monkeypatch: pytest.MonkeyP
         progress.show("searching")
     terminal.read_rest()
     assert terminal.written == ""
-
-
-def test_a_process_without_stderr_goes_without_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", None)
-    with ProgressLine("solving"):
-        assert drawing_threads() == []

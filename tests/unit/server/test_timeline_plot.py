@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -25,7 +23,6 @@ pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
 from flyball_server.cli.plots.timeline_plot import (
     ROW_HEIGHT,
     boxes_of,
-    critical_lines,
     write_timeline_plot,
 )
 
@@ -60,30 +57,6 @@ def drawn(timeline: PredictedTimeline, path: Path) -> ElementTree.Element:
     return ElementTree.parse(path).getroot()  # noqa: S314 - made by the line above
 
 
-def texts_of(svg: ElementTree.Element) -> list[str]:
-    return ["".join(text.itertext()) for text in svg.iter(f"{SVG}text")]
-
-
-def test_baseline_and_plan_are_drawn_with_their_figures_as_predicted(tmp_path: Path) -> None:
-    timeline = timeline_of(2, 3)
-    texts = texts_of(drawn(timeline, tmp_path / "timeline.svg"))
-    plan, baseline = timeline.simulation.whole, timeline.baseline().simulation.whole
-    for name, whole in (("plan: ", plan), ("baseline, highest clocks: ", baseline)):
-        (title,) = [text for text in texts if text.startswith(name)]
-        assert f"{whole.iteration_time_s:.4f} s, {whole.energy_j:.2f} J" in title
-        assert f"bubbles {100 * whole.bubble_fraction:.1f} % (predicted)" in title
-    assert any("2 stages, 3 microbatches" in text for text in texts)
-    assert {"critical path", "waiting", "F forward (lower)"} <= set(texts)
-
-
-def test_many_boxes_are_an_image_without_text_in_them(tmp_path: Path) -> None:
-    path = tmp_path / "timeline.svg"
-    svg = drawn(timeline_of(12, 256), path)
-    assert len(list(svg.iter(f"{SVG}image"))) >= 2
-    assert not [text for text in texts_of(svg) if re.fullmatch(r"[FB]\d+", text)]
-    assert path.stat().st_size < 2_000_000
-
-
 @pytest.mark.parametrize("name", ["$\\frac{", "a\x00b", "\ud800", "名", "x" * 10_000])
 def test_whatever_text_a_plan_file_has_as_a_name_is_drawn(tmp_path: Path, name: str) -> None:
     timeline = timeline_of(1, 1)
@@ -107,12 +80,3 @@ def test_the_boxes_are_those_worked_out_by_hand() -> None:
         ("B0", 2, 4, 1410),
     ]
     assert [round(box.bottom - ROW_HEIGHT / 2) for box in boxes] == [0, 0, 1, 1]
-
-
-def test_the_critical_path_is_framed_from_begin_to_end_without_a_gap() -> None:
-    timeline = timeline_of(3, 4)
-    lines = list(critical_lines(timeline))
-    frames = sorted((line[0][0], line[1][0]) for line in lines if len(line) > 2)
-    assert frames[0][0] == 0
-    assert frames[-1][1] == timeline.simulation.whole.iteration_time_s
-    assert all(before[1] == after[0] for before, after in pairwise(frames))
