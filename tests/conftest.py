@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -35,10 +36,13 @@ __all__ = [
     "start_planner",
 ]
 
+# Imports and test items stay until the end: looking through them for garbage finds none.
+gc.disable()
+
 # An example may wait for a compiler or a slow machine: nothing here is timed.
 # In CI every run draws the same ones: what failed there fails here.
-settings.register_profile("untimed", deadline=None)
-settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.register_profile("untimed", deadline=None, max_examples=50)
+settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)
 settings.load_profile("repeatable" if os.environ.get("CI") == "true" else "untimed")
 
 # Run in a shell's background, we and all our children would ignore Ctrl-C, which some of them
@@ -56,6 +60,8 @@ NEEDED: dict[str, Callable[[], object]] = {
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install what the chosen tests need before the first begins: it has a time limit."""
+    gc.freeze()
+    gc.enable()
     if session.config.option.collectonly:
         return
     names = {name for item in session.items for name in getattr(item, "fixturenames", ())}

@@ -129,7 +129,7 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     hostile = HostileFolder(tmp_path / "hostile")
     demo = start_demo(
         # Other tests run beside it: the larger the scale, the less of their load it shows.
-        *("--json", "--steps", "3", "--microbatches", "2", "--time-scale", "8"),
+        *("--json", "--steps", "3", "--microbatches", "2", "--time-scale", "5"),
         cwd=hostile.path,
         PATH=str(tmp_path / "no compiler"),
         TORCH_EXTENSIONS_DIR=str(extensions),
@@ -253,18 +253,6 @@ def test_a_missing_package_is_named_in_one_line() -> None:
     (line,) = demo.stderr.splitlines()
     assert line.startswith("flyball demo: missing: ")
     assert "uvicorn" in line
-
-
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        (("--steps", "1"), "--steps must be from 2 to 1000, not 1"),
-        (("--microbatches", "0"), "--microbatches must be from 1 to 256, not 0"),
-        (("--time-scale", "nan"), "--time-scale must be from 0.5 to 100, not nan"),
-    ],
-)
-def test_sizes_out_of_range_are_one_line(options: tuple[str, ...], complaint: str) -> None:
-    assert refusal(run_apart("demo", *options)) == f"flyball demo: {complaint}"
 
 
 def test_a_folder_in_use_is_not_written_into(tmp_path: Path) -> None:

@@ -103,24 +103,13 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
         ("order.json", {}, "order.json: order: must be an object with a list of stages"),
         (
             "order.json",
-            {"stages": [ONE, [["sideways", 0]]]},
-            "order.json: order[1][0]: unknown instruction",
-        ),
-        (
-            "order.json",
             {"stages": [TWO, TWO[:2]]},
             "--order: stage 1 does not run all 2 microbatches",
         ),
-        ("order.json", {"stages": [TWO, TWO, TWO]}, "--order: has 3 stages, the profile 2"),
         (
             "order.json",
             {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
             "PROFILE.csv: has no chunks, and 2 are run; measure each chunk",
-        ),
-        (
-            "order.json",
-            {"stages": [TWO, TWO[2:] + TWO[:2]]},
-            "--order: the order deadlocks: stage",
         ),
         ("order.csv", "", "--order: every stage must run something"),
         ("order.csv", "0F0,0B0\n1F0,1Q0\n", "order.csv: line 2: '1Q0' is no action such as 2F0"),
@@ -152,7 +141,6 @@ def test_an_order_that_cannot_be_read_is_refused_with_its_path(
     [
         (("--schedule", "explicit"), "--order: schedule explicit needs an order"),
         (("--checkpoint", "always"), "--checkpoint: is for schedule torchgpipe, not 1f1b"),
-        (("--schedule", "zb-h1"), "PROFILE.csv: has no backward_input of stage 0; zb-h1 runs a"),
         (("--schedule", "pipedream-2bw"), "--microbatches: must be at least 2, one per stage"),
     ],
 )

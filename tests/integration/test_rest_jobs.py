@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import LivePlanner
 from tests.planner.samples import (
-    CountingPlanner,
     rank_registration,
     registration,
 )
@@ -19,10 +18,8 @@ from flyball_wire import routes
 from flyball_wire.read_models import Frontier
 
 JOB = routes.fill(routes.JOB, job_id="job")
-PROFILE = routes.fill(routes.PROFILE, job_id="job")
 TARGET = routes.fill(routes.TARGET, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")
-STEPS = routes.fill(routes.STEPS, job_id="job")
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
 
 
@@ -65,31 +62,6 @@ def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePla
     old, new = planner.http.get(PLANS).json()
     assert old == first
     assert new["plan"]["saving_percent"] == 0
-
-
-def test_a_changed_effort_makes_a_version_and_all_else_stays() -> None:
-    counting = CountingPlanner()
-    with live_planner(planner=counting) as planner:
-        planner.put_planned_job()
-        planner.http.put(TARGET, json={"target": "least-energy"}).raise_for_status()
-        for _ in range(2):
-            answer = planner.http.put(TARGET, json={"effort": "high"})
-            assert (answer.status_code, answer.json()["newest_version"]) == (200, 3)
-        expected = {**registration(num_ranks=2, target="least-energy", effort="high")}
-        assert answer.json()["registration"] == {
-            **expected,
-            "blocking_power_w": list(expected["blocking_power_w"]),
-        }
-        # A rank that restarts sends what it first sent: what an operator chose since then stays.
-        assert planner.put_job().json()["registration"]["effort"] == "high"
-        assert planner.http.put(TARGET, json={"target": "fastest"}).json()["newest_version"] == 4
-    made = [(request.options.target, request.options.effort) for request in counting.requests]
-    assert made == [
-        ("fastest", "normal"),
-        ("least-energy", "normal"),
-        ("least-energy", "high"),
-        ("fastest", "high"),
-    ]
 
 
 def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(

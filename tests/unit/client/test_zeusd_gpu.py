@@ -14,7 +14,6 @@ from tests.false_zeusd.answers import Discovery
 from tests.false_zeusd.server import FalseZeusd
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-from flyball_client.gpu.clock_settings import parse_endpoint
 from flyball_client.gpu.zeusd import ZeusdGpu
 
 pytestmark = pytest.mark.slow
@@ -285,8 +284,6 @@ def test_a_zeusd_that_does_not_set_clocks_is_refused(start: Start, open_gpu: Ope
         (500, b"", "answered 500: Internal Server Error; see zeusd's log"),
         (503, b"<html>\n\n <b>busy</b>\r\n</html>", "503: <html> <b>busy</b> </html>; see"),
         (500, b"\xff\x00\x1b[31m", "answered 500: \ufffd [31m; see"),
-        (999, b"[1]", "answered 999: [1]; see"),
-        (302, b'"x"', 'answered 302: "x"; see'),
         (500, b"x" * (3 << 20), "answered 500: xxx"),
     ],
 )
@@ -324,11 +321,8 @@ def test_the_token_is_in_no_text(start: Start, open_gpu: Open) -> None:
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nnonsense\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"x" * 70000,
         response(""),
-        response("null"),
-        response("[]"),
         response("[" * 100000),
         response('{"gpus": 3}'),
-        response('{"gpus": [{"id": "first"}]}'),
         response('{"gpus": [{"id": 0, "pci_address": "there"}]}'),
         response('{"gpu_ids": 3}'),
         response('{"gpu_ids": [0, 1], "enabled_api_groups": 3}'),
@@ -343,11 +337,6 @@ def test_what_is_not_zeusd_is_not_taken_for_it(
     assert type(raised.value) is GpuError
     assert str(raised.value).isprintable()
     assert zeusd.orders == []
-
-
-@pytest.mark.parametrize("endpoint", ["node-1.cluster:4938", "node1", "[::1]:4938", "./zeusd"])
-def test_an_address_may_take_these_forms(endpoint: str) -> None:
-    parse_endpoint(endpoint)
 
 
 @pytest.mark.parametrize(
@@ -417,12 +406,6 @@ def test_the_same_address_on_another_machine_is_another_gpu(
     with pytest.raises(GpuNotFoundError, match="it must run on this machine"):
         open_gpu(start(nvml=other, place=None, discovery=discovery))
     other.close()
-
-
-def test_a_zeusd_that_may_not_tell_the_energy_is_believed(start: Start, open_gpu: Open) -> None:
-    zeusd = start(api_groups=["gpu-control"])
-    open_gpu(zeusd).lock_sm_clock_mhz(1410)
-    assert zeusd.orders == [LOCK_1410]
 
 
 def test_a_gpu_without_an_energy_counter_is_not_asked_for_it(

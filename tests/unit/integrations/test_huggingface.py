@@ -62,7 +62,7 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(scope="module", params=CONFIGS)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A whole model in evaluation mode, so that nothing drops out."""
     return build_causal_lm(CONFIGS[request.param], seed=7).eval()
@@ -81,7 +81,7 @@ def stages_of(model: PreTrainedModel, num_stages: int) -> list[torch.nn.Sequenti
 # ------------------------------------------------------------------ the same model
 
 
-@pytest.mark.parametrize("num_stages", [1, 2, 5])
+@pytest.mark.parametrize("num_stages", [2, 5])
 def test_stages_in_a_row_give_the_loss_of_the_whole_model(
     model: PreTrainedModel, num_stages: int
 ) -> None:
@@ -122,7 +122,7 @@ def test_an_evaluation_in_inference_mode_does_not_spoil_training_after_it(
     assert all(parameter.grad is not None for parameter in stage.parameters())
 
 
-@pytest.mark.parametrize("num_stages", range(1, 7))
+@pytest.mark.parametrize("num_stages", [1, 3, 6])
 def test_the_slices_hold_every_layer_once_in_order(model: PreTrainedModel, num_stages: int) -> None:
     slices = stages_of(model, num_stages)
     assert all(len(layers) > 0 for layers in slices)

@@ -88,19 +88,9 @@ def test_a_long_series_is_kept_in_thirty_batches_at_the_most(num_values: int) ->
     assert estimate.num_steps == num_values
 
 
-def test_batches_of_merged_cells_are_the_batches_of_the_values_themselves() -> None:
-    values = correlated(random.Random(1), 4096, 0.5)
-    estimate = batch_means(values).estimate()
-    assert estimate is not None
-    # 4096 values in cells of 4: batches of at least 4096 / 30 values are of 35 cells.
-    means = [statistics.fmean(values[start : start + 140]) for start in range(0, 4060, 140)]
-    assert estimate.degrees_of_freedom == len(means) - 1 == 28
-    assert estimate.variance == pytest.approx(statistics.variance(means) / len(means))
-
-
 @pytest.mark.parametrize(
     ("num_values", "correlation", "least"),
-    [(20, 0.0, 0.92), (100, 0.0, 0.92), (100, 0.5, 0.87), (1000, 0.5, 0.91), (1000, 0.8, 0.89)],
+    [(20, 0.0, 0.92), (100, 0.5, 0.87), (1000, 0.8, 0.89)],
 )
 def test_intervals_hold_the_truth(num_values: int, correlation: float, least: float) -> None:
     def draw(chance: random.Random) -> bool:
@@ -196,11 +186,6 @@ def test_what_has_no_error_makes_no_interval() -> None:
     assert combined([(1, known(10, 4.0)), (1, known(3, None, 0))]).interval().low is None
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
     assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
-
-
-def test_means_without_any_scatter_have_an_interval_of_no_width() -> None:
-    ratio = ratio_of(known(9, 0.0), known(10, 0.0))
-    assert ratio == Estimate(mean=0.9, low=0.9, high=0.9, num_steps=20)
 
 
 def test_nothing_is_a_share_of_nothing() -> None:

@@ -147,12 +147,6 @@ def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Cloc
     assert (states["true", "awaiting-profile"], states["false", "awaiting-profile"]) == (1, 1)
 
 
-def test_a_job_called_other_is_one_of_the_others(services: JobServices, clock: Clock) -> None:
-    put_job(services, "other", num_steps=1)
-    put_job(services, "job", num_steps=2)
-    assert steps_on_plan(reading(services, clock)) == {"job": 2, "other": 1}
-
-
 def test_a_job_keeps_its_label_while_it_is_heard_of(services: JobServices, clock: Clock) -> None:
     put_job(services, "first", num_steps=1)
     jobs = reading(services, clock, max_labelled=1)
@@ -314,17 +308,6 @@ def measure(services: JobServices, *steps: int, job_id: str = "job") -> None:
         )
 
 
-def test_readings_are_shared(services: JobServices, shared: SharedReading, clock: Clock) -> None:
-    put_job(services, "job", first_step=10)
-    first = shared.overviews()
-    measure(services, 0)
-    clock.now_s = REMEMBERED_S / 2
-    assert shared.overviews() is first
-    clock.now_s = REMEMBERED_S
-    assert [figures.num_steps for figures in shared.overviews()] == [1]
-    assert [figures.num_steps for figures in first] == [0]
-
-
 def test_an_unknown_job_is_an_error(services: JobServices, shared: SharedReading) -> None:
     put_job(services, "job", first_step=10)
     shared.overview_of("job")
@@ -366,16 +349,6 @@ def test_savings_equal_the_reports(services: JobServices, shared: SharedReading)
         iteration_time_s=sum([0.9] * 10) / 10,
         energy_j=180.0,
     )
-
-
-def test_a_version_without_steps_is_skipped(services: JobServices, shared: SharedReading) -> None:
-    put_job(services, "job", first_step=10)
-    measure(services, *range(20))
-    with services.store.writing("job") as writer:
-        writer.add_plan(plan_record(2))
-    found = shared.overview_of("job")
-    assert (found.newest_version, found.active_version) == (2, 1)
-    assert found.saving_percent is not None
 
 
 def test_a_timetables_target_is_shown(services: JobServices, shared: SharedReading) -> None:

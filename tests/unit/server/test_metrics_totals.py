@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.planner.samples import (
 )
 from tests.planner.stores import opened_store
 
-from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.measurements.step_reading import (
     GIVE_UP_S,
@@ -25,8 +23,8 @@ from flyball_server.jobs.measurements.step_reading import (
     PairedSteps,
     num_paired_steps,
 )
-from flyball_server.jobs.records import PlanRecord, StepRecord, StepTotals
-from flyball_server.jobs.store.contract import JobReader, JobStore
+from flyball_server.jobs.records import PlanRecord, StepRecord
+from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
 from flyball_server.views.plan_facts import plan_facts
@@ -176,21 +174,6 @@ def compared(**changes: Any) -> PlanRecord:  # noqa: ANN401 - of a record
     return plan_record(1, **{"first_step": 10, "baseline_cycle": ABBA, **changes})
 
 
-@dataclass
-class CountingReader:
-    """A reader that notes the steps that it was asked for."""
-
-    reader: JobReader
-    read: list[int]
-
-    def list_step_totals(
-        self, job_id: str, *, after_step: int, limit: int
-    ) -> tuple[StepTotals, ...]:
-        piece = self.reader.list_step_totals(job_id, after_step=after_step, limit=limit)
-        self.read += [totals.step for totals in piece]
-        return piece
-
-
 def both_counts(store: JobStore, pairs: PairedSteps, record: PlanRecord) -> tuple[int, int]:
     """Counted on, and from the beginning."""
     with store.reading() as reader:
@@ -224,17 +207,6 @@ def test_a_step_that_waits_for_a_rank_counts_when_that_has_come(store: JobStore)
     assert both_counts(store, pairs, record) == (3, 3)
 
 
-def test_a_settled_step_is_read_once(store: JobStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_reading, "STEPS_A_PIECE", 4)
-    pairs = PairedSteps(compared(), NUM_RANKS)
-    read: list[int] = []
-    for last in (15, 15, 17, 24):
-        post(store, *both(range(10, last + 1), plan_version=1))
-        with store.reading() as reader:
-            pairs.read(CountingReader(reader, read))  # type: ignore[arg-type]  # what it asks for
-    assert read == [*range(11, 25)]
-
-
 def test_steps_of_a_newer_version_end_the_counting(store: JobStore) -> None:
     record = compared()
     pairs = PairedSteps(record, NUM_RANKS)
@@ -247,10 +219,3 @@ def test_steps_of_a_newer_version_end_the_counting(store: JobStore) -> None:
     assert both_counts(store, pairs, record) == (1, 1)
     post(store, *both(range(24, 40), plan_version=1))
     assert both_counts(store, pairs, record) == (1, 1)
-
-
-@pytest.mark.parametrize("changes", [{"first_step": None}, {"baseline_cycle": ()}])
-def test_plain_versions_have_no_pairs(store: JobStore, changes: dict[str, Any]) -> None:
-    record = compared(**changes)
-    post(store, *both(range(10, 30), plan_version=1))
-    assert both_counts(store, PairedSteps(record, NUM_RANKS), record) == (0, 0)

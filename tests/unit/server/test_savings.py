@@ -133,18 +133,6 @@ def test_where_one_energy_is_unknown_the_sum_is_unknown_and_the_mean_is_of_the_o
     assert (version.energy_j.num_steps, version.num_steps) == (4, 5)
 
 
-def test_without_any_energy_time_is_told_all_the_same() -> None:
-    measured = [
-        *steps(range(10), None, energy_j=None),
-        *steps(range(10, 20), 1, time_s=1.1, energy_j=None),
-    ]
-    version = only(fold(measured, v1=PLAIN))
-    assert version.energy_j is None
-    assert version.saved_j is None
-    assert version.saving_percent is None
-    assert mean(version.slowdown_percent) == pytest.approx(10)
-
-
 # ------------------------------------------------------------------ which baseline
 
 

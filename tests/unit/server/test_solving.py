@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
@@ -181,42 +179,6 @@ def test_without_a_thread_a_solve_fails_and_says_so_and_the_next_one_goes_on(
     assert not future.cancel()
     assert executor.submit(abs, -1).result(PATIENCE_S) == 1
     executor.shutdown()
-
-
-_PLANNER = """
-import sys, threading, time
-from pathlib import Path
-from flyball_server.solving.processes import PlanningProcesses
-from tests.planner import solves
-executor = PlanningProcesses(2)
-executor.submit(solves.process_id).result()
-executor.submit(solves.leave_pid_and_wait, Path(sys.argv[1]))
-while not Path(sys.argv[1]).exists():
-    time.sleep(0.01)
-executor.submit(abs, 1).result()
-print(*executor.process_ids, flush=True)
-threading.Event().wait()
-"""
-
-
-def test_a_planner_that_is_killed_leaves_no_process_behind(tmp_path: Path) -> None:
-    file = tmp_path / "solving"
-    planner = subprocess.Popen(
-        [sys.executable, "-c", _PLANNER, str(file)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    try:
-        wait_until(file.exists)
-        assert planner.stdout is not None
-        pids = [int(word) for word in planner.stdout.readline().split()]
-        assert solves.pid_in(file) in pids
-        assert all(map(solves.is_there, pids))
-    finally:
-        planner.kill()
-        planner.communicate(timeout=PATIENCE_S)
-    wait_until(lambda: not any(map(solves.is_there, pids)))
 
 
 def test_the_executor_is_chosen_by_the_settings() -> None:

@@ -45,11 +45,9 @@ def plan_of(
     [
         ("A100", 12, 15.20, 16.06, 0.3),
         ("A100", 24, 14.19, 14.86, 0.3),
-        ("A100", 48, 13.62, 14.17, 0.3),
         ("A100", 96, 13.32, 13.82, 0.3),
         ("A40", 12, 11.81, 12.65, 0.6),
         ("A40", 24, 10.22, 11.29, 0.6),
-        ("A40", 48, 9.34, 10.54, 0.9),
         ("A40", 96, 8.88, 10.14, 0.9),
     ],
 )
@@ -81,9 +79,9 @@ def test_at_12_microbatches_it_is_within_005_points_of_what_a_mip_found_in_two_m
     assert plan_of(file, blocking_power_w, 12).saving_percent >= mip_percent - 0.05
 
 
-@pytest.mark.parametrize("budget_w", [2000, 1800])
-def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can(budget_w: float) -> None:
+def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can() -> None:
     """Of a plan a hundredth faster the bound itself is over the budget."""
+    budget_w = 2000
     plan = plan_of(A100, A100_BLOCKING_POWER_W, 12, f"power:{budget_w}")
     assert plan.energy_j / plan.iteration_time_s <= budget_w
     assert plan.iteration_time_s > plan.baseline_iteration_time_s
