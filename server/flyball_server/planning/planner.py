@@ -23,7 +23,7 @@ from flyball_server.planning.model.pipeline_model import (
     check_draw,
 )
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import single_clock_plans
@@ -249,13 +249,31 @@ def plan_of_choice(
     request: PlanRequest, model: PipelineModel, choice: PolicyChoice
 ) -> FrequencyPlan:
     """Return what a policy chose for the model, with its prediction there."""
+    return FrequencyPlan(
+        **vars(prediction_of(request, model, model.schedule, choice)),
+        stages=planned_stages(model, choice.assignment),
+    )
+
+
+def prediction_of(
+    request: PlanRequest, model: PipelineModel, schedule: Schedule, choice: PolicyChoice
+) -> PlanPrediction:
+    """Return the inputs and predictions of a plan.
+
+    Args:
+        request: request that it was planned for; its profile is not used.
+        model: model that the choice was made for, of all pipelines together.
+        schedule: schedule of each pipeline.
+        choice: choice of the policy.
+    """
+    options = request.options
     iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
     baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
-    return FrequencyPlan(
-        policy=request.options.policy,
-        reconfigure=request.options.reconfigure,
-        schedule=request.options.schedule,
-        target=request.options.target,
+    return PlanPrediction(
+        policy=options.policy,
+        reconfigure=options.reconfigure,
+        schedule=options.schedule,
+        target=options.target,
         num_microbatches=request.num_microbatches,
         blocking_power_w=model.blocking_power_w,
         iteration_time_s=iteration_time_s,
@@ -263,21 +281,15 @@ def plan_of_choice(
         baseline_iteration_time_s=baseline_time_s,
         baseline_energy_j=baseline_energy_j,
         lower_bound_j=choice.lower_bound_j,
-        virtual_stages=chunk_places(model.schedule),
-        weight_versions=model.schedule.weight_versions,
-        reserve=kept_reserve(request),
-        compared=single_clock_plans(model, request.options),
-        stages=planned_stages(model, choice.assignment),
+        virtual_stages=_chunk_places(schedule),
+        weight_versions=schedule.weight_versions,
+        # Other policies keep no reserve.
+        reserve=options.reserve if options.policy == Policy.FRONTIER else 0.0,
+        compared=single_clock_plans(model, options),
     )
 
 
-def kept_reserve(request: PlanRequest) -> float:
-    """The reserve that a plan for the request keeps: other policies than `frontier` keep none."""
-    options = request.options
-    return options.reserve if options.policy == Policy.FRONTIER else 0.0
-
-
-def chunk_places(schedule: Schedule) -> VirtualStages:
+def _chunk_places(schedule: Schedule) -> VirtualStages:
     """Return the schedule's chunks for the plan; empty where stage s is virtual stage s."""
     is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
     return () if is_plain else schedule.virtual_stages

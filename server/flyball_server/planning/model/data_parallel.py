@@ -28,16 +28,14 @@ from flyball_server.planning.planner import (
     SEARCHING,
     PhaseReport,
     PlanRequest,
-    chunk_places,
-    kept_reserve,
     model_of_request,
     planned_stages,
     policy_request,
+    prediction_of,
 )
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
-from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules._base import Schedule, VirtualStages
 
@@ -204,27 +202,11 @@ def plan_of_pipelines(
         choice: for the joint model.
         dp_ranks: of each model, the pipelines that it stands for.
     """
-    iteration_time_s, energy_j = time_and_energy(joint, choice.assignment)
-    baseline_time_s, baseline_energy_j = time_and_energy(joint, joint.baseline())
+    prediction = prediction_of(request, joint, models[0].schedule, choice)
+    assignments = split_assignment(models, choice.assignment)
     return DataParallelPlan(
-        policy=request.options.policy,
-        reconfigure=request.options.reconfigure,
-        schedule=request.options.schedule,
-        target=request.options.target,
-        num_microbatches=request.num_microbatches,
-        blocking_power_w=joint.blocking_power_w,
-        iteration_time_s=iteration_time_s,
-        energy_j=energy_j,
-        baseline_iteration_time_s=baseline_time_s,
-        baseline_energy_j=baseline_energy_j,
-        lower_bound_j=choice.lower_bound_j,
-        virtual_stages=chunk_places(models[0].schedule),
-        weight_versions=models[0].schedule.weight_versions,
-        reserve=kept_reserve(request),
-        compared=single_clock_plans(joint, request.options),
-        pipelines=_planned_pipelines(
-            models, split_assignment(models, choice.assignment), iteration_time_s, dp_ranks
-        ),
+        **vars(prediction),
+        pipelines=_planned_pipelines(models, assignments, prediction.iteration_time_s, dp_ranks),
     )
 
 
