@@ -45,9 +45,9 @@ def sweep_frontier(
     """Plans in rising time and falling energy, none beaten by another.
 
     Args:
-        solver: of the pipeline.
+        solver: solver of the pipeline.
         num_points: at least 2; fewer come only where the profile allows no more.
-        num_moves: of annealing, a plan.
+        num_moves: number of annealing moves per plan.
         report: called with the number of plans made so far.
     """
     placement = _Placement(solver)

@@ -46,7 +46,7 @@ class PlanPrediction:
             profiled frequency, s.
         baseline_energy_j: energy of the same, J.
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
-        virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
+        virtual_stages: as in `Schedule` if stages hold several chunks; else empty.
         weight_versions: as in `Schedule`.
         reserve: possible lengthening of each instruction, as a share; the bound is then on
             plans that keep it, and take no less time without using it.
@@ -111,7 +111,7 @@ class PlannedPipeline(PickledInColumns):
 
     Attributes:
         dp_rank: its data-parallel rank, from 0; of several the lowest.
-        iteration_time_s: when it has finished, predicted, s; it then waits for the slowest.
+        iteration_time_s: predicted end of its iteration, s; it then waits for the slowest.
         energy_j: predicted for one iteration, waiting for the slowest included, J.
         stages: per stage, its instructions in the order of execution.
         dp_ranks: the data-parallel ranks that it stands for, rising, where it is several that

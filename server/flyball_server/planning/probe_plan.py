@@ -30,7 +30,7 @@ class ProbePlan:
 
     Attributes:
         schedule: its name.
-        virtual_stages: where stages hold several chunks: as in `Schedule`; else empty.
+        virtual_stages: as in `Schedule` if stages hold several chunks; else empty.
         stages: per stage, its instructions in the order of execution.
         cycle_mhz: per step of the cycle, per stage, the clock of each instruction, MHz.
         iteration_time_s: of the cycle's longest step, predicted, s; before anything was

@@ -37,11 +37,11 @@ class StepBlocks:
     """Blocks of steps whose energies are known; n of them.
 
     Attributes:
-        num_steps: of each; shape (n,).
+        num_steps: number of steps of each; shape (n,).
         follows: whether each but the first shares a reading with the one before; shape (n - 1,).
         counts: instructions at each point, of all its steps; shape (n, num_points).
-        idle_s: of all its steps; shape (n,).
-        energy_j: of all its steps; same shape.
+        idle_s: idle time of all its steps, s; shape (n,).
+        energy_j: energy of all its steps, J; same shape.
     """
 
     num_steps: FloatArray
@@ -76,8 +76,8 @@ class StepNoise:
     """Standard deviations, in the energies' unit.
 
     Attributes:
-        scatter: of a step's energy, by its instructions.
-        lateness: of one reading of the counter.
+        scatter: deviation of a step's energy, by its instructions.
+        lateness: deviation of one reading of the counter, by its lateness.
     """
 
     scatter: float
@@ -160,11 +160,11 @@ class EnergyRegression:
     where it is unknown.
 
     Attributes:
-        model: of the powers.
+        model: model of the powers.
         noise: covariance of the readings' errors, found from them.
-        prior: what is expected of the powers, its variances found from the readings.
+        prior: prior of the powers, its variances found from the readings.
         step_noise: standard deviation of a step's energy by its instructions' scatter, s.
-        lateness_noise: of one reading of the counter, s.
+        lateness_noise: noise of one reading of the counter, s.
     """
 
     points: StagePoints
@@ -187,7 +187,7 @@ class EnergyRegression:
         """Find the variances of a stage's steps.
 
         Args:
-            points: of the stage.
+            points: operating points of the stage.
             table: its steps.
             times: at its points.
             unit_j_per_s: power of all the stage's ranks that counts as 1, W.

@@ -27,12 +27,12 @@ class CurvePrior:
     """Spread of curves about their mean, as standard deviations of a relative quantity.
 
     Attributes:
-        level: of all curves together.
-        offset: of one class's curve from the common one, as at the highest clock; 0: none.
-        shape: of the common curve about its level: guess and spread.
+        level: level of all curves together.
+        offset: offset of one class's curve from the common one, as at the highest clock; 0: none.
+        shape: shape of the common curve about its level: guess and spread.
         own_shape: of one class's curve from the common one and the offset, smooth: guess and
             spread.
-        roughness: of one point from its smooth curve: guess and spread.
+        roughness: deviation of one point from its smooth curve: guess and spread.
     """
 
     level: float

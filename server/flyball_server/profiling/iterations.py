@@ -16,8 +16,8 @@ class Iteration:
 
     Attributes:
         version: that all stages ran; None: they differ, or ran none.
-        iteration_time_s: of the slowest stage, s.
-        energy_j: of all stages, J; None where one is unknown.
+        iteration_time_s: time of the slowest stage, s.
+        energy_j: energy of all stages, J; None: one is unknown.
         is_highest: all instructions ran at their stage's highest clock.
         is_clean: all stages ran as planned.
     """
@@ -50,9 +50,9 @@ class ProbingCost:
     """Cost of the steps below the highest clocks beside the baseline, measured.
 
     Attributes:
-        largest_slowdown: of a step, as a share; None: there was no such step.
-        extra_time_s: of all of them together, s.
-        extra_energy_j: of all of them together, J, negative where energy was saved; None: unknown.
+        largest_slowdown: largest slowdown of a step, as a share; None: no such step.
+        extra_time_s: time added by all steps together, s.
+        extra_energy_j: energy added by all steps, J, below zero: saved; None: unknown.
     """
 
     largest_slowdown: float | None

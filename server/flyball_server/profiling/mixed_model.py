@@ -30,7 +30,7 @@ class VarianceComponent:
     """One matrix of a covariance and what is expected of its factor.
 
     Attributes:
-        covariance: what the component adds, times s^2; shape (n, n).
+        covariance: covariance that the component adds, times s^2; shape (n, n).
         guess: median of s.
         spread: standard deviation of log s; 0: s is the guess.
     """
@@ -60,7 +60,7 @@ class MixedModel:
     Attributes:
         readings: y; shape (n,).
         design: X; shape (n, p).
-        prior_mean: of b; shape (p,).
+        prior_mean: prior mean of b; shape (p,).
         prior: components of b's covariance; each shape (p, p).
         noise: components of the noise's; each shape (n, n).
     """
@@ -106,7 +106,7 @@ def conditioned(
         readings: shape (n,).
         design: shape (n, p).
         noise: covariance of the readings' errors; shape (n, n).
-        prior: what is known of the unknowns before.
+        prior: prior of the unknowns.
     """
     to_readings = design @ prior.covariance
     gain = np.linalg.solve(to_readings @ design.T + noise, to_readings).T

@@ -171,11 +171,11 @@ class _Candidates:
     """Points that a stage could probe in a step; the last one probes nothing.
 
     Attributes:
-        number: of the point; shape (m,).
+        number: number of the point; shape (m,).
         count: instructions of a step that could run there; same shape.
         readings: a step's energy as a sum of energies and blocking power; shape
             (num_points + 1, m).
-        certainty: what a step adds to the inverse variance of the time's logarithm; shape (m,).
+        certainty: inverse variance of the time's logarithm that a step adds; shape (m,).
     """
 
     number: NDArray[np.int64]
@@ -265,7 +265,7 @@ class Probe:
     """Give the ranks this plan as the next version.
 
     Attributes:
-        so_far: what is known when it is made; None: nothing.
+        so_far: estimates when it is made; None: none.
     """
 
     plan: ProbePlan
@@ -292,7 +292,7 @@ class Refused:
 
     Attributes:
         problem: why, in one sentence.
-        so_far: what is known nevertheless; None: nothing.
+        so_far: estimates so far; None: none.
     """
 
     problem: str
@@ -324,7 +324,7 @@ def next_move(
     """Return what to do next.
 
     Args:
-        setup: what is profiled.
+        setup: setup of the profiling.
         versions: given to the ranks so far, oldest first.
         observed: every step of every stage so far, in any order.
     """

@@ -36,8 +36,8 @@ class ErrorLimits:
     """Required accuracy of points, as shares of them, at 95 % confidence.
 
     Attributes:
-        time: of an instruction's time.
-        energy: of an instruction's energy.
+        time: largest error of an instruction's time.
+        energy: largest error of an instruction's energy.
     """
 
     time: float = 0.02
@@ -127,7 +127,7 @@ class InstructionTimes:
 
     Attributes:
         sm_clock_mhz: that was asked for; None: the driver's own choice.
-        variance_s2: of single instructions about the mean, divided by count - 1; 0 of one.
+        variance_s2: variance of single instructions about the mean, divided by count - 1; 0 of one.
     """
 
     kind: InstructionKind
@@ -143,12 +143,12 @@ class StageStep:
     """One stage in one step, its ranks taken together.
 
     Attributes:
-        version: of the plan that it ran; None: none.
-        iteration_time_s: of its slowest rank, s.
+        version: version of the plan that it ran; None: no plan.
+        iteration_time_s: time of its slowest rank, s.
         energy_j: by the counters of all its ranks, from the step's begin to its end, J; None
             where one could not be read.
-        instructions: of its slowest rank.
-        is_clean: whether it ran as planned: no unplanned instructions, no clock missed.
+        instructions: instructions of its slowest rank.
+        is_clean: true if it ran as planned: no unplanned instructions, no clock missed.
     """
 
     stage: int

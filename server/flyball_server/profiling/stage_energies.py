@@ -157,12 +157,12 @@ class StageEnergies:
 
     Attributes:
         mean_j: shape (num_points,).
-        blocking_power_w: of one rank.
-        covariance: of the errors of the energies (J) and, as the last one, of the blocking power
-            (W; 0 where it was given); shape (num_points + 1, num_points + 1).
-        num_ranks: whose energies these are.
+        blocking_power_w: blocking power of one rank, W.
+        covariance: covariance of the errors of the energies (J) and, last, of the blocking
+            power (W; 0 where it was given); shape (num_points + 1, num_points + 1).
+        num_ranks: number of ranks that the energies belong to.
         step_noise_j: standard deviation of a step's energy by its instructions' scatter.
-        lateness_noise_j: of one reading of the counter.
+        lateness_noise_j: noise of one reading of the counter, J.
     """
 
     mean_j: FloatArray
@@ -189,7 +189,7 @@ class MeasuredStage:
     """Input for a stage's energies.
 
     Attributes:
-        blocking_power_w: of one rank; None: estimated.
+        blocking_power_w: blocking power of one rank, W; None: estimated.
     """
 
     points: StagePoints

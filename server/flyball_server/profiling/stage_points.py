@@ -22,7 +22,7 @@ class StagePoints:
     """Points of one stage: class after class, each in falling clocks.
 
     Attributes:
-        classes: what the stage runs.
+        classes: classes of instruction that the stage runs.
         clocks_mhz: that may be probed, MHz, falling.
     """
 
@@ -79,7 +79,7 @@ class StepTable:
         step: their numbers, rising; shape (n,).
         counts: instructions that ran at each point; shape (n, num_points).
         mean_s: their mean time, 0 where there were none; same shape.
-        variance_s2: of single ones within the step; same shape.
+        variance_s2: variance of single instructions in the step; same shape.
         idle_s: iteration time that no instruction took; shape (n,).
         energy_j: by the counters, NaN where unknown; shape (n,).
     """

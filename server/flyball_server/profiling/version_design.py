@@ -96,7 +96,7 @@ def slow_nodes(
 
     Args:
         graph: the nodes.
-        durations_s: of the nodes at the highest clocks, s; shape (num_nodes,).
+        durations_s: durations of the nodes at the highest clocks, s; shape (num_nodes,).
         slower_s: per node, its time at the clock wanted for it, s; 0 where none is wanted.
         deadline_s: for the iteration, not before its end at the highest clocks, s.
     """
@@ -185,8 +185,8 @@ class NoisyPipeline:
 
     Attributes:
         durations_s: at the highest clocks; shape (num_nodes,).
-        factors: what draws multiply the times by; shape (num draws, num_nodes).
-        beyond_s: what the measured steps at the highest clocks took beyond the draws' mean.
+        factors: factors of the times in each draw; shape (num draws, num_nodes).
+        beyond_s: time of measured steps at the highest clocks beyond the draws' mean, s.
         scatter_s: standard deviation of a measured step there.
     """
 
@@ -269,7 +269,7 @@ def probe_plan(
 
     Args:
         setup: with the cap.
-        findings: of all stages.
+        findings: findings of all stages.
         arms: per stage; None, or none at all: the stage stays at its highest clock.
         block: number of steps, at least 1.
         baseline: steps at the highest clocks, measured.

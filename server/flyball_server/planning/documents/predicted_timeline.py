@@ -28,8 +28,8 @@ class PredictedTimeline:
 
     Attributes:
         plan: the plan as it was read.
-        models, assignments: of each pipeline, by `dp_rank`; of a plan for one, just that.
-        simulation: when all of it runs; for one pipeline, whole and pipeline are the same.
+        models, assignments: model and assignment of each pipeline, by `dp_rank`.
+        simulation: simulated times; for one pipeline, whole and pipeline are the same.
     """
 
     plan: FrequencyPlan | DataParallelPlan
@@ -66,8 +66,8 @@ def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple
     """All rows, pipeline after pipeline, stage after stage.
 
     Args:
-        timeline: of one pipeline or several.
-        dp_ranks: of each pipeline, the lowest that it stands for.
+        timeline: timeline of one pipeline or several.
+        dp_ranks: lowest data-parallel rank that each pipeline stands for.
     """
     whole = timeline.simulation.whole
     rows: list[TimelineRow] = []
@@ -190,8 +190,8 @@ def job_timeline(
     """The plan's iteration on this profile, a pipeline for each class of them.
 
     Args:
-        profile: of the job, as it is now.
-        plan: of the job.
+        profile: current profile of the job.
+        plan: plan of the job.
         slowdowns: that the plan may have been made for.
         num_pipelines: data-parallel ones, at least 1.
 

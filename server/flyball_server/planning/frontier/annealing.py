@@ -160,12 +160,12 @@ def anneal(
         deadline_s: no finish goes beyond it.
         tables: the pipeline.
         sinks: the nodes that nothing waits for; the last of them ends the iteration.
-        waiting_power_w: what each second of the iteration costs, W.
+        waiting_power_w: power while all ranks wait, W.
         moves: which are tried now, from the first (0 begins the annealing) to before the second.
         num_moves: in all; it alone bounds the work, so that the same input gives the same result.
         temperature_j: before the first of these moves.
-        cooling: what each move makes of the temperature, a share.
-        seed: of the random numbers.
+        cooling: factor of the temperature after each move.
+        seed: seed of the random numbers.
 
     Returns:
         The temperature after the last of these moves, J.

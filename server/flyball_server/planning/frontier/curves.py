@@ -73,8 +73,8 @@ def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> Cos
     """Staircase and hull of measured points.
 
     Args:
-        points: of one (stage, kind), at least one.
-        blocking_power_w: of all the ranks whose energy the points hold, W.
+        points: operating points of one (stage, kind), at least one.
+        blocking_power_w: blocking power of all ranks whose energy the points hold, W.
     """
     by_time = sorted(
         (point.time_s, point.energy_j - blocking_power_w * point.time_s, choice)

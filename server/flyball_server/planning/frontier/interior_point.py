@@ -53,7 +53,7 @@ class Iterate(NamedTuple):
     """A point of the iteration, or a direction from one.
 
     Attributes:
-        time_s: of the free events; shape (num_events - 2,).
+        time_s: times of the free events, s; shape (num_events - 2,).
         flow_w: multiplier of each arc's window; shape (num_arcs,).
         part_s: size of each part, z; shape (num_arcs, num_segments).
         low_w: multiplier of z >= 0; same shape.
@@ -101,9 +101,9 @@ def drifts_s(parts: Parts, point: Iterate, wanted_j: float, affine: Iterate) -> 
     """Per arc, how much its parts shrink at an unchanged flow, s; shape (num_arcs,).
 
     Args:
-        parts: of the network.
-        point: where the step begins.
-        wanted_j: what each product of a size and its multiplier is to become, J.
+        parts: parts of the network's arcs.
+        point: iterate at which the step begins.
+        wanted_j: target of each product of a size and its multiplier, J.
         affine: the step whose products of changes are to be made up for.
     """
     slope_w, length_s, last = parts.slope_w, parts.length_s, parts.last

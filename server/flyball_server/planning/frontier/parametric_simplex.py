@@ -71,7 +71,7 @@ class Basis(NamedTuple):
         time_s: per event; shape (num_events,).
         tree: per event, OF_BEGIN or OF_END.
         parent: per event, the arc towards its tree's root, NO_ARC at the roots.
-        price_w: of the deadline, J/s: what flows from BEGIN to END; shape (1,).
+        price_w: price of the deadline, J/s: flow from BEGIN to END; shape (1,).
     """
 
     is_in_tree: NDArray[np.bool_]

@@ -342,7 +342,7 @@ def anneal_clocks(
         tables: the pipeline.
         powers_and_time: the budget and the blocking power of all ranks, W; the iteration time
             below which nothing is gained, s.
-        seed: of the random numbers.
+        seed: seed of the random numbers.
     """
     budget_w, waiting_w, least_time_s = powers_and_time
     np.random.seed(seed)

@@ -74,7 +74,7 @@ class RelaxedOptimum:
         deadline_s: T, s.
         event_time_s: per event of the network, s; shape (num_events,).
         lower_bound_j: certified: no plan that takes at most T needs less, J.
-        bound_slope_w: how the bound changes with T, J/s, not positive.
+        bound_slope_w: slope of the bound in T, J/s, not positive.
     """
 
     deadline_s: float

@@ -54,8 +54,8 @@ class Rounding:
     """The rounding of one pipeline, for any deadline.
 
     Args:
-        dag: whose nodes get their clocks.
-        curves: what each node can run at.
+        dag: DAG whose nodes get clocks.
+        curves: time-energy curve of each node.
         waiting_power_w: blocking power of all ranks, W.
         is_wary: never late by rounding errors, at the price of plans that would just be in time.
     """
@@ -104,9 +104,9 @@ class Rounding:
         Args:
             plan: to begin with.
             deadline_s: no plan is slower.
-            num_moves: of annealing.
+            num_moves: number of annealing moves.
             is_hot: for a rounding; else the plan's order is worth keeping, as a neighbour's is.
-            seed: of the random numbers.
+            seed: seed of the random numbers.
         """
         if self._mean_step_j == 0:  # one useful clock for each instruction: nothing to choose
             return plan

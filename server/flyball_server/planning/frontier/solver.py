@@ -130,8 +130,8 @@ class DeadlinePlan:
         relaxed: the relaxed optimum for the deadline, and so the bound.
         assignment: per node, an index into its operating points.
         rounded: the plan as finish times, as annealing left it.
-        iteration_time_s: what it takes, at most the deadline, s.
-        energy_j: of one iteration, J.
+        iteration_time_s: iteration time, at most the deadline, s.
+        energy_j: energy of one iteration, J.
     """
 
     relaxed: RelaxedOptimum
@@ -269,7 +269,7 @@ class DeadlineSolver:
 
         Args:
             deadline_s: infinite for the least energy of all.
-            num_moves: of annealing.
+            num_moves: number of annealing moves.
         """
         relaxed = self.relax(min(deadline_s, self.slowest_time_s))
         plan = self.plan(self._without_waiting(relaxed), num_moves)
@@ -286,7 +286,7 @@ class DeadlineSolver:
 
         Args:
             relaxed: the optimum to round.
-            num_moves: of annealing.
+            num_moves: number of annealing moves.
             neighbour: a plan for a shorter deadline; where that, stretched to this deadline, is
                 better than what annealing finds, to go on from.
         """

@@ -64,7 +64,7 @@ class JointSimulation:
     """One iteration of data-parallel pipelines, predicted.
 
     Attributes:
-        whole: of all pipelines as one model.
+        whole: simulation of all pipelines as one model.
         pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the pipeline's
             own, energy and bubbles count its waiting for the slowest one.
     """
@@ -123,7 +123,7 @@ class SolvedDataParallelPlan:
     """A plan of several pipelines with what it was made from, as `SolvedPlan`.
 
     Attributes:
-        models: of the plan's pipelines.
+        models: models of the plan's pipelines.
         joint: `join_pipelines` of these.
         assignment: for the joint model.
     """
@@ -163,10 +163,10 @@ def plan_models(
     """The plan of pipelines whose models are made already; its own profile is not used.
 
     Args:
-        request: how to plan.
-        models: of the pipelines; all run the same schedule with as many microbatches.
+        request: options and inputs of the planning.
+        models: models of the pipelines; all run the same schedule with as many microbatches.
         report: called before each phase.
-        dp_ranks: of each model, the pipelines that it stands for; left out: one each.
+        dp_ranks: data-parallel ranks that each model stands for; left out: one each.
 
     Raises:
         PlanningError, TargetUnreachableError: as for `make_data_parallel_plan`.
@@ -196,11 +196,11 @@ def plan_of_pipelines(
     """Return what was chosen for pipelines side by side, as a plan.
 
     Args:
-        request: how it was planned; its own profile is not used.
-        models: of the pipelines.
+        request: request that it was planned for; its own profile is not used.
+        models: models of the pipelines.
         joint: `join_pipelines` of these.
         choice: for the joint model.
-        dp_ranks: of each model, the pipelines that it stands for.
+        dp_ranks: data-parallel ranks that each model stands for.
     """
     prediction = prediction_of(request, joint, models[0].schedule, choice)
     assignments = split_assignment(models, choice.assignment)
@@ -219,10 +219,10 @@ def _planned_pipelines(
     """The pipelines of a plan, each with what it takes until the slowest has finished.
 
     Args:
-        models: of the pipelines.
-        assignments: of the pipelines.
-        iteration_time_s: of all together, s.
-        dp_ranks: of each model, the pipelines that it stands for.
+        models: models of the pipelines.
+        assignments: assignments of the pipelines.
+        iteration_time_s: iteration time of all pipelines together, s.
+        dp_ranks: data-parallel ranks that each model stands for.
     """
     return tuple(
         PlannedPipeline(
@@ -283,8 +283,8 @@ def simulate_jointly(
     """Run one iteration of all pipelines on paper, each with its own assignment.
 
     Args:
-        models: of the pipelines.
-        assignments: of each model.
+        models: models of the pipelines.
+        assignments: assignment of each model.
         joint: `join_pipelines` of these, where it is at hand.
     """
     whole = simulate(joint or join_pipelines(models), list(itertools.chain(*assignments)))

@@ -19,7 +19,7 @@ def stage_least_energy(
     Args:
         profile: the pipeline's profile.
         stage: from 0.
-        kinds: what the stage runs; a profile may hold more, as backward both whole and split.
+        kinds: kinds that the stage runs; a profile may hold more, as backward whole and split.
     """
     return least_energy_points({kind: profile.points[stage, kind] for kind in kinds})
 

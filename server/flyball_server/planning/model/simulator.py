@@ -29,7 +29,7 @@ class Simulation:
         float_s: per node, possible delay of its end without a longer iteration, s.
         critical_path: nodes of one longest path, in the order of time.
         iteration_time_s: T, s.
-        energy_j: of one iteration over all stages, J.
+        energy_j: energy of one iteration over all stages, J.
         bubble_fraction: idle share of `num_stages * T`.
         peak_activations: per stage, the most microbatches (of a chunk) held for backward.
     """

@@ -69,8 +69,8 @@ def pipeline_of_steps(
     A node that stands for all microbatches of a steady-state period has their sum.
 
     Args:
-        schedule: what all stages ran, as `is_as_ordered` has it.
-        dag: of that schedule.
+        schedule: schedule that all stages ran, as `is_as_ordered` has it.
+        dag: DAG of that schedule.
         steps: one at least, all at the same clocks.
     """
     node_of = {
@@ -101,7 +101,7 @@ def slowest(dag: DependencyDag, pipelines: Sequence[MeasuredPipeline]) -> Measur
     """Of data-parallel pipelines the one that is done last, by the computing times.
 
     Args:
-        dag: of each of them.
+        dag: DAG of each of them.
         pipelines: one at least; of equal ones the first counts.
     """
     return max(pipelines, key=lambda pipeline: max(earliest_finish_s(dag, pipeline.computed_s)))
@@ -204,7 +204,7 @@ def unwaited_receive_s(
     before, by the computing times: on the last stage if it has any, else on all.
 
     Args:
-        dag: of the pipeline.
+        dag: DAG of the pipeline.
         measured: its times.
         finish_s: per node, when it is done by the computing times, s.
     """

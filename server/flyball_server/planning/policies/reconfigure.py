@@ -29,7 +29,7 @@ def reconfigure(
 
     Args:
         model: the pipeline.
-        assignment: where to start; left as it is.
+        assignment: initial assignment; left as it is.
         manner: `default` raises nothing; `greedy` the last unit of the path that is below the
             highest, by three steps; `balanced` every unit that has the path's lowest clock, by
             one step.

@@ -30,7 +30,7 @@ class OrderWriter:
 
     Args:
         chunks: the profile of each chunk.
-        stage: whose order it is.
+        stage: stage that runs the order.
         num_microbatches: what goes beyond is left out, so that an order can be described for
             more microbatches than there are.
     """

@@ -40,9 +40,9 @@ class Slowdown:
 
     Attributes:
         stage: from 0.
-        slowdown: how many times as long, MIN_SLOWDOWN to MAX_SLOWDOWN; below 1 they are faster.
-        dp_rank: of which pipeline; None: of all.
-        kind: of instruction; None: all kinds.
+        slowdown: slowdown factor, MIN_SLOWDOWN to MAX_SLOWDOWN; below 1 they are faster.
+        dp_rank: data-parallel rank of the pipeline; None: all pipelines.
+        kind: kind of instruction; None: all kinds.
 
     Raises:
         PlanningError: the slowdown is out of its bounds.
@@ -67,7 +67,7 @@ class SlowedRequest:
     """All that a plan for GPUs of uneven slowdown factor depends on.
 
     Attributes:
-        request: of the job; its profile is merged over all ranks of each stage, of all pipelines.
+        request: request of the job; its profile is merged over all ranks of each stage.
         slowdowns: those that apply to an instruction multiply.
         num_pipelines: data-parallel ones, at least 1.
 
