@@ -148,13 +148,11 @@ def test_an_emulated_stage_is_profiled_and_the_profile_plans(
             ("run", "--emulated", EXAMPLE, "--stage", "0", "-o", EXAMPLE, "--resume"),
             "fitted.csv:1: was not measured with these options",
         ),
-        (("convert", EXAMPLE, EXAMPLE), "exists already; --force overwrites it"),
         (("join", EXAMPLE, EXAMPLE, "-o", "o.csv"), "is given twice; first in"),
         (
             ("blocking-power", "--emulated", EXAMPLE),
             "an emulated GPU needs its power: --blocking-power W",
         ),
-        (("blocking-power", "--gpu", "a100"), "are for emulated GPUs; the other is measured"),
         ((), "the following arguments are required: ACTION"),
     ],
 )

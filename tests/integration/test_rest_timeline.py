@@ -133,28 +133,6 @@ def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
     assert line.first_step is not None
 
 
-def test_the_rows_of_an_interleaved_plan_are_its_instructions_with_their_chunks(
-    planner: LivePlanner,
-) -> None:
-    planner.put_job(schedule="interleaved-1f1b", policy="envelope").raise_for_status()
-    rows = profile_csv().splitlines()
-    profile = [f"chunk,{rows[0]}", *(f"{chunk},{row}" for chunk in (0, 1) for row in rows[1:])]
-    planner.put_profile("\n".join(profile)).raise_for_status()
-    version = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()
-    view = timeline(planner)
-    assert view.schedule == "interleaved-1f1b"
-    assert view.plan.energy_j == pytest.approx(version["plan"]["energy_j"], abs=1e-3)
-    assert [
-        [
-            [kind, microbatch, mhz, chunk] if chunk else [kind, microbatch, mhz]
-            for kind, microbatch, chunk, mhz in zip(
-                row.kinds, row.microbatches, row.chunks, row.clock_mhz, strict=True
-            )
-        ]
-        for row in view.plan.rows
-    ] == version["plan"]["stages"]
-
-
 # ------------------------------------------------------------------ which version, and of what
 
 

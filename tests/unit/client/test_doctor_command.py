@@ -129,15 +129,6 @@ def test_a_machine_without_a_gpu_hears_what_works_all_the_same(false_nvml: False
     assert lines[-1].startswith("1 problem, ")
 
 
-def test_no_gpu_at_all_is_a_problem(loaded_nvml: FalseNvml, tmp_path: Path) -> None:
-    state = bytearray((tmp_path / "gpus").read_bytes())
-    state[:8] = bytes(8)
-    with (tmp_path / "gpus").open("r+b") as file:
-        file.write(state[:8])
-    assert loaded_nvml.num_gpus == 0
-    assert gpu_checks()["GPUs"].state == "problem"
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

@@ -134,12 +134,9 @@ def test_stages_and_instructions_measured_apart_join_with_their_extra_columns(
         ),
         ((part(0), WIDE), "1.csv: has the rank columns rank, dp_rank, .*, but .*0.csv has none"),
         ((part(0), part(1, gpu="emulated GPU")), "1.csv: is emulated, and other parts are m"),
-        ((part(0), ""), "1.csv: the profile is empty"),
         ((part(0), "stage,instruction,frequency,time,energy\n"), "1.csv: has no rows"),
         ((part(0), "stage,frequency\n"), "1.csv:1: missing columns instruction, time, energy"),
-        ((part(0), part(1).replace("0.1,20", "0.1", 1)), "1.csv:2: 6 cells in the row for 7"),
         ((part(0), part(1).replace("0.1,", "nan,", 1)), "1.csv:2: time must be a finite number"),
-        ((part(0), part(1).replace("gpu", "time", 1)), "1.csv:1: the column time stands twice"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_with_their_place(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -298,17 +297,6 @@ def test_measurements_reach_the_planner_and_the_last_ones_at_the_end(
     assert sorted(planner.measurements) == [0, 1, 2, 3, 4]
     assert planner.measurements[3] == session.history[3]
     assert session.num_dropped_measurements == 0
-
-
-def test_a_planner_that_grants_no_wait_is_polled_no_more_often(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
-) -> None:
-    planner.grants_wait = False
-    began_s = time.monotonic()
-    with make_session(gpu):
-        wait_until(planner, lambda: planner.num_polls == 4)
-    # Three pauses of 0.1 s lie between four polls.
-    assert time.monotonic() - began_s > 0.25
 
 
 @pytest.mark.parametrize("refuses_clocks", [False, True])

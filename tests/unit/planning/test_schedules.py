@@ -145,14 +145,11 @@ def test_activation_memory_that_does_not_fit_is_refused(
         (((R, 0), (F, 0), (B, 0), (F, 1), (B, 1)), "stage 1 runs recompute of microbatch 0 before"),
         (((F, 0), (B, 0), (R, 0), (F, 1), (B, 1)), "stage 1 runs backward of microbatch 0 before"),
         (((F, 0, 1), (B, 0, 1)), "stage 1 runs chunk 1, but has 1; virtual_stages says"),
-        (((F, 0, -1), (B, 0, -1)), "stage 1 runs chunk -1, but has 1"),
         (((F, 0), (F, 0), (B, 0)), "runs an instruction twice"),
         (((F, 0), (B, 0)), "does not run all 2 microbatches"),
         (((F, 0), (B, 0), (F, 1)), "one forward and one backward of microbatch 1"),
-        (((F, 0), (B, 0), (F, 1), (I, 1)), "one forward and one backward of microbatch 1"),
         (((F, 0), (B, 0), (F, 1), (B, 1), (W, 1)), "one forward and one backward of microbatch 1"),
         (((F, 0), (B, 0), (F, 2), (B, 2)), "microbatch 2, of 2 microbatches"),
-        (((F, 0), (B, 0), (F, -1), (B, -1)), "microbatch -1, of 2 microbatches"),
     ],
 )
 def test_a_stage_that_runs_too_little_or_too_much_is_refused(
@@ -171,9 +168,7 @@ def test_a_stage_that_runs_too_little_or_too_much_is_refused(
         (1, 1, ((0, 1),), "schedule", "does not run all 1 microbatches of every chunk"),
         (2, 0, ((0,), (1,), (2,)), "virtual_stages", "3 entries for 2 stages"),
         (2, 0, ((0, 2), (1,)), "virtual_stages", "all stages must hold as many chunks"),
-        (2, 0, ((0,), (0,)), "virtual_stages", "must hold each of 0 to 1 once, not 0, 0"),
         (2, 0, ((0,), (2,)), "virtual_stages", "must hold each of 0 to 1 once, not 0, 2"),
-        (2, 0, ((-1,), (0,)), "virtual_stages", "must hold each of 0 to 1 once, not -1, 0"),
     ],
 )
 def test_chunks_that_make_no_model_are_refused(
@@ -189,16 +184,10 @@ def test_chunks_that_make_no_model_are_refused(
     [
         ("2f2b", (F, B), 1, 2, "schedule", "unknown '2f2b'; known: gpipe, 1f1b, envpipe"),
         ("interleaved-1f1b", (F, B), 1, 2, "profile", "runs at least 2 a stage"),
-        ("looped-bfs", (F, B), 1, 2, "profile", "runs at least 2 a stage"),
-        ("interleaved-zb", (F, I, W), 1, 2, "profile", "runs at least 2 a stage"),
         ("zbv", (F, I, W), 1, 4, "profile", "zbv runs 2 a stage"),
-        ("dualpipev", (F, I, W), 3, 4, "profile", "dualpipev runs 2 a stage"),
         ("zb-h1", (F, B), 1, 4, "profile", "has no backward_input of stage 0; zb-h1"),
         ("zbv", (F, B), 2, 4, "profile", "has no backward_input of stage 0, chunk 0; zbv"),
-        ("interleaved-zb", (F, B), 2, 4, "profile", "has no backward_input of stage 0, chunk 0"),
-        ("dualpipev", (F, B), 2, 4, "profile", "has no backward_input of stage 0, chunk 0"),
         ("torchgpipe", (F, B), 1, 2, "profile", "has no recompute of stage 0"),
-        ("early-recompute-1f1b", (F, B), 1, 2, "profile", "has no recompute of stage 0"),
         ("interleaved-1f1b", (F, B), 2, 5, "num_microbatches", "5 make no whole groups"),
         ("interleaved-zb", (F, I, W), 2, 5, "num_microbatches", "over 2 stages; 4 and 6 do"),
         ("dualpipev", (F, I, W), 2, 3, "num_microbatches", "must be at least 4 for dualpipev"),

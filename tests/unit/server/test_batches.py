@@ -24,7 +24,6 @@ from flyball_server.jobs.errors import (
     JobsError,
     PlannerFaultError,
     StoreBusyError,
-    UnknownJobError,
     UnknownPlanError,
     UnknownRankError,
 )
@@ -36,7 +35,6 @@ from flyball_server.jobs.measurements.measurements import (
     KEPT_INSTRUCTIONS,
     RankPost,
     list_steps,
-    post_period_s,
     store_together,
 )
 from flyball_server.jobs.records import StepDetail
@@ -45,7 +43,7 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
-from flyball_wire.messages import JobState, JobStep, RankPlan
+from flyball_wire.messages import JobState, RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -75,12 +73,6 @@ def test_a_rank_that_has_no_place_does_not_keep_the_others_out(services: Service
     assert not isinstance(other, JobsError)
     hosts = [rank.host for rank in get_job(services.jobs, "job").ranks]
     assert hosts == ["node-1", "node-1", "node-2", "node-2"]
-
-
-def test_ranks_of_an_unknown_job_are_each_refused(services: Services) -> None:
-    ranks = [(rank_record(rank, job_id="other"), NOBODY) for rank in (0, 1)]
-    outcomes = register_together(services.jobs, "other", ranks)
-    assert [type(outcome) for outcome in outcomes] == [UnknownJobError, UnknownJobError]
 
 
 # ------------------------------------------------------------------ acknowledgements
@@ -164,12 +156,6 @@ def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services
     assert of_rank_0 != of_rank_2
 
 
-def test_an_unknown_rank_costs_the_others_nothing(services: Services) -> None:
-    found, unknown = ask(services, rendering([]), 0, 9)
-    assert isinstance(found, bytes)
-    assert isinstance(unknown, UnknownRankError)
-
-
 def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:
     def render(part: RankPlan) -> bytes:
         if part.stage == 1:
@@ -179,23 +165,6 @@ def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services)
     first, failed, third = ask(services, RankPlans(render), 0, 1, 2)
     assert (first, third) == (b"part", b"part")
     assert isinstance(failed, PlannerFaultError)
-
-
-def test_only_so_many_jobs_are_kept(services: Services) -> None:
-    rendered: list[RankPlan] = []
-
-    def render(part: RankPlan) -> bytes:
-        rendered.append(part)
-        return b""
-
-    plans = RankPlans(render, kept_jobs=1)
-    register_job(services.jobs, "other", job_spec())
-    put_profile(services.jobs, "other", profile())
-    register_rank(services.jobs, rank_record(0, job_id="other"))
-    question = PlanQuestion(rank=0, after_version=0)
-    for job_id in ("job", "job", "other", "job"):
-        plans.answer(services.jobs, job_id, [question])
-    assert [part.job_id for part in rendered] == ["job", "other", "job"]
 
 
 # ------------------------------------------------------------------ request batching
@@ -292,51 +261,7 @@ async def test_an_unforeseen_failure_is_that_of_the_items_that_lead_to_it() -> N
     assert isinstance(outcomes[2], ZeroDivisionError)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "period_s", "watched_s"),
-    [(1, 1, 1), (128, 1, 1), (2112, 8, 16 / 3), (4096, 15, 10), (100_000, 15, 10)],
-)
-def test_the_post_period_is_bounded(num_ranks: int, period_s: float, watched_s: float) -> None:
-    assert post_period_s(num_ranks, is_watched=False) == pytest.approx(period_s)
-    assert post_period_s(num_ranks, is_watched=True) == pytest.approx(watched_s)
-
-
 # ------------------------------------------------------------------ kept measurements
-
-
-def test_a_step_has_the_longest_time_and_the_sum_of_energies(services: Services) -> None:
-    fast = step_record(4, 0, time_s=0.5, energy_j=10.0, plan_version=1, num_unplanned=1)
-    slow = step_record(
-        4, 1, time_s=0.75, energy_j=20.5, plan_version=1, num_overruns=2, num_clock_misses=3
-    )
-    store_measurements(services.jobs, "job", 0, [fast])
-    store_measurements(services.jobs, "job", 1, [slow])
-    assert list_steps(services.jobs, "job", limit=10) == (
-        JobStep(
-            step=4,
-            num_ranks=2,
-            plan_versions=(1,),
-            time_s=0.75,
-            energy_j=30.5,
-            num_unplanned=1,
-            num_overruns=2,
-            num_clock_misses=3,
-            num_power_capped=0,
-            num_thermally_capped=0,
-        ),
-    )
-
-
-def test_a_mixed_step_shows_its_versions_default_clocks_first(services: Services) -> None:
-    store_measurements(services.jobs, "job", 0, [step_record(0, 0, plan_version=1)])
-    store_measurements(services.jobs, "job", 1, [step_record(0, 1, plan_version=None)])
-    assert list_steps(services.jobs, "job", limit=1)[0].plan_versions == (None, 1)
-
-
-def test_the_energy_is_unknown_where_one_rank_could_not_read_it(services: Services) -> None:
-    store_measurements(services.jobs, "job", 0, [step_record(0, 0)])
-    store_measurements(services.jobs, "job", 1, [step_record(0, 1, energy_j=None)])
-    assert list_steps(services.jobs, "job", limit=1)[0].energy_j is None
 
 
 def post_instructions(services: Services, rank: int, steps: range, num_instructions: int) -> None:

@@ -173,26 +173,12 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     delete_job(life.services, "job")
 
 
-def test_a_rank_that_has_left_is_not_missed(life: Life) -> None:
-    leave_rank(life.services, "job", 0)
-    life.pass_time(1000)
-    with life.services.store.writing("job") as writer:
-        writer.touch_ranks("job", (1,), life.now)
-    assert not [note for note in life.notes() if "not heard of" in note]
-
-
 def test_a_job_that_no_rank_has_joined_does_not_end() -> None:
     life = Life()
     life.register()
     life.plan()
     life.age()
     assert life.state() == JobState.PLANNED
-
-
-def test_a_rank_that_is_not_known_has_nothing_to_leave(life: Life) -> None:
-    leave_rank(life.services, "job", 17)
-    with pytest.raises(UnknownJobError):
-        leave_rank(life.services, "other", 0)
 
 
 @pytest.mark.parametrize("way", ["ended, registers", "expired, registers", "ended, acknowledges"])
@@ -281,14 +267,6 @@ def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(lif
     started._checked_s.clear()
     started(life.services, "job")
     assert life.state() == JobState.EXPIRED
-
-
-def test_a_run_that_is_kept_stays_ended(life: Life) -> None:
-    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
-    expiry = ExpiryReconciler()
-    expiry(life.services, "job@1")
-    assert life.state("job@1") == JobState.ENDED
-    delete_job(life.services, "job@1")
 
 
 def test_jobs_never_expire_where_that_is_wanted(life: Life) -> None:

@@ -367,12 +367,6 @@ def test_other_jobs_are_left_alone(services: JobServices) -> None:
     assert newest(services).version == 1
 
 
-def test_a_job_without_a_plan_is_left_alone(services: JobServices) -> None:
-    register_job(services, "job", job_spec(policy="envelope", adaptation="reconfigure"))
-    ReconfigurationReconciler()(services, "job")
-    assert get_job(services, "job").newest_version is None
-
-
 def test_a_comparison_is_not_disturbed(services: JobServices, pipeline: PipelineOnPaper) -> None:
     """Its steps run at other clocks by turns."""
     with services.store.writing("job") as writer:
