@@ -125,7 +125,7 @@ class PostgresServer:
             self.start()
             self.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
 
-    def execute(self, statement: sql.Composable) -> None:
+    def execute(self, statement: sql.SQL | sql.Composed) -> None:
         """Run a statement as administrator."""
         with closing(psycopg.connect(self.address(), autocommit=True)) as connection:
             connection.execute(statement)
