@@ -74,7 +74,7 @@ def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
     Times and energies of a kind add up at each clock that all chunks were measured at.
 
     Raises:
-        ProfileError: the chunks share no such instructions, or fewer than two clocks.
+        ProfileError: the chunks share no such instructions, or no clocks.
     """
     first = chunks[0]
     points = {

@@ -98,7 +98,7 @@ class StageProfile:
     """Measured operating points of every (stage, instruction kind) of a pipeline.
 
     Attributes:
-        points: (stage, kind) -> operating points in falling frequency, at least two, all
+        points: (stage, kind) -> operating points in falling frequency, at least one, all
             frequencies distinct. Stages are 0 .. num_stages - 1.
         num_ranks_per_stage: per stage, the number of ranks (data- and tensor-parallel) whose
             energy the points hold (`r_s` of the energy formula); 1 each in a profile of one
@@ -108,8 +108,8 @@ class StageProfile:
 
     Raises:
         ProfileError: a stage number is skipped, a stage has neither `backward` nor both of
-            `backward_input` and `backward_weight`, has no `forward`, a kind has fewer than
-            two frequencies, or a chunk is of other stages or ranks.
+            `backward_input` and `backward_weight`, has no `forward`, a kind has no
+            frequency, or a chunk is of other stages or ranks.
     """
 
     points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
@@ -223,11 +223,8 @@ def _check_frequencies(
 ) -> None:
     if len({point.frequency_mhz for point in points}) != len(points):
         raise ProfileError(f"stage {stage} {kind} has the same frequency twice", stage=stage)
-    if len(points) < 2:
-        raise ProfileError(
-            f"stage {stage} {kind} has a single frequency; at least two are needed to choose from",
-            stage=stage,
-        )
+    if not points:
+        raise ProfileError(f"stage {stage} {kind} has no frequency", stage=stage)
 
 
 def _profile_of(

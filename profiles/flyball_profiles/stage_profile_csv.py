@@ -56,7 +56,9 @@ def parse_stage_profile(text: str) -> StageProfile:
     Raises:
         ProfileError: with the 1-based line where one applies.
     """
-    return merge_rows(_measured_rows(text), place="line")
+    profile = merge_rows(_measured_rows(text), place="line")
+    _check_choice([profile])
+    return profile
 
 
 def parse_pipeline_profiles(text: str) -> tuple[StageProfile, ...]:
@@ -88,7 +90,15 @@ def parse_pipeline_profiles(text: str) -> tuple[StageProfile, ...]:
         of_chunk = [row for row in rows if row.chunk == chunk]
         _check_same_instructions(of_pipelines, of_chunk, f"chunk {chunk} of ")
     _check_same_instructions(profiles, rows, "")
+    _check_choice(profiles)
     return profiles
+
+
+def _check_choice(profiles: Sequence[StageProfile]) -> None:
+    if all(len(points) == 1 for profile in profiles for points in profile.points.values()):
+        raise ProfileError(
+            "every instruction has a single frequency; at least one needs two to choose from"
+        )
 
 
 def _check_same_instructions(
@@ -128,7 +138,9 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
             parse_row(row, line=line, rank_columns=rank_columns)
             for line, row in enumerate(cells, start=1)
         ]
-        return merge_rows(parsed, place="row")
+        profile = merge_rows(parsed, place="row")
+        _check_choice([profile])
+        return profile
     except ProfileError as error:
         if error.line is None:
             raise

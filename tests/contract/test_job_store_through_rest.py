@@ -153,7 +153,7 @@ class TestJobStoreThroughRest:
             gpu="a100",
             activation_bytes=[1, MAX_COUNT],
             free_memory_bytes=[0, 7],
-            policy="uniform",
+            reconfigure="greedy",
             effort="high",
             reserve=0.1 + 0.2,
             run="run ä",

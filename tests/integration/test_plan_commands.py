@@ -106,6 +106,15 @@ def test_a_bad_profile_is_refused_with_file_and_line(
         (("--schedule", "2f2b"), "--schedule: unknown '2f2b'; known: gpipe"),
         (("--reconfigure", "eager"), "--reconfigure: unknown 'eager'; known: default"),
         (("--target", "soon"), "--target: unknown 'soon'"),
+        (
+            ("--policy", "uniform", "--reserve", "0.1"),
+            "--reserve: is for policy frontier, not unif",
+        ),
+        (
+            ("--policy", "uniform", "--effort", "low"),
+            "--effort: is for policy frontier, not uniform",
+        ),
+        (("--reconfigure", "greedy"), "--reconfigure: is for policies baseline, uniform, envelope"),
         (("--gpu", "a1000"), "--gpu: unknown GPU 'a1000'; known: a100"),
         (("--blocking-power", "1,2,3"), "--blocking-power: 3 values for 2 stages"),
         (("--blocking-power", "much"), "--blocking-power: 'much' is not a number of watts"),

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,6 +18,7 @@ from flyball_server.cli import offline_inputs
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
+from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
@@ -172,7 +173,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         "--effort",
         Effort,
-        Effort.NORMAL,
+        None,
         f"policy frontier: search effort (default {Effort.NORMAL})",
     )
     parser.add_argument(
@@ -225,7 +226,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser, policies: Iterable[Pol
         parser,
         "--reconfigure",
         Reconfigure,
-        PlanOptions.reconfigure,
+        None,
         f"EnvPipe's reconfiguration (default {PlanOptions.reconfigure})",
     )
 
@@ -263,7 +264,12 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     )
     order, virtual_stages = read_order(arguments.order) if arguments.order else (None, None)
     gpu = offline_inputs.gpu_window(arguments.gpu)
-    given = {name: getattr(arguments, name) for name in _NAMED_OPTIONS if name in arguments}
+    given = {
+        name: getattr(arguments, name)
+        for name in _NAMED_OPTIONS
+        if getattr(arguments, name, None) is not None
+    }
+    _check_effect(given)
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
@@ -279,6 +285,20 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
         ),
     )
     return separate_pipelines(request, profiles) if is_separate else request
+
+
+def _check_effect(given: Mapping[str, Any]) -> None:
+    """Check that no option is given that the policy does not use.
+
+    Raises:
+        PlanningError: one is; `field` names it.
+    """
+    policy = given.get("policy", PlanOptions.policy)
+    if "effort" in given and policy != Policy.FRONTIER:
+        raise PlanningError(f"is for policy {Policy.FRONTIER}, not {policy}", field="effort")
+    if "reconfigure" in given and policy not in ENVPIPE_POLICIES:
+        names = ", ".join(ENVPIPE_POLICIES)
+        raise PlanningError(f"is for policies {names}, not {policy}", field="reconfigure")
 
 
 def refused(error: PlanningError) -> CommandError:

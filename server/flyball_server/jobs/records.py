@@ -84,7 +84,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
             f"must be a share above 0 and at most 1, not {spec.profiling_slowdown:g}",
         )
     try:
-        check_reserve(spec.reserve)
+        check_reserve(spec.reserve, spec.policy)
     except PlanningError as error:
         raise InvalidFieldError("reserve", error.message) from None
 

@@ -228,14 +228,16 @@ def _compared(
     request: PlanRequest | DataParallelRequest, policy: Policy, reconfigure: Reconfigure
 ) -> ComparedPlan:
     plan: PlanPrediction
+    changed = {
+        "policy": policy,
+        "reconfigure": reconfigure,
+        "target": DEFAULT_TARGET,
+        "reserve": 0.0,
+    }
     if isinstance(request, DataParallelRequest):
-        plan = make_data_parallel_plan(
-            request.with_options(policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET)
-        ).plan
+        plan = make_data_parallel_plan(request.with_options(**changed)).plan
     else:
-        plan = make_plan(
-            request.with_options(policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET)
-        ).plan
+        plan = make_plan(request.with_options(**changed)).plan
     return ComparedPlan(
         name=policy if policy == Policy.BASELINE else f"{policy}, {reconfigure}",
         iteration_time_s=plan.iteration_time_s,

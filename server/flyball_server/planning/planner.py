@@ -63,8 +63,8 @@ class PlanRequest:
             GPU table has it per GPU.
 
     Raises:
-        PlanningError: no blocking power is given, the reserve is out of its bounds, or only one
-            of the two memory sizes is given.
+        PlanningError: no blocking power is given, the reserve is out of its bounds or for another
+            policy, or only one of the two memory sizes is given.
     """
 
     profile: StageProfile
@@ -74,7 +74,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         options = self.options
-        check_reserve(options.reserve)
+        check_reserve(options.reserve, options.policy)
         if options.blocking_power_w is None:
             raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
         if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
@@ -283,8 +283,7 @@ def prediction_of(
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=_chunk_places(schedule),
         weight_versions=schedule.weight_versions,
-        # Other policies keep no reserve.
-        reserve=options.reserve if options.policy == Policy.FRONTIER else 0.0,
+        reserve=options.reserve,
         compared=single_clock_plans(model, options),
     )
 

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan_options import Policy
 
+from .oracles import every_plan, least_energy_j
 from .tiny_pipelines import B, F, equal_profile, profile_of, profiles, refuses, request_of
 
 REQUEST = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)
@@ -50,6 +51,22 @@ def test_a_slip_of_units_is_refused_with_its_likely_cause(
     profile = profile_of([{F: points, B: points}])
     with refuses("profile", "time in s (not ms), blocking power in W (not mW)"):
         make_plan(request_of(profile, policy=policy, blocking_power_w=(power_w,)))
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_a_stage_whose_clock_cannot_be_set_is_planned_around(policy: Policy) -> None:
+    free = {F: [(1410, 1.0, 10.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}
+    fixed = {F: [(1200, 1.5, 10.0)], B: [(1200, 3.0, 30.0)]}
+    request = request_of(profile_of([free, fixed]), 2, policy=policy)
+    plan = make_plan(request).plan
+    assert {item.frequency_mhz for item in plan.stages[1]} == {1200}
+    assert plan.iteration_time_s <= plan.baseline_iteration_time_s
+    assert plan.energy_j <= plan.baseline_energy_j
+    if policy == Policy.FRONTIER:
+        best_j = least_energy_j(
+            every_plan(model_of_request(request)), plan.baseline_iteration_time_s
+        )
+        assert plan.energy_j == pytest.approx(best_j, rel=1e-9)
 
 
 @given(

@@ -61,3 +61,10 @@ def test_a_kind_that_is_not_asked_for_does_not_count() -> None:
 def test_one_kind_alone_has_the_valley_of_its_own_table() -> None:
     points = profile_of([{F: [(2, 1.0, 3.0), (1, 1.0, 2.0)], B: [(2, 1.0, 1.0), (1, 1.0, 2.0)]}])
     assert clocks(least_energy_points({F: points.points[0, F]})) == {F: 1}
+
+
+def test_a_kind_with_a_single_clock_leaves_the_others_their_choice() -> None:
+    points = {F: [(300, 1.0, 9.0)], B: [(300, 1.0, 9.0), (100, 1.0, 3.0)]}
+    assert clocks(stage_least_energy(profile_of([points]), 0, (F, B))) == {F: 300, B: 100}
+    both = {F: points[F], B: points[F]}
+    assert clocks(stage_least_energy(profile_of([both]), 0, (F, B))) == {F: 300, B: 300}

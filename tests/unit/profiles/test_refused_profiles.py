@@ -110,9 +110,9 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
         (HEADER + BACKWARD_ROWS, "stage 0 has no forward rows", 2),
         (GOOD + LATER_STAGE, "stage 1 is missing; stages count from 0 without gaps", 6),
         (
-            HEADER + "0,forward,1410,0.1,20\n" + BACKWARD_ROWS,
-            "stage 0 forward has a single frequency; at least two are needed to choose from",
-            2,
+            HEADER + "0,forward,1410,0.1,20\n0,backward,1410,0.2,40\n",
+            "every instruction has a single frequency; at least one needs two to choose from",
+            None,
         ),
         (
             GOOD.replace("0.2,15", "0.2,1\x005"),

@@ -30,9 +30,13 @@ def least_energy_points(
     """The operating point of each kind at the stage's valley frequency.
 
     The valley is the profiled frequency where the raw energy `E_forward + E_backward` (all
-    kinds given) is least; of equals the highest. Where the kinds share no profiled frequency,
-    each kind has its own valley.
+    kinds given that have a choice) is least; of equals the highest. Where these share no profiled
+    frequency, each kind has its own valley.
     """
+    fixed = {kind: points[0] for kind, points in points_by_kind.items() if len(points) == 1}
+    points_by_kind = {kind: points for kind, points in points_by_kind.items() if kind not in fixed}
+    if not points_by_kind:
+        return fixed
     by_clock = {
         kind: {point.frequency_mhz: point for point in points}
         for kind, points in points_by_kind.items()
@@ -43,13 +47,13 @@ def least_energy_points(
         if all(mhz in points for points in by_clock.values())
     ]
     if not shared_mhz:
-        return {kind: _least_energy(points) for kind, points in points_by_kind.items()}
+        return {kind: _least_energy(points) for kind, points in points_by_kind.items()} | fixed
 
     def total_energy_j(mhz: int) -> float:
         return sum(points[mhz].energy_j for points in by_clock.values())
 
     least_energy_mhz = min(shared_mhz, key=lambda mhz: (total_energy_j(mhz), -mhz))
-    return {kind: points[least_energy_mhz] for kind, points in by_clock.items()}
+    return {kind: points[least_energy_mhz] for kind, points in by_clock.items()} | fixed
 
 
 def _least_energy(points: Iterable[OperatingPoint]) -> OperatingPoint:
