@@ -21,12 +21,16 @@ from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
 from tests.planner.patience import PATIENCE_S
 
+from flyball_client.governor.state_folder import NODE_DIR
 from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire import routes
 
 DEPLOY = ROOT / "deploy"
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 UNIT = DEPLOY / "systemd/flyball-planner.service"
+GUARD_UNIT = DEPLOY / "systemd/flyball-guard.service"
+# 0 is the best, 100 no protection at all; the guard has capabilities, and the GPUs.
+EXPOSURES = {UNIT: 20, GUARD_UNIT: 45}
 KUBERNETES = tuple(sorted((DEPLOY / "kubernetes").glob("*.yaml")))
 FILES = tuple(
     file
@@ -96,9 +100,9 @@ def environment_of(kind: str, name: str, secrets: Mapping[str, str]) -> dict[str
     return found
 
 
-def unit_lines(section: str) -> list[tuple[str, str]]:
-    """The settings in one section of the systemd unit."""
-    text = re.split(r"^\[(\w+)\]$", UNIT.read_text(), flags=re.MULTILINE)
+def unit_lines(section: str, unit: Path = UNIT) -> list[tuple[str, str]]:
+    """The settings in one section of a systemd unit."""
+    text = re.split(r"^\[(\w+)\]$", unit.read_text(), flags=re.MULTILINE)
     lines = dict(zip(text[1::2], text[2::2], strict=True))[section].splitlines()
     return [
         (name, value)
@@ -130,15 +134,18 @@ def test_a_linter_has_nothing_to_say(
     assert said.returncode == 0, said.stdout + said.stderr
 
 
-def test_the_unit_is_one_that_systemd_takes_and_finds_well_protected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unit", EXPOSURES, ids=lambda unit: unit.stem)
+def test_a_unit_is_one_that_systemd_takes_and_finds_well_protected(
+    unit: Path, tmp_path: Path
+) -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("no systemd-analyze on PATH")
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace("/opt/flyball/bin/flyball", "/bin/true"))
+    copy = tmp_path / unit.name
+    copy.write_text(unit.read_text().replace("/opt/flyball/bin/flyball", "/bin/true"))
     verified = run("systemd-analyze", "verify", "--man=no", str(copy))
     assert (verified.returncode, verified.stderr) == (0, "")
-    # 0 is the best, 100 no protection at all.
-    exposed = run("systemd-analyze", "security", "--offline=true", "--threshold=20", str(copy))
+    threshold = f"--threshold={EXPOSURES[unit]}"
+    exposed = run("systemd-analyze", "security", "--offline=true", threshold, str(copy))
     assert exposed.returncode == 0, exposed.stdout
 
 
@@ -298,6 +305,22 @@ def test_ranks_in_kubernetes_find_the_planner_and_zeusd() -> None:
     assert f"--socket-gid={group}" in arguments
     # As docs/privileges.md gives the socket away: to a group, not to everybody.
     assert "--socket-permissions=660" in arguments
+    guard = container_of("DaemonSet", "flyball-guard")
+    assert guard["args"] == ["guard", f"--group={group}"]
+
+
+def test_the_guard_sees_the_records_and_processes_of_all_ranks() -> None:
+    guard, rank = pod_of("DaemonSet", "flyball-guard")["spec"], pod_of("Job", "llama")["spec"]
+    assert guard["hostPID"] is True
+    assert _host_folder(guard, "records") == _host_folder(rank, "records") == str(NODE_DIR)
+    for kind, name in (("DaemonSet", "flyball-guard"), ("Job", "llama")):
+        mounts = {m["name"]: m["mountPath"] for m in container_of(kind, name)["volumeMounts"]}
+        assert mounts["records"] == str(NODE_DIR)
+    container = container_of("DaemonSet", "flyball-guard")
+    added = {f"CAP_{name}" for name in container["securityContext"]["capabilities"]["add"]}
+    service = dict(unit_lines("Service", GUARD_UNIT))
+    assert added == set(service["CapabilityBoundingSet"].split())
+    assert service["ReadWritePaths"] == f"-{NODE_DIR}"
 
 
 def _host_folder(pod: dict[str, Any], volume: str) -> str:

@@ -22,6 +22,7 @@ from tests.governed_rank.processes import (
     SCAN_PAUSE_S,
     SeenProcess,
     StillWaitingError,
+    number_in_namespace,
     process_with,
     processes_with,
     send,
@@ -34,6 +35,8 @@ from flyball_client.governor.shared_state import SharedState
 
 RANK = Path(__file__).with_name("rank.py")
 LAUNCHER = (sys.executable, str(Path(__file__).with_name("launcher.py")))
+# The rank is process 1 of a PID namespace, as in a container.
+CONTAINER = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 GOVERNOR_MODULE = "flyball_client.governor.governor_process"
 # The promise is a second; a busy machine may need longer to run what is ready to run.
 GIVEN_BACK_WITHIN_S = 5.0
@@ -66,7 +69,8 @@ class GovernedRank:
     ) -> None:
         self.nvml = nvml
         self._folder = folder
-        self.state_dir = folder / "state"
+        self.state_dir = node_dir_in(folder) / str(os.geteuid())
+        self._is_in_container = launcher == CONTAINER
         self._default_mhz = return_mhz or (0, 0)
         self._tag = uuid.uuid4().hex
         self._log = folder / f"{self._tag}.log"
@@ -103,7 +107,7 @@ class GovernedRank:
     @cached_property
     def pid(self) -> int:
         """The rank's process number; waits until it is about to start its governor."""
-        pid = int(self._read_line())
+        pid = self._seen_from_here(int(self._read_line()))
         self._shared_state = board_of(pid)
         return pid
 
@@ -121,7 +125,8 @@ class GovernedRank:
     @property
     def pair(self) -> tuple[int, int]:
         """Process numbers of the governor and its standby, as they say; 0: not yet."""
-        return self.words[word.ACTIVE_PID], self.words[word.STANDBY_PID]
+        active, standby = self.words[word.ACTIVE_PID], self.words[word.STANDBY_PID]
+        return self._seen_from_here(active), self._seen_from_here(standby)
 
     def governors(self) -> list[SeenProcess]:
         """The governor processes that live; the standby was started last."""
@@ -150,6 +155,10 @@ class GovernedRank:
         self.tell("report")
         fields: dict[str, int] = json.loads(self._read_line())
         return fields
+
+    def pids(self) -> list[int]:
+        """Process numbers of the rank and its governors."""
+        return [process.pid for process in self._processes()]
 
     # ------------------------------------------------------------------ what can be done
 
@@ -232,6 +241,12 @@ class GovernedRank:
     def _processes(self) -> list[SeenProcess]:
         return processes_with(_TAG, self._tag)
 
+    def _seen_from_here(self, pid: int) -> int:
+        """Translate a process number of the rank's PID namespace; 0: there is no such process."""
+        if not self._is_in_container or not pid:
+            return pid
+        return next((seen for seen in self.pids() if number_in_namespace(seen) == pid), 0)
+
     def _kill_what_is_left(self) -> bool:
         left = self._processes()
         for process in left:
@@ -246,6 +261,11 @@ class GovernedRank:
         if not line:
             raise StillWaitingError(f"the rank has ended\n{self.log}")
         return line
+
+
+def node_dir_in(folder: Path) -> Path:
+    """The folder that FLYBALL_STATE_DIR names for ranks whose files are in this one."""
+    return folder / "state"
 
 
 def board_of(pid: int) -> SharedState:

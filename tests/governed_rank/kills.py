@@ -7,7 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.governed_rank.governed_rank import GIVEN_BACK_WITHIN_S, LAUNCHER, GovernedRank
+from tests.governed_rank.cgroup import kill_in_cgroup
+from tests.governed_rank.governed_rank import (
+    CONTAINER,
+    GIVEN_BACK_WITHIN_S,
+    LAUNCHER,
+    GovernedRank,
+)
 from tests.governed_rank.processes import send, wait_until
 
 SHORT_LEASE_S = 0.4
@@ -25,6 +31,7 @@ class Part:
         launcher: what must have started the rank; none: nothing.
         lease_s: of the rank's governor, s.
         num_kills_each: of one rank at the most; who starts a part again waits longer each time.
+        is_guarded: whether `flyball guard` runs.
     """
 
     name: str
@@ -34,6 +41,7 @@ class Part:
     launcher: tuple[str, ...] = ()
     lease_s: float = 30.0
     num_kills_each: int = 1
+    is_guarded: bool = False
 
     def strike(self, rank: GovernedRank) -> float:
         """Kill this part and see to what follows; how long the clock took to be given back, s."""
@@ -114,6 +122,19 @@ def check_next_start_gives_back(rank: GovernedRank, num_resets: int) -> float:
     return restored_s
 
 
+def check_guarded(rank: GovernedRank, num_resets: int) -> float:
+    """The guard gives the clock back; before that it has touched none, and nobody is left."""
+    assert num_resets == 0, "the clock of a live rank was given back"
+    restored_s = wait_until(
+        lambda: rank.is_restored() and rank.has_clean_record(),
+        f"the guard gives the clock back\n{rank.log}",
+        patience_s=GIVEN_BACK_WITHIN_S,
+    )
+    rank.wait_until_gone()
+    assert rank.is_restored(), "locked again by somebody's last act"
+    return restored_s
+
+
 def _wait_until_given_back(rank: GovernedRank, num_resets: int) -> float:
     # Where the rank lives, the next clock may be set before anybody looks at the GPU.
     return wait_until(
@@ -158,6 +179,18 @@ def _stop_governor_and_kill_rank(rank: GovernedRank) -> None:
     rank.wait_until_stood_by()
     send(_governor_of(rank), signal.SIGSTOP)
     send(rank.pid, signal.SIGKILL)
+
+
+def _stop_pair_and_kill_rank(rank: GovernedRank) -> None:
+    rank.wait_until_stood_by()
+    for pid in rank.pair:
+        send(pid, signal.SIGSTOP)
+    send(rank.pid, signal.SIGKILL)
+
+
+def _kill_one_by_one(rank: GovernedRank) -> None:
+    for pid in rank.pids():
+        send(pid, signal.SIGKILL)
 
 
 def _kill_governors(rank: GovernedRank) -> None:
@@ -246,4 +279,41 @@ STOPPED_GOVERNOR = Part(
     leaves_rank=True,
 )
 
-PARTS = (*QUICK_PARTS, STOPPED_GOVERNOR)
+CGROUP = Part(
+    name="control group",
+    kill=lambda rank: kill_in_cgroup(rank.pids),
+    check=check_guarded,
+    is_guarded=True,
+)
+
+GUARDED_PARTS = (
+    Part(
+        name="container, SIGKILL of process 1",
+        kill=_signal_rank(signal.SIGKILL),
+        check=check_guarded,
+        launcher=CONTAINER,
+        is_guarded=True,
+    ),
+    Part(
+        name="container, os._exit of process 1",
+        kill=_tell_rank("exit"),
+        check=check_guarded,
+        launcher=CONTAINER,
+        is_guarded=True,
+    ),
+    CGROUP,
+    Part(
+        name="all processes, one by one",
+        kill=_kill_one_by_one,
+        check=check_guarded,
+        is_guarded=True,
+    ),
+    Part(
+        name="rank while governor and standby are stopped",
+        kill=_stop_pair_and_kill_rank,
+        check=check_guarded,
+        is_guarded=True,
+    ),
+)
+
+PARTS = (*QUICK_PARTS, STOPPED_GOVERNOR, *GUARDED_PARTS)

@@ -52,6 +52,15 @@ def process_with(variable: str, value: str, pid: int) -> SeenProcess | None:
     return SeenProcess(pid=pid, command=tuple(command))
 
 
+def number_in_namespace(pid: int) -> int:
+    """Return the number that a process has in its own PID namespace; 0: it has ended."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[-1]) for line in lines if line.startswith("NSpid:")), 0)
+
+
 def send(pid: int, number: signal.Signals) -> None:
     """Send a signal; to one that has ended just now, none."""
     with contextlib.suppress(ProcessLookupError):

@@ -6,12 +6,14 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.governed_rank import GovernedRank
+from tests.governed_rank.governed_rank import GovernedRank, node_dir_in
 from tests.governed_rank.kills import Part
+from tests.governed_rank.running_guard import RunningGuard
 
 NUM_RANKS_AT_ONCE = 3
 # Governor and standby are up after about 0.3 s; a third of the ranks is hit before.
@@ -70,9 +72,12 @@ def _strike_rank(
     chooser = random.Random(seed)
     nvml = FalseNvml(library, folder, num_gpus=1)
     try:
-        with GovernedRank(
-            nvml, folder, seed=seed, lease_s=part.lease_s, launcher=part.launcher
-        ) as rank:
+        with ExitStack() as running:
+            if part.is_guarded:
+                running.enter_context(RunningGuard(nvml, node_dir_in(folder)))
+            rank = running.enter_context(
+                GovernedRank(nvml, folder, seed=seed, lease_s=part.lease_s, launcher=part.launcher)
+            )
             _wait_for_a_moment(rank, chooser)
             for number in range(num_kills):
                 if number:

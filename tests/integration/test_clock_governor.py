@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 from tests.false_nvml.library import FalseNvml, build_library
+from tests.governed_rank.cgroup import cgroup_fault
 from tests.governed_rank.governed_rank import GovernedRank
-from tests.governed_rank.kills import PARTS, STOPPED_GOVERNOR, Part
+from tests.governed_rank.kills import CGROUP, PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 
@@ -24,7 +25,7 @@ from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 
-NUM_KILLS, NUM_SLOW_KILLS = 6, 1
+NUM_KILLS, NUM_GUARDED_KILLS, NUM_SLOW_KILLS = 6, 3, 1
 SEED = 7
 NO_PERMISSION = 4
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--no-python")
@@ -55,7 +56,10 @@ def new_rank(nvml: FalseNvml, tmp_path: Path) -> Iterator[NewRank]:
 def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
     part: Part, library: Path, tmp_path: Path
 ) -> None:
-    num_kills = NUM_SLOW_KILLS if part is STOPPED_GOVERNOR else NUM_KILLS
+    if part is CGROUP and cgroup_fault():
+        pytest.skip(f"{cgroup_fault()}; the processes are killed one by one instead")
+    num_kills = NUM_GUARDED_KILLS if part.is_guarded else NUM_KILLS
+    num_kills = NUM_SLOW_KILLS if part is STOPPED_GOVERNOR else num_kills
     strikes = strike_at_random(
         part, num_kills, library=library, folder=tmp_path / "kills", seed=SEED
     )
@@ -78,18 +82,19 @@ def test_a_pair_killed_with_its_rank_leaves_a_record_for_the_next_start(
     rank.wait_until_gone()
     assert nvml.locked_mhz()
     # A process that is ending is not seen any more a moment before it lets go of its files.
-    wait_until(lambda: not find_records(rank.state_dir)[0].is_held, "nobody holds the record")
+    wait_until(lambda: find_records(rank.state_dir)[0].governor_pid is None, "nobody holds it")
     (found,) = find_records(rank.state_dir)
-    assert found.holder.uuid == nvml.uuid(0)
+    assert found.is_left
+    assert found.uuid == nvml.uuid(0)
+    assert found.holder is not None
     assert found.holder.rank_name == "rank 0"
-    assert (found.holder.rank_pid, found.holder.governor_pid) == everybody[:2]
     num_resets = rank.num_resets()
     successor = new_rank()
     successor.wait_until_governed()
     assert successor.num_resets() == num_resets + 1
     (found,) = find_records(rank.state_dir)
-    assert found.is_held
-    assert found.holder.rank_pid == successor.pid
+    assert found.rank_pid == successor.pid
+    assert found.governor_pid in successor.pair
     successor.end()
 
 
@@ -309,7 +314,11 @@ def test_a_strict_start_raises_what_keeps_clocks_from_being_set(
             monkeypatch.setattr(process_governor, "may_set_clocks", lambda: False)
         case _:
             monkeypatch.setattr(sys, "executable", shutil.which("false"))
-    says = {"state folder": "File exists", "rights": "CAP_SYS_ADMIN", "governor": "exit status 1"}
+    says = {
+        "state folder": "a link or no folder",
+        "rights": "CAP_SYS_ADMIN",
+        "governor": "exit status 1",
+    }
     with pytest.raises(GpuError, match=says[lack]):
         own_governor.start(strict=True)
     assert own_governor.is_over

@@ -8,21 +8,29 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from flyball_client.governor.lock_record import (
     ClockHeldError,
-    ClockHolder,
+    FoundRecord,
     LockRecord,
-    default_state_dir,
-    find_records,
+    find_all_records,
 )
+from flyball_client.governor.state_folder import StateRefusedError, all_state_dirs
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
 from flyball_client.gpu.clock_settings import ClockSettings
 from flyball_client.gpu.nvml_facts import num_gpus, nvml_session, uuid_at
-from flyball_client.gpu.open_gpu import gpu_argument, open_gpu_by_uuid, uuid_of
+from flyball_client.gpu.open_gpu import gpu_argument, reset_clock, uuid_of
 from flyball_wire.command import Command, CommandError
+
+_UNKNOWN = (
+    "no record says that a clock was left locked; a GPU's lock cannot be read:"
+    " flyball unlock --all resets every GPU that no live rank uses"
+)
+_OWN_ONLY = "only root reads the records of other users"
+
+# A record that cannot be held meanwhile; its clock is restored all the same.
+_NOT_HELD = (ClockHeldError, StateRefusedError, OSError)
 
 Outcome = Literal["restored", "in use", "refused", "failed"]
 
@@ -33,9 +41,8 @@ class Unlocked:
 
     Attributes:
         gpu: UUID, or the index where the UUID cannot be read.
-        outcome: `restored`; `in use`: a running governor holds it, and the GPU was not named;
-            `refused`: a running governor holds the clock of a named GPU; `failed`: it may still
-            be locked.
+        outcome: `restored`; `in use`: a live rank uses it, and the GPU was not named; `refused`:
+            a live rank uses a named GPU; `failed`: it may still be locked.
         rank_name: Job and rank of the record; None: there is none.
         text: Description in one line.
     """
@@ -50,116 +57,111 @@ class Unlocker:
     """Restores clocks.
 
     Args:
-        state_dir: Folder of the lock records.
-        environ: Environment, with the settings of clocks.
+        environ: Environment, with the settings of clocks and of the state folder.
     """
 
-    def __init__(self, state_dir: Path, environ: Mapping[str, str]) -> None:
-        self._state_dir = state_dir
+    def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
         self._to = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
+        self._records: list[FoundRecord] = []
+        self.refusals: list[str] = []
+        for folder in all_state_dirs(environ):
+            try:
+                self._records += find_all_records(folder, is_own=os.geteuid() != 0)
+            except (StateRefusedError, OSError) as error:
+                self.refusals.append(str(error))
+        self.refusals += [record.refusal for record in self._records if record.refusal]
 
     def unlock_left(self) -> list[Unlocked]:
-        """Restore every clock with a record whose governors have ended."""
+        """Restore every clock with a record whose rank has ended."""
+        live = {found.uuid for found in self._records if found.is_live}
         unlocked: list[Unlocked] = []
-        for found in find_records(self._state_dir):
-            if found.is_held:
-                unlocked.append(_held(found.holder.uuid, found.holder, "in use"))
-            else:
-                unlocked += self._unlock_record(found.holder)
+        for found in self._records:
+            if found.is_live and found.holder is not None:
+                unlocked.append(_held(found, "in use"))
+            # A user cannot claim a clock that root's rank has left locked.
+            elif found.is_left and (found.owner == 0 or found.uuid not in live):
+                unlocked += self._unlock_left(found)
         return unlocked
+
+    def _unlock_left(self, found: FoundRecord) -> list[Unlocked]:
+        try:
+            record = LockRecord.take_left(found)
+        except _NOT_HELD:
+            return [self._restore(found.uuid, [], found)]
+        if record is None:  # restored a moment ago
+            return []
+        with contextlib.closing(record):
+            return [self._restore(found.uuid, [record], found)]
 
     def unlock(self, uuid: str, *, force: bool) -> Unlocked:
         """Restore this GPU's clock, recorded or not.
 
         Args:
             uuid: UUID of the GPU.
-            force: True: also where a running governor holds it, which may set it again.
+            force: True: also where a live rank uses it, which may set it again.
         """
-        try:
-            record = LockRecord.take(self._state_dir, uuid)
-        except ClockHeldError:
-            holder = self._holder_of(uuid)
-            if not force:
-                return _held(uuid, holder, "refused")
-            return self._restore(uuid, holder, "its governor is running and may set it again")
-        except OSError as error:
-            if not force:
-                return self._no_record(uuid, error)
-            return self._restore(uuid, None, "its record could not be read")
-        with contextlib.closing(record):
-            return self._restore_recorded(uuid, record)
+        records = [found for found in self._records if found.uuid == uuid]
+        live = next((found for found in records if found.is_live), None)
+        if live is not None and not force:
+            return _held(live, "refused")
+        left = [found for found in records if found.is_left]
+        with contextlib.ExitStack() as stack:
+            held: list[LockRecord] = []
+            for found in left:
+                with contextlib.suppress(*_NOT_HELD):
+                    if (record := LockRecord.take_left(found)) is not None:
+                        stack.callback(record.close)
+                        held.append(record)
+            return self._restore(uuid, held, live or (left[0] if left else None))
 
-    def _unlock_record(self, found: ClockHolder) -> list[Unlocked]:
+    def _restore(
+        self,
+        uuid: str,
+        held: Sequence[LockRecord],
+        found: FoundRecord | None,
+    ) -> Unlocked:
+        """Restore a clock, and clear the held records."""
+        rank_name = None if found is None else _rank_name(found)
         try:
-            record = LockRecord.take(self._state_dir, found.uuid)
-        except ClockHeldError:  # a governor has just started, and restored it first
-            return [_held(found.uuid, self._holder_of(found.uuid), "in use")]
-        except OSError as error:
-            return [self._no_record(found.uuid, error)]
-        with contextlib.closing(record):
-            if record.holder() is None:  # restored a moment ago
-                return []
-            return [self._restore_recorded(found.uuid, record)]
-
-    def _restore_recorded(self, uuid: str, record: LockRecord) -> Unlocked:
-        unlocked = self._restore(uuid, record.holder())
-        if unlocked.outcome == "restored":
-            record.clear()
-        return unlocked
-
-    def _restore(self, uuid: str, holder: ClockHolder | None, remark: str = "") -> Unlocked:
-        rank_name = None if holder is None else _line(holder.rank_name)
-        try:
-            gpu = open_gpu_by_uuid(uuid, self._environ)
-            try:
-                gpu.reset_sm_clock()
-            finally:
-                with contextlib.suppress(GpuError):
-                    gpu.close()
+            reset_clock(uuid, self._environ)
         except (GpuError, ValueError) as error:
-            return Unlocked(
-                gpu=uuid,
-                outcome="failed",
-                rank_name=rank_name,
-                text=f"{_line(uuid)}: its SM clock may still be locked: {error}",
-            )
+            text = f"{_line(uuid)}: its SM clock may still be locked: {error}"
+            return Unlocked(gpu=uuid, outcome="failed", rank_name=rank_name, text=text)
+        for record in held:
+            record.clear()
         to = "the driver's default" if self._to is None else f"{self._to} MHz"
-        whose = "" if rank_name is None else f"; it was set for {rank_name}"
-        text = f"{uuid}: its SM clock was restored to {to}{whose}"
-        return Unlocked(
-            gpu=uuid,
-            outcome="restored",
-            rank_name=rank_name,
-            text=f"{text}; {remark}" if remark else text,
-        )
-
-    def _holder_of(self, uuid: str) -> ClockHolder | None:
-        for found in find_records(self._state_dir):
-            if found.holder.uuid == uuid:
-                return found.holder
-        return None
-
-    def _no_record(self, uuid: str, error: OSError) -> Unlocked:
-        return Unlocked(
-            gpu=uuid,
-            outcome="failed",
-            rank_name=None,
-            text=f"{_line(uuid)}: its record in {self._state_dir} cannot be locked:"
-            f" {error.strerror or error}; run this as the user whose rank it was, or as root",
-        )
+        text = f"{uuid}: its SM clock was restored to {to}"
+        if rank_name is not None:
+            text += f"; it was set for {rank_name}"
+        if found is not None and found.is_live:
+            text += f"; {_process(found)} is running and may set it again"
+        return Unlocked(gpu=uuid, outcome="restored", rank_name=rank_name, text=text)
 
 
-def _held(uuid: str, holder: ClockHolder | None, outcome: Outcome) -> Unlocked:
-    whose = "another rank" if holder is None else _line(holder.rank_name)
-    process = "" if holder is None else f" (process {holder.rank_pid})"
+def _held(found: FoundRecord, outcome: Outcome) -> Unlocked:
+    whose = _rank_name(found)
+    rank = "a rank whose clock is not locked now" if whose is None else whose
     advice = "; end that rank, or add --force" if outcome == "refused" else ""
     return Unlocked(
-        gpu=uuid,
+        gpu=found.uuid,
         outcome=outcome,
-        rank_name=None if holder is None else whose,
-        text=f"{_line(uuid)}: {outcome}: the governor of {whose}{process} is running{advice}",
+        rank_name=whose,
+        text=f"{_line(found.uuid)}: {outcome}: it is used by {rank}; {_process(found)} of user"
+        f" {found.owner} is running{advice}",
     )
+
+
+def _rank_name(found: FoundRecord) -> str | None:
+    return None if found.holder is None else _line(found.holder.rank_name)
+
+
+def _process(found: FoundRecord) -> str:
+    """Return the live process, by the number that it has here."""
+    what, pid = "the rank", found.rank_pid
+    if pid is None:
+        what, pid = "its governor", found.governor_pid
+    return f"{what} (process {pid})" if pid else f"{what} (in another PID namespace)"
 
 
 def _line(text: str) -> str:
@@ -185,9 +187,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="restore this GPU's clock, recorded as locked or not; may be repeated",
     )
     which.add_argument("--all", action="store_true", help="all GPUs, recorded as locked or not")
-    parser.add_argument(
-        "--force", action="store_true", help="also where a running governor holds the clock"
-    )
+    parser.add_argument("--force", action="store_true", help="also where a live rank uses the GPU")
     parser.add_argument(
         "--to",
         type=_clock_range,
@@ -199,21 +199,32 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     environ = _environment(arguments.to)
-    unlocker = Unlocker(default_state_dir(environ), environ)
+    unlocker = Unlocker(environ)
+    note = ""
     if arguments.gpu or arguments.all:
         unlocked = list(_unlock_named(unlocker, arguments.gpu, force=arguments.force))
     elif arguments.force:
         raise CommandError("--force needs --gpu INDEX|UUID or --all; it takes clocks from ranks")
     else:
         unlocked = unlocker.unlock_left()
+        if all(each.outcome == "in use" for each in unlocked):
+            note = _UNKNOWN if os.geteuid() == 0 else f"{_UNKNOWN}; {_OWN_ONLY}"
     if arguments.to is not None:
         # The range is passed as the variable; errors about it must name the option.
         unlocked = [
             replace(each, text=each.text.replace("FLYBALL_RETURN_CLOCKS_MHZ", "--to"))
             for each in unlocked
         ]
-    print(_as_json(unlocked) if arguments.json else _as_text(unlocked))
-    return 1 if any(each.outcome in {"refused", "failed"} for each in unlocked) else 0
+    refusals = unlocker.refusals
+    if arguments.json:
+        gpus = [asdict(each) for each in unlocked]
+        print(json.dumps({"gpus": gpus, "refusals": refusals, "note": note}, indent=2))
+    else:
+        lines = [*(each.text for each in unlocked), *refusals, note]
+        print("\n".join(line for line in lines if line))
+    # A refused record may be of a clock that is locked; a named GPU was reset all the same.
+    is_unknown = bool(refusals) and not (arguments.gpu or arguments.all)
+    return int(is_unknown or any(each.outcome in {"refused", "failed"} for each in unlocked))
 
 
 def _environment(to: SmClockRange | None) -> Mapping[str, str]:
@@ -253,17 +264,6 @@ def _all_uuids() -> list[str | Unlocked]:
             text = f"GPU {index}: its SM clock may still be locked: {error}"
             uuids.append(Unlocked(gpu=str(index), outcome="failed", rank_name=None, text=text))
     return uuids
-
-
-def _as_json(unlocked: Sequence[Unlocked]) -> str:
-    return json.dumps({"gpus": [asdict(each) for each in unlocked]}, indent=2)
-
-
-def _as_text(unlocked: Sequence[Unlocked]) -> str:
-    lines = [each.text for each in unlocked]
-    if not any(each.outcome != "in use" for each in unlocked):
-        lines.append("no clock was left locked")
-    return "\n".join(lines)
 
 
 COMMAND = Command(summary="restore SM clocks that stayed locked", configure=_configure, run=_run)

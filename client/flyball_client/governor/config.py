@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from flyball_client.governor.lock_record import show_governor
 from flyball_client.governor.process_watch import ProcessIdentity
 from flyball_client.gpu._base import GpuAddress, SmClockRange
 from flyball_wire.python_child import python_command, python_environment
@@ -27,6 +29,7 @@ class GovernorConfig:
         launcher: Process whose end also ends the governor; None: none.
         lease_s: Time in s without a hook after which the clock is restored until the next one.
         state_dir: Folder of the lock record.
+        rank_byte: Byte of the lock record that the rank has locked.
         shared_state_fd: Inherited descriptor of the shared memory.
         wake_fd: Inherited eventfd that the rank writes.
         rank_fd: Inherited end of a pipe whose other end the rank closes as it ends, and the kernel
@@ -41,6 +44,7 @@ class GovernorConfig:
     launcher: ProcessIdentity | None
     lease_s: float
     state_dir: Path
+    rank_byte: int
     shared_state_fd: int
     wake_fd: int
     rank_fd: int | None = None
@@ -75,6 +79,10 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
     Raises:
         OSError: It cannot be started.
     """
+    show = None
+    if config.record_fd is not None:
+        # Before the program starts, which takes long enough to be stopped meanwhile.
+        show = partial(show_governor, config.record_fd, config.rank_byte)
     inherited = (config.shared_state_fd, config.wake_fd, config.rank_fd, config.record_fd)
     reading_fd, writing_fd = os.pipe()
     try:
@@ -87,6 +95,7 @@ def spawn_governor(config: GovernorConfig) -> subprocess.Popen[bytes]:
             stderr=subprocess.DEVNULL,
             pass_fds=[fd for fd in inherited if fd is not None],
             start_new_session=True,
+            preexec_fn=show,  # noqa: PLW1509 - a governor has one thread
             env=python_environment(os.environ, _IMPORT_ROOT),
         )
     finally:

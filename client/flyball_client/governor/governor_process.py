@@ -23,7 +23,13 @@ from dataclasses import replace
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.clock_controller import ClockController
 from flyball_client.governor.config import GovernorConfig, spawn_governor
-from flyball_client.governor.lock_record import ClockHeldError, ClockHolder, LockRecord
+from flyball_client.governor.lock_record import (
+    ClockHeldError,
+    ClockHolder,
+    LockRecord,
+    find_records,
+    show_governor,
+)
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import GpuDevice, GpuError
@@ -44,6 +50,8 @@ RESTORE_ATTEMPTS = 3
 RETRY_PAUSE_S = 0.05
 # The standby of a previous rank may still be starting on a busy node.
 TAKE_TIMEOUT_S = 5.0
+# Time after which governors of a rank that has ended, as stopped ones, are killed.
+LEFT_S = 1.0
 FIRST_STANDBY_PAUSE_S = 0.1
 # Those below are standard input, output and error of the standby.
 _FIRST_FD = 3
@@ -71,8 +79,7 @@ class GovernorProcess:
             uuid=config.address.uuid,
             control=config.address.control,
             rank_name=config.rank_name,
-            rank_pid=config.rank.pid,
-            governor_pid=os.getpid(),
+            rank_byte=config.rank_byte,
         )
         self._controller = ClockController(gpu, shared_state, record, holder)
         self._rank = ProcessWatch(config.rank)
@@ -123,8 +130,7 @@ class GovernorProcess:
         if not is_late or progress != self._progress:
             self._progress, self._progress_s = progress, now_s
         elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(watch.identity.pid, signal.SIGKILL)
+            watch.kill()
 
     # ------------------------------------------------------------------ active
 
@@ -268,6 +274,7 @@ def main() -> int:
     try:
         gpu = open_gpu(config.address)
         record = _take_record(config, gpu, shared_state)
+        show_governor(record.fd, config.rank_byte)
     except Exception as error:
         if isinstance(error, ClockHeldError) and is_running(shared_state.words[word.ACTIVE_PID]):
             # A standby that was starting has taken over.
@@ -288,13 +295,15 @@ def main() -> int:
 
 
 def _with_low_descriptors(config: GovernorConfig) -> GovernorConfig:
-    """Renumber inherited descriptors; a rank with many open files passes ones above 1023."""
+    """Renumber inherited descriptors; a rank with many open files passes ones above 1023.
+
+    Not the record's: closing a descriptor of it would release the locks of `show_governor`.
+    """
     return replace(
         config,
         shared_state_fd=_lowered(config.shared_state_fd),
         wake_fd=_lowered(config.wake_fd),
         rank_fd=None if config.rank_fd is None else _lowered(config.rank_fd),
-        record_fd=None if config.record_fd is None else _lowered(config.record_fd),
     )
 
 
@@ -307,19 +316,33 @@ def _lowered(fd: int) -> int:
 def _take_record(config: GovernorConfig, gpu: GpuDevice, shared_state: SharedState) -> LockRecord:
     if config.record_fd is not None:
         return LockRecord(config.record_fd, config.address.uuid)
-    give_up_s = time.monotonic() + TAKE_TIMEOUT_S
+    begin_s = time.monotonic()
     while True:
         try:
             record = LockRecord.take(config.state_dir, config.address.uuid)
             break
         except ClockHeldError:
-            if is_running(shared_state.words[word.ACTIVE_PID]) or time.monotonic() > give_up_s:
+            waited_s = time.monotonic() - begin_s
+            if is_running(shared_state.words[word.ACTIVE_PID]) or waited_s > TAKE_TIMEOUT_S:
                 raise
+            left = _take_left_record(config) if waited_s > LEFT_S else None
+            if left is not None:
+                record = left
+                break
     if record.holder() is not None:
         # Left locked by a governor that was killed together with its standby.
         gpu.reset_sm_clock()
         record.clear()
     return record
+
+
+def _take_left_record(config: GovernorConfig) -> LockRecord | None:
+    """Take the record of a rank that has ended from its governors, which are stopped."""
+    for found in find_records(config.state_dir):
+        if found.uuid == config.address.uuid and found.is_left:
+            with contextlib.suppress(ClockHeldError):
+                return LockRecord.take_left(found)
+    return None
 
 
 if __name__ == "__main__":

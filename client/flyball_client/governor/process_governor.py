@@ -14,10 +14,11 @@ from pathlib import Path
 from flyball_client.governor import shared_state as word
 from flyball_client.governor._base import ClockReport, log_given_up
 from flyball_client.governor.config import GovernorConfig, spawn_governor
-from flyball_client.governor.lock_record import default_state_dir
+from flyball_client.governor.lock_record import RankLock
 from flyball_client.governor.own_process import OwnProcess
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import SharedState
+from flyball_client.governor.state_folder import StateRefusedError, default_state_dir
 from flyball_client.gpu._base import GpuAddress, GpuError, GpuPermissionError
 from flyball_client.gpu.open_gpu import may_set_clocks
 
@@ -89,6 +90,7 @@ class ProcessGovernor:
         self._num_requests = 0
         self._last_request = 0
         self._process: subprocess.Popen[bytes] | None = None
+        self._rank_lock: RankLock | None = None
         self._is_over = False
         self._is_closed = False
         self._restart_pause_s = _FIRST_RESTART_PAUSE_S
@@ -197,6 +199,10 @@ class ProcessGovernor:
         self._is_over = True
         self._request(word.QUIT)
         self._wait_for_end()
+        if self._rank_lock is not None:
+            # A clock that its governor could not restore is left to the guard from now on.
+            with contextlib.suppress(OSError):
+                self._rank_lock.release()
         self._let_go()
 
     # ------------------------------------------------------------------ inside
@@ -230,6 +236,12 @@ class ProcessGovernor:
         self._write_eventfd(self._wake_fd, 1)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        if self._rank_lock is None:
+            # Before the first clock is set: a record without it is of a rank that has ended.
+            try:
+                self._rank_lock = RankLock(self._state_dir, self._address.uuid)
+            except (StateRefusedError, OSError) as error:
+                raise GpuError(f"no lock record can be kept: {error}") from None
         launcher = None if self._launcher_pid is None else ProcessIdentity.of(self._launcher_pid)
         return spawn_governor(
             GovernorConfig(
@@ -239,6 +251,7 @@ class ProcessGovernor:
                 launcher=launcher,
                 lease_s=self._lease_s,
                 state_dir=self._state_dir,
+                rank_byte=self._rank_lock.byte,
                 shared_state_fd=self._shared_state.fd,
                 wake_fd=self._wake_fd,
                 rank_fd=self._rank_fd,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 from dataclasses import dataclass
 
 _STATE_FIELD, _START_FIELD = 0, 19  # of /proc/PID/stat, counted behind the command's name
@@ -87,6 +89,18 @@ class ProcessWatch:
         if self.fd is None:
             return self.identity.is_alive()
         return not select.select([self.fd], [], [], 0)[0]
+
+    def kill(self) -> None:
+        """Send SIGKILL, unless it has ended.
+
+        Raises:
+            PermissionError: This process may not.
+        """
+        with contextlib.suppress(ProcessLookupError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, signal.SIGKILL)
+            elif self.identity.is_alive():
+                os.kill(self.identity.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Close the descriptor."""

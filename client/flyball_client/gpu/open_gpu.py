@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import re
@@ -125,6 +126,25 @@ def open_gpu_by_uuid(
         gpu.close()
         raise
     return gpu
+
+
+def reset_clock(uuid: str, environ: Mapping[str, str]) -> None:
+    """Restore the clock of a GPU, locked or not.
+
+    Args:
+        uuid: UUID, `GPU-...`.
+        environ: As for `open_gpu_by_uuid`.
+
+    Raises:
+        ValueError: A variable cannot be used; the text names it.
+        GpuError: It cannot be restored.
+    """
+    gpu = open_gpu_by_uuid(uuid, environ)
+    try:
+        gpu.reset_sm_clock()
+    finally:
+        with contextlib.suppress(GpuError):
+            gpu.close()
 
 
 def _open_or_fall_back(address: GpuAddress) -> GpuDevice:

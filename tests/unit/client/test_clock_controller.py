@@ -29,9 +29,7 @@ from flyball_client.gpu._base import (
 )
 
 UUID = "GPU-recording"
-HOLDER = ClockHolder(
-    uuid=UUID, control="nvml", rank_name="job gpt rank 3", rank_pid=12, governor_pid=34
-)
+HOLDER = ClockHolder(uuid=UUID, control="nvml", rank_name="job gpt rank 3", rank_byte=1 << 42)
 HOPELESS = [
     GpuPermissionError("run as root"),
     GpuNotSupportedError("update the driver"),

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pynvml as _pynvml
 import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
+from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 from tests.planner.live import live_planner
 from tests.planner.ports import free_port
 
@@ -22,8 +22,7 @@ from flyball_client.__main__ import main
 from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.command import probe_gpus
 from flyball_client.cli.doctor.gpu_checks import check_gpus
-from flyball_client.cli.doctor.machine_checks import CheckResult, check_system
-from flyball_client.governor.lock_record import ClockHolder, LockRecord
+from flyball_client.cli.doctor.machine_checks import CheckResult, check_guard, check_system
 from flyball_client.gpu.nvml import NvmlGpu
 from flyball_client.gpu.open_gpu import clock_rights
 from flyball_wire import routes
@@ -36,6 +35,7 @@ pynvml: Any = _pynvml
 
 KEY = "hush-hush"
 PATIENCE_S = 60.0
+IN_NAMESPACE = "flyball_client.cli.doctor.machine_checks.is_in_own_pid_namespace"
 GPU_IS_LOST = 15
 IDLE = 0x1
 THERMAL_SLOWDOWN = 0x40
@@ -68,14 +68,6 @@ def gpu_checks(*named: str, environ: Mapping[str, str] | None = None) -> dict[st
     return {result.name: result for result in results}
 
 
-def take_record(uuid: str, tmp_path: Path) -> LockRecord:
-    record = LockRecord.take(tmp_path / "state", uuid)
-    record.write(
-        ClockHolder(uuid=uuid, control="nvml", rank_name="llm rank 0", rank_pid=7, governor_pid=8)
-    )
-    return record
-
-
 # ------------------------------------------------------------------ as a whole
 
 
@@ -83,6 +75,7 @@ def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
     loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doctor: Doctor
 ) -> None:
     monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
+    monkeypatch.setattr(IN_NAMESPACE, lambda: False)  # of the container that tests may run in
     with (
         FalseZeusd(loaded_nvml, tmp_path / "zeusd.sock", token=KEY) as zeusd,
         live_planner(token=KEY) as planner,
@@ -95,7 +88,7 @@ def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
     assert [check for check in checks.values() if check["state"] != "ok"] == []
     assert status == 0
     assert set(checks) == {
-        *("system", "state folder", "records", "settings", "zeusd", "NVML", "GPUs"),
+        *("system", "state folder", "guard", "records", "settings", "zeusd", "NVML", "GPUs"),
         *(
             f"GPU {index} {part}"
             for index in (0, 1)
@@ -260,28 +253,31 @@ def test_a_clock_that_nobody_explains_is_a_warning(loaded_nvml: FalseNvml) -> No
     checks = gpu_checks()
     assert (checks["GPU 0 clock"].state, checks["GPU 0 clock"].found) == ("ok", "1980 MHz of 1980")
     assert checks["GPU 1 clock"].state == "warning"
-    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, set by another program")
+    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, probably locked: neither")
     assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in checks["GPU 1 clock"].advice
 
 
-def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_governor_has_ended(
-    loaded_nvml: FalseNvml, tmp_path: Path, doctor: Doctor
+def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
+    loaded_nvml: FalseNvml, state_dir: Path, doctor: Doctor
 ) -> None:
     loaded_nvml.set_range_mhz(1200, 1200)
     name = f"record {loaded_nvml.uuid(0)}"
-    with closing(take_record(loaded_nvml.uuid(0), tmp_path)):
+    with pretended_rank(state_dir, loaded_nvml.uuid(0), rank_name="llm rank 0") as rank:
         status, checks = doctor()
         assert (status, checks[name]["state"]) == (0, "warning")
-        assert checks[name]["found"].startswith("its clock is set for llm rank 0 (process 7)")
+        found = f"its clock is set for llm rank 0 (process {rank.pid})"
+        assert checks[name]["found"].startswith(found)
+        found = "1200 MHz of 1980, set by a live rank of Flyball (see records)"
+        assert checks["GPU 0 clock"]["found"] == found
     status, checks = doctor()
     assert status == 1
-    assert checks[name]["found"].startswith("its clock was left locked for llm rank 0 (process 7)")
+    assert checks[name]["found"] == "its clock was left locked for llm rank 0, which has ended"
     assert "flyball unlock" in checks[name]["advice"]
-    assert checks["GPU 0 clock"]["found"] == "1200 MHz of 1980, set by Flyball (see records)"
+    assert "probably locked" in checks["GPU 0 clock"]["found"]
 
 
-def test_a_records_name_cannot_play_with_the_terminal(tmp_path: Path, doctor: Doctor) -> None:
-    take_record("GPU-\x1b[2Jx", tmp_path).close()
+def test_a_records_name_cannot_play_with_the_terminal(state_dir: Path, doctor: Doctor) -> None:
+    leave_record(state_dir, "GPU-\x1b[2Jx")
     _, checks = doctor()
     assert "record 'GPU-\\x1b[2Jx'" in checks
 
@@ -426,14 +422,56 @@ def test_without_descriptors_of_processes_flyball_still_works(
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_state_folder_that_can_be_written_or_made_is_fine(
-    tmp_path: Path, doctor: Doctor, is_there: bool
+    state_dir: Path, doctor: Doctor, is_there: bool
 ) -> None:
     if is_there:
-        (tmp_path / "state").mkdir()
+        state_dir.mkdir(parents=True, mode=0o700)
     _, checks = doctor()
     end = "written" if is_there else "created"
-    assert checks["state folder"]["found"] == f"{tmp_path / 'state'} can be {end}"
-    assert (tmp_path / "state").exists() == is_there
+    assert checks["state folder"]["found"] == f"{state_dir} can be {end}"
+    assert state_dir.exists() == is_there
+
+
+def test_a_state_folder_or_a_record_that_is_none_is_a_problem(
+    state_dir: Path, doctor: Doctor
+) -> None:
+    state_dir.mkdir(parents=True, mode=0o755)
+    status, checks = doctor()
+    assert (status, checks["state folder"]["state"]) == (1, "problem")
+    assert f"run chmod 700 {state_dir}" in checks["state folder"]["advice"]
+    state_dir.chmod(0o700)
+    os.mkfifo(state_dir / "GPU-1.clock")
+    status, checks = doctor()
+    assert (status, checks["record GPU-1"]["state"]) == (1, "problem")
+    assert "remove it" in checks["record GPU-1"]["advice"]
+
+
+@pytest.mark.parametrize("is_guarded", [True, False])
+def test_a_pid_namespace_without_a_guard_is_a_warning(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch, is_guarded: bool
+) -> None:
+    monkeypatch.setattr(IN_NAMESPACE, lambda: True)
+    script = f"""
+import sys
+from pathlib import Path
+from flyball_client.governor.guard import prepare_node_dir
+fd = prepare_node_dir(Path({str(state_dir.parent)!r}), None)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script if is_guarded else "print('none', flush=True)"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
+        assert guard.stdout is not None
+        guard.stdout.readline()
+        result = check_guard(os.environ)
+        guard.kill()
+    if is_guarded:
+        assert result.state == "ok"
+        assert result.found == f"process {guard.pid} watches {state_dir.parent}"
+    else:
+        assert result.state == "warning"
+        assert f"no guard watches {state_dir.parent}" in result.found
+        assert "flyball guard on the node" in result.advice
 
 
 # ------------------------------------------------------------------ the planner

@@ -41,6 +41,7 @@ def new_config(shared_state: SharedState, tmp_path: Path) -> Iterator[NewConfig]
         launcher=ProcessIdentity.of(os.getppid()),
         lease_s=30.0,
         state_dir=tmp_path / "state",
+        rank_byte=1 << 42,
         shared_state_fd=shared_state.fd,
         wake_fd=wake_fd,
     )

@@ -1,46 +1,38 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.governed_rank.pretended_rank import pretended_rank
 
-from flyball_client.governor import lock_record
+from flyball_client.governor import lock_record, state_folder
 from flyball_client.governor.lock_record import (
     ClockHeldError,
     ClockHolder,
     FoundRecord,
     LockRecord,
-    default_state_dir,
+    RankLock,
+    find_all_records,
     find_records,
 )
+from flyball_client.governor.state_folder import StateRefusedError, default_state_dir
 
 pytestmark = pytest.mark.slow
 
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user too")
+
 UUID = "GPU-1"
-HOLDER = ClockHolder(
-    uuid=UUID, control="zeusd", rank_name="job gpt rank 3", rank_pid=12, governor_pid=34
-)
-UNKNOWN = ClockHolder(
-    uuid=UUID, control="nvml", rank_name="an unknown rank", rank_pid=0, governor_pid=0
-)
-HOLD_IT = """
-import sys
-from pathlib import Path
-from flyball_client.governor.lock_record import ClockHolder, LockRecord
-record = LockRecord.take(Path(sys.argv[1]), "GPU-1")
-if len(sys.argv) > 2:
-    record.write(ClockHolder(
-        uuid="GPU-1", control="nvml", rank_name=sys.argv[2], rank_pid=12, governor_pid=34
-    ))
-print("held", flush=True)
-sys.stdin.read()
-"""
+HOLDER = ClockHolder(uuid=UUID, control="zeusd", rank_name="job gpt rank 3", rank_byte=1 << 42)
+UNKNOWN = ClockHolder(uuid=UUID, control="nvml", rank_name="an unknown rank", rank_byte=0)
+NOBODY = 65534
 PATIENCE_S = 20
 
 
@@ -49,29 +41,23 @@ def _waits_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_record, "_TAKE_TIMEOUT_S", 0.05)
 
 
-@contextmanager
-def other_process(state_dir: Path, *rank_name: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process that holds the record, and has written into it for the rank named."""
-    command = [sys.executable, "-c", HOLD_IT, str(state_dir), *rank_name]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
-
-
 def record_file(state_dir: Path) -> Path:
     return state_dir / f"{UUID}.clock"
 
 
-def test_a_record_that_is_taken_is_clean_and_made_with_its_folder(tmp_path: Path) -> None:
+def found_in(state_dir: Path) -> FoundRecord:
+    (found,) = find_all_records(state_dir)
+    return found
+
+
+def test_a_record_that_is_taken_is_clean_and_only_its_user_can_reach_it(tmp_path: Path) -> None:
     state_dir = tmp_path / "run" / "flyball"
     record = LockRecord.take(state_dir, UUID)
     assert record.holder() is None
     assert record_file(state_dir).read_bytes() == b""
     assert not os.get_inheritable(record.fd)
-    for path in (state_dir, record_file(state_dir)):  # nobody else may write into it
-        assert not stat.S_IMODE(path.stat().st_mode) & 0o022
+    for path in (state_dir, record_file(state_dir)):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077
     record.close()
 
 
@@ -79,11 +65,11 @@ def test_a_record_outlives_its_writer_until_it_is_overwritten_or_cleared(tmp_pat
     record = LockRecord.take(tmp_path, UUID)
     record.write(HOLDER)
     record.close()
-    assert find_records(tmp_path) == [FoundRecord(holder=HOLDER, is_held=False)]
+    assert found_in(tmp_path).holder == HOLDER
+    assert found_in(tmp_path).is_left
     record = LockRecord.take(tmp_path, UUID)
     assert record.holder() == HOLDER
-    assert find_records(tmp_path) == [FoundRecord(holder=HOLDER, is_held=True)]
-    shorter = ClockHolder(uuid=UUID, control="nvml", rank_name="r", rank_pid=1, governor_pid=2)
+    shorter = ClockHolder(uuid=UUID, control="nvml", rank_name="r", rank_byte=1 << 43)
     record.write(shorter)
     assert record.holder() == shorter
     record.clear()
@@ -92,17 +78,64 @@ def test_a_record_outlives_its_writer_until_it_is_overwritten_or_cleared(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("rank_name", "whose"), [(("job gpt rank 7",), "job gpt rank 7"), ((), "another rank")]
+    ("is_clean", "whose"), [(False, "job 'llm' rank 0"), (True, "another rank")]
 )
 def test_a_record_that_another_process_holds_is_refused_by_name(
-    tmp_path: Path, rank_name: tuple[str, ...], whose: str
+    tmp_path: Path, is_clean: bool, whose: str
 ) -> None:
-    with other_process(tmp_path, *rank_name):
+    with pretended_rank(tmp_path, UUID, is_clean=is_clean):
         before = len(list(Path("/proc/self/fd").iterdir()))
         with pytest.raises(ClockHeldError, match=f"GPU-1 is already set for {whose}; give each"):
             LockRecord.take(tmp_path, UUID)
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         LockRecord.take(tmp_path, "GPU-2").close()
+
+
+def test_a_record_shows_the_processes_that_live_and_not_only_their_numbers(
+    tmp_path: Path,
+) -> None:
+    with pretended_rank(tmp_path, UUID) as process:
+        found = found_in(tmp_path)
+        assert (found.rank_pid, found.governor_pid) == (process.pid, process.pid)
+        assert found.is_live
+        process.kill()
+        process.wait(PATIENCE_S)
+    # A lock of the whole file, which whoever can open it can have, shows neither.
+    with record_file(tmp_path).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found = found_in(tmp_path)
+    assert (found.rank_pid, found.governor_pid) == (None, None)
+    assert found.is_left
+    clean_dir = tmp_path / "clean"
+    with pretended_rank(clean_dir, UUID, is_clean=True) as process:
+        found = found_in(clean_dir)
+        assert (found.holder, found.governor_pid) == (None, process.pid)
+        assert found.is_live
+        assert find_records(clean_dir) == []
+
+
+def test_two_ranks_locks_of_one_process_end_each_by_itself(tmp_path: Path) -> None:
+    first = RankLock(tmp_path, UUID)
+    second = RankLock(tmp_path, UUID)
+    script = f"""
+import fcntl, sys
+file = open({str(record_file(tmp_path))!r}, "r+")
+for byte in ({first.byte}, {second.byte}):
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+        print("free")
+    except BlockingIOError:
+        print("held")
+"""
+
+    def states() -> list[str]:
+        command = [sys.executable, "-c", script]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+
+    assert states() == ["held", "held"]
+    first.release()
+    assert states() == ["free", "held"]
+    second.release()
 
 
 def test_it_stays_held_until_everybody_who_inherited_it_has_ended(tmp_path: Path) -> None:
@@ -125,17 +158,20 @@ def test_it_stays_held_until_everybody_who_inherited_it_has_ended(tmp_path: Path
         b"[]",
         b"7",
         b"{}",
-        b'{"control": "nvml", "rank_name": "r", "rank_pid": "x", "governor_pid": 1}',
-        b'{"control": "nvml", "rank_name": "r", "rank_pid": null, "governor_pid": 1}',
+        b'{"control": "nvml", "rank_name": "r", "rank_byte": "x"}',
+        b'{"control": "nvml", "rank_name": "r", "rank_byte": null}',
+        b'{"control": "nvml", "rank_name": "r", "rank_byte": -1}',
         b"[" * 4096,
-        b'{"control": "nvml", "rank_name": "r", "rank_pid": Infinity, "governor_pid": 1}',
+        b'{"control": "nvml", "rank_name": "r", "rank_byte": Infinity}',
     ],
 )
 def test_a_record_that_was_half_written_counts_as_a_locked_clock(
     tmp_path: Path, text: bytes
 ) -> None:
     record_file(tmp_path).write_bytes(text)
-    assert find_records(tmp_path) == [FoundRecord(holder=UNKNOWN, is_held=False)]
+    record_file(tmp_path).chmod(0o600)
+    assert found_in(tmp_path).holder == UNKNOWN
+    assert found_in(tmp_path).is_left
     record = LockRecord.take(tmp_path, UUID)
     assert record.holder() == UNKNOWN
     record.close()
@@ -150,38 +186,113 @@ def test_records_are_found_by_uuid_and_clean_ones_and_others_files_are_not(
             record.write(HOLDER)
         record.close()
     (tmp_path / "notes.txt").write_text("not a record")
-    assert [found.holder.uuid for found in find_records(tmp_path)] == ["GPU-a", "GPU-b"]
+    assert [found.uuid for found in find_records(tmp_path)] == ["GPU-a", "GPU-b"]
     assert find_records(tmp_path / "no-folder") == []
 
 
-def test_no_link_is_followed(tmp_path: Path) -> None:
-    target = tmp_path / "precious"
+def _as_link(record: Path) -> None:
+    target = record.parent.parent / "precious"
     target.write_text("somebody's text")
+    record.symlink_to(target)
+
+
+def _as_another_users_file(record: Path) -> None:
+    record.write_text("{}")
+    record.chmod(0o600)
+    os.chown(record, NOBODY, NOBODY)
+
+
+def _as_readable_file(record: Path) -> None:
+    record.write_text("{}")
+    record.chmod(0o644)
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (os.mkfifo, "it is no regular file; remove it"),
+        (Path.mkdir, "it is no regular file; remove it"),
+        (_as_link, "it is no regular file; remove it"),
+        (_as_readable_file, "other users can open it; run chmod 600"),
+        pytest.param(_as_another_users_file, f"it belongs to user {NOBODY}", marks=needs_root),
+    ],
+)
+def test_a_record_that_others_can_reach_or_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, make: Callable[[Path], object], why: str
+) -> None:
     state_dir = tmp_path / "state"
-    state_dir.mkdir()
-    record_file(state_dir).symlink_to(target)
-    with pytest.raises(OSError, match="symbolic links"):
+    state_dir.mkdir(mode=0o700)
+    make(record_file(state_dir))
+    with pytest.raises(StateRefusedError, match=re.escape(why)):
         LockRecord.take(state_dir, UUID)
-    assert find_records(state_dir) == []
-    assert target.read_text() == "somebody's text"
+    (found,) = find_records(state_dir)
+    assert found.refusal.startswith(f"{record_file(state_dir)} is refused: {why}")
+    assert not (found.is_live or found.is_left)
+    precious = tmp_path / "precious"
+    assert not precious.exists() or precious.read_text() == "somebody's text"
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("a link", "it is a link or no folder; remove it, or set FLYBALL_STATE_DIR"),
+        ("a FIFO", "it is a link or no folder; remove it, or set FLYBALL_STATE_DIR"),
+        ("open to others", "other users can enter it; run chmod 700"),
+        ("in a folder of all", "other users can replace it in"),
+        pytest.param("another user's", f"it belongs to user {NOBODY}; remove", marks=needs_root),
+    ],
+)
+def test_a_state_folder_that_others_can_reach_or_that_is_none_is_refused_in_one_line(
+    tmp_path: Path, place: str, why: str
+) -> None:
+    state_dir = tmp_path / "flyball-1000"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if place == "a link":
+        state_dir.symlink_to(elsewhere)
+    elif place == "a FIFO":
+        os.mkfifo(state_dir)
+    else:
+        state_dir.mkdir(mode=0o755 if place == "open to others" else 0o700)
+    if place == "another user's":
+        os.chown(state_dir, NOBODY, NOBODY)
+    if place == "in a folder of all":
+        tmp_path.chmod(0o777)
+    for use in (LockRecord.take, RankLock):
+        with pytest.raises(StateRefusedError, match=re.escape(why)) as refused:
+            use(state_dir, UUID)
+        assert "\n" not in str(refused.value)
+    assert list(elsewhere.iterdir()) == []
+
+
+@needs_root
+def test_another_user_can_neither_open_nor_lock_a_record(tmp_path: Path) -> None:
+    # The folders above are open to all, as /run and /run/flyball are.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        state_dir = Path(folder) / "flyball" / "0"
+        LockRecord.take(state_dir, UUID).close()
+        command = ["flock", "--nonblock", "--shared", str(record_file(state_dir)), "true"]
+        done = subprocess.run(command, user=NOBODY, capture_output=True, text=True, check=False)
+    assert "Permission denied" in done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="file/state"):
+    with pytest.raises(OSError, match=r"exists: .*/file'"):
         LockRecord.take(tmp_path / "file" / "state", UUID)
 
 
 @pytest.mark.parametrize(
     ("euid", "environ", "folder"),
     [
-        (0, {}, "/run/flyball"),
-        (0, {"XDG_RUNTIME_DIR": "/run/user/0"}, "/run/flyball"),
+        (0, {}, "/run/flyball/0"),
+        (0, {"XDG_RUNTIME_DIR": "/run/user/0"}, "/run/flyball/0"),
         (1000, {"XDG_RUNTIME_DIR": "/run/user/1000"}, "/run/user/1000/flyball"),
         (1000, {"TMPDIR": "ignored"}, "/temporary/flyball-1000"),
-        (0, {"FLYBALL_STATE_DIR": "/var/lib/x"}, "/var/lib/x"),
-        (1000, {"FLYBALL_STATE_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/1000"}, "/x"),
-        (0, {"FLYBALL_STATE_DIR": ""}, "/run/flyball"),
+        (0, {"FLYBALL_STATE_DIR": "/var/lib/x"}, "/var/lib/x/0"),
+        (1000, {"FLYBALL_STATE_DIR": "/x", "XDG_RUNTIME_DIR": "/run/user/1000"}, "/x/1000"),
+        (0, {"FLYBALL_STATE_DIR": ""}, "/run/flyball/0"),
     ],
 )
 def test_records_are_kept_where_the_environment_says_else_where_the_user_may(
@@ -189,4 +300,16 @@ def test_records_are_kept_where_the_environment_says_else_where_the_user_may(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: euid)
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/temporary")
+    # This machine's /run/flyball, if there is one, is not this user's.
+    monkeypatch.setattr(state_folder, "_can_use", lambda _: False)
     assert default_state_dir(environ) == Path(folder)
+
+
+def test_a_user_keeps_records_in_the_nodes_folder_where_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_folder, "NODE_DIR", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert default_state_dir({}) == tmp_path / "1000"
+    monkeypatch.setattr(state_folder, "NODE_DIR", tmp_path / "missing")
+    assert default_state_dir({"XDG_RUNTIME_DIR": "/x"}) == Path("/x/flyball")

@@ -58,6 +58,7 @@ class Pair:
             launcher=None,
             lease_s=30.0,
             state_dir=folder,
+            rank_byte=1 << 42,
             shared_state_fd=self.shared_state.fd,
             wake_fd=-1,
         )

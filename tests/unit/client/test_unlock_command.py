@@ -1,19 +1,21 @@
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
+from tests.governed_rank.pretended_rank import leave_record, pretended_rank
 
 from flyball_client.__main__ import main
-from flyball_client.governor.lock_record import ClockHolder, LockRecord, find_records
+from flyball_client.governor.lock_record import find_records
 
 pytestmark = pytest.mark.slow
 
@@ -43,23 +45,12 @@ def unlock(capsys: pytest.CaptureFixture[str]) -> Unlock:
     return run
 
 
-def write_record(state_dir: Path, uuid: str) -> LockRecord:
-    """A record that says locked, held until it is closed."""
-    record = LockRecord.take(state_dir, uuid)
-    record.write(
-        ClockHolder(
-            uuid=uuid, control="nvml", rank_name="job 'llm' rank 0", rank_pid=7, governor_pid=8
-        )
-    )
-    return record
-
-
 def test_a_clock_that_killed_governors_left_locked_is_restored(
     loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
-    write_record(state_dir, loaded_nvml.uuid(0)).close()
+    leave_record(state_dir, loaded_nvml.uuid(0))
     status, (gpu,) = unlock()
     assert status == 0
     assert (gpu["gpu"], gpu["outcome"]) == (loaded_nvml.uuid(0), "restored")
@@ -75,7 +66,7 @@ def test_without_nvml_nothing_left_locked_is_no_failure(false_nvml: FalseNvml) -
     environment = false_nvml.environment
     del environment["FALSE_NVML_STATE"]
     for arguments, status, text in (
-        ([], 0, "no clock was left locked\n"),
+        ([], 0, "no record says that a clock was left locked; a GPU's lock cannot be read: "),
         (["--all"], 2, "flyball unlock: starting NVML: Driver Not Loaded; "),
     ):
         done = subprocess.run(
@@ -96,10 +87,10 @@ def test_a_clock_whose_governor_lives_is_taken_only_by_force(
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
-    with closing(write_record(state_dir, loaded_nvml.uuid(0))):
+    with pretended_rank(state_dir, loaded_nvml.uuid(0)) as rank:
         status, (left,) = unlock()
         assert (status, left["outcome"]) == (0, "in use")
-        assert "job 'llm' rank 0 (process 7) is running" in left["text"]
+        assert f"job 'llm' rank 0; the rank (process {rank.pid}) of user" in left["text"]
         assert loaded_nvml.locked_mhz() == 1200
         status, (refused, restored) = unlock("--all")
         assert (status, refused["outcome"], restored["outcome"]) == (1, "refused", "restored")
@@ -107,7 +98,7 @@ def test_a_clock_whose_governor_lives_is_taken_only_by_force(
         assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1200, 0)
         status, (forced,) = unlock("--gpu", "0", "--force")
         assert (status, forced["outcome"]) == (0, "restored")
-        assert "its governor is running and may set it again" in forced["text"]
+        assert f"(process {rank.pid}) is running and may set it again" in forced["text"]
         assert loaded_nvml.range_mhz(0) == (0, 0)
         # The governor still says what it holds.
         assert len(find_records(state_dir)) == 1
@@ -139,21 +130,21 @@ def test_a_gpu_that_refuses_does_not_keep_the_others(
 def test_without_the_right_the_record_stays(
     loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
 ) -> None:
-    write_record(state_dir, loaded_nvml.uuid(0)).close()
+    leave_record(state_dir, loaded_nvml.uuid(0))
     loaded_nvml.fail(RESET, NO_PERMISSION)
     status, (gpu,) = unlock()
     assert (status, gpu["outcome"]) == (1, "failed")
     assert "may still be locked" in gpu["text"]
     assert "CAP_SYS_ADMIN" in gpu["text"]
     (record,) = find_records(state_dir)
-    assert not record.is_held
+    assert record.is_left
 
 
 def test_a_record_of_a_gpu_that_is_gone_is_told_and_stays(
     loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
 ) -> None:
     for uuid in ("GPU-9-was-taken-out", "0"):  # the second is no UUID, and not GPU 0
-        write_record(state_dir, uuid).close()
+        leave_record(state_dir, uuid)
     status, gpus = unlock()
     assert (status, [gpu["outcome"] for gpu in gpus]) == (1, ["failed", "failed"])
     assert loaded_nvml.calls(RESET) == []
@@ -215,13 +206,69 @@ def test_wrong_arguments_get_one_line_and_touch_nothing(
     assert loaded_nvml.calls(RESET) == loaded_nvml.calls(SET) == []
 
 
-def test_a_state_folder_that_cannot_be_made_is_told(
+@pytest.mark.parametrize("holds", ["flock", "nothing"])
+def test_no_record_keeps_a_clock_locked_and_none_is_said_to_be_unlocked(
+    loaded_nvml: FalseNvml, state_dir: Path, capsys: pytest.CaptureFixture[str], holds: str
+) -> None:
+    loaded_nvml.set_range_mhz(510, 510)
+    leave_record(state_dir, loaded_nvml.uuid(0))
+    # As a local user could where records were readable.
+    with (state_dir / f"{loaded_nvml.uuid(0)}.clock").open() as file:
+        if holds == "flock":
+            fcntl.flock(file, fcntl.LOCK_SH)
+        assert main(["unlock"]) == 0
+    assert "its SM clock was restored to the driver's default" in capsys.readouterr().out
+    assert loaded_nvml.range_mhz() == (0, 0)
+    loaded_nvml.set_range_mhz(510, 510)
+    (state_dir / f"{loaded_nvml.uuid(0)}.clock").write_text("")
+    assert main(["unlock"]) == 0
+    printed = capsys.readouterr().out
+    assert "a GPU's lock cannot be read: flyball unlock --all resets every GPU" in printed
+    assert "no clock was left locked" not in printed
+
+
+def _as_fifo(state_dir: Path, uuid: str) -> None:
+    state_dir.mkdir(parents=True, mode=0o700)
+    os.mkfifo(state_dir / f"{uuid}.clock")
+
+
+def _as_file(state_dir: Path, _: str) -> None:
+    state_dir.parent.mkdir()
+    state_dir.write_text("a file in its place")
+
+
+@pytest.mark.parametrize("make", [_as_fifo, _as_file])
+def test_what_is_no_record_is_told_and_keeps_no_gpu_locked(
+    loaded_nvml: FalseNvml,
+    state_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    make: Callable[[Path, str], None],
+) -> None:
+    loaded_nvml.set_range_mhz(510, 510)
+    make(state_dir, loaded_nvml.uuid(0))
+    assert main(["unlock"]) == 1
+    refusal, note = capsys.readouterr().out.splitlines()
+    assert str(state_dir) in refusal
+    assert "is refused: it is " in refusal
+    assert "cannot be read" in note
+    assert main(["unlock", "--all"]) == 0
+    assert loaded_nvml.range_mhz() == (0, 0)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read other users' records")
+def test_root_restores_clocks_of_all_users_and_a_user_cannot_claim_roots(
     loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
 ) -> None:
-    state_dir.write_text("a file in its place")
-    status, (gpu,) = unlock("--gpu", "0")
-    assert (status, gpu["outcome"]) == (1, "failed")
-    assert str(state_dir) in gpu["text"]
-    status, (gpu,) = unlock("--gpu", "0", "--force")
-    assert (status, gpu["outcome"]) == (0, "restored")
-    assert loaded_nvml.calls(RESET) == [(0, 0)]
+    for index in (0, 1):
+        loaded_nvml.set_range_mhz(510, 510, index)
+    leave_record(state_dir, loaded_nvml.uuid(0))
+    others_dir = state_dir.parent / "1000"
+    leave_record(others_dir, loaded_nvml.uuid(1))
+    with pretended_rank(others_dir, loaded_nvml.uuid(0)):
+        for path in (others_dir, *others_dir.iterdir()):
+            os.chown(path, 1000, 1000)
+        status, gpus = unlock()
+    assert status == 0
+    assert [gpu["outcome"] for gpu in gpus] == ["restored", "in use", "restored"]
+    assert "of user 1000 is running" in gpus[1]["text"]
+    assert (loaded_nvml.range_mhz(0), loaded_nvml.range_mhz(1)) == ((0, 0), (0, 0))

@@ -26,10 +26,11 @@ from flyball_client.cli.doctor.gpu_checks import check_gpus
 from flyball_client.cli.doctor.machine_checks import (
     CheckResult,
     as_text,
+    check_guard,
     check_records,
     check_state_dir,
     check_system,
-    find_all_records,
+    find_readable_records,
     ok,
     problem,
     warning,
@@ -224,7 +225,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if not arguments.planner_only:
         results += _guarded("system", check_system)
         results += _guarded("state folder", lambda: [check_state_dir(os.environ)])
-        results += _guarded("records", lambda: check_records(find_all_records(os.environ)))
+        results += _guarded("guard", lambda: [check_guard(os.environ)])
+        results += _guarded("records", lambda: check_records(find_readable_records(os.environ)))
         results += _guarded("GPU checks", lambda: probe_gpus(arguments.gpu))
     results += planner_results
     print(_as_json(results) if arguments.json else as_text(results))

@@ -12,12 +12,13 @@ from pathlib import Path
 from flyball_client.cli.doctor.machine_checks import (
     CheckResult,
     State,
-    find_all_records,
+    find_readable_records,
     ok,
     problem,
     warning,
 )
 from flyball_client.governor.clock_controller import TOLERANCE_MHZ
+from flyball_client.governor.lock_record import FoundRecord
 from flyball_client.gpu import nvml_facts, open_gpu
 from flyball_client.gpu._base import ClockLimit, GpuError, GpuNotSupportedError
 from flyball_client.gpu.clock_settings import ClockSettings
@@ -146,9 +147,9 @@ def _check_all(named: Sequence[str], environ: Mapping[str, str]) -> Iterator[Che
         )
         return
     yield _check_numbering(num_gpus, environ)
-    ours = {record.holder.uuid for record in find_all_records(environ)}
+    records = find_readable_records(environ)
     for gpu_named in named or map(str, range(num_gpus)):
-        yield from _check_gpu(gpu_named, environ, ours)
+        yield from _check_gpu(gpu_named, environ, records)
 
 
 def _check_numbering(num_gpus: int, environ: Mapping[str, str]) -> CheckResult:
@@ -163,7 +164,9 @@ def _check_numbering(num_gpus: int, environ: Mapping[str, str]) -> CheckResult:
     return ok("GPUs", f"{num_gpus} GPU{plural}; CUDA_VISIBLE_DEVICES {setting}")
 
 
-def _check_gpu(named: str, environ: Mapping[str, str], ours: set[str]) -> Iterator[CheckResult]:
+def _check_gpu(
+    named: str, environ: Mapping[str, str], records: Sequence[FoundRecord]
+) -> Iterator[CheckResult]:
     label = f"GPU {named}" if named.isdigit() else named
     try:
         uuid = uuid_of(named)
@@ -180,7 +183,7 @@ def _check_gpu(named: str, environ: Mapping[str, str], ours: set[str]) -> Iterat
         "persistence": lambda name: _check_persistence(gpu, name),
         "control": lambda name: _check_control(gpu, name, environ),
         "energy": lambda name: _check_energy(gpu, name),
-        "clock": lambda name: _check_clock(gpu, name, is_ours=gpu.uuid in ours),
+        "clock": lambda name: _check_clock(gpu, name, records),
     }
     with closing(gpu):
         for part, check in checks.items():
@@ -274,8 +277,8 @@ def _check_energy(gpu: NvmlGpu, name: str) -> CheckResult:
     )
 
 
-def _check_clock(gpu: NvmlGpu, name: str, *, is_ours: bool) -> CheckResult:
-    """Compare the clock in force with the highest; `is_ours`: a lock record explains it."""
+def _check_clock(gpu: NvmlGpu, name: str, records: Sequence[FoundRecord]) -> CheckResult:
+    """Compare the clock in force with the highest; NVML cannot read a lock itself."""
     highest_mhz = gpu.supported_sm_clocks_mhz()[0]
     now_mhz = gpu.sm_clock_mhz()
     limits = gpu.clock_limits()
@@ -283,18 +286,18 @@ def _check_clock(gpu: NvmlGpu, name: str, *, is_ours: bool) -> CheckResult:
     for limit, (reason, advice) in _LIMITS.items():
         if limits & limit:
             return warning(name, f"{found}, {reason}", advice)
+    if any(record.uuid == gpu.uuid and record.is_live for record in records):
+        return ok(name, f"{found}, set by a live rank of Flyball (see records)")
     is_low = now_mhz < highest_mhz - TOLERANCE_MHZ
     is_idle = bool(limits & ClockLimit.IDLE)
-    if is_ours:
-        return ok(name, f"{found}, set by Flyball (see records)")
     if is_low and (nvml_facts.has_chosen_clocks(gpu.uuid) or not is_idle):
         return warning(
             name,
-            f"{found}, set by another program: no record of Flyball explains it",
+            f"{found}, probably locked: neither power, heat nor a live rank of Flyball explains it",
             f"if it is not intended, flyball unlock --gpu {gpu.uuid} restores a locked clock;"
             " nvidia-smi -q -d CLOCK shows application clocks",
         )
-    return ok(name, f"{found}, idle" if is_idle else found)
+    return ok(name, f"{found}, idle: whether it is locked is unknown" if is_idle else found)
 
 
 @contextmanager

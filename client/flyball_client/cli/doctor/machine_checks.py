@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -10,8 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flyball_client.governor.lock_record import FoundRecord, default_state_dir, find_records
+from flyball_client.governor.guard import find_guard
+from flyball_client.governor.lock_record import FoundRecord, find_records
 from flyball_client.governor.process_watch import ProcessIdentity
+from flyball_client.governor.state_folder import (
+    StateRefusedError,
+    all_state_dirs,
+    check_parent,
+    default_state_dir,
+    open_state_dir,
+)
 
 State = Literal["ok", "warning", "problem"]
 
@@ -87,7 +96,8 @@ def _count(results: Sequence[CheckResult], state: State) -> str:
     return f"{number or 'no'} {state}{'' if number == 1 else 's'}"
 
 
-_ROOTS_STATE_DIR = Path("/run/flyball")
+# Inode of the host's PID namespace, a constant of the kernel (PROC_PID_INIT_INO).
+_HOST_PID_NAMESPACE = 0xEFFFFFFC
 _NO_GOVERNOR = "without it no governor can run, and no clock is set"
 
 _Features = Mapping[str, Callable[[], None]]
@@ -143,6 +153,13 @@ def check_state_dir(environ: Mapping[str, str]) -> CheckResult:
     while not nearest.exists() and nearest != nearest.parent:
         nearest = nearest.parent
     if nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK):
+        try:
+            if folder.parent.exists():
+                check_parent(folder)
+            if nearest == folder:
+                os.close(open_state_dir(folder, is_own=True))
+        except (StateRefusedError, OSError) as error:
+            return CheckResult.of_error(name, error, "until then no clock is set")
         return ok(name, f"{folder} can be {'written' if nearest == folder else 'created'}")
     return problem(
         name,
@@ -151,33 +168,71 @@ def check_state_dir(environ: Mapping[str, str]) -> CheckResult:
     )
 
 
-def find_all_records(environ: Mapping[str, str]) -> list[FoundRecord]:
-    """Return the records in the user's and root's state folders, or in FLYBALL_STATE_DIR."""
-    folders = [default_state_dir(environ)]
-    if not environ.get("FLYBALL_STATE_DIR") and _ROOTS_STATE_DIR not in folders:
-        folders.append(_ROOTS_STATE_DIR)
-    return [record for folder in folders for record in find_records(folder)]
+def check_guard(environ: Mapping[str, str]) -> CheckResult:
+    """Check that a guard restores clocks where the end of a container ends the governors too."""
+    name = "guard"
+    node_dir = default_state_dir(environ).parent
+    pid = find_guard(node_dir)
+    if pid is not None:
+        where = f"process {pid}" if pid else "a process of another PID namespace"
+        return ok(name, f"{where} watches {node_dir}")
+    if not is_in_own_pid_namespace():
+        return ok(name, f"none watches {node_dir}; ranks in containers need one")
+    first = "as process 1 " if os.getpid() == 1 else ""
+    return warning(
+        name,
+        f"ranks here run {first}in a PID namespace of their own, and no guard watches {node_dir}:"
+        " the end of a container ends rank, governor and standby at once, and the clock stays"
+        " locked",
+        "run flyball guard on the node, and mount the folder that it watches here as"
+        " /run/flyball or as FLYBALL_STATE_DIR",
+    )
+
+
+def is_in_own_pid_namespace() -> bool:
+    """Return whether this process is in another PID namespace than the host's."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino != _HOST_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def find_readable_records(environ: Mapping[str, str]) -> list[FoundRecord]:
+    """Return the records that this user can read; those of refused folders are left out."""
+    records: list[FoundRecord] = []
+    for folder in all_state_dirs(environ):
+        with contextlib.suppress(StateRefusedError, OSError):  # see the check of the folder
+            records += find_records(folder, is_own=os.geteuid() != 0)
+    return records
 
 
 def check_records(records: Sequence[FoundRecord]) -> Iterator[CheckResult]:
-    """Check whether a running governor holds each locked clock."""
+    """Check whether a live rank uses each clock that is recorded as locked."""
     for record in records:
-        holder = record.holder
         # Anyone may have chosen the file's name, which is the UUID.
-        name = f"record {holder.uuid if holder.uuid.isprintable() else ascii(holder.uuid)}"
-        rank = f"{' '.join(holder.rank_name.split())} (process {holder.rank_pid})"
-        if record.is_held:
+        name = f"record {record.uuid if record.uuid.isprintable() else ascii(record.uuid)}"
+        if record.holder is None:
+            yield CheckResult.of_error(name, StateRefusedError(record.refusal))
+            continue
+        rank = " ".join(record.holder.rank_name.split())
+        if record.is_live:
             yield warning(
                 name,
-                f"its clock is set for {rank}, through {holder.control}",
+                f"its clock is set for {rank} ({_process(record)}), through"
+                f" {record.holder.control}",
                 "another rank on this GPU gets no clocks; end that rank unless it is meant to run",
             )
         else:
             yield problem(
                 name,
-                f"its clock was left locked for {rank}, whose governor has ended",
-                "flyball unlock, run as that rank's user, restores it; so does the next rank on"
-                " this GPU",
+                f"its clock was left locked for {rank}, which has ended",
+                "flyball unlock, run as that rank's user or root, restores it; so do the next rank"
+                " on this GPU and flyball guard",
             )
     if not records:
-        yield ok("records", "Flyball holds no clock and has left none locked")
+        yield ok("records", "no clock is recorded as locked; see the GPUs' clocks")
+
+
+def _process(record: FoundRecord) -> str:
+    pid = record.rank_pid or record.governor_pid
+    return f"process {pid}" if pid else "in another PID namespace"

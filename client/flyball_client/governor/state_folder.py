@@ -1,0 +1,169 @@
+"""State folders: where lock records are kept, and which folders and files are used.
+
+The node's folder has one folder for each user, which only that user can enter: whoever can open a
+record can lock it, and whoever can write one can misstate whose a clock is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from flyball_wire.errors import FlyballError
+
+NODE_DIR = Path("/run/flyball")
+_RUNTIME_DIRS = Path("/run/user")
+_FOLDER_NAME = "flyball"
+_ROOT = 0
+_OTHERS = 0o077
+_NO_FILE = {errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EISDIR}
+
+
+class StateRefusedError(FlyballError):
+    """A state folder or a record that others can change, or that is none, is not used."""
+
+
+def node_state_dir(environ: Mapping[str, str]) -> Path:
+    """Return the node's folder: `FLYBALL_STATE_DIR`, else /run/flyball."""
+    return Path(environ.get("FLYBALL_STATE_DIR") or NODE_DIR)
+
+
+def default_state_dir(environ: Mapping[str, str] | None = None) -> Path:
+    """Return this user's folder, in the node's one where this user can use it."""
+    variables = os.environ if environ is None else environ
+    user_id = os.geteuid()
+    own = node_state_dir(variables) / str(user_id)
+    if variables.get("FLYBALL_STATE_DIR") or user_id == _ROOT or _can_use(own):
+        return own
+    runtime = variables.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / _FOLDER_NAME
+    return Path(tempfile.gettempdir()) / f"{_FOLDER_NAME}-{user_id}"
+
+
+def _can_use(own: Path) -> bool:
+    try:
+        return own.lstat().st_uid == os.geteuid()
+    except OSError:
+        return os.access(own.parent, os.W_OK | os.X_OK)
+
+
+def all_state_dirs(environ: Mapping[str, str]) -> list[Path]:
+    """Return the folders whose records this user can read; root reads those of all users."""
+    own = default_state_dir(environ)
+    if os.geteuid() != _ROOT:
+        return [own]
+    others = user_state_dirs(node_state_dir(environ))
+    if not environ.get("FLYBALL_STATE_DIR"):
+        others += sorted(_RUNTIME_DIRS.glob(f"*/{_FOLDER_NAME}"))
+        others += sorted(Path(tempfile.gettempdir()).glob(f"{_FOLDER_NAME}-[0-9]*"))
+    return [own, *(folder for folder in others if folder != own)]
+
+
+def user_state_dirs(node_dir: Path) -> list[Path]:
+    """Return the users' folders in the node's folder."""
+    return sorted(path for path in node_dir.glob("*") if path.name.isdecimal())
+
+
+def make_state_dir(folder: Path) -> None:
+    """Create a folder of this user, and its parents.
+
+    Raises:
+        StateRefusedError: Others can replace it, in its parent.
+        OSError: It cannot be created.
+    """
+    folder.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    check_parent(folder)
+    with contextlib.suppress(FileExistsError):  # whatever it is, opening it says so
+        folder.mkdir(mode=0o700)
+
+
+def check_parent(folder: Path) -> None:
+    """Check that only root and this user can replace a folder in its parent.
+
+    Raises:
+        StateRefusedError: Others can.
+        OSError: The parent is missing.
+    """
+    parent = folder.parent.stat()
+    is_shared = parent.st_mode & 0o022 and not parent.st_mode & stat.S_ISVTX
+    if parent.st_uid not in {_ROOT, os.geteuid()} or is_shared:
+        raise StateRefusedError(
+            f"the state folder {folder} is refused: other users can replace it in"
+            f" {folder.parent}; set FLYBALL_STATE_DIR to a folder that only root or this user"
+            " can write"
+        )
+
+
+def open_state_dir(folder: Path, *, is_own: bool) -> int:
+    """Return a descriptor of a user's folder.
+
+    Args:
+        folder: The folder.
+        is_own: True: it must be this user's; False: it may be of any user.
+
+    Raises:
+        StateRefusedError: It is a link or no folder, of another user, or open to others.
+        OSError: It cannot be opened.
+    """
+    remedy = "remove it, or set FLYBALL_STATE_DIR to another folder"
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        folder_fd = os.open(folder, flags)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise StateRefusedError(
+            f"the state folder {folder} is refused: it is a link or no folder; {remedy}"
+        ) from None
+    status = os.fstat(folder_fd)
+    fault = ""
+    if is_own and status.st_uid != os.geteuid():
+        fault = f"it belongs to user {status.st_uid}; {remedy}"
+    elif status.st_mode & _OTHERS:
+        fault = f"other users can enter it; run chmod 700 {folder}"
+    if fault:
+        os.close(folder_fd)
+        raise StateRefusedError(f"the state folder {folder} is refused: {fault}")
+    return folder_fd
+
+
+def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = False) -> int:
+    """Return a descriptor of a file in an opened folder, for reading and writing.
+
+    Args:
+        folder: The folder, for the error's text.
+        folder_fd: Its descriptor.
+        name: Name of the file.
+        is_new: True: the file is created if it is missing.
+
+    Raises:
+        StateRefusedError: It is no regular file, of another user, or open to others.
+        OSError: It cannot be opened.
+    """
+    path = ascii(str(folder / name))[1:-1]
+    # O_NONBLOCK: a FIFO is opened without waiting. Without O_TRUNC: another process may use it.
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags | (os.O_CREAT if is_new else 0), 0o600, dir_fd=folder_fd)
+    except OSError as error:
+        if error.errno not in _NO_FILE:
+            raise
+        raise StateRefusedError(f"{path} is refused: it is no regular file; remove it") from None
+    status = os.fstat(fd)
+    fault = ""
+    if not stat.S_ISREG(status.st_mode):
+        fault = "it is no regular file; remove it"
+    elif status.st_uid != os.fstat(folder_fd).st_uid:
+        fault = f"it belongs to user {status.st_uid}, its folder to another; remove it"
+    elif status.st_mode & _OTHERS:
+        fault = f"other users can open it; run chmod 600 {path}"
+    if fault:
+        os.close(fd)
+        raise StateRefusedError(f"{path} is refused: {fault}")
+    return fd

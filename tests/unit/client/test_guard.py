@@ -1,0 +1,233 @@
+"""`flyball guard` on records of ranks that live, have ended, and are another user's."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.pretended_rank import RANK_NAME, leave_record, pretended_rank
+from tests.governed_rank.processes import wait_until
+from tests.governed_rank.running_guard import RunningGuard
+
+from flyball_client.__main__ import main
+from flyball_client.governor import guard, lock_record
+from flyball_client.governor.guard import GRACE_S, LONGEST_RETRY_S, Guard, find_guard
+from flyball_client.governor.lock_record import find_records
+
+pytestmark = pytest.mark.slow
+
+USER, OTHER_USER = 1000, 1001
+PATIENCE_S = 20
+NO_PERMISSION = 4
+RESET = "nvmlDeviceResetGpuLockedClocks"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users too")
+
+
+class Watched:
+    """A guard of a folder in this process, at a time of the test's choice."""
+
+    def __init__(self, nvml: FalseNvml, node_dir: Path) -> None:
+        self.nvml = nvml
+        self.node_dir = node_dir
+        self.own_dir = node_dir / str(os.geteuid())
+        self.said: list[str] = []
+        self.now_s = 0.0
+        self._guard = Guard(node_dir, os.environ, self.said.append)
+
+    def check(self, after_s: float = 0.0) -> list[str]:
+        """Let the guard check once; return what it says."""
+        self.now_s += after_s
+        self.said.clear()
+        self._guard.check()
+        return [*self.said]
+
+
+@pytest.fixture
+def watched(loaded_nvml: FalseNvml, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Watched:
+    monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "nvml")
+    monkeypatch.setattr(lock_record, "_TAKE_TIMEOUT_S", 0.05)
+    for index in (0, 1):
+        loaded_nvml.set_range_mhz(510, 510, index)
+    watched = Watched(loaded_nvml, state_dir.parent)
+    monkeypatch.setattr(guard, "time", SimpleNamespace(monotonic=lambda: watched.now_s))
+    return watched
+
+
+def give_to(state_dir: Path, user_id: int) -> None:
+    """Make a folder and its records another user's."""
+    for path in (state_dir, *state_dir.iterdir()):
+        os.chown(path, user_id, user_id)
+
+
+def test_only_the_clocks_of_ranks_that_have_ended_are_restored_and_at_its_own_start(
+    watched: Watched,
+) -> None:
+    nvml = watched.nvml
+    # As before a restart of the machine: nobody of that time lives.
+    leave_record(watched.own_dir, nvml.uuid(0))
+    with pretended_rank(watched.own_dir, nvml.uuid(1)) as rank:
+        (line,) = watched.check()
+        assert line.startswith(f"{nvml.uuid(0)}: its SM clock was restored; it was set for")
+        assert RANK_NAME in line
+        assert (nvml.range_mhz(0), nvml.range_mhz(1)) == ((0, 0), (510, 510))
+        assert watched.check() == []
+        rank.kill()
+        rank.wait(PATIENCE_S)
+        assert len(watched.check()) == 1
+    assert nvml.range_mhz(1) == (0, 0)
+    assert find_records(watched.own_dir) == []
+    assert nvml.calls(RESET) == [(0, 0), (1, 0)]
+
+
+@needs_root
+def test_users_cannot_claim_each_others_gpus(watched: Watched) -> None:
+    nvml = watched.nvml
+    live_dir, left_dir = watched.node_dir / str(USER), watched.node_dir / str(OTHER_USER)
+    leave_record(watched.own_dir, nvml.uuid(0))
+    leave_record(left_dir, nvml.uuid(1))
+    give_to(left_dir, OTHER_USER)
+    with (
+        pretended_rank(live_dir, nvml.uuid(0)),
+        pretended_rank(live_dir, nvml.uuid(1)),
+    ):
+        give_to(live_dir, USER)
+        (line,) = watched.check()
+    # Root's clock is restored whatever a user claims; a user's is superseded by a live rank's.
+    assert line.startswith(nvml.uuid(0))
+    assert (nvml.range_mhz(0), nvml.range_mhz(1)) == ((0, 0), (510, 510))
+    assert find_records(left_dir, is_own=False) == find_records(watched.own_dir) == []
+
+
+def test_a_lock_of_the_file_that_is_no_governors_keeps_no_clock_locked(watched: Watched) -> None:
+    uuid = watched.nvml.uuid(0)
+    leave_record(watched.own_dir, uuid)
+    with (watched.own_dir / f"{uuid}.clock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        held, restored = watched.check()
+        assert "is locked by a process that cannot be ended here" in held
+        assert "its SM clock was restored" in restored
+        assert watched.nvml.range_mhz() == (0, 0)
+        assert watched.check(GRACE_S) == []
+    assert watched.nvml.calls(RESET) == [(0, 0)]
+
+
+def test_a_gpu_that_refuses_is_told_once_and_tried_again(watched: Watched) -> None:
+    watched.nvml.fail(RESET, NO_PERMISSION)
+    leave_record(watched.own_dir, watched.nvml.uuid(0))
+    (line,) = watched.check()
+    assert "its SM clock may still be locked" in line
+    assert "CAP_SYS_ADMIN" in line
+    num_calls = len(watched.nvml.calls(RESET))
+    assert watched.check() == []
+    assert len(watched.nvml.calls(RESET)) == num_calls
+    assert watched.check(LONGEST_RETRY_S) == []
+    assert len(watched.nvml.calls(RESET)) == num_calls + 1
+    watched.nvml.fail("", 0)
+    assert "was restored" in watched.check(LONGEST_RETRY_S)[0]
+    assert find_records(watched.own_dir) == []
+
+
+def _readable_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+
+
+def _link(folder: Path) -> None:
+    folder.symlink_to("/etc")
+
+
+def _folder_with_fifo(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.mkfifo(folder / "GPU-1.clock")
+
+
+@pytest.mark.parametrize("make", [_readable_folder, _link, _folder_with_fifo])
+def test_what_is_refused_is_told_once_and_hides_no_other_record(
+    watched: Watched, make: Callable[[Path], None]
+) -> None:
+    leave_record(watched.own_dir, watched.nvml.uuid(0))
+    make(watched.node_dir / "1234")
+    refused, restored = watched.check()
+    assert f"{watched.node_dir}/1234" in refused
+    assert "is refused: " in refused
+    assert "was restored" in restored
+    assert watched.check() == []
+
+
+# ------------------------------------------------------------------ the command
+
+
+def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
+    false_nvml: FalseNvml,
+    state_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    node_dir = state_dir.parent
+    assert find_guard(node_dir) is None
+    leave_record(state_dir, false_nvml.uuid(0))
+    false_nvml.set_range_mhz(510, 510)
+    with RunningGuard(false_nvml, node_dir) as running:
+        wait_until(lambda: not find_records(state_dir), "the clock is restored")
+        assert false_nvml.range_mhz() == (0, 0)
+        assert find_guard(node_dir) == running.process.pid
+        assert main(["guard"]) == 75
+        assert capsys.readouterr().err == (
+            f"flyball guard: another guard watches {node_dir}; one is enough\n"
+        )
+    assert "was restored" in "".join(running.said)
+    assert find_guard(node_dir) is None
+    # The file that a guard locks can be locked for reading by all: that is no guard.
+    script = f"""
+import fcntl, sys
+file = open({str(node_dir / "guard")!r})
+fcntl.lockf(file, fcntl.LOCK_SH, 1)
+print("held", flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert reader.stdout.readline() == b"held\n"
+        assert find_guard(node_dir) is None
+        reader.kill()
+    group_id = os.getgid()
+    monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
+    monkeypatch.setattr(signal, "sigtimedwait", lambda *_: SimpleNamespace())
+    assert main(["guard", "--group", str(group_id)]) == 0
+    assert stat.S_IMODE(node_dir.stat().st_mode) == 0o1775
+    assert node_dir.stat().st_gid == group_id
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variable", "status", "text"),
+    [
+        (["--group", "no-such-group"], None, 2, "there is no group 'no-such-group'"),
+        ([], "FLYBALL_RETURN_CLOCKS_MHZ", 2, "FLYBALL_RETURN_CLOCKS_MHZ must be LOWEST:HIGHEST"),
+        ([], "FLYBALL_STATE_DIR", 2, "File exists"),
+    ],
+)
+def test_a_guard_that_cannot_watch_says_so_in_one_line(
+    state_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    variable: str | None,
+    status: int,
+    text: str,
+) -> None:
+    state_dir.parent.parent.joinpath("file").write_text("")
+    if variable is not None:
+        monkeypatch.setenv(variable, str(state_dir.parent.parent / "file"))
+    assert main(["guard", *arguments]) == status
+    printed = capsys.readouterr()
+    assert text in printed.err
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
