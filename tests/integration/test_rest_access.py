@@ -189,13 +189,13 @@ def test_without_tokens_a_foreign_name_of_the_planner_opens_nothing() -> None:
     def status(host: str, method: str = "GET", path: str = routes.JOBS) -> int:
         headers = {"Host": host.encode("latin-1"), "Sec-Fetch-Site": b"same-origin"}
         body = registration() if method == "PUT" else None
-        answer = planner.http.request(method, path, headers=headers, json=body)
+        answer = live.http.request(method, path, headers=headers, json=body)
         if answer.status_code == 403:
             assert "FLYBALL_ALLOWED_HOSTS" in detail(answer, 403)
         return answer.status_code
 
     hosts = ("planner.example.org", "fd00::7")
-    with live_planner(allowed_hosts=hosts, metrics_open=True) as planner:
+    with live_planner(allowed_hosts=hosts, metrics_open=True) as live:
         assert {host: status(host) for host in OWN_HOSTS} == dict.fromkeys(OWN_HOSTS, 200)
         found = {host: status(host) for host in FOREIGN_HOSTS}
         assert found == dict.fromkeys(FOREIGN_HOSTS, 403)
@@ -207,12 +207,12 @@ def test_without_tokens_a_foreign_name_of_the_planner_opens_nothing() -> None:
             assert status("10.1.2.3:7787", "GET", path) == 200
         assert status("evil.example", "GET", routes.METRICS) == 403
         # A balancer may send any name to a planner with tokens: what is let in there has one.
-        _, token = create_token(planner.state.services.store, job_id=None)
-        planner.state.gate.forget()
+        _, token = create_token(live.state.services.store, job_id=None)
+        live.state.gate.forget()
         assert status("evil.example") == 401
-        planner.http.headers[TOKEN_HEADER] = token
+        live.http.headers[TOKEN_HEADER] = token
         assert status("balancer.example") == 200
-        del planner.http.headers[TOKEN_HEADER]
+        del live.http.headers[TOKEN_HEADER]
         assert status("evil.example", "GET", routes.METRICS) == 403
         assert status("localhost", "GET", routes.METRICS) == 200
 

@@ -17,7 +17,6 @@ from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_calls import RankCalls
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
@@ -39,7 +38,6 @@ class Rank:
             registration=RankRegistration(**rank_registration(rank)),
             times=TIMES,
             current_step=lambda: 5,
-            compile_plan=lambda plan: compile_plan(plan, stage=rank, supported_mhz=(1410, 1200)),
             activate=lambda plan, _: self.activated.append(plan),
         )
         self.link.start()
