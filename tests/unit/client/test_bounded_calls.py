@@ -46,6 +46,7 @@ def test_an_endless_answer_is_given_up_at_its_limit_of_bytes(answer: Answer) -> 
         client.health()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", DRIPPING)
 def test_an_answer_that_drips_is_given_up_at_the_calls_deadline(answer: Answer) -> None:
     # The timeout of a read alone never comes: each byte starts it again.

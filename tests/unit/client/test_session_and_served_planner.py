@@ -18,6 +18,8 @@ from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.session import process_caller
 from flyball_client.session.planner_link import LinkTimes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def served() -> Iterator[tuple[MemoryPlanner, ServedPlanner]]:
