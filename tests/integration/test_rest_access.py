@@ -187,7 +187,7 @@ def test_without_tokens_a_foreign_name_of_the_planner_opens_nothing() -> None:
     """A page at such a name is of the planner's own origin to its browser."""
 
     def status(host: str, method: str = "GET", path: str = routes.JOBS) -> int:
-        headers = {"Host": host.encode("latin-1"), "Sec-Fetch-Site": b"same-origin"}
+        headers = {b"Host": host.encode("latin-1"), b"Sec-Fetch-Site": b"same-origin"}
         body = registration() if method == "PUT" else None
         answer = live.http.request(method, path, headers=headers, json=body)
         if answer.status_code == 403:
