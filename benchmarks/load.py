@@ -1,6 +1,7 @@
 """One planner process under the calls of a large job, beside Zeus's server where it has the same.
 
-Run `python benchmarks/load.py [--json] [--quick] [--jobs N] [--postgres URL] [--no-zeus]`;
+Run `python benchmarks/load.py [--json] [--quick] [--jobs N] [--minutes N] [--postgres URL]
+[--no-zeus]`;
 README.md beside this file says how to read it.
 """
 
@@ -28,6 +29,9 @@ from measured_process import BenchmarkError
 
 RANKS_PER_NODE = 8
 PHASE_GIVE_UP_S = 150.0
+STEPS_A_MINUTE = 6
+# Above all steps that ranks have posted before.
+FIRST_ACCELERATED_STEP = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +41,8 @@ class Size:
     Attributes:
         num_steps: posted by each rank as fast as it goes.
         paced_s: how long ranks then post at the period that the planner asks for.
+        num_minutes: minutes of training of 10 s steps whose measurements are then posted as fast
+            as it goes.
     """
 
     num_jobs: int
@@ -46,6 +52,7 @@ class Size:
     num_steps: int
     paced_s: float
     num_generators: int
+    num_minutes: int
 
     @property
     def ranks_per_job(self) -> int:
@@ -99,6 +106,7 @@ class Crowd:
             server_cores=cpu_s / wall_s,
             generator_cores=sum(burst.cpu_s for burst in bursts) / wall_s,
             memory_mib=self._server.memory_mib(),
+            database_bytes=self._server.database_bytes(),
         )
 
     def ask(self, do: str, **arguments: Any) -> list[Any]:  # noqa: ANN401 - as above
@@ -162,10 +170,14 @@ def _load_flyball(server: Server, size: Size) -> tuple[list[Phase], dict[str, An
             )
             paced, period_s = _post_paced(crowd, server, size)
             phases.append(paced)
+            if size.num_minutes:
+                phases += _minutes(crowd, size)
             reach = _new_plan(crowd, http, job_ids)
             reach |= {"paced_p99_s": paced.p99_ms / 1e3, "period_s": period_s}
             posted = size.num_ranks * size.num_steps + paced.num_requests
+            posted += size.num_ranks * size.num_minutes * STEPS_A_MINUTE
             reach["num_lost"] = posted - _num_stored(http, job_ids)
+            reach |= _growth(phases, size)
             reach["num_ranks_without"] = size.num_ranks - reach["num_ranks"]
     return phases, reach
 
@@ -187,6 +199,41 @@ def _post_paced(crowd: Crowd, server: Server, size: Size) -> tuple[Phase, float]
     bursts = [answer["burst"] for answer in answers]
     phase = crowd.phase_of("post at the planner's period", None, bursts, cpu_s)
     return phase, max(answer["periods_s"][1] for answer in answers)
+
+
+def _minutes(crowd: Crowd, size: Size) -> list[Phase]:
+    """Posts of each minute's steps, six in a post."""
+    first_step = FIRST_ACCELERATED_STEP
+    phases: list[Phase] = []
+    for minute in range(1, size.num_minutes + 1):
+        phases.append(
+            crowd.phase(
+                f"minute {minute}",
+                size.num_ranks * STEPS_A_MINUTE,
+                "call",
+                what="minute_posts",
+                first_step=first_step,
+                num_steps=STEPS_A_MINUTE,
+            )
+        )
+        first_step += STEPS_A_MINUTE
+    return phases
+
+
+def _growth(phases: Sequence[Phase], size: Size) -> dict[str, Any]:
+    """Return the growth of database and memory in the minutes; None where there were too few.
+
+    Memory: from a third of the minutes to the last. A planner's caches have filled by then.
+    """
+    minutes = [phase for phase in phases if phase.name.startswith("minute ")]
+    grown: dict[str, Any] = {"bytes_a_measurement": None, "memory_growth": None}
+    if len(minutes) > 1 and minutes[0].database_bytes is not None:
+        first, last = minutes[0], minutes[-1]
+        num_measured = size.num_ranks * STEPS_A_MINUTE * (len(minutes) - 1)
+        grown["bytes_a_measurement"] = (last.database_bytes - first.database_bytes) / num_measured
+        early = minutes[len(minutes) // 3]
+        grown["memory_growth"] = last.memory_mib / early.memory_mib - 1
+    return grown
 
 
 def _new_plan(crowd: Crowd, http: httpx.Client, job_ids: Sequence[str]) -> dict[str, Any]:
@@ -218,7 +265,7 @@ def _num_stored(http: httpx.Client, job_ids: Sequence[str]) -> int:
     stored = 0
     for job_id in job_ids:
         path = routes.fill(routes.STEPS, job_id=job_id)
-        found = http.get(path, params={"limit": 200}, timeout=120.0).raise_for_status()
+        found = http.get(path, params={"limit": 2000}, timeout=120.0).raise_for_status()
         stored += sum(step["num_ranks"] for step in found.json())
     return stored
 
@@ -316,6 +363,7 @@ def _size(arguments: argparse.Namespace) -> Size:
             num_steps=1,
             paced_s=2.0,
             num_generators=1,
+            num_minutes=arguments.minutes,
         )
     if 4096 % (64 * arguments.jobs):
         raise BenchmarkError("--jobs must divide 64")
@@ -327,6 +375,7 @@ def _size(arguments: argparse.Namespace) -> Size:
         num_steps=arguments.steps,
         paced_s=40.0,
         num_generators=2,
+        num_minutes=arguments.minutes,
     )
 
 
@@ -340,6 +389,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="32 ranks, to see that it runs")
     parser.add_argument("--jobs", type=int, default=1, help="share the ranks out among so many")
     parser.add_argument("--steps", type=int, default=1, help="posted as fast as it goes")
+    parser.add_argument(
+        "--minutes",
+        type=int,
+        default=0,
+        help="then post the measurements of so many minutes of training as fast as it goes",
+    )
     parser.add_argument("--postgres", metavar="URL", help="an empty database; default: SQLite")
     parser.add_argument("--no-zeus", action="store_true", help="Flyball's planner alone")
     return run_benchmark(parser, measure)

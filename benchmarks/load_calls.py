@@ -65,6 +65,13 @@ class NodeCalls:
             for rank in self.ranks:
                 yield self.post(rank, step)
 
+    def minute_posts(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
+        """One call for each rank, with all these steps."""
+        steps = range(first_step, first_step + num_steps)
+        for rank in self.ranks:
+            path = self._path(routes.RANK_MEASUREMENTS, rank=rank)
+            yield request("POST", path, {"steps": [_step(rank, step) for step in steps]})
+
     def post(self, rank: int, step: int) -> bytes:
         """One rank's post of a step."""
         path = self._path(routes.RANK_MEASUREMENTS, rank=rank)

@@ -8,6 +8,9 @@ from typing import Any
 from benchmark_report import Limit, at_most, table
 
 MAX_REACH_S = 20.0
+# docs/database.md has the size, of SQLite.
+MAX_BYTES_A_MEASUREMENT = 150.0
+MAX_MEMORY_GROWTH = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +22,7 @@ class Phase:
         wall_s: from the first request to the last answer, s.
         server_cores, generator_cores: processor time by wall time.
         memory_mib: that the server held at its end.
+        database_bytes: size of its SQLite file with the log beside it; None: another database.
     """
 
     name: str
@@ -32,6 +36,7 @@ class Phase:
     server_cores: float
     generator_cores: float
     memory_mib: float
+    database_bytes: int | None = None
 
     @property
     def requests_per_s(self) -> float:
@@ -62,6 +67,24 @@ def limits_on(reach: dict[str, Any]) -> tuple[Limit, ...]:
         at_most("post at the planner's period: 99th percentile, s", reach["paced_p99_s"], 2.0),
         at_most("ranks that it did not reach", reach["num_ranks_without"], 0),
         at_most("measurements posted and not stored", abs(reach["num_lost"]), 0),
+        *_limits_on_growth(reach),
+    )
+
+
+def _limits_on_growth(reach: dict[str, Any]) -> tuple[Limit, ...]:
+    if reach["bytes_a_measurement"] is None:
+        return ()
+    return (
+        at_most(
+            "growth of the database by a measurement, bytes",
+            reach["bytes_a_measurement"],
+            MAX_BYTES_A_MEASUREMENT,
+        ),
+        at_most(
+            "growth of memory over the last two thirds of the minutes, share",
+            reach["memory_growth"],
+            MAX_MEMORY_GROWTH,
+        ),
     )
 
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -35,6 +35,7 @@ class Server:
     process: subprocess.Popen[bytes]
     host: str
     port: int
+    database: Path | None = None
 
     @property
     def url(self) -> str:
@@ -45,6 +46,13 @@ class Server:
         """Processor time that it has used, its children's apart, s."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+    def database_bytes(self) -> int | None:
+        """Return the size of its SQLite file with the log beside it; None: no such file."""
+        if self.database is None:
+            return None
+        files = self.database.parent.glob(f"{self.database.name}*")
+        return sum(file.stat().st_size for file in files)
 
     def memory_mib(self) -> float:
         """Return what it holds now, resident, MiB."""
@@ -64,7 +72,8 @@ def flyball_server(database: str | None) -> Iterator[Server]:
         kept = {name: text for name, text in os.environ.items() if name[:8] != "FLYBALL_"}
         environment = {**kept, "FLYBALL_DATABASE": url, "FLYBALL_LOG_LEVEL": "error"}
         with _running(command, environment, port, "/healthz", folder) as server:
-            yield server
+            file = None if database else Path(folder) / "planner.sqlite"
+            yield replace(server, database=file)
 
 
 @contextmanager

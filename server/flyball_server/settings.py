@@ -17,6 +17,8 @@ from flyball_server.solving.executor_options import default_num_processes, execu
 
 _PREFIX = "FLYBALL_"
 _SECRET = {"token", "database"}  # a database's address may contain a password
+# Stragglers and drift are measured over the last minutes, and ranks post late.
+_LEAST_STEP_RETENTION_S = 600.0
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -66,6 +68,7 @@ class Settings(BaseSettings):
             30 s more than `max_wait_s`.
         job_expiry_s: time without a call after which a job is `expired`, s; 0: never.
         job_retention_s: time after which a job that is over is deleted, s; 0: never.
+        step_retention_s: time for which measurements of single ranks are kept, s; 0: for ever.
         metrics_jobs: number of jobs with metrics of their own; the others share one label.
         metrics_open: /metrics needs no token.
 
@@ -102,6 +105,7 @@ class Settings(BaseSettings):
     rank_silence_s: _Seconds | None = None
     job_expiry_s: _Seconds = LifeTimes.job_expiry_s
     job_retention_s: _Seconds = LifeTimes.job_retention_s
+    step_retention_s: _Seconds = LifeTimes.step_retention_s
     metrics_jobs: int = Field(default=20, ge=0, le=1000)
     metrics_open: bool = False
 
@@ -113,6 +117,7 @@ class Settings(BaseSettings):
             rank_silence_s=silence_s,
             job_expiry_s=self.job_expiry_s,
             job_retention_s=self.job_retention_s,
+            step_retention_s=self.step_retention_s,
         )
 
     @field_validator("host")
@@ -183,6 +188,15 @@ class Settings(BaseSettings):
                 f" FLYBALL_MAX_WAIT_S, not {silence_s:g}"
             )
         return silence_s
+
+    @field_validator("step_retention_s")
+    @classmethod
+    def _check_step_retention(cls, value_s: float) -> float:
+        if value_s != 0 and value_s < _LEAST_STEP_RETENTION_S:
+            raise ValueError(
+                f"must be 0 (for ever), or at least {_LEAST_STEP_RETENTION_S:g}, not {value_s:g}"
+            )
+        return value_s
 
     @field_validator("job_expiry_s", "job_retention_s")
     @classmethod

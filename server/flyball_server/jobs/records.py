@@ -350,6 +350,7 @@ class StepTotals(Record):
     num_power_capped: int
     num_thermally_capped: int
     num_unknown: int = 0
+    num_overruns: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from statistics import fmean
 
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
 from flyball_server.jobs.records import JobRecord, RankRecord
@@ -297,30 +296,39 @@ def _measured_stages(
     last_step = newest[-1]
     first_step = last_step - max(_MOST_RANK_ROWS // len(ranks), 1) + 1
     steps = frozenset(step for step in newest if step >= first_step)
-    stage_of = {rank.rank: rank.stage for rank in ranks}
     times_s: dict[int, dict[int, float]] = defaultdict(dict)
     energies_j: dict[int, float] = defaultdict(float)
-    clocks_mhz: dict[int, list[float]] = defaultdict(list)
+    clocks_mhz: dict[int, list[tuple[int, float]]] = defaultdict(list)
     without_energy: set[int] = set()
-    for record in reader.list_steps(facts.job.job_id, min(steps), last_step + 1):
-        stage = stage_of.get(record.rank)
-        if stage is None or record.step not in steps:
+    for totals in reader.list_stage_totals(
+        facts.job.job_id,
+        after_step=min(steps) - 1,
+        before_step=last_step + 1,
+        num_steps=last_step + 1 - min(steps),
+    ):
+        if totals.step not in steps:
             continue
-        of_stage = times_s[stage]
-        of_stage[record.step] = max(record.time_s, of_stage.get(record.step, 0.0))
-        if record.energy_j is None:
-            without_energy.add(stage)
+        of_stage = times_s[totals.stage]
+        of_stage[totals.step] = max(totals.time_s, of_stage.get(totals.step, 0.0))
+        if totals.energy_j is None:
+            without_energy.add(totals.stage)
         else:
-            energies_j[stage] += record.energy_j
-        if record.sm_clock_mhz is not None:
-            clocks_mhz[stage].append(record.sm_clock_mhz)
+            energies_j[totals.stage] += totals.energy_j
+        if totals.sm_clock_mhz is not None:
+            clocks_mhz[totals.stage].append((totals.num_with_clock, totals.sm_clock_mhz))
     if set(times_s) != set(range(facts.job.spec.num_stages)):
         return ()
     return tuple(
         StageMeasurement(
             time_s=sum(times_s[stage].values()) / len(times_s[stage]),
             energy_j=None if stage in without_energy else energies_j[stage] / len(steps),
-            sm_clock_mhz=fmean(clocks_mhz[stage]) if clocks_mhz[stage] else None,
+            sm_clock_mhz=_weighted_mean(clocks_mhz[stage]),
         )
         for stage in range(facts.job.spec.num_stages)
     )
+
+
+def _weighted_mean(weighted: Sequence[tuple[int, float]]) -> float | None:
+    """Return the mean of values with their weights; None: no values."""
+    weight = sum(weight for weight, _ in weighted)
+    return sum(weight * value for weight, value in weighted) / weight if weight else None

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
+from flyball_server.jobs.measurements.pruning import MOST_MEASUREMENTS, MOST_STAGES, most_steps
 from flyball_server.jobs.records import JobRecord, StageTotals
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_wire.messages import JobSpec
 from flyball_wire.read_models import StageOfStep, StagesOfStep
-
-# Limit of measurements of one answer; adding them up takes some tenths of a second.
-MOST_MEASUREMENTS = 262_144
-# Limit of stages of one answer, over all its steps: some 5 MB.
-MOST_STAGES = 32_768
 
 
 def list_stage_steps(
@@ -36,12 +31,6 @@ def list_stage_steps(
         )
         totals = reader.list_stage_totals(job_id, after_step=after_step, num_steps=num_steps)
     return steps_by_stage(totals)
-
-
-def most_steps(spec: JobSpec, limit: int, *, num_measurements: int, num_stages: int) -> int:
-    """Return the number of steps to read, 1 to `limit`, by the bounds on measurements."""
-    fit = min(num_measurements // spec.num_expected_ranks, num_stages // spec.num_stages)
-    return max(min(limit, fit), 1)
 
 
 def steps_by_stage(totals: Iterable[StageTotals]) -> tuple[StagesOfStep, ...]:

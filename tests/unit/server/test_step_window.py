@@ -6,6 +6,7 @@ import pytest
 from tests.planner.samples import CountingPlanner, Services, job_record, job_spec, rank_record
 from tests.planner.samples import step_record as measured
 
+from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.records import StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.views import stage_steps
@@ -13,7 +14,6 @@ from flyball_server.views.stage_steps import (
     RENEWAL_S,
     StepWindow,
     WindowStep,
-    most_steps,
     settled_step,
 )
 from flyball_wire.read_models import StagesOfStep

@@ -30,11 +30,13 @@ class LifeTimes:
         rank_silence_s: timeout of a rank; longer than the longest long poll.
         job_expiry_s: time until a silent job becomes `expired`; 0: never.
         job_retention_s: time until a job that is over is deleted; 0: never.
+        step_retention_s: time for which measurements of single ranks are kept; 0: for ever.
     """
 
     rank_silence_s: float = 90.0
     job_expiry_s: float = 7 * 86_400.0
     job_retention_s: float = 0.0
+    step_retention_s: float = 6 * 3600.0
 
 
 DEFAULT_LIFE = LifeTimes()

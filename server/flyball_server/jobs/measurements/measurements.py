@@ -8,6 +8,7 @@ from datetime import datetime
 from itertools import groupby
 
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherRunError, UnknownError
+from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
@@ -65,7 +66,8 @@ def store_together(
     """Store the ranks' measurements of a job, in one transaction.
 
     A step posted again replaces the older one; of details only the newest are kept. Steps on a
-    plan that the store does not have, since it was restored to an older state, are marked.
+    plan that the store does not have, since it was restored to an older state, are marked. Of a
+    pruned step nothing is stored again; see `without_pruned`.
 
     Returns:
         For each post: the stored measurements, or the error.
@@ -107,7 +109,11 @@ def _store_together(
                 if detail.step not in unknown
             }
             stored.append(len(newest))
-        writer.save_steps(tuple(steps.values()))
+        kept = without_pruned(writer, job_id, steps)
+        for pruned in steps.keys() - kept.keys():
+            details.pop(pruned, None)
+        merge_instructions(writer, job_id, kept, details.values(), ranks.stages)
+        writer.save_steps(tuple(kept.values()), stored_at=services.now())
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
         is_reconciled = job is not None and services.is_reconciled_after_posts(writer, job)
@@ -195,10 +201,12 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobSt
     with services.store.reading() as reader:
         require_job(reader, job_id)
         measured = reader.list_newest_steps(job_id, limit)
-    return tuple(
+        pruned = reader.list_newest_pruned(job_id, limit)
+    kept = (
         _summary(step, tuple(records))
         for step, records in groupby(measured, key=lambda record: record.step)
     )
+    return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[-limit:])
 
 
 def _summary(step: int, records: tuple[StepRecord, ...]) -> JobStep:

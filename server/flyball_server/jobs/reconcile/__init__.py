@@ -7,6 +7,7 @@ from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
+from flyball_server.jobs.reconcile.pruning import PruningReconciler
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.reconcile.stragglers import StragglerReconciler
 from flyball_server.jobs.replanning.plan_job import PlanningSlots
@@ -23,4 +24,5 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         StragglerReconciler(slots),
         ComparisonReconciler(),
         ReconfigurationReconciler(),
+        PruningReconciler(),
     )

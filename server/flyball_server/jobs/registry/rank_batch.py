@@ -31,6 +31,11 @@ class RankBatch:
         """Return the job; None: it does not exist."""
         return self._reader.find_job(self._job_id)
 
+    @property
+    def stages(self) -> dict[int, int]:
+        """Return the stages of those of the ranks that the job has."""
+        return {rank.rank: rank.stage for rank in self._known.values()}
+
     def find(self, rank: int) -> RankRecord | None:
         """Return one of the ranks with its changes; None: unknown."""
         return self._changed.get(rank) or self._known.get(rank)

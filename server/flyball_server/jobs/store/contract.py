@@ -9,6 +9,7 @@ from typing import Protocol
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.moments import StageMoments, StepMoments
 from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
@@ -19,7 +20,7 @@ from flyball_server.jobs.records import (
     StepTotals,
     TokenRecord,
 )
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobStep, PlanVersion
 
 # Subject of `writing` for changes of tokens: no job has this name.
 TOKENS = "/tokens"
@@ -77,7 +78,10 @@ class JobReader(Protocol):
         ...
 
     def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
-        """Return all ranks' measurements in the newest `num_steps` steps, by step, then rank."""
+        """Return the ranks' measurements in the newest `num_steps` steps that are not pruned.
+
+        They are ordered by step, then rank.
+        """
         ...
 
     def newest_step(
@@ -106,9 +110,44 @@ class JobReader(Protocol):
         ...
 
     def list_stage_totals(
-        self, job_id: str, *, after_step: int, num_steps: int
+        self, job_id: str, *, after_step: int, num_steps: int, before_step: int | None = None
     ) -> tuple[StageTotals, ...]:
-        """Return the newest `num_steps` steps after `after_step`, by step, stage, then version."""
+        """Return the newest `num_steps` steps in this range, by step, stage, then version.
+
+        Of pruned steps only the newest have stages, as many as `prune_steps` was called with.
+        """
+        ...
+
+    def list_newest_pruned(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
+        """Return the newest `num_steps` pruned steps, rising."""
+        ...
+
+    def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
+        """Return which of these steps are pruned, with the newest version run in each; 0: none."""
+        ...
+
+    def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:
+        """Return the first `limit` steps that are not pruned, rising.
+
+        Each with its number, the number of ranks that have posted it, and the Unix time of the
+        last post, s.
+        """
+        ...
+
+    def find_step_versions(
+        self, job_id: str, ranks: Collection[int], first_step: int, end_step: int
+    ) -> dict[tuple[int, int], int | None]:
+        """Return the plan version of each step of these ranks in the range, by rank and step."""
+        ...
+
+    def list_step_moments(
+        self, job_id: str, first_step: int, end_step: int | None = None
+    ) -> tuple[StepMoments, ...]:
+        """Return the moments of steps in the range that are not pruned, by step, then stage."""
+        ...
+
+    def list_moments(self, job_id: str) -> tuple[StageMoments, ...]:
+        """Return the merged moments, by version (none first), then stage."""
         ...
 
     def list_step_details(
@@ -157,8 +196,31 @@ class JobWriter(JobReader, Protocol):
         """Set the first step of a version; ValueError if it is unknown or already has one."""
         ...
 
-    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
-        """Insert measured steps, replacing those of the same job, rank and step."""
+    def save_steps(
+        self, steps: tuple[StepRecord, ...], *, stored_at: datetime | None = None
+    ) -> None:
+        """Insert measured steps, replacing those of the same job, rank and step.
+
+        Args:
+            steps: none of them pruned.
+            stored_at: time of the post; None: now.
+        """
+        ...
+
+    def prune_steps(self, job_id: str, end_step: int, *, num_stage_steps: int) -> None:
+        """Replace the ranks' measurements of steps before `end_step` by totals.
+
+        `list_step_totals` stays the same, and `list_stage_totals` for the newest
+        `num_stage_steps` pruned steps. Details of the pruned steps are deleted.
+        """
+        ...
+
+    def forget_pruned(self, job_id: str, steps: Collection[int]) -> None:
+        """Delete the totals of these pruned steps."""
+        ...
+
+    def merge_moments(self, job_id: str, moments: Iterable[StageMoments]) -> None:
+        """Add these moments to the job's stored ones."""
         ...
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:

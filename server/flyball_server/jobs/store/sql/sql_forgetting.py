@@ -17,8 +17,11 @@ from sqlalchemy import Connection, Table, delete, select, tuple_
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.store.sql.sql_tables import (
     JOBS,
+    MOMENTS,
     PLANS,
     PROFILES,
+    PRUNED_STAGES,
+    PRUNED_STEPS,
     RANKS,
     STEP_DETAILS,
     STEPS,
@@ -34,7 +37,16 @@ PAUSE_S = 0.03
 # Delay before a retry after a failure, s.
 RETRY_S = 5.0
 # Rows of one statement, a few milliseconds each; a plan or a profile may have megabytes.
-_ROWS = {STEPS: 500, RANKS: 500, STEP_DETAILS: 50, PLANS: 2, PROFILES: 1}
+_ROWS = {
+    STEPS: 500,
+    PRUNED_STEPS: 500,
+    PRUNED_STAGES: 500,
+    RANKS: 500,
+    STEP_DETAILS: 50,
+    MOMENTS: 50,
+    PLANS: 2,
+    PROFILES: 1,
+}
 _FEW_ROWS = 1
 
 Transaction = Callable[[], AbstractContextManager[Connection]]

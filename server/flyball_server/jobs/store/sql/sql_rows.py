@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from datetime import datetime
 from enum import StrEnum
@@ -15,10 +15,11 @@ from sqlalchemy import Row
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
 from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, Record, StepDetail
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
-from flyball_wire.messages import JobSpec, JobState, MeasurementDetail
+from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -89,7 +90,13 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "baseline_cycle": lambda text: tuple(json.loads(text)),
 }
 # PostgreSQL's sums of whole numbers are decimals.
-_SUMS = ("num_unplanned", "num_clock_misses", "num_power_capped", "num_thermally_capped")
+_SUMS = (
+    "num_unplanned",
+    "num_overruns",
+    "num_clock_misses",
+    "num_power_capped",
+    "num_thermally_capped",
+)
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -115,6 +122,65 @@ def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
     }
     energy_j = row.energy_j if row.num_with_energy == row.num_ranks else None
     return record_of(kind, row, energy_j=energy_j, **sums)
+
+
+def job_step_of(row: Row[Any]) -> JobStep:
+    """Return the step of a row of PRUNED_STEPS."""
+    if row.versions is not None:
+        plan_versions, unknown_versions = map(tuple, json.loads(row.versions))
+    else:  # all ranks ran the same plan, or none
+        plan_versions, unknown_versions = (row.newest_version,), ()
+    same = [field.name for field in fields(JobStep) if not field.name.endswith("_versions")]
+    return JobStep(
+        **{name: getattr(row, name) for name in same},
+        plan_versions=plan_versions,
+        unknown_versions=unknown_versions,
+    )
+
+
+def step_moments_of(row: Row[Any]) -> StepMoments:
+    """Return the moments of a row of `step_moments`."""
+    return StepMoments(
+        step=row.step,
+        stage=row.stage,
+        plan_version=row.plan_version,
+        time_s=Moments(count=row.num_times, mean=row.mean_s, m2=row.squares_s2),
+        energy_j=Moments(count=row.num_energies, mean=row.mean_j or 0.0, m2=row.squares_j2 or 0.0),
+    )
+
+
+def moments_values(job_id: str, moments: StageMoments) -> dict[str, Any]:
+    """Return the row of a stage's moments."""
+
+    def listed(by_key: Mapping[Any, Moments]) -> list[Any]:
+        return [[key, each.count, each.mean, each.m2] for key, each in by_key.items()]
+
+    parts = (moments.times_s, moments.energies_j, moments.instructions_s)
+    return {
+        "job_id": job_id,
+        "plan_version": moments.plan_version or 0,
+        "stage": moments.stage,
+        "document": json.dumps([listed(part) for part in parts]),
+    }
+
+
+def moments_of(row: Row[Any]) -> StageMoments:
+    """Return the moments of a row of MOMENTS."""
+
+    def by_key(part: list[Any]) -> dict[Any, Moments]:
+        return {
+            tuple(key) if isinstance(key, list) else key: Moments(count=count, mean=mean, m2=m2)
+            for key, count, mean, m2 in part
+        }
+
+    times_s, energies_j, instructions_s = json.loads(row.document)
+    return StageMoments(
+        plan_version=row.plan_version or None,
+        stage=row.stage,
+        times_s=by_key(times_s),
+        energies_j=by_key(energies_j),
+        instructions_s=by_key(instructions_s),
+    )
 
 
 def values_of(record: Record) -> dict[str, Any]:

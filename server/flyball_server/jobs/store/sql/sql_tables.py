@@ -17,11 +17,14 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     Text,
+    and_,
     func,
     inspect,
+    select,
     text,
 )
 
@@ -177,6 +180,8 @@ STEPS = Table(
     Column("num_thermally_capped", BigInteger, nullable=False),
     Column("sm_clock_mhz", Float),
     Column("unknown_version", BigInteger),
+    # Unix time in s of the post.
+    Column("stored_at", BigInteger, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
 )
@@ -189,6 +194,58 @@ STEP_DETAILS = Table(
     Column("rank", _WHOLE, primary_key=True, autoincrement=False),
     Column("document", Text, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
+)
+
+# Totals of steps whose rows in `steps` were removed, and of the newest of them by stages. A step
+# has rows in `steps` or here. `versions`, as JSON: known and unknown versions that were run in it;
+# null: its ranks ran all the same.
+PRUNED_STEPS = Table(
+    "pruned_steps",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("num_ranks", _WHOLE, nullable=False),
+    Column("lowest_version", BigInteger),
+    Column("newest_version", BigInteger),
+    Column("num_with_plan", _WHOLE, nullable=False),
+    Column("num_unknown", _WHOLE, nullable=False),
+    Column("versions", Text),
+    Column("time_s", Float, nullable=False),
+    Column("energy_j", Float),
+    Column("num_unplanned", BigInteger, nullable=False),
+    Column("num_overruns", BigInteger, nullable=False),
+    Column("num_clock_misses", BigInteger, nullable=False),
+    Column("num_power_capped", BigInteger, nullable=False),
+    Column("num_thermally_capped", BigInteger, nullable=False),
+)
+# `part` numbers the plan versions that a stage's ranks ran in the step.
+PRUNED_STAGES = Table(
+    "pruned_stages",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("step", BigInteger, primary_key=True, autoincrement=False),
+    Column("stage", _WHOLE, primary_key=True, autoincrement=False),
+    Column("part", _WHOLE, primary_key=True, autoincrement=False),
+    Column("plan_version", BigInteger),
+    Column("unknown_version", BigInteger),
+    Column("num_ranks", _WHOLE, nullable=False),
+    Column("time_s", Float, nullable=False),
+    Column("energy_j", Float),
+    Column("num_clock_misses", BigInteger, nullable=False),
+    Column("num_power_capped", BigInteger, nullable=False),
+    Column("num_thermally_capped", BigInteger, nullable=False),
+    Column("num_with_clock", _WHOLE, nullable=False),
+    Column("sm_clock_mhz", Float),
+)
+
+# Moments of measurements; version 0: default clocks.
+MOMENTS = Table(
+    "moments",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("plan_version", BigInteger, primary_key=True, autoincrement=False),
+    Column("stage", _WHOLE, primary_key=True, autoincrement=False),
+    Column("document", Text, nullable=False),
 )
 
 LOOP_STATES = Table(
@@ -209,7 +266,18 @@ TOKENS = Table(
 )
 
 # Tables with rows of jobs, in an order in which the rows can be deleted.
-TABLES_OF_JOBS = (STEP_DETAILS, STEPS, LOOP_STATES, PLANS, RANKS, PROFILES, JOBS)
+TABLES_OF_JOBS = (
+    STEP_DETAILS,
+    STEPS,
+    PRUNED_STAGES,
+    PRUNED_STEPS,
+    MOMENTS,
+    LOOP_STATES,
+    PLANS,
+    RANKS,
+    PROFILES,
+    JOBS,
+)
 
 # Totals of a step over its ranks; to be selected by step.
 STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
@@ -223,6 +291,7 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.sum(STEPS.c.energy_j).label("energy_j"),
     func.count(STEPS.c.energy_j).label("num_with_energy"),
     func.sum(STEPS.c.num_unplanned).label("num_unplanned"),
+    func.sum(STEPS.c.num_overruns).label("num_overruns"),
     func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
     func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
     func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
@@ -244,3 +313,47 @@ STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
     func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
 )
+
+
+def of_rank() -> ColumnElement[bool]:
+    """Return the condition that joins STEPS with RANKS."""
+    return and_(RANKS.c.job_id == STEPS.c.job_id, RANKS.c.rank == STEPS.c.rank)
+
+
+def step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of StepMoments over the rows of STEPS under these conditions.
+
+    Rows that did not run as planned are left out. Deviations are from the group's own mean, so
+    that their squares cancel no digits.
+    """
+    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
+    rows = (
+        select(
+            *group,
+            STEPS.c.time_s,
+            STEPS.c.energy_j,
+            func.avg(STEPS.c.time_s).over(partition_by=group).label("mean_s"),
+            func.avg(STEPS.c.energy_j).over(partition_by=group).label("mean_j"),
+        )
+        .join_from(STEPS, RANKS, of_rank())
+        .where(
+            *conditions,
+            STEPS.c.unknown_version.is_(None),
+            STEPS.c.num_unplanned == 0,
+            STEPS.c.num_clock_misses == 0,
+        )
+        .subquery()
+        .c
+    )
+    off_s, off_j = rows.time_s - rows.mean_s, rows.energy_j - rows.mean_j
+    return select(
+        rows.step,
+        rows.stage,
+        rows.plan_version,
+        func.count().label("num_times"),
+        func.max(rows.mean_s).label("mean_s"),
+        func.sum(off_s * off_s).label("squares_s2"),
+        func.count(rows.energy_j).label("num_energies"),
+        func.max(rows.mean_j).label("mean_j"),
+        func.sum(off_j * off_j).label("squares_j2"),
+    ).group_by(rows.step, rows.stage, rows.plan_version)

@@ -7,16 +7,18 @@ from __future__ import annotations
 import functools
 import json
 import secrets
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, Table, and_, func, select
+from sqlalchemy import Connection, Select, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.moments import StageMoments, StepMoments
 from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
@@ -27,6 +29,14 @@ from flyball_server.jobs.records import (
     StepTotals,
     TokenRecord,
 )
+from flyball_server.jobs.store.sql.sql_pruning import (
+    forget_pruned,
+    newest_pruned,
+    oldest_steps,
+    prune,
+    pruned_stages,
+    pruned_totals,
+)
 from flyball_server.jobs.store.sql.sql_rows import (
     RecordT,
     detail_of,
@@ -34,27 +44,34 @@ from flyball_server.jobs.store.sql.sql_rows import (
     job_values,
     loop_state_of,
     loop_state_values,
+    moments_of,
+    moments_values,
     plan_of,
     plan_values,
     profile_document,
     profile_from_text,
     record_of,
+    step_moments_of,
     totals_record,
     values_of,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
     JOBS,
     LOOP_STATES,
+    MOMENTS,
     PLANS,
     PROFILES,
+    PRUNED_STEPS,
     RANKS,
     STAGE_TOTALS,
     STEP_DETAILS,
     STEP_TOTALS,
     STEPS,
     TOKENS,
+    of_rank,
+    step_moments,
 )
-from flyball_wire.messages import PlanVersion
+from flyball_wire.messages import JobStep, PlanVersion
 
 # Makes an INSERT with `on_conflict_do_update`, for which SQL has no common syntax.
 AnyInsert = sqlite.Insert | postgresql.Insert
@@ -190,7 +207,18 @@ class SqlTransaction:
         if before_step is not None:
             query = query.where(STEPS.c.step < before_step)
         newest = query.order_by(STEPS.c.step.desc()).limit(1)
-        return self._connection.execute(newest).scalar_one_or_none()
+        found = self._connection.execute(newest).scalar_one_or_none()
+        floor = after_step if found is None else found
+        pruned = select(PRUNED_STEPS.c.step).where(
+            PRUNED_STEPS.c.job_id == self._key(job_id), PRUNED_STEPS.c.step > floor
+        )
+        if version is not None:
+            pruned = pruned.where(PRUNED_STEPS.c.newest_version == version)
+        if before_step is not None:
+            pruned = pruned.where(PRUNED_STEPS.c.step < before_step)
+        newest = pruned.order_by(PRUNED_STEPS.c.step.desc()).limit(1)
+        newer = self._connection.execute(newest).scalar_one_or_none()
+        return found if newer is None else newer
 
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         query = (
@@ -207,33 +235,97 @@ class SqlTransaction:
     def list_step_totals(
         self, job_id: str, *, after_step: int, limit: int
     ) -> tuple[StepTotals, ...]:
+        key = self._key(job_id)
+        pruned = pruned_totals(self._connection, key, after_step=after_step, limit=limit)
+        of_job = [STEPS.c.job_id == key, STEPS.c.step > after_step]
+        if len(pruned) == limit:
+            of_job.append(STEPS.c.step < pruned[-1].step)
         query = (
             select(*STEP_TOTALS)
-            .where(STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
+            .where(*of_job)
             .group_by(STEPS.c.step)
             .order_by(STEPS.c.step)
             .limit(limit)
         )
-        return tuple(totals_record(StepTotals, row) for row in self._connection.execute(query))
+        kept = [totals_record(StepTotals, row) for row in self._connection.execute(query)]
+        return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
 
     def list_stage_totals(
-        self, job_id: str, *, after_step: int, num_steps: int
+        self, job_id: str, *, after_step: int, num_steps: int, before_step: int | None = None
     ) -> tuple[StageTotals, ...]:
-        of_job = (STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step)
+        key = self._key(job_id)
+        of_job = [STEPS.c.job_id == key, STEPS.c.step > after_step]
+        if before_step is not None:
+            of_job.append(STEPS.c.step < before_step)
         newest = (
             select(STEPS.c.step).where(*of_job).distinct().order_by(STEPS.c.step.desc())
         ).limit(num_steps)
         first_step = select(func.min(newest.subquery().c.step)).scalar_subquery()
-        of_rank = and_(RANKS.c.job_id == STEPS.c.job_id, RANKS.c.rank == STEPS.c.rank)
         query = (
             select(*STAGE_TOTALS)
-            .join_from(STEPS, RANKS, of_rank)
+            .join_from(STEPS, RANKS, of_rank())
             .where(*of_job, STEPS.c.step >= first_step)
             .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
         )
+        kept = [totals_record(StageTotals, row) for row in self._connection.execute(query)]
+        steps = {each.step for each in kept}
+        pruned = pruned_stages(
+            self._connection,
+            key,
+            first_step=min(steps) if len(steps) == num_steps else after_step + 1,
+            end_step=before_step,
+            num_steps=num_steps,
+        )
+        numbers = sorted(steps | {each.step for each in pruned})[-num_steps:]
         # Not ordered by the database: databases differ in the place of a missing version.
-        totals = (totals_record(StageTotals, row) for row in self._connection.execute(query))
+        totals = [each for each in (*pruned, *kept) if each.step >= numbers[0]]
         return tuple(sorted(totals, key=lambda each: each.place))
+
+    def list_newest_pruned(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
+        return newest_pruned(self._connection, self._key(job_id), num_steps)
+
+    def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
+        of_job = select(PRUNED_STEPS.c.step, PRUNED_STEPS.c.newest_version).where(
+            PRUNED_STEPS.c.job_id == self._key(job_id)
+        )
+        return {
+            row.step: row.newest_version or 0
+            for some in _some_at_a_time(steps)
+            for row in self._connection.execute(of_job.where(PRUNED_STEPS.c.step.in_(some)))
+        }
+
+    def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:
+        return oldest_steps(self._connection, self._key(job_id), limit=limit)
+
+    def find_step_versions(
+        self, job_id: str, ranks: Collection[int], first_step: int, end_step: int
+    ) -> dict[tuple[int, int], int | None]:
+        of_job = select(STEPS.c.rank, STEPS.c.step, STEPS.c.plan_version).where(
+            STEPS.c.job_id == self._key(job_id),
+            STEPS.c.step >= first_step,
+            STEPS.c.step < end_step,
+        )
+        return {
+            (row.rank, row.step): row.plan_version
+            for some in _some_at_a_time(ranks)
+            for row in self._connection.execute(of_job.where(STEPS.c.rank.in_(some)))
+        }
+
+    def list_step_moments(
+        self, job_id: str, first_step: int, end_step: int | None = None
+    ) -> tuple[StepMoments, ...]:
+        conditions = [STEPS.c.job_id == self._key(job_id), STEPS.c.step >= first_step]
+        if end_step is not None:
+            conditions.append(STEPS.c.step < end_step)
+        rows = self._connection.execute(step_moments(*conditions))
+        moments = [step_moments_of(row) for row in rows]
+        return tuple(sorted(moments, key=lambda one: (one.step, one.stage, one.plan_version or 0)))
+
+    def list_moments(self, job_id: str) -> tuple[StageMoments, ...]:
+        rows = self._connection.execute(
+            select(MOMENTS).where(MOMENTS.c.job_id == self._key(job_id))
+        )
+        return tuple(sorted(map(moments_of, rows), key=lambda each: each.place))
 
     def list_step_details(
         self, job_id: str, first_step: int, *, limit: int | None = None
@@ -300,8 +392,35 @@ class SqlTransaction:
         if changed.rowcount != 1:
             raise ValueError(f"plan version {version} of {job_id} is unknown or already named")
 
-    def save_steps(self, steps: tuple[StepRecord, ...]) -> None:
-        self._upsert(STEPS, [self._of_job(vars(step)) for step in steps])
+    def save_steps(
+        self, steps: tuple[StepRecord, ...], *, stored_at: datetime | None = None
+    ) -> None:
+        unix_s = int(time.time() if stored_at is None else stored_at.timestamp())
+        rows = [self._of_job({**vars(step), "stored_at": unix_s}) for step in steps]
+        self._upsert(STEPS, rows)
+
+    def prune_steps(self, job_id: str, end_step: int, *, num_stage_steps: int) -> None:
+        key = self._key(job_id)
+        prune(self._connection, key, end_step=end_step, num_stage_steps=num_stage_steps)
+
+    def forget_pruned(self, job_id: str, steps: Collection[int]) -> None:
+        for some in _some_at_a_time(steps):
+            forget_pruned(self._connection, self._key(job_id), some)
+
+    def merge_moments(self, job_id: str, moments: Iterable[StageMoments]) -> None:
+        merged: dict[tuple[int, int], StageMoments] = {}
+        for each in moments:
+            known = merged.get(each.place)
+            merged[each.place] = each if known is None else known.merged(each)
+        stored = select(MOMENTS).where(MOMENTS.c.job_id == self._key(job_id))
+        for version in {version for version, _ in merged}:
+            stages = [stage for of_version, stage in merged if of_version == version]
+            query = stored.where(MOMENTS.c.plan_version == version, MOMENTS.c.stage.in_(stages))
+            for row in self._connection.execute(query):
+                known = moments_of(row)
+                merged[known.place] = known.merged(merged[known.place])
+        rows = [self._of_job(moments_values(job_id, each)) for each in merged.values()]
+        self._upsert(MOMENTS, rows)
 
     def save_step_details(self, details: tuple[StepDetail, ...]) -> None:
         self._upsert(STEP_DETAILS, [self._of_job(detail_values(each)) for each in details])

@@ -1,0 +1,163 @@
+"""Size of the measurements of one rank in a day, as posted and after pruning, in SQLite.
+
+Run `python benchmarks/database_growth.py [--json] [--ranks N] [--stages N] [--steps N]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from benchmark_report import Report, run_benchmark, table
+from flyball_server.jobs.lifecycle.job_life import LifeTimes
+from flyball_server.jobs.measurements.pruning import Cycles, prune_some
+from flyball_server.jobs.records import JobRecord, RankRecord, StepRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
+from flyball_wire.messages import JobSpec
+
+STEP_S = 10.0
+STEPS_A_DAY = 86_400 / STEP_S
+_MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
+_RETENTION_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Bytes of the database's pages in use.
+
+    Attributes:
+        a_measurement: bytes of one rank's step.
+        a_pruned_step: bytes of one step of the whole job after pruning.
+        stages: bytes of the newest pruned steps by stages, which do not grow with the training.
+    """
+
+    a_measurement: float
+    a_pruned_step: float
+    stages: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Fill a store, prune it, and compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "planner.sqlite"
+        store = SqliteJobStore(file)
+        store.open()
+        growth = _measured(store, file, arguments)
+        store.close()
+    num_ranks = arguments.ranks
+    rows = [
+        ["one rank's step", f"{growth.a_measurement:.0f} B"],
+        ["one rank's day", f"{growth.a_measurement * STEPS_A_DAY / 1e6:.2f} MB"],
+        [
+            f"a day of {num_ranks} ranks",
+            f"{growth.a_measurement * STEPS_A_DAY * num_ranks / 1e6:.1f} MB",
+        ],
+        ["a pruned step of all ranks", f"{growth.a_pruned_step:.0f} B"],
+        ["a pruned day of all ranks", f"{growth.a_pruned_step * STEPS_A_DAY / 1e6:.2f} MB"],
+        ["pruned steps by stages, in all", f"{growth.stages / 1e6:.2f} MB"],
+    ]
+    return Report(
+        figures=asdict(growth),
+        text=f"steps of {STEP_S:g} s\n\n{table(['what', 'size'], rows)}",
+        limits=(),
+    )
+
+
+def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Growth:
+    _put_job(store, arguments)
+    empty = _bytes_in_use(file)
+    for step in range(arguments.steps):
+        with store.writing("job") as writer:
+            writer.save_steps(
+                tuple(_step(rank, step) for rank in range(arguments.ranks)), stored_at=_MOMENT
+            )
+    full = _bytes_in_use(file)
+    services = JobServices(
+        store=store,
+        notify_pollers=lambda _: None,
+        now=lambda: _MOMENT + timedelta(seconds=2 * _RETENTION_S),
+        life=LifeTimes(step_retention_s=_RETENTION_S),
+    )
+    with store.reading() as reader:
+        job = reader.find_job("job")
+    assert job is not None  # noqa: S101 - put above
+    cycles = Cycles(job)
+    while prune_some(services, "job", cycles):
+        pass
+    pruned = _bytes_in_use(file)
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM pruned_stages")
+        connection.commit()
+    totals = _bytes_in_use(file)
+    return Growth(
+        a_measurement=(full - empty) / (arguments.ranks * arguments.steps),
+        a_pruned_step=(totals - empty) / arguments.steps,
+        stages=pruned - totals,
+    )
+
+
+def _put_job(store: JobStore, arguments: argparse.Namespace) -> None:
+    spec = JobSpec(
+        num_stages=arguments.stages,
+        num_microbatches=8,
+        num_ranks=arguments.ranks,
+        blocking_power_w=(70.0,),
+    )
+    with store.writing("job") as writer:
+        writer.save_job(JobRecord(job_id="job", registered=spec, spec=spec, created_at=_MOMENT))
+        writer.save_ranks(
+            RankRecord(
+                job_id="job",
+                rank=rank,
+                stage=rank * arguments.stages // arguments.ranks,
+                host="node-1",
+                gpu_name="NVIDIA H100 80GB HBM3",
+                gpu_uuid=f"GPU-{rank:08x}",
+                emulated=False,
+                client_version="0.1.0",
+            )
+            for rank in range(arguments.ranks)
+        )
+
+
+def _step(rank: int, step: int) -> StepRecord:
+    """A measured step, every figure of every rank and step another."""
+    time_s = 9.5 + (rank * 7 + step * 13) % 1009 * 1e-3
+    return StepRecord(
+        job_id="job",
+        rank=rank,
+        step=100_000 + step,
+        plan_version=None,
+        time_s=time_s,
+        energy_j=412.5 * time_s,
+        sm_clock_mhz=1300 + time_s,
+    )
+
+
+def _bytes_in_use(file: Path) -> int:
+    """Return the size of the pages in use; SQLite keeps freed ones for what comes."""
+    with closing(sqlite3.connect(file)) as connection:
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        (free,) = connection.execute("PRAGMA freelist_count").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    return int((pages - free) * size)
+
+
+def main() -> int:
+    """Run it."""
+    parser = argparse.ArgumentParser(prog="database_growth.py", description=__doc__)
+    parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--stages", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=200)
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

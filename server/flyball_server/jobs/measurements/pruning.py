@@ -1,0 +1,212 @@
+"""Use cases of pruning: old measurements of single ranks become totals, and moments by stage.
+
+A step is pruned once its newest measurement is older than the retention, in the order of steps.
+What is read of a job afterwards stays the same: `list_step_totals` for report, savings and
+metrics, `list_stage_totals` for charts, `measured_moments` for predictions of a job's own plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from flyball_server.jobs.measurements.step_reading import step_kinds
+from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
+from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepRecord
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.messages import JobSpec, JobState
+
+# Limits of one answer about stages of steps: measurements of ranks, stages, steps.
+MOST_MEASUREMENTS = 262_144
+MOST_STAGES = 32_768
+MOST_STEPS = 10_000
+# Measurements of ranks that one transaction prunes, but at least one step: posts of other ranks
+# wait for it, some 50 ms with 4096.
+_ROWS_AT_ONCE = 4096
+
+
+def most_steps(
+    spec: JobSpec,
+    limit: int = MOST_STEPS,
+    *,
+    num_measurements: int = MOST_MEASUREMENTS,
+    num_stages: int = MOST_STAGES,
+) -> int:
+    """Return the number of steps to read, 1 to `limit`, by the bounds on measurements."""
+    fit = min(num_measurements // spec.num_expected_ranks, num_stages // spec.num_stages)
+    return max(min(limit, fit), 1)
+
+
+class Cycles:
+    """Clocks of a job's versions by step, as StageMoments numbers them; each version is read once.
+
+    Args:
+        job: job at its current creation time; another run of its name has other versions.
+    """
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+        self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}
+
+    def row(self, reader: JobReader, version: int | None, step: int) -> int:
+        """Return the number of the clocks that the version has in this step."""
+        if version is None:
+            return 0
+        if version not in self._rows:
+            record = reader.find_plan(self.job.job_id, version)
+            if record is None or record.first_step is None:
+                return 0  # a version that never held
+            self._rows[version] = (record.first_step, _rows_of(record))
+        first_step, rows = self._rows[version]
+        return rows[(step - first_step) % len(rows)]
+
+
+def _rows_of(record: PlanRecord) -> tuple[int, ...]:
+    if isinstance(record.plan, ProbePlan):
+        return tuple(range(record.cycle_length))
+    kinds = step_kinds(record)
+    return tuple(map(int, kinds.baseline_cycle)) if kinds.is_interleaved else (0,)
+
+
+def prune_some(services: JobServices, job_id: str, cycles: Cycles) -> bool:
+    """Prune the job's oldest steps, in one short transaction; return whether there may be more.
+
+    Args:
+        services: services of the use cases; `life` has the retention.
+        job_id: ID of an existing job.
+        cycles: clocks of its versions.
+    """
+    with services.store.reading() as reader:
+        if _end_step(services, reader, job_id) is None:
+            return False
+    with services.store.writing(job_id) as writer:
+        job = writer.find_job(job_id)
+        end_step = _end_step(services, writer, job_id)
+        if job is None or end_step is None or job.created_at != cycles.job.created_at:
+            return False
+        moments = writer.list_step_moments(job_id, 0, end_step)
+        writer.merge_moments(job_id, _by_stage(writer, cycles, moments))
+        writer.prune_steps(job_id, end_step, num_stage_steps=most_steps(job.spec))
+    return True
+
+
+def _end_step(services: JobServices, reader: JobReader, job_id: str) -> int | None:
+    """Return the first step that is not to be pruned now; None: none is."""
+    retention_s = services.life.step_retention_s
+    job = reader.find_job(job_id)
+    # Profiling reads all its steps.
+    if job is None or not retention_s or job.state == JobState.PROFILING:
+        return None
+    stored_before = services.now().timestamp() - retention_s
+    end_step = None
+    num_rows = 0
+    limit = max(_ROWS_AT_ONCE // job.spec.num_expected_ranks, 1)
+    for step, num_ranks, stored_at in reader.list_oldest_steps(job_id, limit):
+        num_rows += num_ranks
+        if stored_at >= stored_before or (end_step is not None and num_rows > _ROWS_AT_ONCE):
+            break
+        end_step = step + 1
+    return end_step
+
+
+def measured_moments(reader: JobReader, job: JobRecord) -> tuple[StageMoments, ...]:
+    """Return the moments of all measurements of a job, pruned or not, by version and stage."""
+    kept = _by_stage(reader, Cycles(job), reader.list_step_moments(job.job_id, 0))
+    merged = {each.place: each for each in reader.list_moments(job.job_id)}
+    for each in kept:
+        known = merged.get(each.place)
+        merged[each.place] = each if known is None else known.merged(each)
+    return tuple(merged[place] for place in sorted(merged))
+
+
+def _by_stage(
+    reader: JobReader, cycles: Cycles, steps: Iterable[StepMoments]
+) -> tuple[StageMoments, ...]:
+    merged: dict[tuple[int, int], StageMoments] = {}
+    for step in steps:
+        row = cycles.row(reader, step.plan_version, step.step)
+        each = StageMoments(
+            plan_version=step.plan_version,
+            stage=step.stage,
+            times_s={row: step.time_s},
+            energies_j={row: step.energy_j} if step.energy_j.count else {},
+        )
+        known = merged.get(each.place)
+        merged[each.place] = each if known is None else known.merged(each)
+    return tuple(merged.values())
+
+
+# ------------------------------------------------------------------ posts
+
+
+def without_pruned(
+    writer: JobWriter, job_id: str, steps: Mapping[tuple[int, int], StepRecord]
+) -> dict[tuple[int, int], StepRecord]:
+    """Return which of these measurements, by rank and step, are to be stored.
+
+    A pruned step has counted: a measurement of it is not stored again, unless it ran a newer plan
+    than all its ranks. Then the run has started over, and the step is measured anew.
+    """
+    pruned = writer.find_pruned(job_id, {step for _, step in steps})
+    if not pruned:
+        return dict(steps)
+    anew = {
+        step
+        for (_, step), record in steps.items()
+        if step in pruned and (record.plan_version or 0) > pruned[step]
+    }
+    writer.forget_pruned(job_id, anew)
+    return {key: record for key, record in steps.items() if key[1] not in pruned.keys() - anew}
+
+
+def merge_instructions(
+    writer: JobWriter,
+    job_id: str,
+    steps: Mapping[tuple[int, int], StepRecord],
+    details: Iterable[StepDetail],
+    stages: Mapping[int, int],
+) -> None:
+    """Add the instructions' times of measurements that are about to be stored to the moments.
+
+    Args:
+        writer: writer of the post's transaction.
+        job_id: ID of the job.
+        steps: measurements by rank and step.
+        details: their details.
+        stages: stages of the ranks; of other ranks nothing is added.
+    """
+    wanted = [
+        (detail, steps[detail.rank, detail.step])
+        for detail in details
+        if detail.by_clock and detail.rank in stages and (detail.rank, detail.step) in steps
+    ]
+    planned = [(detail, step) for detail, step in wanted if _ran_as_planned(step)]
+    if not planned:
+        return
+    numbers = [step.step for _, step in planned]
+    known = writer.find_step_versions(
+        job_id, {step.rank for _, step in planned}, min(numbers), max(numbers) + 1
+    )
+    moments: list[StageMoments] = []
+    for detail, step in planned:
+        if known.get((step.rank, step.step), 0) == step.plan_version:
+            continue  # posted again
+        moments.append(
+            StageMoments(
+                plan_version=step.plan_version,
+                stage=stages[step.rank],
+                instructions_s={
+                    (kind, chunk, clock_mhz): Moments(
+                        count=count, mean=mean_s, m2=variance_s2 * (count - 1)
+                    )
+                    for kind, chunk, clock_mhz, count, mean_s, variance_s2 in detail.by_clock or ()
+                },
+            )
+        )
+    writer.merge_moments(job_id, moments)
+
+
+def _ran_as_planned(step: StepRecord) -> bool:
+    has_deviated = step.num_unplanned or step.num_clock_misses or step.unknown_version is not None
+    return not has_deviated
