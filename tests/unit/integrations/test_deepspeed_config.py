@@ -32,6 +32,7 @@ from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
+from flyball_wire.plan_options import Policy
 
 URL = "http://planner:7787"
 # All that EnvPipe's own examples have in their config.
@@ -287,7 +288,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         ),
         (
             {"flyball": {"policy": "perseus"}},
-            "flyball.policy must be one of baseline, uniform, envelope, frontier, not 'perseus'",
+            f"flyball.policy must be one of {', '.join(Policy)}, not 'perseus'",
         ),
         (
             {"flyball": {"target": "slowdown"}},
