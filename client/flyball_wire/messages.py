@@ -153,6 +153,8 @@ class ProfileRow(Sent):
     """One measured operating point; a JSON profile is a list of these.
 
     Attributes:
+        rank_waiting: time that the ranks of the row wait for the slowest of them in s, all
+            together; null: none.
         chunk: model chunk of the stage, from 0; null: the whole stage.
     """
 
@@ -166,6 +168,7 @@ class ProfileRow(Sent):
     pp_rank: int | None = None
     tp_rank: int | None = None
     num_ranks: int | None = None
+    rank_waiting: float | None = None
     chunk: int | None = None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import (
+    MAX_RANK_WAITING_S,
     InstructionKind,
     OperatingPoint,
     ProfileError,
@@ -19,6 +20,9 @@ RANK_COLUMNS = ("rank", DP_RANK_COLUMN, "pp_rank", "tp_rank")
 # Flyball's own: number of ranks in a row's energy, where a profile is written after its ranks
 # were merged. Other readers ignore it; without it a row counts as one rank.
 NUM_RANKS_COLUMN = "num_ranks"
+# Flyball's own too: time that these ranks wait for the slowest of them, s, all together; empty or
+# absent: 0.
+RANK_WAITING_COLUMN = "rank_waiting"
 # Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
@@ -88,6 +92,7 @@ def parse_row(
                 frequency_mhz=int(_quantity(cells, "frequency", "frequency_mhz")),
                 time_s=_quantity(cells, "time", "time_s"),
                 energy_j=_quantity(cells, "energy", "energy_j"),
+                rank_waiting_s=_rank_waiting_s(cells),
             ),
         )
     except ProfileError as error:
@@ -114,10 +119,25 @@ def _count(cells: Mapping[str, object], column: str) -> int:
 
 
 def _chunk(cells: Mapping[str, object]) -> int | None:
-    value = cells.get(CHUNK_COLUMN)
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if _is_empty(cells.get(CHUNK_COLUMN)):
         return None
     return _count(cells, CHUNK_COLUMN)
+
+
+def _rank_waiting_s(cells: Mapping[str, object]) -> float:
+    if _is_empty(cells.get(RANK_WAITING_COLUMN)):
+        return 0.0
+    value = _number(cells, RANK_WAITING_COLUMN)
+    if not 0 <= value <= MAX_RANK_WAITING_S:
+        raise ProfileError(
+            f"{RANK_WAITING_COLUMN} must be from 0 to {MAX_RANK_WAITING_S:g},"
+            f" not {_shown(cells[RANK_WAITING_COLUMN])}"
+        )
+    return value
+
+
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def _quantity(cells: Mapping[str, object], column: str, field: str) -> float:

@@ -1,8 +1,8 @@
 """Merging measured rows, of one or of many ranks, into a stage profile.
 
 Data- and tensor-parallel ranks of a stage run the same plan, so one operating point stands for
-all of them: it takes as long as the slowest and the energy of all together. The rows of each
-model chunk are merged by themselves.
+all of them: it takes as long as the slowest and the energy of all together. How long the others
+wait for the slowest is kept beside them. The rows of each model chunk are merged by themselves.
 """
 
 from __future__ import annotations
@@ -98,6 +98,7 @@ def _summed(of_chunks: Sequence[Sequence[OperatingPoint]]) -> tuple[OperatingPoi
             frequency_mhz=mhz,
             time_s=math.fsum(points[mhz].time_s for points in by_clock),
             energy_j=math.fsum(points[mhz].energy_j for points in by_clock),
+            rank_waiting_s=math.fsum(points[mhz].rank_waiting_s for points in by_clock),
         )
         for mhz in shared_mhz
     )
@@ -132,11 +133,20 @@ def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
                     f" {rank_name(rank)}",
                     line=row.line,
                 )
+        # Rounded to a picosecond: differences of decimals are rarely decimals.
+        slowest_s = max(row.point.time_s for row in group.values())
         merged = OperatingPoint(
             frequency_mhz=frequency_mhz,
-            time_s=max(row.point.time_s for row in group.values()),
+            time_s=slowest_s,
             # fsum: the sum must not depend on the order of the ranks in the file.
             energy_j=math.fsum(row.point.energy_j for row in group.values()),
+            rank_waiting_s=round(
+                math.fsum(
+                    row.point.rank_waiting_s + row.num_ranks * (slowest_s - row.point.time_s)
+                    for row in group.values()
+                ),
+                12,
+            ),
         )
         points.setdefault((stage, kind), []).append(merged)
     try:

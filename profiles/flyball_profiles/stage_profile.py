@@ -46,6 +46,7 @@ class ProfileError(ValueError):
 
 # Beyond these a number is a wrong unit or a broken file, and sums and quotients of such
 # numbers could overflow: clocks to 100 GHz, instructions from 1 ns to 11 days.
+MAX_RANK_WAITING_S = 1e12  # of a million ranks
 _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"frequency_mhz": (1, 1e5), "time_s": (1e-9, 1e6), "energy_j": (1e-9, 1e9)}
 )
@@ -76,6 +77,8 @@ class OperatingPoint:
         frequency_mhz: locked SM clock, MHz, 1 to 1e5.
         time_s: duration of the instruction, s, 1e-9 to 1e6; over several ranks the slowest.
         energy_j: energy of the instruction, J, 1e-9 to 1e9; over several ranks the sum.
+        rank_waiting_s: time that ranks wait for the slowest one, s; the sum over all ranks. What
+            they draw meanwhile is not in `energy_j`.
 
     Raises:
         ProfileError: a value is outside its bounds.
@@ -84,8 +87,14 @@ class OperatingPoint:
     frequency_mhz: int
     time_s: float
     energy_j: float
+    rank_waiting_s: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.rank_waiting_s <= MAX_RANK_WAITING_S:
+            raise ProfileError(
+                f"rank_waiting_s must be from 0 to {MAX_RANK_WAITING_S:g},"
+                f" not {self.rank_waiting_s}"
+            )
         for name in _BOUNDS:
             value = getattr(self, name)
             fault = quantity_fault(name, value)

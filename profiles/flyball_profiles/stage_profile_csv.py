@@ -21,6 +21,7 @@ from flyball_profiles.measured_row import (
     DP_RANK_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
+    RANK_WAITING_COLUMN,
     REQUIRED_COLUMNS,
     MeasuredRow,
     parse_row,
@@ -153,9 +154,15 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
 
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
-    `num_ranks` too; where there are chunks, every row has `chunk`, None (an empty cell) for the
-    whole stage.
+    `num_ranks` too, and where these wait for one another `rank_waiting`; where there are chunks,
+    every row has `chunk`, None (an empty cell) for the whole stage.
     """
+    with_waiting = any(
+        point.rank_waiting_s
+        for each in (profile, *profile.chunks)
+        for points in each.points.values()
+        for point in points
+    )
     with_num_ranks = any(num_ranks > 1 for num_ranks in profile.num_ranks_per_stage)
     rows: list[dict[str, int | float | str | None]] = []
     for chunk, of_chunk in ((None, profile), *enumerate(profile.chunks)):
@@ -171,6 +178,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
                     }
                     if with_num_ranks:
                         row[NUM_RANKS_COLUMN] = num_ranks
+                    if with_waiting:
+                        row[RANK_WAITING_COLUMN] = point.rank_waiting_s
                     if profile.chunks:
                         row[CHUNK_COLUMN] = chunk
                     rows.append(row)
@@ -238,7 +247,13 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
             f"missing column{plural} {', '.join(missing)}; the header must have {_HEADER}",
             line=header_line,
         )
-    for column in (*REQUIRED_COLUMNS, *RANK_COLUMNS, CHUNK_COLUMN, NUM_RANKS_COLUMN):
+    for column in (
+        *REQUIRED_COLUMNS,
+        *RANK_COLUMNS,
+        CHUNK_COLUMN,
+        NUM_RANKS_COLUMN,
+        RANK_WAITING_COLUMN,
+    ):
         if columns.count(column) > 1:
             raise ProfileError(f"the column {column} stands twice in the header", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)

@@ -10,6 +10,7 @@ from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
+    RANK_WAITING_COLUMN,
     REQUIRED_COLUMNS,
 )
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
@@ -23,7 +24,13 @@ from flyball_profiles.stage_profile_csv import (
     write_stage_profile,
 )
 
-_KNOWN_COLUMNS = (*RANK_COLUMNS, *REQUIRED_COLUMNS, CHUNK_COLUMN, NUM_RANKS_COLUMN)
+_KNOWN_COLUMNS = (
+    *RANK_COLUMNS,
+    *REQUIRED_COLUMNS,
+    CHUNK_COLUMN,
+    NUM_RANKS_COLUMN,
+    RANK_WAITING_COLUMN,
+)
 _GPU_COLUMN = "gpu"
 
 
@@ -99,7 +106,9 @@ def wide_text(file: Path) -> str:
     for cells in rows:
         pipeline_rank = int(cells["pp_rank"]) * num_dp + int(cells["dp_rank"])
         cells.setdefault("rank", str(pipeline_rank * num_tp + int(cells["tp_rank"])))
-    return _sorted_text({*part.columns, *RANK_COLUMNS} - {NUM_RANKS_COLUMN}, rows)
+    return _sorted_text(
+        {*part.columns, *RANK_COLUMNS} - {NUM_RANKS_COLUMN, RANK_WAITING_COLUMN}, rows
+    )
 
 
 def joined_text(files: Sequence[Path]) -> str:

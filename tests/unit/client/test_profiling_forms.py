@@ -71,8 +71,8 @@ def test_a_wide_file_stays_wide_and_is_merged_only_when_asked(tmp_path: Path) ->
     wide = write(tmp_path, "wide.csv", WIDE)
     assert same_ranks_text(wide, {}) == WIDE
     assert merged_text(wide).splitlines()[:2] == [
-        "stage,instruction,frequency,time,energy,num_ranks",
-        "0,forward,1410,1.2,6.0,2",
+        "stage,instruction,frequency,time,energy,num_ranks,rank_waiting",
+        "0,forward,1410,1.2,6.0,2,0.2",
     ]
 
 

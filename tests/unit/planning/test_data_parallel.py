@@ -13,6 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import (
+    parse_pipeline_profiles,
+    parse_stage_profile,
+    write_stage_profile,
+)
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
@@ -329,3 +334,49 @@ def test_blocking_power_is_one_value_or_one_per_stage_or_per_stage_of_each() -> 
     for num_values in (0, 3, 5):
         with refuses("blocking_power_w", "for 2 pipelines of 2 stages"):
             pipelines_of(*both, blocking_power_w=(5.0,) * num_values)
+
+
+WIDE = """dp_rank,stage,instruction,frequency,time,energy
+0,0,forward,1410,1.0,10
+0,0,forward,1000,1.25,8
+0,0,backward,1410,2.0,30
+0,0,backward,1000,2.5,20
+1,0,forward,1410,1.5,10
+1,0,forward,1000,2.0,9
+1,0,backward,1410,2.0,30
+1,0,backward,1000,2.5,20
+"""
+
+
+def test_merged_pipelines_take_what_the_separate_ones_take_at_the_same_clocks() -> None:
+    """The pipeline that is done at 3 s waits for 0.5 s at 5 W: 82.5 J."""
+    for text in (WIDE, write_stage_profile(parse_stage_profile(WIDE))):
+        plan = make_plan(request_of(parse_stage_profile(text), policy=Policy.BASELINE)).plan
+        assert (plan.iteration_time_s, plan.energy_j) == (3.5, 82.5)
+    separate = make_data_parallel_plan(
+        pipelines_of(*parse_pipeline_profiles(WIDE), policy=Policy.BASELINE)
+    ).plan
+    assert (separate.iteration_time_s, separate.energy_j) == (3.5, 82.5)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+def test_merged_and_separate_differ_by_waiting_for_the_later_end_alone(
+    data: st.DataObject, num_stages: int, num_microbatches: int
+) -> None:
+    quantity = st.integers(1, 40)
+    lines = [
+        f"{dp_rank},{stage},{kind},{mhz},{data.draw(quantity) / 64},{data.draw(quantity)}"
+        for dp_rank in range(2)
+        for stage in range(num_stages)
+        for kind in ("forward", "backward")
+        for mhz in (1410, 1000)
+    ]
+    text = "\n".join([WIDE.partition("\n")[0], *lines])
+    options: dict[str, Any] = {"policy": Policy.BASELINE, "blocking_power_w": (4.0,)}
+    merged = make_plan(request_of(parse_stage_profile(text), num_microbatches, **options)).plan
+    separate = make_data_parallel_plan(
+        pipelines_of(*parse_pipeline_profiles(text), num_microbatches=num_microbatches, **options)
+    ).plan
+    later_s = merged.iteration_time_s - separate.iteration_time_s
+    assert later_s >= -ROUNDING
+    assert merged.energy_j == pytest.approx(separate.energy_j + later_s * 2 * num_stages * 4.0)

@@ -90,8 +90,9 @@ def test_ranks_of_a_chunk_take_the_slowest_time_and_the_energy_of_all() -> None:
         text += rows("0", time_s, after=f",{rank}") + rows("1", 3 - time_s, after=f",{rank}")
     profile = parse_stage_profile(text)
     assert profile.num_ranks_per_stage == (2,)
-    assert [chunk.at(0, BACKWARD, 1410) for chunk in profile.chunks] == [point(1410, 2, 16)] * 2
-    assert profile.at(0, BACKWARD, 1410) == point(1410, 4, 32)
+    of_chunk = replace(point(1410, 2, 16), rank_waiting_s=1.0)
+    assert [chunk.at(0, BACKWARD, 1410) for chunk in profile.chunks] == [of_chunk] * 2
+    assert profile.at(0, BACKWARD, 1410) == replace(point(1410, 4, 32), rank_waiting_s=2.0)
 
 
 @pytest.mark.parametrize(

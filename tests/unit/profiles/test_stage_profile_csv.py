@@ -133,8 +133,8 @@ def test_ranks_of_a_stage_take_the_slowest_time_and_the_energy_of_all() -> None:
     profile = parse_stage_profile(WIDE)
     assert profile.num_ranks_per_stage == (2,)
     assert profile.points[0, FORWARD] == (
-        OperatingPoint(frequency_mhz=1410, time_s=0.11, energy_j=41),
-        OperatingPoint(frequency_mhz=1200, time_s=0.22, energy_j=31),
+        OperatingPoint(frequency_mhz=1410, time_s=0.11, energy_j=41, rank_waiting_s=0.01),
+        OperatingPoint(frequency_mhz=1200, time_s=0.22, energy_j=31, rank_waiting_s=0.02),
     )
 
 

@@ -31,7 +31,8 @@ class PipelineModel:
     """Everything a policy decides on.
 
     Attributes:
-        points: per node, its operating points in falling frequency; nodes of the same stage,
+        points: per node, its operating points in falling frequency, with the energy of ranks that
+            wait within an instruction for the slowest of their stage; nodes of the same stage,
             chunk and kind share one tuple. Where a node stands for all microbatches of a
             steady-state period, of all of them.
         blocking_power_w: per stage, W of one of its GPUs while it waits.
@@ -87,14 +88,18 @@ def build_model(
         raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
     dag = build_dag(schedule)
     alike, alike_of_node = dag.alike
-    of_alike = [_points_of(chunks, stage, kind, chunk) for stage, kind, chunk in alike]
+    power_w = _per_stage(blocking_power_w, profile.num_stages)
+    of_alike = [
+        _with_waiting(_points_of(chunks, stage, kind, chunk), power_w[stage])
+        for stage, kind, chunk in alike
+    ]
     if schedule.is_periodic:
         of_alike = [_repeated(points, schedule.num_microbatches) for points in of_alike]
     return PipelineModel(
         schedule=schedule,
         dag=dag,
         points=tuple(map(of_alike.__getitem__, alike_of_node)),
-        blocking_power_w=_per_stage(blocking_power_w, profile.num_stages),
+        blocking_power_w=power_w,
         num_ranks=profile.num_ranks_per_stage,
     )
 
@@ -130,6 +135,27 @@ def _points_of(
         where = f"stage {stage}" + (f", chunk {chunk}" if len(chunks) > 1 else "")
         raise PlanningError(f"has no {kind} of {where}, which the schedule runs", field="profile")
     return points
+
+
+def _with_waiting(
+    points: tuple[OperatingPoint, ...], blocking_power_w: float
+) -> tuple[OperatingPoint, ...]:
+    """Return the points with the energy of ranks that wait for the slowest of their stage."""
+    if not any(point.rank_waiting_s for point in points):
+        return points
+    try:
+        return tuple(
+            replace(
+                point,
+                energy_j=point.energy_j + blocking_power_w * point.rank_waiting_s,
+                rank_waiting_s=0.0,
+            )
+            for point in points
+        )
+    except ProfileError as error:
+        raise PlanningError(
+            f"with ranks that wait for the slowest: {error.message}", field="profile"
+        ) from None
 
 
 def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPoint, ...]:

@@ -34,7 +34,10 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     return ({"chunks": chunks} if chunks else {}) | {
         "num_ranks_per_stage": list(profile.num_ranks_per_stage),
         "points": [
-            [stage, str(kind), point.frequency_mhz, point.time_s, point.energy_j]
+            [
+                *(stage, str(kind), point.frequency_mhz),
+                *(point.time_s, point.energy_j, point.rank_waiting_s),
+            ]
             for (stage, kind), points in profile.points.items()
             for point in points
         ],
@@ -51,9 +54,15 @@ def profile_from_text(text: str) -> StageProfile:
 def profile_from_document(document: dict[str, Any]) -> StageProfile:
     """Return the profile from a document written by `profile_document`."""
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for stage, kind, frequency_mhz, time_s, energy_j in document["points"]:
+    for stage, kind, frequency_mhz, *quantities in document["points"]:
         key = (int(stage), InstructionKind(kind))
-        point = OperatingPoint(frequency_mhz=frequency_mhz, time_s=time_s, energy_j=energy_j)
+        time_s, energy_j, rank_waiting_s = quantities
+        point = OperatingPoint(
+            frequency_mhz=frequency_mhz,
+            time_s=time_s,
+            energy_j=energy_j,
+            rank_waiting_s=rank_waiting_s,
+        )
         points[key] = (*points.get(key, ()), point)
     return StageProfile(
         points=points,
