@@ -14,8 +14,6 @@ Schema = dict[str, Any]
 """A pydantic core schema: what is checked, as nested dicts and lists."""
 
 _SCALARS = frozenset({"bool", "float", "int", "str"})
-# Limit of unknown fields that are named; a body with more is refused unread.
-MAX_UNKNOWN_FIELDS = 16
 # Values and types of the author's, not schemas.
 _NO_SCHEMAS = frozenset({"cls", "config", "default", "metadata", "serialization"})
 
@@ -36,8 +34,8 @@ class Sent:
     """Base of the types that clients send.
 
     A value must be of its field's JSON type: text is no number and neither is `true`. A whole
-    number is a number too. Unknown fields are refused, and of a list the first wrong value is
-    the only one that is named.
+    number is a number too. Unknown fields are refused and not named, and of a list the first
+    wrong value is the only one that is named.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -47,20 +45,19 @@ class Sent:
         """The schema that pydantic makes of the fields, made strict."""
         schema = handler(source)
         _make_strict(handler.resolve_ref_schema(schema))
-        check = {"type": "no-info", "function": cls._checked_size}
+        check = {"type": "no-info", "function": cls._checked_fields}
         return {"type": "function-before", "function": check, "schema": schema}
 
     @classmethod
-    def _checked_size(cls, given: object) -> object:
-        """The same, unless it is an object of far more fields than are known.
+    def _checked_fields(cls, given: object) -> object:
+        """The same, unless it is an object with an unknown field, whose name pydantic would echo.
 
         Raises:
             ValueError: it is, which pydantic takes for one error.
         """
-        num_known = len(getattr(cls, "__dataclass_fields__", ()))
-        num_given = len(cast("Schema", given)) if _is_object(given) else 0
-        if num_given > num_known + MAX_UNKNOWN_FIELDS:
-            raise ValueError(f"there are {num_given} fields, of which only {num_known} are known")
+        known: Schema = getattr(cls, "__dataclass_fields__", {})
+        if _is_object(given) and not cast("Schema", given).keys() <= known.keys():
+            raise ValueError(f"there is an unknown field; known: {', '.join(known)}")
         return given
 
 

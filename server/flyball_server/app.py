@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute
 
 from flyball_server.http.dependencies import PlannerState, RankCalls
 from flyball_server.http.events.live_events import LiveEvents
-from flyball_server.http.middleware.body_limit import BodyLimit
+from flyball_server.http.middleware.body_limit import BodyLimit, HeaderCheck
 from flyball_server.http.middleware.call_log import CallLog, CallMetrics
 from flyball_server.http.middleware.host_check import AllowedHosts
 from flyball_server.http.middleware.token_access import OPEN_PATHS, OPENAPI, AccessCheck
@@ -270,7 +270,6 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
         BodyLimit,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
-        max_header_bytes=settings.max_header_bytes,
     )
     # Runs before BodyLimit: the body of an unauthorized call is not read.
     app.add_middleware(
@@ -280,6 +279,7 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
         open_paths=OPEN_PATHS.union(dashboard_files()),
         tokenless_paths=frozenset({routes.METRICS} if settings.metrics_open else ()),
     )
+    app.add_middleware(HeaderCheck, max_header_bytes=settings.max_header_bytes)
     app.add_middleware(ResponseHeaders)
     app.add_middleware(CallMetrics, metrics=state.metrics)
     app.add_middleware(CallLog)

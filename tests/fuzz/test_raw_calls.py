@@ -177,7 +177,7 @@ def test_what_is_not_http_is_a_400_before_any_of_our_code(planner: Planner, sent
         (REGISTRATION.replace('"1f1b"', '"\\u0000"'), 422, "schedule: "),
         (REGISTRATION.replace('"schedule"', '"\\ud800"'), 422, "body: "),
         (REGISTRATION.replace('"schedule"', '"\\u0000\\n"'), 422, ""),
-        (REGISTRATION[:-1] + ', "num_stages": 0}', 422, "num_stages: must be 1 to 4096, not 0"),
+        (REGISTRATION[:-1] + ', "num_stages": 2}', 422, "body: has a field twice in one object"),
         (b"\xff" + REGISTRATION.encode(), 400, "The body cannot be read as JSON"),
         (gzip.compress(REGISTRATION.encode()), 400, "The body cannot be read as JSON"),
     ],
@@ -293,3 +293,19 @@ def test_what_follows_a_body_that_was_too_long_is_never_taken_for_a_call(
     found = planner.answered(json_call("PUT", JOB, smuggled))
     assert [answer.status for answer in found] == [413]
     assert planner.serving.http.get("/api/v1/jobs/smuggled").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/healthz", JOB, "/api/v1/nothing"])
+def test_a_call_with_two_declared_ends_is_refused_and_its_connection_closed(
+    planner: Planner, path: str
+) -> None:
+    """By its length it ends behind `0`, by its encoding before: the rest would be a call."""
+    smuggled = "PUT /api/v1/jobs/smuggled HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    both = ("Transfer-Encoding: chunked", f"Content-Length: {len(smuggled) + 5}")
+    sent = json_call("PUT", path, f"0\r\n\r\n{smuggled}", *both)
+    kept = sent.replace(b"Connection: close\r\n", b"")
+    assert kept != sent
+    (answer,) = planner.answered(kept)
+    assert answer.status == 400
+    assert "either Content-Length or Transfer-Encoding" in answer.problem["detail"]
+    assert answer.headers["connection"] == "close"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.samples import HEADER, profile_csv, registration
+from tests.planner.samples import HEADER, profile_csv, rank_registration, registration
 from tests.planner.stores import HaltingStore
 
+from flyball_server.http.openapi.examples import JSON_PROFILE
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
@@ -51,18 +53,18 @@ def problem(answer: httpx.Response, status: int) -> str:
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("num_stages", "0", "num_stages: must be 1 to 4096, not 0"),
+        ("num_stages", "0", "num_stages: must be 1 to 4096"),
         ("num_stages", '"many"', "num_stages: Input should be a valid integer"),
-        ("num_microbatches", "0", "num_microbatches: must be 1 to 65536, not 0"),
-        ("schedule", '"solitaire"', "schedule: unknown 'solitaire'; known: gpipe, 1f1b, envpipe"),
+        ("num_microbatches", "0", "num_microbatches: must be 1 to 65536"),
+        ("schedule", '"solitaire"', "schedule: unknown; known: gpipe, 1f1b, envpipe"),
         ("policy", '"thrifty"', "policy: Input should be 'baseline', 'uniform', 'envelope', 'gl"),
         ("effort", '"High"', "effort: Input should be 'low', 'normal' or 'high'"),
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),
         ("blocking_power_w", "null", "blocking_power_w: give it in W, or name a gpu"),
-        ("gpu", '"abacus"', "gpu: unknown GPU 'abacus'; known: "),
+        ("gpu", '"abacus"', "gpu: unknown GPU; known: "),
         ("activation_bytes", "[1, 1]", "free_memory_bytes: give activation_bytes and"),
         ("reserve", '0.1, "policy": "uniform"', "reserve: is for policy frontier, not uniform"),
-        ("colour", '"red"', "colour: Unexpected keyword argument"),
+        ("colour", '"red"', "body: there is an unknown field; known: "),
     ],
 )
 def test_a_registration_that_cannot_be_used_names_the_field(
@@ -85,6 +87,92 @@ def test_several_wrong_fields_are_all_named_and_no_value_is_echoed(planner: Live
     assert "secret" not in answer.text
 
 
+RANK = routes.fill(routes.RANK, job_id="job", rank=0)
+BODIES: dict[str, dict[str, Any]] = {
+    f"PUT {JOB}": registration(),
+    f"PUT {JOB}/target": {"policy": "frontier", "target": "fastest", "effort": "low"},
+    f"PUT {RANK}": rank_registration(0) | {"dp_rank": 0, "sm_clocks_mhz": [1410]},
+    f"POST {RANK}/acknowledgement": {"version": 1, "current_step": 0, "run_id": None},
+    f"POST {RANK}/departure": {"run_id": None},
+    f"POST {RANK}/measurements": {
+        "steps": [{"step": 0, "plan_version": 1, "time_s": 1.0, "energy_j": 1.0}]
+    },
+    f"POST {JOB}/stragglers": {"rank": 0, "slowdown": 1.5, "from_time": None, "until_time": None},
+    f"PUT {JOB}/timetable": {
+        "windows": [{"from_time": "08:00", "until_time": "09:00", "target": "fastest"}],
+        "timezone": "UTC",
+    },
+    f"PUT {JOB}/comparison": {"num_pairs": 60},
+    f"PUT {PROFILE}": JSON_PROFILE,
+}
+# Of each kind that a field may take, and none of which is in any rule.
+SENTINELS = (91827364, -91827364, 91827.364, "s91827364", "s9'18\"27364", [91827364], "f:91827364")
+
+
+def wrong_bodies(body: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
+    """The body with a sentinel in the place of each value, and as the name of a field."""
+    yield from SENTINELS
+    if isinstance(body, list):
+        for wrong in wrong_bodies(body[0]):
+            yield [wrong, *body[1:]]
+    elif isinstance(body, dict):
+        yield {**body, "n91827364": 1}
+        for name in body:
+            for wrong in wrong_bodies(body[name]):
+                yield {**body, name: wrong}
+
+
+@pytest.fixture(scope="module")
+def changed() -> Iterator[LivePlanner]:
+    """Another planner with a planned job: some of what is sent is no fault."""
+    with live_planner() as live:
+        live.put_planned_job()
+        yield live
+
+
+@pytest.mark.parametrize("call", BODIES)
+def test_no_value_and_no_name_of_a_refused_body_is_echoed(changed: LivePlanner, call: str) -> None:
+    method, path = call.split()
+    num_refused = 0
+    for body in wrong_bodies(BODIES[call]):
+        answer = changed.http.request(method, path, json=body)
+        assert answer.status_code < 500
+        if answer.status_code == 404:  # it says what is not there
+            assert answer.json()["detail"] == f"Job job has no plan version {body['version']}"
+        elif answer.status_code >= 400:
+            num_refused += 1
+            for part in ("91827", "918.3", "9.18"):
+                assert part not in answer.text, (body, answer.text)
+    assert num_refused > 5
+
+
+def test_no_value_of_a_refused_csv_is_echoed(changed: LivePlanner) -> None:
+    rows = profile_csv().splitlines()
+    for sentinel in ("91827364", "-91827364", "9182.7e364", "'91827364'", "x91827364", '"91827"'):
+        cells = rows[1].split(",")
+        for place in range(len(cells)):
+            line = ",".join([*cells[:place], sentinel, *cells[place + 1 :]])
+            text = "\n".join([rows[0], line, *rows[2:]])
+            answer = changed.put_profile(text)
+            assert answer.status_code < 500
+            assert answer.status_code == 200 or "91827" not in answer.text, (text, answer.text)
+        answer = changed.put_profile("\n".join([f"{rows[0]},{sentinel}", *rows[1:]]))
+        assert "91827" not in answer.text
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        '{"rows": [], "rows": []}',
+        '{"rows": [{"stage": 0, "instruction": "forward", "stage": 1}]}',
+    ],
+)
+def test_a_field_that_stands_twice_is_refused(planner: LivePlanner, body: str) -> None:
+    answer = planner.http.put(PROFILE, content=body, headers=AS_JSON)
+    assert "twice in one object" in problem(answer, 422)
+    assert answer.json()["errors"][0]["loc"] == "body"
+
+
 @pytest.mark.parametrize(
     ("content_type", "text", "says"),
     [
@@ -93,7 +181,11 @@ def test_several_wrong_fields_are_all_named_and_no_value_is_echoed(planner: Live
         ("text/csv", profile_csv(3), "profile: has 3 stages, but the job has 2"),
         ("application/json", '{"rows": [{"stage": 0}]}', "rows.0.instruction: Field required"),
         ("application/json", JSON_ROW, "profile:1: row 1: time"),
-        ("application/json", '{"rows": [], "more": 1}', "more: "),
+        (
+            "application/json",
+            '{"rows": [], "more": 1}',
+            "body: there is an unknown field; known: rows",
+        ),
         ("application/json", "[", "body: Invalid JSON"),
     ],
 )

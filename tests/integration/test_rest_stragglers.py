@@ -77,7 +77,7 @@ def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
         (STRAGGLERS, {"rank": 1, "slowdown": 0.5}, "slowdown"),
         (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "from_time": "22:00"}, "from_time"),
         (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "until_time": "2001-01-01T00:00Z"}, "until_time"),
-        (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "colour": "red"}, "colour"),
+        (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "colour": "red"}, "body"),
         (
             TIMETABLE,
             {"windows": [ALWAYS, {**ALWAYS, "from_time": "25:00"}]},

@@ -147,7 +147,7 @@ def test_a_version_that_never_was_is_refused_in_one_line_and_nothing_stored(
     refused = post(posted, {"plan_version": 1}, {"step": 1, "plan_version": 99})
     assert refused.status_code == 422
     detail = refused.json()["detail"]
-    assert "no plan version 99" in detail
+    assert "no such plan version" in detail
     assert "newest: 1" in detail
     assert "\n" not in detail
     assert posted.get(routes.fill(routes.STEPS, job_id="job")).json() == []

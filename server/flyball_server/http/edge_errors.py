@@ -6,6 +6,7 @@ EdgeError
 ├── HostError             a call without a token, to a foreign name of the planner
 ├── FirstTokenError       a change of tokens by a caller without one
 ├── CrossSiteError        a change requested by another site's page
+├── FramingError          a call whose end two headers declare
 ├── ContentTypeError      a body of another content type than the route's
 ├── BodyTooLargeError     a body above the planner's limit
 ├── BodyTooSlowError      a body that does not arrive
@@ -57,6 +58,10 @@ class CrossSiteError(EdgeError):
     """Changes requested by a page of another site are refused."""
 
 
+class FramingError(EdgeError):
+    """Send either Content-Length or Transfer-Encoding."""
+
+
 class ContentTypeError(EdgeError):
     """Send the body with content type {wanted}."""
 
@@ -83,6 +88,7 @@ class NotReadyError(EdgeError):
 
 ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
     {
+        FramingError: 400,
         TokenError: 401,
         AccessError: 403,
         HostError: 403,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from types import MappingProxyType
@@ -75,6 +76,10 @@ class ResponseHeaders:
 _LOG = logging.getLogger(__name__)
 _MAX_ERRORS = 20
 _MAX_LOC_CHARACTERS = 64
+# A value at the end of a rule; an unknown name.
+_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+_VALUE = re.compile(rf",? not (?:{_QUOTED}|[-+]?(?:\d|inf\b|nan\b)[^;,()\s]*)(?=[;,()\s]|$)")
+_UNKNOWN = re.compile(rf"\b([Uu]nknown(?: \w+)?) {_QUOTED}")
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 # Replaces the texts of Starlette and FastAPI.
 _FRAMEWORK_DETAIL = {
@@ -115,11 +120,11 @@ def problem_of(error: Exception) -> Problem:
     """Return the problem of an error of the error table."""
     if isinstance(error, ProfileError):
         place = "profile" if error.line is None else f"profile:{error.line}"
-        entry = {"loc": place, "type": "profile", "msg": error.message}
-        return Problem(detail=error.located("profile"), errors=(entry,))
+        entry = {"loc": place, "type": "profile", "msg": without_values(error.message)}
+        return Problem(detail=without_values(error.located("profile")), errors=(entry,))
     if isinstance(error, InvalidFieldError):
-        entry = {"loc": error.field, "type": "invalid", "msg": error.problem}
-        return Problem(detail=error.message, errors=(entry,))
+        entry = {"loc": error.field, "type": "invalid", "msg": without_values(error.problem)}
+        return Problem(detail=without_values(error.message), errors=(entry,))
     if isinstance(error, StoreError):
         # The location of the store is for operators, who have the log.
         return Problem(detail="The planner's job store is not available; see the planner's log")
@@ -128,6 +133,11 @@ def problem_of(error: Exception) -> Problem:
         _LOG.error("%s: %r", error.message, error.__cause__)
         return Problem(detail=error.message + _at_request(current_request_id()))
     return Problem(detail=str(error))
+
+
+def without_values(text: str) -> str:
+    """Return an error's text without the values that commands show: `, not 7`, `unknown 'x'`."""
+    return _UNKNOWN.sub(r"\1", _VALUE.sub("", text))
 
 
 async def _handle_known(_request: Request, error: Exception) -> Response:
@@ -174,7 +184,8 @@ def _at_request(request_id: str | None) -> str:
 
 
 def _entry(error: Mapping[str, Any]) -> dict[str, str]:
-    kind, message = str(error["type"]), str(error["msg"]).removeprefix("Value error, ")
+    kind, message = str(error["type"]), without_values(str(error["msg"]))
+    message = message.removeprefix("Value error, ")
     if kind == "json_invalid":
         # FastAPI puts the position where the field's name would be.
         position = error["loc"][-1]

@@ -9,9 +9,41 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from flyball_server.http.edge_errors import (
     BodyTooLargeError,
     BodyTooSlowError,
+    FramingError,
     HeadersTooLargeError,
 )
 from flyball_server.http.problem_handlers import problem_response
+
+_ENDS = {b"content-length", b"transfer-encoding"}
+
+
+class HeaderCheck:
+    """ASGI middleware: refuse calls whose headers are too long, or declare two ends.
+
+    A proxy may go by the other end, and take the rest for another call (request smuggling).
+
+    Args:
+        app: app behind it.
+        max_header_bytes: limit on the request line with all headers.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_header_bytes: int) -> None:
+        self._app = app
+        self._max_header_bytes = max_header_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Forward the call, or refuse it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+        elif {name for name, _ in scope["headers"]} >= _ENDS:
+            response = problem_response(FramingError())
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+        elif _num_header_bytes(scope) > self._max_header_bytes:
+            long = HeadersTooLargeError(max_header_bytes=self._max_header_bytes)
+            await problem_response(long)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class BodyLimit:
@@ -21,14 +53,10 @@ class BodyLimit:
         app: app behind it.
         max_body_bytes: limit on the body, which is also the most that is kept in memory.
         body_timeout_s: limit on the time in which the body arrives, s.
-        max_header_bytes: limit on the request line with all headers.
     """
 
-    def __init__(
-        self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float, max_header_bytes: int
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, max_body_bytes: int, body_timeout_s: float) -> None:
         self._app = app
-        self._max_header_bytes = max_header_bytes
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
 
@@ -36,10 +64,6 @@ class BodyLimit:
         """Forward the call, or refuse it."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
-            return
-        if _num_header_bytes(scope) > self._max_header_bytes:
-            long = HeadersTooLargeError(max_header_bytes=self._max_header_bytes)
-            await problem_response(long)(scope, receive, send)
             return
         try:
             async with asyncio.timeout(self._body_timeout_s):

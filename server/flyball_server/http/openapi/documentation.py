@@ -13,6 +13,7 @@ from fastapi.params import Body
 from fastapi.routing import APIRoute
 
 from flyball_server.http.edge_errors import ContentTypeError
+from flyball_server.http.json_body import with_unique_fields
 from flyball_server.http.middleware.token_access import TOKEN_SCHEME
 from flyball_server.http.openapi.examples import example
 from flyball_wire.messages import TOKEN_HEADER, Problem
@@ -52,7 +53,7 @@ _PROBLEMS = MappingProxyType(
         ),
         422: (
             "A value is invalid; the field, or the profile's line, is named.",
-            "num_stages: must be 1 to 4096, not 0",
+            "num_stages: must be 1 to 4096",
         ),
         503: (
             "The job store is not available, or too many calls wait; try again later.",
@@ -108,7 +109,7 @@ class DescribedRoute(APIRoute):
 
         async def handle_json(request: Request) -> Response:
             require_content_type(request, JSON)
-            return await handle(request)
+            return await handle(await with_unique_fields(request))
 
         return handle_json
 

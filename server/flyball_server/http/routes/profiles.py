@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from fastapi import Request, Response
@@ -16,6 +17,7 @@ from flyball_profiles.stage_profile_csv import (
     write_stage_profile,
 )
 from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile
+from flyball_server.http.json_body import parse_unique
 from flyball_server.http.mapping.jobs import job_view, profile_rows
 from flyball_server.http.openapi.documentation import (
     BODY_ERRORS,
@@ -130,6 +132,8 @@ def _from_csv(body: bytes) -> StageProfile:
 
 
 def _from_json(body: bytes) -> StageProfile:
+    with suppress(ValueError, RecursionError):  # pydantic says where
+        parse_unique(body)
     try:
         profile = _JSON_PROFILE.validate_json(body)
     except ValidationError as error:

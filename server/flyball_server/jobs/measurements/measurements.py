@@ -96,7 +96,7 @@ def _store_together(
                 if checks_ranks or not post.steps or known is None:
                     ranks.require(post.rank)
                 if known is None:
-                    raise _unknown_plan(post, plans)
+                    raise _unknown_plan(plans)
             except (InvalidFieldError, OtherRunError, UnknownError) as error:
                 stored.append(error)
                 continue
@@ -151,13 +151,12 @@ def _with_known_plans(
     return tuple(steps)
 
 
-def _unknown_plan(post: RankPost, plans: Mapping[int, datetime]) -> InvalidFieldError:
+def _unknown_plan(plans: Mapping[int, datetime]) -> InvalidFieldError:
     """Return the error of a post with a step on a plan that never was."""
-    versions = {step.plan_version for step in post.steps if step.plan_version is not None}
     newest = max(plans, default=None)
     return InvalidFieldError(
         "plan_version",
-        f"the job has no plan version {min(versions - plans.keys())}"
+        "the job has no such plan version"
         f" ({'no plan yet' if newest is None else f'newest: {newest}'}); post the version that the"
         " rank ran, or null for default clocks",
     )
