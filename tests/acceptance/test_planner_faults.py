@@ -156,7 +156,7 @@ def test_a_full_disk_is_told_of_and_nothing_is_lost_or_half_written(tmp_path: Pa
             assert_all_is_measured(planner, ranks)
         log = planner.kill()
     assert "Traceback" not in log
-    assert "planner.sqlite cannot be used" in log
+    assert "planner.sqlite has no room" in log
 
 
 def fill(filler: Path) -> None:
