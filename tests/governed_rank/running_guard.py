@@ -18,25 +18,27 @@ class RunningGuard:
     Args:
         nvml: GPUs whose clocks it restores.
         node_dir: Folder that it watches.
+        launcher: Command that starts it; none: it is started from here.
 
     Attributes:
         said: Its lines, after its end.
     """
 
-    def __init__(self, nvml: FalseNvml, node_dir: Path) -> None:
+    def __init__(self, nvml: FalseNvml, node_dir: Path, *, launcher: tuple[str, ...] = ()) -> None:
         self.said: list[str] = []
+        self._is_launched = bool(launcher)
         self._log = node_dir.parent / "guard.log"
         variables = {"FLYBALL_STATE_DIR": str(node_dir), "FLYBALL_CLOCK_CONTROL": "nvml"}
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flyball_client", "guard"],
+                [*launcher, sys.executable, "-P", "-m", "flyball_client", "guard"],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=nvml.environment | variables,
             )
 
     def __enter__(self) -> Self:
-        wait_until(lambda: "watching " in self._log.read_text(), "the guard watches")
+        self.wait_until_said("watching ")
         return self
 
     def __exit__(
@@ -47,8 +49,17 @@ class RunningGuard:
     ) -> None:
         self.end()
 
+    def wait_until_said(self, text: str) -> None:
+        """Wait for a text in its output."""
+        wait_until(lambda: text in self._log.read_text(), f"the guard says {text!r}")
+
     def end(self) -> None:
         """End it as systemd does."""
-        self.process.terminate()
-        assert self.process.wait(PATIENCE_S) == 0
+        if self._is_launched:
+            # `unshare` kills it at its own end.
+            self.process.kill()
+            self.process.wait(PATIENCE_S)
+        else:
+            self.process.terminate()
+            assert self.process.wait(PATIENCE_S) == 0
         self.said = self._log.read_text().splitlines()[1:]

@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 from tests.false_nvml.library import FalseNvml, build_library
 from tests.governed_rank.cgroup import cgroup_fault
-from tests.governed_rank.governed_rank import GovernedRank
+from tests.governed_rank.governed_rank import CONTAINER, GovernedRank, node_dir_in
 from tests.governed_rank.kills import CGROUP, PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
+from tests.governed_rank.running_guard import RunningGuard
 
 from flyball_client.governor import process_governor
 from flyball_client.governor.lock_record import find_records
@@ -176,6 +177,58 @@ def test_without_the_right_to_set_clocks_training_goes_on_and_nothing_is_touched
     assert nvml.range_mhz() == (1200, 1200)
     assert rank.num_resets() == 0
     assert rank.has_clean_record()
+
+
+def _stop_pair_and_kill_rank(rank: GovernedRank) -> tuple[int, int]:
+    """Leave a locked clock, and governor and standby stopped; return their numbers."""
+    rank.wait_until_governed()
+    rank.wait_until_stood_by()
+    pair = rank.pair
+    wait_until(lambda: _stop_while_locked(rank.nvml, pair), "the clock is locked")
+    send(rank.pid, signal.SIGKILL)
+    wait_until(lambda: find_records(rank.state_dir)[0].rank_pid is None, "the rank ends")
+    return pair
+
+
+def test_unlock_ends_stopped_governors_of_a_rank_that_has_ended(
+    nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
+) -> None:
+    rank = new_rank()
+    _stop_pair_and_kill_rank(rank)
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "flyball_client", "unlock"],
+        env=nvml.environment | {"FLYBALL_STATE_DIR": str(node_dir_in(tmp_path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{nvml.uuid(0)}: its SM clock was restored to the driver's")
+    rank.check_all_over()
+
+
+def test_the_next_rank_is_not_kept_out_by_stopped_governors(new_rank: NewRank) -> None:
+    _stop_pair_and_kill_rank(new_rank())
+    successor = new_rank()
+    successor.wait_until_governed()
+    successor.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
+def test_a_guard_in_another_pid_namespace_restores_what_it_cannot_end(
+    nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
+) -> None:
+    rank = new_rank()
+    pair = _stop_pair_and_kill_rank(rank)
+    with RunningGuard(nvml, node_dir_in(tmp_path), launcher=CONTAINER) as guard:
+        wait_until(rank.is_restored, "given back")
+        guard.wait_until_said("in the host's PID namespace can end stopped governors")
+        assert rank.num_resets() == 1
+        # A governor that is continued gives the clock back, and ends.
+        for pid in pair:
+            send(pid, signal.SIGCONT)
+        rank.check_all_over()
 
 
 @pytest.fixture

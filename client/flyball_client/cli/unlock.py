@@ -28,6 +28,7 @@ _UNKNOWN = (
     " flyball unlock --all resets every GPU that no live rank uses"
 )
 _OWN_ONLY = "only root reads the records of other users"
+_RESET_TOO = "a GPU that a live rank of another user uses was reset too"
 
 # A record that cannot be held meanwhile; its clock is restored all the same.
 _NOT_HELD = (ClockHeldError, StateRefusedError, OSError)
@@ -65,9 +66,9 @@ class Unlocker:
         self._to = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
         self._records: list[FoundRecord] = []
         self.refusals: list[str] = []
-        for folder in all_state_dirs(environ):
+        for folder, owner in all_state_dirs(environ).items():
             try:
-                self._records += find_all_records(folder, is_own=os.geteuid() != 0)
+                self._records += find_all_records(folder, owner)
             except (StateRefusedError, OSError) as error:
                 self.refusals.append(str(error))
         self.refusals += [record.refusal for record in self._records if record.refusal]
@@ -203,6 +204,7 @@ def _run(arguments: argparse.Namespace) -> int:
     note = ""
     if arguments.gpu or arguments.all:
         unlocked = list(_unlock_named(unlocker, arguments.gpu, force=arguments.force))
+        note = "" if os.geteuid() == 0 else f"{_OWN_ONLY}: {_RESET_TOO}"
     elif arguments.force:
         raise CommandError("--force needs --gpu INDEX|UUID or --all; it takes clocks from ranks")
     else:

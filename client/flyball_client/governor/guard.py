@@ -99,9 +99,9 @@ class Guard:
     def _find(self) -> list[FoundRecord]:
         found: list[FoundRecord] = []
         refusals: list[str] = []
-        for folder in user_state_dirs(self._node_dir):
+        for folder, owner in user_state_dirs(self._node_dir).items():
             try:
-                found += find_records(folder, is_own=False)
+                found += find_records(folder, owner)
             except (StateRefusedError, OSError) as error:
                 refusals.append(str(error))
         refusals += [record.refusal for record in found if record.refusal]

@@ -20,6 +20,7 @@ import random
 import struct
 import time
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -34,6 +35,8 @@ from flyball_wire.errors import FlyballError
 
 _SUFFIX = ".clock"
 _MAX_BYTES = 4096
+# One user's; a node has fewer GPUs.
+_MAX_RECORDS = 256
 _TAKE_TIMEOUT_S = 0.5
 _KILL_TIMEOUT_S = 0.5
 _PAUSE_S = 0.01
@@ -186,7 +189,7 @@ class LockRecord:
             StateRefusedError: The folder or the file is refused.
             OSError: The file cannot be opened.
         """
-        record = cls(_open_of_any_user(found.folder, found.uuid), found.uuid)
+        record = cls(_open_found(found), found.uuid)
         try:
             if record.holder() == found.holder:
                 _kill_governors(record.fd, found.holder)
@@ -231,32 +234,33 @@ def show_governor(record_fd: int, rank_byte: int) -> None:
         fcntl.lockf(record_fd, fcntl.LOCK_SH | fcntl.LOCK_NB, 1, byte)
 
 
-def find_records(state_dir: Path, *, is_own: bool = True) -> list[FoundRecord]:
+def find_records(state_dir: Path, owner: int | None = None) -> list[FoundRecord]:
     """Return the records of clocks that may be locked, and refused files, by UUID."""
     return [
         found
-        for found in find_all_records(state_dir, is_own=is_own)
+        for found in find_all_records(state_dir, owner)
         if found.holder is not None or found.refusal
     ]
 
 
-def find_all_records(state_dir: Path, *, is_own: bool = True) -> list[FoundRecord]:
+def find_all_records(state_dir: Path, owner: int | None = None) -> list[FoundRecord]:
     """Return all records, also those of clocks that are not locked, by UUID.
 
     Args:
         state_dir: Folder of a user; it may be missing.
-        is_own: True: it must be this user's.
+        owner: User who must own it; None: this one.
 
     Raises:
         StateRefusedError: The folder is refused.
         OSError: The folder cannot be read.
     """
     try:
-        folder_fd = open_state_dir(state_dir, is_own=is_own)
+        folder_fd = open_state_dir(state_dir, owner)
     except FileNotFoundError:
         return []
     try:
-        names = sorted(each.name for each in os.scandir(folder_fd) if each.name.endswith(_SUFFIX))
+        files = (each.name for each in os.scandir(folder_fd) if each.name.endswith(_SUFFIX))
+        names = sorted(islice(files, _MAX_RECORDS))
         records = [_find_record(state_dir, folder_fd, name) for name in names]
     finally:
         os.close(folder_fd)
@@ -306,17 +310,17 @@ def writer_of_byte(fd: int) -> int | None:
 
 def _open_own(state_dir: Path, uuid: str) -> int:
     make_state_dir(state_dir)
-    folder_fd = open_state_dir(state_dir, is_own=True)
+    folder_fd = open_state_dir(state_dir)
     try:
         return open_state_file(state_dir, folder_fd, f"{uuid}{_SUFFIX}", is_new=True)
     finally:
         os.close(folder_fd)
 
 
-def _open_of_any_user(state_dir: Path, uuid: str) -> int:
-    folder_fd = open_state_dir(state_dir, is_own=False)
+def _open_found(found: FoundRecord) -> int:
+    folder_fd = open_state_dir(found.folder, found.owner)
     try:
-        return open_state_file(state_dir, folder_fd, f"{uuid}{_SUFFIX}")
+        return open_state_file(found.folder, folder_fd, f"{found.uuid}{_SUFFIX}")
     finally:
         os.close(folder_fd)
 

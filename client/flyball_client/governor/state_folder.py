@@ -53,21 +53,31 @@ def _can_use(own: Path) -> bool:
         return os.access(own.parent, os.W_OK | os.X_OK)
 
 
-def all_state_dirs(environ: Mapping[str, str]) -> list[Path]:
-    """Return the folders whose records this user can read; root reads those of all users."""
-    own = default_state_dir(environ)
+def all_state_dirs(environ: Mapping[str, str]) -> dict[Path, int]:
+    """Return the folders whose records this user can read, with the user of each.
+
+    Root reads those of all users.
+    """
+    folders = {default_state_dir(environ): os.geteuid()}
     if os.geteuid() != _ROOT:
-        return [own]
-    others = user_state_dirs(node_state_dir(environ))
+        return folders
+    folders |= user_state_dirs(node_state_dir(environ))
     if not environ.get("FLYBALL_STATE_DIR"):
-        others += sorted(_RUNTIME_DIRS.glob(f"*/{_FOLDER_NAME}"))
-        others += sorted(Path(tempfile.gettempdir()).glob(f"{_FOLDER_NAME}-[0-9]*"))
-    return [own, *(folder for folder in others if folder != own)]
+        in_runtime = {path / _FOLDER_NAME: path.name for path in _RUNTIME_DIRS.glob("[0-9]*")}
+        prefix = f"{_FOLDER_NAME}-"
+        temporary = Path(tempfile.gettempdir()).glob(f"{prefix}[0-9]*")
+        in_temporary = {path: path.name.removeprefix(prefix) for path in temporary}
+        folders |= _of_users(in_runtime | in_temporary)
+    return folders
 
 
-def user_state_dirs(node_dir: Path) -> list[Path]:
-    """Return the users' folders in the node's folder."""
-    return sorted(path for path in node_dir.glob("*") if path.name.isdecimal())
+def user_state_dirs(node_dir: Path) -> dict[Path, int]:
+    """Return the users' folders in the node's folder, each named by its user."""
+    return _of_users({path: path.name for path in node_dir.glob("[0-9]*")})
+
+
+def _of_users(names: Mapping[Path, str]) -> dict[Path, int]:
+    return {path: int(names[path]) for path in sorted(names) if names[path].isdecimal()}
 
 
 def make_state_dir(folder: Path) -> None:
@@ -100,15 +110,15 @@ def check_parent(folder: Path) -> None:
         )
 
 
-def open_state_dir(folder: Path, *, is_own: bool) -> int:
+def open_state_dir(folder: Path, owner: int | None = None) -> int:
     """Return a descriptor of a user's folder.
 
     Args:
         folder: The folder.
-        is_own: True: it must be this user's; False: it may be of any user.
+        owner: User who must own it; None: this one.
 
     Raises:
-        StateRefusedError: It is a link or no folder, of another user, or open to others.
+        StateRefusedError: It is a link or no folder, another user's, or open to others.
         OSError: It cannot be opened.
     """
     remedy = "remove it, or set FLYBALL_STATE_DIR to another folder"
@@ -123,7 +133,7 @@ def open_state_dir(folder: Path, *, is_own: bool) -> int:
         ) from None
     status = os.fstat(folder_fd)
     fault = ""
-    if is_own and status.st_uid != os.geteuid():
+    if status.st_uid != (os.geteuid() if owner is None else owner):
         fault = f"it belongs to user {status.st_uid}; {remedy}"
     elif status.st_mode & _OTHERS:
         fault = f"other users can enter it; run chmod 700 {folder}"

@@ -446,6 +446,21 @@ def test_a_state_folder_or_a_record_that_is_none_is_a_problem(
     assert "remove it" in checks["record GPU-1"]["advice"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
+def test_in_a_real_pid_namespace_a_guard_is_missed(state_dir: Path) -> None:
+    script = """
+import os
+from flyball_client.cli.doctor.machine_checks import check_guard
+result = check_guard(os.environ)
+print(result.state, result.found)
+"""
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
+    command = [*namespace, sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = "warning ranks here run as process 1 in a PID namespace of their own, and no guard"
+    assert done.stdout.startswith(f"{found} watches {state_dir.parent}: the end of a container")
+
+
 @pytest.mark.parametrize("is_guarded", [True, False])
 def test_a_pid_namespace_without_a_guard_is_a_warning(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, is_guarded: bool

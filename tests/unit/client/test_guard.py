@@ -104,7 +104,7 @@ def test_users_cannot_claim_each_others_gpus(watched: Watched) -> None:
     # Root's clock is restored whatever a user claims; a user's is superseded by a live rank's.
     assert line.startswith(nvml.uuid(0))
     assert (nvml.range_mhz(0), nvml.range_mhz(1)) == ((0, 0), (510, 510))
-    assert find_records(left_dir, is_own=False) == find_records(watched.own_dir) == []
+    assert find_records(left_dir, OTHER_USER) == find_records(watched.own_dir) == []
 
 
 def test_a_lock_of_the_file_that_is_no_governors_keeps_no_clock_locked(watched: Watched) -> None:
@@ -138,6 +138,12 @@ def test_a_gpu_that_refuses_is_told_once_and_tried_again(watched: Watched) -> No
 
 def _readable_folder(folder: Path) -> None:
     folder.mkdir(mode=0o755)
+    give_to(folder, USER)
+
+
+def _another_users_folder(folder: Path) -> None:
+    folder.mkdir(mode=0o700)
+    os.chown(folder, OTHER_USER, OTHER_USER)
 
 
 def _link(folder: Path) -> None:
@@ -147,16 +153,21 @@ def _link(folder: Path) -> None:
 def _folder_with_fifo(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.mkfifo(folder / "GPU-1.clock")
+    give_to(folder, USER)
 
 
-@pytest.mark.parametrize("make", [_readable_folder, _link, _folder_with_fifo])
+@needs_root
+@pytest.mark.parametrize(
+    "make", [_readable_folder, _link, _folder_with_fifo, _another_users_folder]
+)
 def test_what_is_refused_is_told_once_and_hides_no_other_record(
     watched: Watched, make: Callable[[Path], None]
 ) -> None:
     leave_record(watched.own_dir, watched.nvml.uuid(0))
-    make(watched.node_dir / "1234")
+    folder = watched.node_dir / str(USER)
+    make(folder)
     refused, restored = watched.check()
-    assert f"{watched.node_dir}/1234" in refused
+    assert str(folder) in refused
     assert "is refused: " in refused
     assert "was restored" in restored
     assert watched.check() == []

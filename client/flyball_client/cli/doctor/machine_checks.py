@@ -157,7 +157,7 @@ def check_state_dir(environ: Mapping[str, str]) -> CheckResult:
             if folder.parent.exists():
                 check_parent(folder)
             if nearest == folder:
-                os.close(open_state_dir(folder, is_own=True))
+                os.close(open_state_dir(folder))
         except (StateRefusedError, OSError) as error:
             return CheckResult.of_error(name, error, "until then no clock is set")
         return ok(name, f"{folder} can be {'written' if nearest == folder else 'created'}")
@@ -200,9 +200,9 @@ def is_in_own_pid_namespace() -> bool:
 def find_readable_records(environ: Mapping[str, str]) -> list[FoundRecord]:
     """Return the records that this user can read; those of refused folders are left out."""
     records: list[FoundRecord] = []
-    for folder in all_state_dirs(environ):
+    for folder, owner in all_state_dirs(environ).items():
         with contextlib.suppress(StateRefusedError, OSError):  # see the check of the folder
-            records += find_records(folder, is_own=os.geteuid() != 0)
+            records += find_records(folder, owner)
     return records
 
 
