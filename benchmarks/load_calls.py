@@ -122,7 +122,7 @@ class NodeCalls:
 def request(method: str, target: str, document: object = None) -> bytes:
     """An HTTP/1.1 request."""
     body = b"" if document is None else json.dumps(document, separators=(",", ":")).encode()
-    head = f"{method} {target} HTTP/1.1\r\nhost: planner\r\n"
+    head = f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     if document is not None:
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
