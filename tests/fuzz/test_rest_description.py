@@ -14,6 +14,7 @@ from schemathesis.engine import events
 from schemathesis.schemas import BaseSchema
 from tests.planner.live import LivePlanner, live_planner
 
+from flyball_server.jobs.auth.access import create_token
 from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
@@ -105,6 +106,32 @@ def test_calls_about_a_job_that_is_there_are_answered_as_described(
     assert {200, 422} <= set(found.statuses)
     assert max(found.statuses) < 500
     assert planner.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("caller", ["none", "forged", "job"])
+def test_calls_of_those_who_are_no_operators_are_answered_as_described(
+    planner: LivePlanner, caller: str
+) -> None:
+    store = planner.state.services.store
+    tokens = {
+        "none": {},
+        "forged": {TOKEN_HEADER: "fb_0123456789abcdef_" + "A" * 43},
+        "job": {TOKEN_HEADER: create_token(store, job_id="planned", has_operator=True)[1]},
+    }
+    schema = described(planner)
+    schema.config.headers = tokens[caller]
+    schema.config.phases.coverage.enabled = False
+    schema.config.generation.max_examples = 1
+    # The job stays for the calls that follow.
+    schema = schema.exclude(method="DELETE", path="/api/v1/jobs/{job_id}")
+    found = called(schema)
+    assert not found.failures, "\n\n".join(found.failures)
+    if caller == "job":
+        assert {200, 403} <= set(found.statuses) <= {200, 201, 204, 400, 401, 403, 404, 409, 422}
+    else:  # health and readiness, and nothing else
+        assert set(found.statuses) == {200, 401}
+        assert found.statuses[200] < 10 < found.statuses[401]
 
 
 @pytest.mark.timeout(600)
