@@ -1,4 +1,4 @@
-"""Governor of a rank's SM clock: a separate process that always restores it."""
+"""Governor of a rank's SM clock: a separate process that restores it."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ _LONGEST_RESTART_PAUSE_S = 60.0
 class ProcessGovernor:
     """ClockGovernor with a process of its own.
 
-    After any crash of this process the clock is restored within a second; see `governor_process`.
+    After a crash of this process the clock is restored within a second; see `governor_process`, and
+    `guard` for crashes that end the governors too.
     In a forked child nothing is requested, whatever is called.
     A request takes a few stores in shared memory and one write to an eventfd.
 

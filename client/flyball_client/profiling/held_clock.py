@@ -1,4 +1,4 @@
-"""SM clock while profiling, set through a governor, which restores it after any crash."""
+"""SM clock while profiling, set through a governor, which restores it after a crash."""
 
 from __future__ import annotations
 

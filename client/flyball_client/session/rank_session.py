@@ -55,7 +55,7 @@ class RankSession:
     are no longer set, which is logged once. The hooks and `close` may be called from one thread
     at a time.
 
-    The clock of a real GPU is set by a separate process, which restores it after any crash; see
+    The clock of a real GPU is set by a separate process, which restores it after a crash; see
     `governor`. A started session that is still open when the interpreter ends normally is closed
     then; no signal handler is installed. A session belongs to the process that made it: in a
     forked child its methods do nothing.
