@@ -30,6 +30,8 @@ from measured_process import BenchmarkError
 RANKS_PER_NODE = 8
 PHASE_GIVE_UP_S = 150.0
 STEPS_A_MINUTE = 6
+# Fewer measurements are lost in the size of SQLite's log.
+FEWEST_OF_GROWTH = 100_000
 # Above all steps that ranks have posted before.
 FIRST_ACCELERATED_STEP = 10_000
 
@@ -227,9 +229,11 @@ def _growth(phases: Sequence[Phase], size: Size) -> dict[str, Any]:
     """
     minutes = [phase for phase in phases if phase.name.startswith("minute ")]
     grown: dict[str, Any] = {"bytes_a_measurement": None, "memory_growth": None}
-    if len(minutes) > 1 and minutes[0].database_bytes is not None:
+    num_measured = size.num_ranks * STEPS_A_MINUTE * (len(minutes) - 1)
+    if num_measured >= FEWEST_OF_GROWTH:
         first, last = minutes[0], minutes[-1]
-        num_measured = size.num_ranks * STEPS_A_MINUTE * (len(minutes) - 1)
+        if first.database_bytes is None or last.database_bytes is None:
+            return grown
         grown["bytes_a_measurement"] = (last.database_bytes - first.database_bytes) / num_measured
         early = minutes[len(minutes) // 3]
         grown["memory_growth"] = last.memory_mib / early.memory_mib - 1

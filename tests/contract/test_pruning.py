@@ -30,6 +30,7 @@ from flyball_server.jobs.measurements.measurements import RankPost, list_steps, 
 from flyball_server.jobs.measurements.pruning import Cycles, measured_moments, prune_some
 from flyball_server.jobs.measurements.step_reading import num_paired_steps
 from flyball_server.jobs.moments import Moments, StageMoments
+from flyball_server.jobs.reconcile.pruning import PERIOD_S, PruningReconciler
 from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
@@ -231,6 +232,22 @@ def test_a_run_that_has_started_over_measures_pruned_steps_anew(planner: Planner
         planner.passed_s += RETENTION_S + 1
         planner.prune("job")
     assert planner.num_rows("job") == 0
+
+
+def test_the_reconciler_prunes_and_asks_for_its_next_pass(planner: Planner) -> None:
+    planner.post("job", range(80))
+    planner.passed_s = RETENTION_S + 1
+    reconciler = PruningReconciler()
+    assert reconciler(planner.services, "job") == PERIOD_S
+    assert planner.num_rows("job") == 0
+    planner.post("job", range(80, 90))
+    planner.passed_s *= 2
+    # Called again after another change of the job, it waits for its time.
+    assert 0 < (reconciler(planner.services, "job") or 0) <= PERIOD_S
+    assert planner.num_rows("job") == 10 * NUM_RANKS
+    assert PruningReconciler()(planner.services, "job") == PERIOD_S
+    assert planner.num_rows("job") == 0
+    assert reconciler(Planner(planner.services.store, retention_s=0).services, "job") is None
 
 
 def test_a_step_is_kept_while_one_rank_has_posted_it_lately(planner: Planner) -> None:

@@ -178,7 +178,7 @@ def moments_of(row: Row[Any]) -> StageMoments:
 
     def by_key(part: list[Any]) -> dict[Any, Moments]:
         return {
-            tuple(key) if isinstance(key, list) else key: Moments(count=count, mean=mean, m2=m2)
+            cast("Any", _with_tuples(key)): Moments(count=count, mean=mean, m2=m2)
             for key, count, mean, m2 in part
         }
 

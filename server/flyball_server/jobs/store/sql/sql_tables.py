@@ -346,7 +346,7 @@ def step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
         .c
     )
     off_s, off_j = rows.time_s - rows.mean_s, rows.energy_j - rows.mean_j
-    return select(
+    columns: list[ColumnElement[Any]] = [
         rows.step,
         rows.stage,
         rows.plan_version,
@@ -356,4 +356,5 @@ def step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
         func.count(rows.energy_j).label("num_energies"),
         func.max(rows.mean_j).label("mean_j"),
         func.sum(off_j * off_j).label("squares_j2"),
-    ).group_by(rows.step, rows.stage, rows.plan_version)
+    ]
+    return select(*columns).group_by(rows.step, rows.stage, rows.plan_version)
