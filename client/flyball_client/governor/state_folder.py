@@ -125,6 +125,11 @@ def open_state_dir(folder: Path, owner: int | None = None) -> int:
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         folder_fd = os.open(folder, flags)
+    except PermissionError:
+        raise StateRefusedError(
+            f"the state folder {folder} is refused: it belongs to user {folder.lstat().st_uid} or"
+            f" cannot be read; {remedy}"
+        ) from None
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise

@@ -274,7 +274,21 @@ def test_another_user_can_neither_open_nor_lock_a_record(tmp_path: Path) -> None
         LockRecord.take(state_dir, UUID).close()
         command = ["flock", "--nonblock", "--shared", str(record_file(state_dir)), "true"]
         done = subprocess.run(command, user=NOBODY, capture_output=True, text=True, check=False)
-    assert "Permission denied" in done.stderr
+        assert "Permission denied" in done.stderr
+        script = f"""
+import os
+from pathlib import Path
+from flyball_client.governor.lock_record import LockRecord, StateRefusedError
+os.setuid({NOBODY})
+try:
+    LockRecord.take(Path({str(state_dir)!r}), "GPU-1")
+except StateRefusedError as error:
+    print(error)
+"""
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    refusal = f"the state folder {state_dir} is refused: it belongs to user 0 or cannot be read; "
+    assert done.stdout.startswith(refusal), done.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
