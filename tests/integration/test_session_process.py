@@ -85,4 +85,4 @@ def test_process_1_of_a_container_gives_its_clock_back_as_it_ends_normally(
     assert json.loads(ran.stdout) == {"in_force_mhz": 1410}, ran.stderr
     # The kernel has killed the governor with its standby: nobody else is left who could do it.
     assert false_nvml.range_mhz() == (0, 0), ran.stderr
-    assert find_records(state_dir) == []
+    assert find_records(state_dir / str(os.geteuid())) == []

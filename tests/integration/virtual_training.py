@@ -33,7 +33,7 @@ NUM_RANKS = 4
 _NUM_MEASURED = 3
 _PATIENCE_S = 60.0
 # Between steps that take no time, so that a plan can come.
-_PAUSE_S = 0.01
+_PAUSE_S = 0.03
 # More messages than are ever under way from one rank to another.
 _NUM_MOMENTS = 256
 # Of the pipeline ranks, heaviest last: the head weighs more than a block.

@@ -29,7 +29,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import make_plan
-from flyball_wire.plan_options import MAX_RESERVE, Policy
+from flyball_wire.plan_options import MAX_RESERVE
 
 pytestmark = pytest.mark.slow
 
@@ -156,11 +156,6 @@ def test_a_reserve_costs_energy_and_the_plan_says_that_it_has_one() -> None:
     assert document["reserve"] == 0.02
     assert plan_from_document(document) == with_it
     assert "reserve" not in plan_document(without, solve_s=0.0)
-
-
-def test_policies_other_than_frontier_keep_none() -> None:
-    request = request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, reserve=0.1)
-    assert make_plan(request).plan == make_plan(request.with_options(reserve=0.0)).plan
 
 
 def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
