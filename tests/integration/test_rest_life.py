@@ -55,8 +55,9 @@ def test_a_job_ends_with_its_sessions_and_comes_back_with_the_next() -> None:
     with live_planner() as planner:
         planner.put_job().raise_for_status()
         planner.put_profile().raise_for_status()
-        with session(planner, 0), session(planner, 1):
-            wait_until(lambda: len(ranks(planner)) == 2)
+        with session(planner, 0) as first, session(planner, 1) as second:
+            # Each knows that it is registered, and so leaves at its end.
+            wait_until(lambda: len(first.plans) == len(second.plans) == 1)
             assert all(rank.last_seen_at is not None for rank in ranks(planner))
             assert state(planner) == "planned"
         assert [rank.has_left for rank in ranks(planner)] == [True, True]
