@@ -84,8 +84,8 @@ class PredictedIteration:
         gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve
             the bound is that of plans which keep it and are no faster; null: unknown.
         compared: plans for the same target without a clock change: `constant`, the best clock of
-            each stage, and `global`, the best clock of all; only beside a plan of `frontier`, and
-            only those that meet the target.
+            each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
+            most 64 stages, and only those that meet the target.
     """
 
     iteration_time_s: float

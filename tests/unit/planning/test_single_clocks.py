@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from tests.unit.planning.tiny_pipelines import any_models, example_model, request_of
+from tests.unit.planning.tiny_pipelines import (
+    any_models,
+    equal_profile,
+    example_model,
+    model_of,
+    request_of,
+)
 
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
@@ -15,8 +21,12 @@ from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import make_plan
-from flyball_server.planning.policies.single_clocks import SingleClocks, single_clock_curves
-from flyball_wire.plan_options import Policy
+from flyball_server.planning.policies.single_clocks import (
+    SingleClocks,
+    single_clock_curves,
+    single_clock_plans,
+)
+from flyball_wire.plan_options import PlanOptions, Policy
 
 TARGETS = ["fastest", "slowdown:0.04", "slowdown:0.15", "least-energy"]
 
@@ -96,3 +106,13 @@ def test_a_plan_of_the_frontier_names_what_fixed_clocks_would_give() -> None:
     for stage in chosen.stages:
         assert len({instruction.frequency_mhz for instruction in stage}) == 1
     assert chosen.compared == ()
+
+
+def test_long_pipelines_have_fixed_clocks_and_are_compared_with_none() -> None:
+    """Comparing would take longer than planning."""
+    long, options = model_of(equal_profile(65), 1), PlanOptions(blocking_power_w=(5.0,))
+    assert single_clock_plans(long, options) == ()
+    assert single_clock_curves(long, [1e3]) == ((), ())
+    plan = SingleClocks(long).constant(parse_target("least-energy"))
+    assert plan.energy_j <= time_and_energy(long, long.baseline())[1]
+    assert len(single_clock_plans(model_of(equal_profile(2), 1), options)) == 2

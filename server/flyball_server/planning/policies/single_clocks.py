@@ -34,8 +34,12 @@ from flyball_wire.plan_options import PlanOptions, Policy
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
 
-# A change of two stages moves each by at most this many of its clocks.
-_PAIR_STEPS = 3
+# A change of two stages moves each by at most this many of its clocks. The number of such changes
+# and of paths grow with the stages: in pipelines with more of them only single stages are changed.
+_PAIR_STEPS, _MAX_PAIRED_STAGES = 3, 64
+# Comparing takes 0.6 s with as many stages, where the plan takes 20 times as long, and minutes with
+# hundreds, as data-parallel pipelines side by side have.
+MAX_COMPARED_STAGES = 64
 # A change must be better by this share: sums in another order differ by less.
 _LEAST_GAIN = 1e-9
 # Of two plans of the same time, the one of less energy: a relative weight.
@@ -86,9 +90,10 @@ def _choose(
 def single_clock_plans(model: PipelineModel, options: PlanOptions) -> tuple[ComparedPlan, ...]:
     """Return what `constant` and `global` would give for the target of a plan of `frontier`.
 
-    Other policies have nothing to compare: empty. A policy that misses the target is left out.
+    Other policies have nothing to compare: empty, as for more than `MAX_COMPARED_STAGES` stages. A
+    policy that misses the target is left out.
     """
-    if options.policy != Policy.FRONTIER:
+    if options.policy != Policy.FRONTIER or len(model.num_ranks) > MAX_COMPARED_STAGES:
         return ()
     clocks, target = SingleClocks(model), parse_target(options.target)
     plans: list[ComparedPlan] = []
@@ -106,10 +111,14 @@ def single_clock_curves(
 ) -> tuple[tuple[ComparedPlan, ...], tuple[ComparedPlan, ...]]:
     """Return the frontiers of `constant` and `global`, each in rising time and falling energy.
 
+    Both are empty for more than `MAX_COMPARED_STAGES` stages.
+
     Args:
         model: the pipeline.
         deadlines_s: iteration times in s that are allowed to the plans of the curves.
     """
+    if len(model.num_ranks) > MAX_COMPARED_STAGES:
+        return (), ()
     clocks = SingleClocks(model)
     curves: list[tuple[ComparedPlan, ...]] = []
     for policy, search in (
@@ -317,6 +326,8 @@ class SingleClocks:
         best = int(np.argmin(of_one))
         if of_one[best] < enough:
             return changed(best)
+        if len(levels) > _MAX_PAIRED_STAGES:
+            return None
         near = abs(steps) <= _PAIR_STEPS
         faster, slower = np.flatnonzero(near & (steps < 0)), np.flatnonzero(near & (steps > 0))
         pair: tuple[int, int] | None = None
