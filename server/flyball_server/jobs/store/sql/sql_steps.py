@@ -1,5 +1,6 @@
-"""Queries of pruned steps: their totals, and their removal from the rows of single ranks.
+"""Queries of measured steps: rows of single ranks, and totals of the steps that were pruned.
 
+A step has rows in `steps` or totals in `pruned_steps`; who reads totals need not know which.
 `key` is always the key of the job's rows; empty if the job does not exist.
 """
 
@@ -41,17 +42,86 @@ def oldest_steps(
     return tuple((step, count, stored_at) for step, count, stored_at in connection.execute(query))
 
 
-def pruned_totals(
+def newest_step(
+    connection: Connection,
+    key: str,
+    *,
+    version: int | None,
+    after_step: int,
+    before_step: int | None,
+) -> int | None:
+    """Return the newest step in this range; with a version, of those with a rank that ran it."""
+    newest: list[int] = []
+    for table, ran in (
+        (STEPS, STEPS.c.plan_version),
+        (PRUNED_STEPS, PRUNED_STEPS.c.newest_version),
+    ):
+        in_range = [table.c.job_id == key, table.c.step > after_step]
+        if version is not None:
+            in_range.append(ran == version)
+        if before_step is not None:
+            in_range.append(table.c.step < before_step)
+        # Not max(): with a version that would scan all of the job's steps.
+        query = select(table.c.step).where(*in_range).order_by(table.c.step.desc()).limit(1)
+        newest += connection.execute(query).scalars()
+    return max(newest, default=None)
+
+
+def step_totals(
     connection: Connection, key: str, *, after_step: int, limit: int
 ) -> tuple[StepTotals, ...]:
-    """Return the first pruned steps after this one, rising."""
+    """Return the totals of the first `limit` steps after this one, rising."""
     query = (
         select(PRUNED_STEPS)
         .where(PRUNED_STEPS.c.job_id == key, PRUNED_STEPS.c.step > after_step)
         .order_by(PRUNED_STEPS.c.step)
         .limit(limit)
     )
-    return tuple(record_of(StepTotals, row) for row in connection.execute(query))
+    pruned = [record_of(StepTotals, row) for row in connection.execute(query)]
+    in_range = [STEPS.c.job_id == key, STEPS.c.step > after_step]
+    if len(pruned) == limit:
+        in_range.append(STEPS.c.step < pruned[-1].step)
+    query = (
+        select(*STEP_TOTALS)
+        .where(*in_range)
+        .group_by(STEPS.c.step)
+        .order_by(STEPS.c.step)
+        .limit(limit)
+    )
+    kept = [totals_record(StepTotals, row) for row in connection.execute(query)]
+    return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
+
+
+def stage_totals(
+    connection: Connection, key: str, *, after_step: int, before_step: int | None, num_steps: int
+) -> tuple[StageTotals, ...]:
+    """Return the totals by stages of the newest `num_steps` steps in this range, rising."""
+    in_range = [STEPS.c.job_id == key, STEPS.c.step > after_step]
+    if before_step is not None:
+        in_range.append(STEPS.c.step < before_step)
+    newest = (select(STEPS.c.step).where(*in_range).distinct().order_by(STEPS.c.step.desc())).limit(
+        num_steps
+    )
+    first_step = select(func.min(newest.subquery().c.step)).scalar_subquery()
+    query = (
+        select(*STAGE_TOTALS)
+        .join_from(STEPS, RANKS, of_rank())
+        .where(*in_range, STEPS.c.step >= first_step)
+        .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
+    )
+    kept = [totals_record(StageTotals, row) for row in connection.execute(query)]
+    steps = {each.step for each in kept}
+    pruned = _pruned_stages(
+        connection,
+        key,
+        first_step=min(steps) if len(steps) == num_steps else after_step + 1,
+        end_step=before_step,
+        num_steps=num_steps,
+    )
+    numbers = sorted(steps | {each.step for each in pruned})[-num_steps:]
+    # Not ordered by the database: databases differ in the place of a missing version.
+    totals = [each for each in (*pruned, *kept) if each.step >= numbers[0]]
+    return tuple(sorted(totals, key=lambda each: each.place))
 
 
 def newest_pruned(connection: Connection, key: str, limit: int) -> tuple[JobStep, ...]:
@@ -65,10 +135,9 @@ def newest_pruned(connection: Connection, key: str, limit: int) -> tuple[JobStep
     return tuple(job_step_of(row) for row in connection.execute(query))[::-1]
 
 
-def pruned_stages(
+def _pruned_stages(
     connection: Connection, key: str, *, first_step: int, end_step: int | None, num_steps: int
 ) -> tuple[StageTotals, ...]:
-    """Return the stages of the newest `num_steps` pruned steps in this range."""
     in_range = [PRUNED_STAGES.c.job_id == key, PRUNED_STAGES.c.step >= first_step]
     if end_step is not None:
         in_range.append(PRUNED_STAGES.c.step < end_step)

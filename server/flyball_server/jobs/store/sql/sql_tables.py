@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from sqlalchemy import (
@@ -164,6 +165,16 @@ PLANS = Table(
     Column("baseline_cycle", Text, nullable=False),
 )
 
+# Counts of a rank's step, which totals add up.
+_COUNTED_BY_STAGE = ("num_clock_misses", "num_power_capped", "num_thermally_capped")
+_COUNTED = ("num_unplanned", "num_overruns", *_COUNTED_BY_STAGE)
+
+
+def _counts(names: Iterable[str]) -> Iterator[Column[int]]:
+    """Yield a new column for each of these counts."""
+    return (Column(name, BigInteger, nullable=False) for name in names)
+
+
 STEPS = Table(
     "steps",
     METADATA,
@@ -173,11 +184,7 @@ STEPS = Table(
     Column("plan_version", BigInteger),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    Column("num_unplanned", BigInteger, nullable=False),
-    Column("num_overruns", BigInteger, nullable=False),
-    Column("num_clock_misses", BigInteger, nullable=False),
-    Column("num_power_capped", BigInteger, nullable=False),
-    Column("num_thermally_capped", BigInteger, nullable=False),
+    *_counts(_COUNTED),
     Column("sm_clock_mhz", Float),
     Column("unknown_version", BigInteger),
     # Unix time in s of the post.
@@ -212,11 +219,7 @@ PRUNED_STEPS = Table(
     Column("versions", Text),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    Column("num_unplanned", BigInteger, nullable=False),
-    Column("num_overruns", BigInteger, nullable=False),
-    Column("num_clock_misses", BigInteger, nullable=False),
-    Column("num_power_capped", BigInteger, nullable=False),
-    Column("num_thermally_capped", BigInteger, nullable=False),
+    *_counts(_COUNTED),
 )
 # `part` numbers the plan versions that a stage's ranks ran in the step.
 PRUNED_STAGES = Table(
@@ -231,9 +234,7 @@ PRUNED_STAGES = Table(
     Column("num_ranks", _WHOLE, nullable=False),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    Column("num_clock_misses", BigInteger, nullable=False),
-    Column("num_power_capped", BigInteger, nullable=False),
-    Column("num_thermally_capped", BigInteger, nullable=False),
+    *_counts(_COUNTED_BY_STAGE),
     Column("num_with_clock", _WHOLE, nullable=False),
     Column("sm_clock_mhz", Float),
 )
@@ -279,6 +280,12 @@ TABLES_OF_JOBS = (
     JOBS,
 )
 
+
+def _sums(names: Iterable[str]) -> Iterator[ColumnElement[Any]]:
+    """Yield the sum over the selected rows for each of these counts."""
+    return (func.sum(STEPS.c[name]).label(name) for name in names)
+
+
 # Totals of a step over its ranks; to be selected by step.
 STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     STEPS.c.step,
@@ -290,11 +297,7 @@ STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.max(STEPS.c.time_s).label("time_s"),
     func.sum(STEPS.c.energy_j).label("energy_j"),
     func.count(STEPS.c.energy_j).label("num_with_energy"),
-    func.sum(STEPS.c.num_unplanned).label("num_unplanned"),
-    func.sum(STEPS.c.num_overruns).label("num_overruns"),
-    func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
-    func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
-    func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
+    *_sums(_COUNTED),
 )
 
 # Totals of the ranks of a stage that ran one plan version in a step; selected by these four.
@@ -307,9 +310,7 @@ STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
     func.max(STEPS.c.time_s).label("time_s"),
     func.sum(STEPS.c.energy_j).label("energy_j"),
     func.count(STEPS.c.energy_j).label("num_with_energy"),
-    func.sum(STEPS.c.num_clock_misses).label("num_clock_misses"),
-    func.sum(STEPS.c.num_power_capped).label("num_power_capped"),
-    func.sum(STEPS.c.num_thermally_capped).label("num_thermally_capped"),
+    *_sums(_COUNTED_BY_STAGE),
     func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
     func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
 )

@@ -29,14 +29,6 @@ from flyball_server.jobs.records import (
     StepTotals,
     TokenRecord,
 )
-from flyball_server.jobs.store.sql.sql_pruning import (
-    forget_pruned,
-    newest_pruned,
-    oldest_steps,
-    prune,
-    pruned_stages,
-    pruned_totals,
-)
 from flyball_server.jobs.store.sql.sql_rows import (
     RecordT,
     detail_of,
@@ -52,8 +44,16 @@ from flyball_server.jobs.store.sql.sql_rows import (
     profile_from_text,
     record_of,
     step_moments_of,
-    totals_record,
     values_of,
+)
+from flyball_server.jobs.store.sql.sql_steps import (
+    forget_pruned,
+    newest_pruned,
+    newest_step,
+    oldest_steps,
+    prune,
+    stage_totals,
+    step_totals,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
     JOBS,
@@ -63,12 +63,9 @@ from flyball_server.jobs.store.sql.sql_tables import (
     PROFILES,
     PRUNED_STEPS,
     RANKS,
-    STAGE_TOTALS,
     STEP_DETAILS,
-    STEP_TOTALS,
     STEPS,
     TOKENS,
-    of_rank,
     step_moments,
 )
 from flyball_wire.messages import JobStep, PlanVersion
@@ -198,27 +195,13 @@ class SqlTransaction:
         after_step: int = -1,
         before_step: int | None = None,
     ) -> int | None:
-        # Not max(): with a version that would scan all of the job's steps.
-        query = select(STEPS.c.step).where(
-            STEPS.c.job_id == self._key(job_id), STEPS.c.step > after_step
+        return newest_step(
+            self._connection,
+            self._key(job_id),
+            version=version,
+            after_step=after_step,
+            before_step=before_step,
         )
-        if version is not None:
-            query = query.where(STEPS.c.plan_version == version)
-        if before_step is not None:
-            query = query.where(STEPS.c.step < before_step)
-        newest = query.order_by(STEPS.c.step.desc()).limit(1)
-        found = self._connection.execute(newest).scalar_one_or_none()
-        floor = after_step if found is None else found
-        pruned = select(PRUNED_STEPS.c.step).where(
-            PRUNED_STEPS.c.job_id == self._key(job_id), PRUNED_STEPS.c.step > floor
-        )
-        if version is not None:
-            pruned = pruned.where(PRUNED_STEPS.c.newest_version == version)
-        if before_step is not None:
-            pruned = pruned.where(PRUNED_STEPS.c.step < before_step)
-        newest = pruned.order_by(PRUNED_STEPS.c.step.desc()).limit(1)
-        newer = self._connection.execute(newest).scalar_one_or_none()
-        return found if newer is None else newer
 
     def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
         query = (
@@ -235,51 +218,18 @@ class SqlTransaction:
     def list_step_totals(
         self, job_id: str, *, after_step: int, limit: int
     ) -> tuple[StepTotals, ...]:
-        key = self._key(job_id)
-        pruned = pruned_totals(self._connection, key, after_step=after_step, limit=limit)
-        of_job = [STEPS.c.job_id == key, STEPS.c.step > after_step]
-        if len(pruned) == limit:
-            of_job.append(STEPS.c.step < pruned[-1].step)
-        query = (
-            select(*STEP_TOTALS)
-            .where(*of_job)
-            .group_by(STEPS.c.step)
-            .order_by(STEPS.c.step)
-            .limit(limit)
-        )
-        kept = [totals_record(StepTotals, row) for row in self._connection.execute(query)]
-        return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
+        return step_totals(self._connection, self._key(job_id), after_step=after_step, limit=limit)
 
     def list_stage_totals(
         self, job_id: str, *, after_step: int, num_steps: int, before_step: int | None = None
     ) -> tuple[StageTotals, ...]:
-        key = self._key(job_id)
-        of_job = [STEPS.c.job_id == key, STEPS.c.step > after_step]
-        if before_step is not None:
-            of_job.append(STEPS.c.step < before_step)
-        newest = (
-            select(STEPS.c.step).where(*of_job).distinct().order_by(STEPS.c.step.desc())
-        ).limit(num_steps)
-        first_step = select(func.min(newest.subquery().c.step)).scalar_subquery()
-        query = (
-            select(*STAGE_TOTALS)
-            .join_from(STEPS, RANKS, of_rank())
-            .where(*of_job, STEPS.c.step >= first_step)
-            .group_by(STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
-        )
-        kept = [totals_record(StageTotals, row) for row in self._connection.execute(query)]
-        steps = {each.step for each in kept}
-        pruned = pruned_stages(
+        return stage_totals(
             self._connection,
-            key,
-            first_step=min(steps) if len(steps) == num_steps else after_step + 1,
-            end_step=before_step,
+            self._key(job_id),
+            after_step=after_step,
+            before_step=before_step,
             num_steps=num_steps,
         )
-        numbers = sorted(steps | {each.step for each in pruned})[-num_steps:]
-        # Not ordered by the database: databases differ in the place of a missing version.
-        totals = [each for each in (*pruned, *kept) if each.step >= numbers[0]]
-        return tuple(sorted(totals, key=lambda each: each.place))
 
     def list_newest_pruned(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
         return newest_pruned(self._connection, self._key(job_id), num_steps)
