@@ -74,7 +74,7 @@ LACKS: dict[str, Lack] = {
 
 
 class Lines(logging.Handler):
-    """What Flyball logs from WARNING on."""
+    """Flyball's log records from WARNING on."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -129,58 +129,39 @@ def whole(body: object, *, status: str = "200 OK", headers: str = "") -> Iterabl
     return (head.encode() + content,)
 
 
-def endless_interim(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """`100 Continue`, as fast as the client reads it."""
-    del request
-    while not planner.stopping.is_set():
-        yield b"HTTP/1.1 100 Continue\r\n\r\n" * 100
+_INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
+_OK = b"HTTP/1.1 200 OK\r\n"
 
 
-def endless_head(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """Header lines as fast as the client reads them."""
-    del request
-    yield b"HTTP/1.1 200 OK\r\n"
-    while not planner.stopping.is_set():
-        yield b"a: b\r\n" * 100
+def _endless(first: bytes, piece: bytes) -> Answer:
+    """Return an answer whose pieces come as fast as the client reads them."""
+
+    def answer(planner: HostilePlanner, _request: Request) -> Iterator[bytes]:
+        yield first
+        while not planner.stopping.is_set():
+            yield piece
+
+    return answer
 
 
-def dripping_head(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """A header line now and then, so that no read of the client waits for long."""
-    del request
-    yield b"HTTP/1.1 200 OK\r\n"
-    while planner.pause():
-        yield b"a: b\r\n"
+def _dripping(first: bytes, piece: bytes) -> Answer:
+    """Return an answer with a piece now and then, so that no read of the client waits for long."""
+
+    def answer(planner: HostilePlanner, _request: Request) -> Iterator[bytes]:
+        yield first
+        while planner.pause():
+            yield piece
+
+    return answer
 
 
-def dripping_interim(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """`100 Continue` now and then."""
-    del request
-    while planner.pause():
-        yield b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-def dripping_body(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """A body that grows by a byte now and then."""
-    del request
-    yield b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"
-    while planner.pause():
-        yield b" "
-
-
-def endless_body(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """A body as long as the client reads it."""
-    del request
-    yield b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n"
-    while not planner.stopping.is_set():
-        yield b"[" * 65536
-
-
-def endless_chunks(planner: HostilePlanner, request: Request) -> Iterator[bytes]:
-    """A body in chunks of one byte."""
-    del request
-    yield b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    while not planner.stopping.is_set():
-        yield b"1\r\n[\r\n" * 1000
+endless_interim = _endless(b"", 100 * _INTERIM)
+endless_head = _endless(_OK, 100 * b"a: b\r\n")
+endless_body = _endless(_OK + b"Content-Length: 1000000000000\r\n\r\n", b"[" * 65536)
+endless_chunks = _endless(_OK + b"Transfer-Encoding: chunked\r\n\r\n", 1000 * b"1\r\n[\r\n")
+dripping_head = _dripping(_OK, b"a: b\r\n")
+dripping_interim = _dripping(b"", _INTERIM)
+dripping_body = _dripping(_OK + b"Content-Length: 100000\r\n\r\n", b" ")
 
 
 def packed_lists(planner: HostilePlanner, request: Request) -> Iterable[bytes]:

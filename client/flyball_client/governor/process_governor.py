@@ -46,8 +46,6 @@ class ProcessGovernor:
         address: Address of the GPU.
         rank_name: Job and rank, for the log and the lock record.
         lease_s: Time in s without a hook after which the clock is restored until the next one.
-        launcher_pid: Process whose end also ends the governor; None: torchrun, where it started
-            this process.
         state_dir: Folder of the lock record; None: `default_state_dir`.
 
     Raises:
@@ -61,7 +59,6 @@ class ProcessGovernor:
         rank_name: str,
         *,
         lease_s: float = DEFAULT_LEASE_S,
-        launcher_pid: int | None = None,
         state_dir: Path | None = None,
     ) -> None:
         if not lease_s > 0:
@@ -69,7 +66,7 @@ class ProcessGovernor:
         self._address = address
         self._rank_name = rank_name
         self._lease_s = lease_s
-        self._launcher_pid = launcher_of(os.environ) if launcher_pid is None else launcher_pid
+        self._launcher_pid = launcher_of(os.environ)
         self._state_dir = default_state_dir() if state_dir is None else state_dir
         with contextlib.ExitStack() as opened:
             self._shared_state = SharedState.create()

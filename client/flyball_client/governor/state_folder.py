@@ -142,10 +142,7 @@ def open_state_dir(folder: Path, owner: int | None = None) -> int:
         fault = f"it belongs to user {status.st_uid}; {remedy}"
     elif status.st_mode & _OTHERS:
         fault = f"other users can enter it; run chmod 700 {folder}"
-    if fault:
-        os.close(folder_fd)
-        raise StateRefusedError(f"the state folder {folder} is refused: {fault}")
-    return folder_fd
+    return _checked(folder_fd, f"the state folder {folder}", fault)
 
 
 def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = False) -> int:
@@ -178,7 +175,12 @@ def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = F
         fault = f"it belongs to user {status.st_uid}, its folder to another; remove it"
     elif status.st_mode & _OTHERS:
         fault = f"other users can open it; run chmod 600 {path}"
+    return _checked(fd, path, fault)
+
+
+def _checked(fd: int, what: str, fault: str) -> int:
+    """Return the descriptor, or close it and refuse what it is of."""
     if fault:
         os.close(fd)
-        raise StateRefusedError(f"{path} is refused: {fault}")
+        raise StateRefusedError(f"{what} is refused: {fault}")
     return fd

@@ -17,7 +17,6 @@ import os
 import socket
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor import make_governor
@@ -76,7 +75,6 @@ class RankSession:
             The start of an instruction at the previous clock does not count as a hook.
         plans: Received plans, with the choice among them; None: the newest is run. An order of
             instructions that all ranks must change together waits there.
-        timing: Time of a clock change; `host`: when the hook is called.
         clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
         initial_step: Number of the first step, where training resumes.
         history_length: Number of steps that `history` keeps, at least 1.
@@ -107,7 +105,6 @@ class RankSession:
         without_planner: WithoutPlanner = "last-plan",
         lease_s: float = DEFAULT_LEASE_S,
         plans: PendingPlans | None = None,
-        timing: Literal["host"] = "host",
         clock: Callable[[], float] | None = None,
         initial_step: int = 0,
         history_length: int = 1024,
@@ -117,8 +114,6 @@ class RankSession:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
             raise ValueError("ranks, stage and initial_step count from 0")
         check_without_planner("without_planner", without_planner)
-        if timing != "host":
-            raise ValueError(f"timing must be host, not {timing!r}")
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
@@ -140,25 +135,30 @@ class RankSession:
         self._is_closed = False
         self._is_started = False
         self.plans = PendingPlans() if plans is None else plans
-        self._active_plan = ActivePlan(
-            self.plans,
-            keeps_plan=without_planner == "last-plan",
-            rank_name=self._name,
-        )
+        keeps_plan = without_planner == "last-plan"
+        self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self._name)
         # The active plan's, for the hooks.
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
-            layout = (dp_rank, tp_rank, cp_rank)
-            self._link = PlannerLink(
+            self._link = self._make_link(
                 RankCalls(planner, job_id, rank),
-                registration=_registration_of(gpu, supported_mhz, stage, layout),
-                times=times or LinkTimes(),
-                current_step=lambda: self._current_step,
-                activate=self.plans.put,
+                _registration_of(gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)),
+                times or LinkTimes(),
             )
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
+
+    def _make_link(
+        self, calls: RankCalls, registration: RankRegistration, times: LinkTimes
+    ) -> PlannerLink:
+        return PlannerLink(
+            calls,
+            registration=registration,
+            times=times,
+            current_step=lambda: self._current_step,
+            activate=self.plans.put,
+        )
 
     # ------------------------------------------------------------------ life
 

@@ -434,7 +434,6 @@ def test_a_step_that_fails_restores_the_clock_and_the_next_one_sets_it_again(
         {"initial_step": -1},
         {"times": LinkTimes(first_retry_s=0.0)},
         {"without_planner": "panic"},
-        {"timing": "stream"},
     ],
 )
 def test_arguments_out_of_range_are_refused(
