@@ -172,9 +172,9 @@ def _load_flyball(server: Server, size: Size) -> tuple[list[Phase], dict[str, An
             )
             paced, period_s = _post_paced(crowd, server, size)
             phases.append(paced)
-            if size.num_minutes:
-                phases += _minutes(crowd, size)
+            # Before the minutes: a call that waits for a plan ends after one of them.
             reach = _new_plan(crowd, http, job_ids)
+            phases += _minutes(crowd, size)
             reach |= {"paced_p99_s": paced.p99_ms / 1e3, "period_s": period_s}
             posted = size.num_ranks * size.num_steps + paced.num_requests
             posted += size.num_ranks * size.num_minutes * STEPS_A_MINUTE
@@ -248,6 +248,8 @@ def _new_plan(crowd: Crowd, http: httpx.Client, job_ids: Sequence[str]) -> dict[
         path = routes.fill(routes.TARGET, job_id=job_id)
         http.put(path, json={"policy": "uniform"}).raise_for_status()
     answers = crowd.ask("reached")
+    if not any(answer["num_ranks"] for answer in answers):
+        raise BenchmarkError("the new plan has reached no rank")
     made_s = _made_s(http, job_ids[-1])
     return {
         "asked_to_named_s": max(answer["named_s"] for answer in answers) - asked_s,
