@@ -222,6 +222,26 @@ def test_the_changes_of_a_job_are_those_of_its_plan_only(modules: Modules) -> No
         assert row[2] == NONE
 
 
+def test_savings_with_fixed_clocks_stand_beside_those_of_the_plan(modules: Modules) -> None:
+    code = """
+      const element = document.createElement("div");
+      m.createFiguresPanel(element).update({ overview: job });
+      return [...element.querySelectorAll(".hero")].map((hero) => hero.textContent);
+    """
+    compared = [
+        {"name": "constant", "iteration_time_s": 1.9, "energy_j": 630.0},
+        {"name": "global", "iteration_time_s": 1.9, "energy_j": 693.0},
+    ]
+    shown = modules.run(
+        "figures_panel", code, job=job(predicted={**PREDICTED, "compared": compared})
+    )
+    assert shown[-1] == (
+        "Saving with one clock per stage, predicted10.0 %one clock for all stages: 1.0 %"
+    )
+    # Other policies than frontier are compared with nothing.
+    assert len(modules.run("figures_panel", code, job=job(predicted=PREDICTED))) == len(shown) - 1
+
+
 # ------------------------------------------------------------------ series of steps
 
 

@@ -34,6 +34,20 @@ def test_marks_have_labels_and_figures_and_equal_plans_only_one(modules: Modules
     assert found[-1]["words"] == "version 3, measured: 2.100 s, 910.0 J, steps 10 to 19"
 
 
+def test_the_curves_of_fixed_clocks_are_drawn_beside_the_plans(modules: Modules) -> None:
+    code = """
+      const picture = new m.FrontierPicture();
+      picture.draw({ frontier, marks: [], canChoose: false }, 640, 400);
+      return ["line", "constant", "global"].map((name) =>
+        picture.element.querySelector(`.frontier-${name}`).getAttribute("d"));
+    """
+    drawn = modules.run("frontier_picture", code, frontier=FRONTIER)
+    plans, constant, for_all = ([part.split() for part in d[1:].split("L")] for d in drawn)
+    # The same times, so the same places; the more energy, the higher up, where y is less.
+    assert [x for x, _ in plans] == [x for x, _ in constant] == [x for x, _ in for_all]
+    assert float(for_all[1][1]) < float(constant[1][1]) < float(plans[1][1])
+
+
 @pytest.mark.parametrize(
     ("changes", "label"),
     [

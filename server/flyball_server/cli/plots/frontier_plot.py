@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flyball_wire.command import CommandError
 from flyball_wire.read_models import Frontier
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PLOT_SUFFIXES = (".svg", ".png")
 
@@ -24,53 +28,8 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
         ) from None
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    times_s = [point.iteration_time_s for point in curve.points]
-    kept = f" that keeps {100 * curve.reserve:g} % in reserve" if curve.reserve else ""
-    axes.plot(
-        [point.deadline_s for point in curve.points],
-        [point.lower_bound_j for point in curve.points],
-        color="0.5",
-        linestyle="--",
-        linewidth=1,
-        label=f"lower bound: no plan{kept} is below",
-    )
-    axes.plot(
-        times_s,
-        [point.energy_j for point in curve.points],
-        color="tab:blue",
-        marker=".",
-        linewidth=1,
-        label="Flyball's plans",
-    )
-    for plans, color, label in (
-        (curve.constant, "tab:green", "constant: one clock per stage"),
-        (curve.global_clock, "tab:red", "global: one clock for all stages"),
-    ):
-        axes.plot(
-            [plan.iteration_time_s for plan in plans],
-            [plan.energy_j for plan in plans],
-            color=color,
-            linestyle=":",
-            linewidth=1.5,
-            label=label,
-        )
-    axes.scatter(
-        [curve.baseline.iteration_time_s],
-        [curve.baseline.energy_j],
-        color="black",
-        marker="s",
-        label="baseline: highest clocks",
-        zorder=3,
-    )
-    for plan, marker in zip(curve.envpipe, "^vDPX*", strict=False):
-        axes.scatter(
-            [plan.iteration_time_s],
-            [plan.energy_j],
-            color="tab:orange",
-            marker=marker,
-            label=f"EnvPipe {plan.name}",
-            zorder=3,
-        )
+    _draw_curves(axes, curve)
+    _draw_single_plans(axes, curve)
     axes.set_xlabel("iteration time, s (predicted)")
     axes.set_ylabel("energy of an iteration, J (predicted)")
     axes.grid(alpha=0.3)
@@ -81,3 +40,39 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
         raise CommandError(
             f"--plot: {path} cannot be written ({error.strerror or error})"
         ) from None
+
+
+def _draw_curves(axes: Axes, curve: Frontier) -> None:
+    kept = f" that keeps {100 * curve.reserve:g} % in reserve" if curve.reserve else ""
+    axes.plot(
+        [point.deadline_s for point in curve.points],
+        [point.lower_bound_j for point in curve.points],
+        color="0.5",
+        linestyle="--",
+        linewidth=1,
+        label=f"lower bound: no plan{kept} is below",
+    )
+    for plans, style, color, label in (
+        (curve.points, ".-", "tab:blue", "Flyball's plans"),
+        (curve.constant, ":", "tab:green", "constant: one clock per stage"),
+        (curve.global_clock, ":", "tab:red", "global: one clock for all stages"),
+    ):
+        times_s = [plan.iteration_time_s for plan in plans]
+        energies_j = [plan.energy_j for plan in plans]
+        axes.plot(times_s, energies_j, style, color=color, linewidth=1.2, label=label)
+
+
+def _draw_single_plans(axes: Axes, curve: Frontier) -> None:
+    envpipe = zip(curve.envpipe, "^vDPX*", strict=False)
+    for plan, marker, color, label in (
+        (curve.baseline, "s", "black", "baseline: highest clocks"),
+        *((plan, marker, "tab:orange", f"EnvPipe {plan.name}") for plan, marker in envpipe),
+    ):
+        axes.scatter(
+            [plan.iteration_time_s],
+            [plan.energy_j],
+            color=color,
+            marker=marker,
+            label=label,
+            zorder=3,
+        )
