@@ -156,10 +156,9 @@ def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
         f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
         " instruction left out.\n"
         f"{BARE}: one store and one eventfd write to a process that sleeps, the least that this"
-        " machine takes for it.\nwoke nobody: requests for which the governor was looking out"
-        " itself; what that took of a core, also before the steps, in brackets.\nmedian / 99th"
-        f" percentile, us, of the steps of {num_rounds} rounds in which other processes took least"
-        " of the CPUs"
+        " machine takes for it.\n"
+        f"median / 99th percentile, us, of the steps of {num_rounds} rounds in which other"
+        " processes took least of the CPUs"
     ]
     header = [
         "",

@@ -22,6 +22,7 @@ from flyball_lab.demo.training_process import start_planner, wait_for_planner
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration
+from flyball_wire.python_child import python_environment
 from hooks_gpus import HIGHEST_MHZ, FalseGpus
 from hooks_process import BENCHMARKS
 from measured_process import BenchmarkError
@@ -130,7 +131,8 @@ def _run_ranks(
             *("--local-addr", "127.0.0.1", "--log-dir", str(folder.path / "torchrun")),
             *(str(BENCHMARKS / "hooks_training.py"), str(problem), str(folder.path)),
         ],
-        environment={**environment, "TMPDIR": str(folder.path)},
+        # The ranks' script imports from its own folder.
+        environment=python_environment(environment, BENCHMARKS) | {"TMPDIR": str(folder.path)},
         log=folder.torchrun_log,
     ) as run:
         status = run.wait(interruption, timeout_s=GIVE_UP_S)
