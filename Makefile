@@ -69,6 +69,7 @@ bench: $(VENV)/installed
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
+	[ -z "$$FLYBALL_SHARED_DATA" ] || run benchmarks/replay.py; \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/straggler_at_once.py; \

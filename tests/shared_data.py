@@ -17,3 +17,10 @@ needs_shared_data = pytest.mark.skipif(
 def published_profile(name: str) -> Path:
     """A stage profile published with Perseus (SOSP 2024); where it is missing, tests fail."""
     return Path(_FOLDER or ".") / "perseus-sosp24" / "stage_profiles" / name
+
+
+def recorded_runs() -> list[Path]:
+    """Files of runs recorded by Perseus's authors, one a workload; where missing, tests fail."""
+    found = sorted((Path(_FOLDER or ".") / "perseus-sosp24" / "recorded_runs").glob("*.json"))
+    assert found, "no recorded runs below FLYBALL_SHARED_DATA"
+    return found

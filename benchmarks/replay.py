@@ -1,0 +1,200 @@
+"""Runs that others recorded on real GPUs, each predicted from every second one of its workload.
+
+Run `python benchmarks/replay.py [--json] [--recordings DIR]`; README.md beside this file says how
+to read it. "Measured" is by the authors of the recordings; all else is predicted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from flyball_server.cli.replay import read_recording
+from flyball_server.replay.fit_rule import FitRule, parse_fit
+from flyball_server.replay.recorded_runs import RecordingError
+from flyball_server.replay.replayed_runs import Replay, replay
+from flyball_wire.command import CommandError
+from measured_process import BenchmarkError
+
+# By the file's name: mean absolute errors of time and energy, %.
+LIMITS = {
+    "gpt3-xl+a100": (0.06, 0.25),
+    "bert-huge-uncased+a100": (0.25, 0.25),
+    "wide-resnet101_8+a40": (0.5, 0.25),
+}
+LEAST_COVERED, MOST_WIDTHS = 0.8, 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadFigure:
+    """One workload's held-out runs.
+
+    Attributes:
+        name: of its file, without the suffix.
+        time_percent, energy_percent: mean absolute errors.
+        largest_time_percent, largest_energy_percent: of a single run.
+        unchanged_time_percent, unchanged_energy_percent: errors of "as the first run".
+        times_covered, energies_covered: runs within their 90 % intervals.
+        time_width_percent, energy_width_percent: mean widths of the intervals.
+        num_named: runs, fitted ones included, that the output names as unsure.
+        replay_s: reading not counted, s.
+    """
+
+    name: str
+    num_runs: int
+    num_held_out: int
+    time_percent: float
+    energy_percent: float
+    largest_time_percent: float
+    largest_energy_percent: float
+    unchanged_time_percent: float
+    unchanged_energy_percent: float
+    times_covered: int
+    energies_covered: int
+    time_width_percent: float
+    energy_width_percent: float
+    num_named: int
+    replay_s: float
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """Replay every recording of the folder."""
+    folder: Path = arguments.recordings
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise BenchmarkError(
+            f"{folder}: no recorded runs; --recordings, or FLYBALL_SHARED_DATA, names the folder"
+        )
+    figures = [_figure(path, arguments.fit) for path in paths]
+    return Report(
+        figures={"fit": arguments.fit.text, "workloads": [asdict(figure) for figure in figures]},
+        text=_text(figures),
+        limits=tuple(_limits(figures)),
+    )
+
+
+def _figure(path: Path, rule: FitRule) -> WorkloadFigure:
+    show_progress(path.stem)
+    try:
+        recording = read_recording(path)
+        began_s = time.perf_counter()
+        replayed = replay(recording, rule.chosen([run.name for run in recording.runs]))
+        replay_s = time.perf_counter() - began_s
+    except (CommandError, RecordingError) as error:
+        raise BenchmarkError(str(error)) from None
+    errors, unchanged = replayed.absolute_errors, replayed.unchanged
+    times_covered, energies_covered = replayed.covered
+    return WorkloadFigure(
+        name=path.stem,
+        num_runs=len(recording.runs),
+        num_held_out=len(replayed.held_out),
+        time_percent=errors.mean_time,
+        energy_percent=errors.mean_energy,
+        largest_time_percent=errors.largest_time,
+        largest_energy_percent=errors.largest_energy,
+        unchanged_time_percent=unchanged.mean_time,
+        unchanged_energy_percent=unchanged.mean_energy,
+        times_covered=times_covered,
+        energies_covered=energies_covered,
+        time_width_percent=_mean_width(replayed, is_energy=False),
+        energy_width_percent=_mean_width(replayed, is_energy=True),
+        num_named=sum(bool(run.notes) for run in replayed.runs),
+        replay_s=replay_s,
+    )
+
+
+def _mean_width(replayed: Replay, *, is_energy: bool) -> float:
+    widths = [
+        2 * run.energy_half_width_j / run.run.energy_j
+        if is_energy
+        else 2 * run.time_half_width_s / run.run.iterations.mean_s
+        for run in replayed.held_out
+    ]
+    return 100 * sum(widths) / max(1, len(widths))
+
+
+def _text(figures: list[WorkloadFigure]) -> str:
+    header = (
+        "predicted against measured (by others)",
+        "held out",
+        "time error",
+        "largest",
+        "as first",
+        "energy error",
+        "largest",
+        "as first",
+        "times in",
+        "energies in",
+        "named",
+        "took",
+    )
+    rows = [
+        (
+            each.name,
+            f"{each.num_held_out} of {each.num_runs}",
+            f"{each.time_percent:.3f} %",
+            f"{each.largest_time_percent:.2f} %",
+            f"{each.unchanged_time_percent:.2f} %",
+            f"{each.energy_percent:.3f} %",
+            f"{each.largest_energy_percent:.2f} %",
+            f"{each.unchanged_energy_percent:.2f} %",
+            str(each.times_covered),
+            str(each.energies_covered),
+            str(each.num_named),
+            f"{each.replay_s:.1f} s",
+        )
+        for each in figures
+    ]
+    return table(header, rows)
+
+
+def _limits(figures: list[WorkloadFigure]) -> list[Limit]:
+    limits: list[Limit] = []
+    for each in figures:
+        if each.name in LIMITS:
+            time_percent, energy_percent = LIMITS[each.name]
+            limits += [
+                at_most(f"{each.name}: time error, %", each.time_percent, time_percent),
+                at_most(f"{each.name}: energy error, %", each.energy_percent, energy_percent),
+            ]
+    held_out = sum(each.num_held_out for each in figures)
+    for name, covered, width, error in (
+        ("time", "times_covered", "time_width_percent", "time_percent"),
+        ("energy", "energies_covered", "energy_width_percent", "energy_percent"),
+    ):
+        inside = sum(getattr(each, covered) for each in figures)
+        widths, errors = (
+            sum(each.num_held_out * getattr(each, field) for each in figures)
+            for field in (width, error)
+        )
+        limits += [
+            at_least(f"{name}: share within the 90 % interval", inside / held_out, LEAST_COVERED),
+            at_most(f"{name}: interval's width by the mean error", widths / errors, MOST_WIDTHS),
+        ]
+    return limits
+
+
+def main() -> int:
+    """Print the figures; 0 where all limits are kept, else 1."""
+    shared = os.environ.get("FLYBALL_SHARED_DATA", ".")
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--recordings",
+        metavar="DIR",
+        type=Path,
+        default=Path(shared) / "perseus-sosp24" / "recorded_runs",
+        help="folder of recorded runs (default: the one below FLYBALL_SHARED_DATA)",
+    )
+    parser.add_argument(
+        "--fit", type=parse_fit, default="every-second", help="runs to fit (default: %(default)s)"
+    )
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

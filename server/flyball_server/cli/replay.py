@@ -1,0 +1,109 @@
+"""`flyball replay`: predict recorded runs, and compare with what was measured."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from flyball_profiles.limited_file import read_text
+from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES
+from flyball_server.cli.plots.replay_plot import write_replay_plot
+from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.replay.fit_rule import DEFAULT_FIT, FIT_FORMS, FitRule, parse_fit
+from flyball_server.replay.recorded_runs import Recording, RecordingError
+from flyball_server.replay.recording_document import recording_from_document
+from flyball_server.replay.replay_document import replay_document, replay_text
+from flyball_server.replay.replayed_runs import Replay, replay
+from flyball_wire.command import Command, CommandError
+
+
+def _configure(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Fit a stage profile on some of a workload's recorded runs, predict time and energy of the"
+        " others, and compare with what was measured."
+    )
+    parser.add_argument(
+        "recordings", metavar="RUN.json", type=Path, nargs="*", help="recorded runs of a workload"
+    )
+    parser.add_argument(
+        "--fit",
+        metavar="RULE",
+        type=_fit_rule,
+        default=DEFAULT_FIT,
+        help=f"runs to fit: {', '.join(FIT_FORMS)} (default: %(default)s, in the file's order from"
+        " the first)",
+    )
+    parser.add_argument(
+        "--plot",
+        metavar="FILE",
+        type=Path,
+        help=f"draw measured against predicted: {', '.join(PLOT_SUFFIXES)}",
+    )
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
+
+
+def _fit_rule(text: str) -> FitRule:
+    try:
+        return parse_fit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def read_recording(path: Path) -> Recording:
+    """Read a file of recorded runs.
+
+    Raises:
+        CommandError: it cannot be read, or is no such file; names run and stage.
+    """
+    try:
+        return recording_from_document(json.loads(read_text(path)))
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from None
+    except RecordingError as error:
+        raise CommandError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise CommandError(f"{path}: not recorded runs in JSON ({error})") from None
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
+        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    if not arguments.recordings:
+        raise CommandError("give RUN.json, a file of recorded runs")
+    sources = [(str(path), read_recording(path)) for path in arguments.recordings]
+    replays = [_replayed(source, recording, arguments.fit) for source, recording in sources]
+    if arguments.plot:
+        write_replay_plot(replays, [[] for _ in replays], arguments.plot)
+    print(_json(sources, replays) if arguments.json else "\n\n".join(map(replay_text, replays)))
+    return 0
+
+
+def _replayed(source: str, recording: Recording, rule: FitRule) -> Replay:
+    """Replay a recording; `source` is what errors name."""
+    try:
+        fitted = rule.chosen([run.name for run in recording.runs])
+        with ProgressLine(f"{source}: fitting") as progress:
+            return replay(
+                recording,
+                fitted,
+                lambda done: progress.show(f"{source}: left out {done} of {len(fitted)} runs"),
+            )
+    except RecordingError as error:
+        raise CommandError(f"{source}: {error}") from None
+
+
+def _json(sources: Sequence[tuple[str, Recording]], replays: Sequence[Replay]) -> str:
+    documents = [
+        {"source": source, **replay_document(replayed)}
+        for (source, _), replayed in zip(sources, replays, strict=True)
+    ]
+    return json.dumps(documents[0] if len(documents) == 1 else {"recordings": documents})
+
+
+COMMAND = Command(
+    summary="predict recorded runs, and compare with what was measured",
+    configure=_configure,
+    run=_run,
+)

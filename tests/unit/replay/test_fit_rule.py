@@ -1,0 +1,45 @@
+"""Which runs `--fit` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from flyball_server.replay.fit_rule import parse_fit
+from flyball_server.replay.recorded_runs import RecordingError
+
+NAMES = ("baseline", "a", "b", "c", "d", "e")
+
+
+@pytest.mark.parametrize(
+    ("text", "places"),
+    [
+        ("every-second", (0, 2, 4)),
+        ("all", (0, 1, 2, 3, 4, 5)),
+        ("spread:2", (0, 5)),
+        ("spread:3", (0, 2, 5)),
+        ("spread:6", (0, 1, 2, 3, 4, 5)),
+        ("names:d,baseline", (0, 4)),
+        ("names: a , a", (1,)),
+    ],
+)
+def test_a_rule_takes_these_places(text: str, places: tuple[int, ...]) -> None:
+    assert parse_fit(text).chosen(NAMES) == places
+
+
+@pytest.mark.parametrize(
+    "text", ["", "half", "spread", "spread:", "spread:1", "spread:-3", "spread:x", "names:",
+             "names:a,,b", "every-second:2", "spread:" + "9" * 20]
+)  # fmt: skip
+def test_another_text_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="known: every-second, spread:5"):
+        parse_fit(text)
+
+
+def test_a_run_that_is_not_there_is_named() -> None:
+    with pytest.raises(RecordingError, match="run z: --fit names a run that is not there"):
+        parse_fit("names:a,z").chosen(NAMES)
+
+
+def test_more_runs_than_there_are_cannot_be_spread() -> None:
+    with pytest.raises(RecordingError, match="spread:7 of 6 runs"):
+        parse_fit("spread:7").chosen(NAMES)
