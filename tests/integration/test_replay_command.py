@@ -84,6 +84,20 @@ def test_the_text_says_what_is_measured_and_what_predicted(
     assert "all as baseline, mean" in out
 
 
+def test_a_saving_is_predicted_on_request(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_replay(runs, "--saving", "--json") == 0
+    saving = printed(capsys)["saving"]
+    assert saving["baseline"] == "baseline"
+    within = saving["predicted"]["within"]
+    low, high = within["saving_percent_interval"]
+    assert low < within["saving_percent"] < high
+    assert [len(of_stage) for of_stage in within["clocks_mhz"]] == [16, 16, 16]
+    assert run_replay(runs, "--saving") == 0
+    out = capsys.readouterr().out
+    assert "Flyball, within the fit, predicted" in out
+    assert "baseline, measured" in out
+
+
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_it_is_drawn(runs: Path, tmp_path: Path, suffix: str) -> None:
     plot = tmp_path / f"replay.{suffix}"

@@ -5,17 +5,26 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_profiles.limited_file import read_text
 from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES
 from flyball_server.cli.plots.replay_plot import write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.replay.covered_plans import CoveredPlanner, JudgedPlan, covered_frontier
 from flyball_server.replay.fit_rule import DEFAULT_FIT, FIT_FORMS, FitRule, parse_fit
+from flyball_server.replay.predicted_saving import (
+    PredictedSaving,
+    predicted_saving,
+    saving_document,
+    saving_text,
+)
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.recording_document import recording_from_document
 from flyball_server.replay.replay_document import replay_document, replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
+from flyball_server.replay.runs_fit import fit_runs
 from flyball_wire.command import Command, CommandError
 
 
@@ -34,6 +43,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=DEFAULT_FIT,
         help=f"runs to fit: {', '.join(FIT_FORMS)} (default: %(default)s, in the file's order from"
         " the first)",
+    )
+    parser.add_argument(
+        "--saving",
+        action="store_true",
+        help="also predict, from a fit on all runs, what a plan in the first run's time saves",
     )
     parser.add_argument(
         "--plot",
@@ -67,39 +81,82 @@ def read_recording(path: Path) -> Recording:
         raise CommandError(f"{path}: not recorded runs in JSON ({error})") from None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Result:
+    """One recording replayed.
+
+    Attributes:
+        source: what it was read from.
+        saving: None: not asked for.
+        frontier: plans within the fit, time in s and energy in J; empty: not asked for.
+    """
+
+    source: str
+    replayed: Replay
+    saving: PredictedSaving | None
+    frontier: Sequence[tuple[float, float]]
+
+
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
     if not arguments.recordings:
         raise CommandError("give RUN.json, a file of recorded runs")
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]
-    replays = [_replayed(source, recording, arguments.fit) for source, recording in sources]
+    results = [_result(arguments, source, recording) for source, recording in sources]
     if arguments.plot:
-        write_replay_plot(replays, [[] for _ in replays], arguments.plot)
-    print(_json(sources, replays) if arguments.json else "\n\n".join(map(replay_text, replays)))
+        write_replay_plot(
+            [result.replayed for result in results],
+            [result.frontier for result in results],
+            arguments.plot,
+        )
+    print(_json(results) if arguments.json else "\n\n".join(map(_text, results)))
     return 0
 
 
-def _replayed(source: str, recording: Recording, rule: FitRule) -> Replay:
+def _result(arguments: argparse.Namespace, source: str, recording: Recording) -> _Result:
     """Replay a recording; `source` is what errors name."""
+    rule: FitRule = arguments.fit
     try:
         fitted = rule.chosen([run.name for run in recording.runs])
         with ProgressLine(f"{source}: fitting") as progress:
-            return replay(
-                recording,
-                fitted,
-                lambda done: progress.show(f"{source}: left out {done} of {len(fitted)} runs"),
-            )
+
+            def report(done: int) -> None:
+                progress.show(f"{source}: made {done} fits with a run left out")
+
+            replayed = replay(recording, fitted, report)
+            saving = predicted_saving(recording, report) if arguments.saving else None
+            frontier: list[JudgedPlan] = []
+            if arguments.plot:
+                planner = CoveredPlanner.of_fit(fit_runs(replayed.fit.workload, recording.runs))
+                frontier = covered_frontier(
+                    planner, lambda done: progress.show(f"{source}: planned {done} plans")
+                )
     except RecordingError as error:
         raise CommandError(f"{source}: {error}") from None
+    return _Result(
+        source=source,
+        replayed=replayed,
+        saving=saving,
+        frontier=[(plan.predicted.iteration_time_s, plan.predicted.energy_j) for plan in frontier],
+    )
 
 
-def _json(sources: Sequence[tuple[str, Recording]], replays: Sequence[Replay]) -> str:
+def _json(results: Sequence[_Result]) -> str:
     documents = [
-        {"source": source, **replay_document(replayed)}
-        for (source, _), replayed in zip(sources, replays, strict=True)
+        {
+            "source": result.source,
+            **replay_document(result.replayed),
+            **({} if result.saving is None else {"saving": saving_document(result.saving)}),
+        }
+        for result in results
     ]
     return json.dumps(documents[0] if len(documents) == 1 else {"recordings": documents})
+
+
+def _text(result: _Result) -> str:
+    text = replay_text(result.replayed)
+    return text if result.saving is None else f"{text}\n\n{saving_text(result.saving)}"
 
 
 COMMAND = Command(

@@ -83,6 +83,11 @@ class Workload:
         np.add.at(counts, (stage, point), 1.0)
         return PlanClocks(stage=stage, point=point, counts=counts)
 
+    def clocks_of(self, clocks: PlanClocks) -> list[list[int]]:
+        """Per stage, the clock of each instruction, MHz: the inverse of `clocks_in`."""
+        mhz = np.array(self.points.clocks_mhz)[clocks.point % len(self.points.clocks_mhz)]
+        return [mhz[clocks.stage == stage].tolist() for stage in range(self.recording.num_stages)]
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanClocks:

@@ -24,7 +24,7 @@ def write_replay_plot(
 
     Args:
         replays: at least one.
-        frontiers: per replay, (time in s, energy in J) of the predicted frontier's plans; may be
+        frontiers: per replay, time in s and energy in J of the predicted frontier's plans, may be
             empty.
         path: of the file.
 
@@ -96,9 +96,10 @@ def _draw_plans(axes: Axes, replayed: Replay, frontier: Sequence[tuple[float, fl
         axes.plot(
             [time_s for time_s, _ in frontier],
             [energy_j for _, energy_j in frontier],
+            ".-",
             color=PREDICTED,
             linewidth=1.2,
-            label="Flyball's frontier (predicted)",
+            label="Flyball's frontier within the fit (predicted)",
         )
     axes.plot(
         [run.predicted.iteration_time_s for run in replayed.runs],
