@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from flyball_server.cli import pipeline_arguments
-from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES, write_frontier_plot
+from flyball_server.cli.plots.frontier_plot import write_frontier_plot
+from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.errors import PlanningError
@@ -19,7 +20,7 @@ from flyball_server.planning.frontier_curve import (
 )
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.warm_up import warm_up
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command
 from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20
@@ -42,8 +43,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
-        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    if arguments.plot:
+        check_plot_path(arguments.plot)
     with ProgressLine("reading the profile") as progress:
         curve, solve_s = _solved(arguments, progress)
     if arguments.plot:

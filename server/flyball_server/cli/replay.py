@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_profiles.limited_file import read_text
-from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES
+from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.plots.replay_plot import write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.replay.covered_plans import CoveredPlanner, JudgedPlan, covered_frontier
@@ -98,8 +98,8 @@ class _Result:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
-        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    if arguments.plot:
+        check_plot_path(arguments.plot)
     if not arguments.recordings:
         raise CommandError("give RUN.json, a file of recorded runs")
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]

@@ -15,7 +15,7 @@ from flyball_server.cli.plots.clock_colors import (
     pipeline_blocks,
     row_colors,
 )
-from flyball_server.cli.plots.frontier_plot import PLOT_SUFFIXES
+from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -40,8 +40,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    if arguments.plot and arguments.plot.suffix not in PLOT_SUFFIXES:
-        raise CommandError(f"--plot: {arguments.plot} must end in {' or '.join(PLOT_SUFFIXES)}")
+    if arguments.plot:
+        check_plot_path(arguments.plot)
     system = color_system(arguments.color)
     timeline = read_timeline(arguments)
     if arguments.plot:

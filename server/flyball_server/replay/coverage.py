@@ -1,4 +1,4 @@
-"""Which plans a fit carries: their leverage in the energy regression.
+"""Coverage of plans by a fit: their leverage in the energy regression.
 
 A regression tells nothing of combinations that it has not seen. The leverage of a plan is the
 variance that it leaves to the plan's energy; far above every fitted run's, the plan is made of
@@ -76,7 +76,7 @@ class Coverage:
 
 
 def extended(counts: FloatArray, idle_s: float) -> FloatArray:
-    """What the forms are of; shape (num_points + 2,)."""
+    """Return the vector that the forms apply to; shape (num_points + 2,)."""
     return np.concatenate([counts, [idle_s, 1.0]])
 
 

@@ -1,4 +1,4 @@
-"""Which runs are fitted: `every-second`, `spread:N` or `names:a,b,c`."""
+"""Choice of the runs to fit: `every-second`, `spread:N`, `names:a,b,c` or `all`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Flyball's plan would have saved in a recorded workload, predicted, where the fit carries it.
+"""Predicted saving of Flyball's plan in a recorded workload, where the fit carries it.
 
 The fit is on all runs. The plan is the one of least energy in the time of the first run, which is
 the baseline.
@@ -109,7 +109,7 @@ def predicted_saving(
 
 
 def saving_document(saving: PredictedSaving) -> dict[str, Any]:
-    """Return what `flyball replay --saving --json` adds."""
+    """Return the part that `--saving` adds to the document."""
     return {
         "baseline": saving.baseline.name,
         "measured": [

@@ -158,7 +158,7 @@ class Recording:
 
     @property
     def origin(self) -> str:
-        """What measured figures are called."""
+        """Name of measured figures in texts and plots."""
         return "measured (emulated GPUs)" if self.emulated else "measured"
 
 
@@ -191,7 +191,7 @@ def schedule_of(name: str, num_stages: int, num_microbatches: int) -> Schedule:
 def planned_points(
     schedule: Schedule, clocks_mhz: Sequence[Sequence[int]]
 ) -> dict[tuple[int, InstructionKind, int], int]:
-    """How many instructions a plan has at each stage, kind and clock."""
+    """Count a plan's instructions at each stage, kind and clock."""
     found: dict[tuple[int, InstructionKind, int], int] = {}
     for stage, (order, clocks) in enumerate(zip(schedule.stages, clocks_mhz, strict=True)):
         for instruction, clock in zip(order, clocks, strict=True):

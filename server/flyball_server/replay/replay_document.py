@@ -1,4 +1,4 @@
-"""What `flyball replay` prints: one recording as JSON, and as text."""
+"""Output of `flyball replay`: one recording as JSON, and as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flyball_server.replay.replayed_runs import AbsoluteErrors, Replay, RunRepla
 
 
 def replay_document(replayed: Replay) -> dict[str, Any]:
-    """Return what `flyball replay --json` prints of one recording.
+    """Return the document of one recording that `flyball replay --json` prints.
 
     `measured_s` and `measured_j` are of the recording, all others are predicted or computed.
     """

@@ -1,4 +1,4 @@
-"""A recording replayed: every run predicted from the fitted ones, and how far off that is."""
+"""Replay of a recording: every run predicted from the fitted ones, and the errors."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEVIATION_BY_MEAN = math.sqrt(math.pi / 2)
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
-    """How far predictions are off, found by leaving out each fitted run in turn.
+    """Errors of predictions, found by leaving out each fitted run in turn.
 
     Times are off by what the tail differs from run to run. The interval takes the quantile of
     that which the fitted runs show; it drifts, and no distribution is assumed. Energies are off
@@ -187,7 +187,7 @@ class Replay:
 
     @property
     def covered(self) -> tuple[int, int]:
-        """How many held-out times, and energies, lie within their intervals."""
+        """Numbers of held-out times and of energies within their intervals."""
         times = sum(
             abs(each.predicted.iteration_time_s - each.run.iterations.mean_s)
             <= each.time_half_width_s

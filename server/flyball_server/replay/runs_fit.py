@@ -1,4 +1,4 @@
-"""What some runs of a recording say of every stage, and the prediction of any plan from it.
+"""Fit of every stage on some runs of a recording, and the prediction of any plan from it.
 
 The fit is online profiling's: a run is a step, its instructions' times are the probes, and the
 energies and the blocking power follow by regression over the runs. Beside that an iteration has a
@@ -145,7 +145,7 @@ class RunsFit:
     tails_s: FloatArray
 
     def predict(self, clocks: PlanClocks) -> PlanPrediction:
-        """What an iteration under a plan takes."""
+        """Predict time and energy of an iteration under a plan."""
         durations_s = durations_of(self.curves, clocks)
         time_s = _longest_s(self.workload.dag, durations_s) + self.tail_s
         late_s = _longest_s(self.workload.dag, durations_of(self.curves, clocks, late=True))

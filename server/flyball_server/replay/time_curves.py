@@ -5,6 +5,9 @@ clocks, where a GPU may draw all the power that it is allowed and no longer runs
 was asked for. Its time there is as measured; below, a lower clock never takes less time.
 """
 
+# scipy has no types: its results are unknown to a type checker.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -85,13 +88,10 @@ def _slope(clocks_mhz: FloatArray, times_s: FloatArray, upper: int, lower: int) 
 
 
 def rising(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The closest values that never fall, by weighted least squares (pool adjacent violators)."""
-    blocks: list[tuple[float, float, int]] = []  # mean, weight, length
-    for value, weight in zip(values.tolist(), weights.tolist(), strict=True):
-        block = (value, weight, 1)
-        while blocks and blocks[-1][0] > block[0]:
-            mean, heavier, length = blocks.pop()
-            total = heavier + block[1]
-            block = ((heavier * mean + block[1] * block[0]) / total, total, length + block[2])
-        blocks.append(block)
-    return np.concatenate([np.full(length, mean) for mean, _, length in blocks] or [values])
+    """The closest values that never fall, by weighted least squares."""
+    if len(values) == 0:
+        return values
+    # Imported with the first replay: scipy has no types, and loads slowly.
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415
+
+    return np.asarray(isotonic_regression(values, weights=weights).x, dtype=np.float64)

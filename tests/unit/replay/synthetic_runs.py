@@ -181,5 +181,5 @@ def synthetic_document(
 
 
 def recording_of(document: Document) -> Recording:
-    """What a document holds."""
+    """Read a document of recorded runs."""
     return recording_from_document(document)

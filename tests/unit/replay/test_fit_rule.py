@@ -1,4 +1,4 @@
-"""Which runs `--fit` takes."""
+"""Choice of runs by `--fit`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan would have saved: held to the truth, and silent where the fit does not carry it."""
+"""Predicted savings: held to the truth, and silent where the fit does not carry it."""
 
 from __future__ import annotations
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flyball_wire.command import CommandError
+from flyball_server.cli.plots.plot_file import new_figure, save_figure
 from flyball_wire.read_models import Frontier
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-PLOT_SUFFIXES = (".svg", ".png")
 
 
 def write_frontier_plot(curve: Frontier, path: Path) -> None:
@@ -20,13 +18,7 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
     Raises:
         CommandError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only this function needs it
-    except ImportError:
-        raise CommandError(
-            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
-        ) from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    figure = new_figure(7, 4.5)
     axes = figure.subplots()
     _draw_curves(axes, curve)
     _draw_single_plans(axes, curve)
@@ -34,12 +26,7 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
     axes.set_ylabel("energy of an iteration, J (predicted)")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise CommandError(
-            f"--plot: {path} cannot be written ({error.strerror or error})"
-        ) from None
+    save_figure(figure, path)
 
 
 def _draw_curves(axes: Axes, curve: Frontier) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flyball_server.cli.plots.plot_file import new_figure, save_figure
 from flyball_server.replay.replayed_runs import Replay, RunReplay
-from flyball_wire.command import CommandError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,24 +31,13 @@ def write_replay_plot(
     Raises:
         CommandError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - only this function needs it
-    except ImportError:
-        raise CommandError(
-            "--plot needs the extra 'plot': pip install '.[plot]' in a clone of Flyball"
-        ) from None
-    figure = Figure(figsize=(14, 4.4 * len(replays)), layout="constrained")
+    figure = new_figure(14, 4.4 * len(replays))
     rows = figure.subplots(len(replays), 3, squeeze=False)
     for axes, replayed, frontier in zip(rows, replays, frontiers, strict=True):
         _draw_agreement(axes[0], replayed, is_energy=False)
         _draw_agreement(axes[1], replayed, is_energy=True)
         _draw_plans(axes[2], replayed, frontier)
-    try:
-        figure.savefig(path, dpi=130)
-    except OSError as error:
-        raise CommandError(
-            f"--plot: {path} cannot be written ({error.strerror or error})"
-        ) from None
+    save_figure(figure, path)
 
 
 def _draw_agreement(axes: Axes, replayed: Replay, *, is_energy: bool) -> None:
