@@ -62,6 +62,7 @@ def _draw_agreement(axes: Axes, replayed: Replay, *, is_energy: bool) -> None:
         )
     ends = [value for run in replayed.runs for value in _figures(run, is_energy=is_energy)[:2]]
     axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=0.8)
+    axes.locator_params(axis="x", nbins=6)  # more of the long numbers would overlap
     quantity, unit = ("energy", "J") if is_energy else ("iteration time", "s")
     axes.set_xlabel(f"{quantity}, {unit} (predicted)")
     axes.set_ylabel(f"{quantity}, {unit} ({replayed.recording.origin})")
