@@ -198,7 +198,10 @@ def test_a_closed_caller_makes_no_calls() -> None:
         assert planner.requests == []
 
 
-def test_a_killed_process_is_started_again_by_the_next_call() -> None:
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_killed_process_is_started_again_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
     with hostile_planner(planner_with(large_plan(4))) as planner:
         caller = caller_of(planner)
         newest_plan(caller)
@@ -207,6 +210,8 @@ def test_a_killed_process_is_started_again_by_the_next_call() -> None:
         wait_until(lambda: is_gone(pid), "its end")
         with pytest.raises(PlannerUnavailableError, match="has ended"):
             newest_plan(caller)
+        if not is_seen:  # for a moment, a process that is being killed still runs
+            monkeypatch.setattr(process_caller._CallerProcess, "is_running", True)
         assert newest_plan(caller) is not None
         assert caller_pids(os.getpid()) != [pid]
         caller.close()

@@ -52,6 +52,7 @@ def wait_for_comparison(
     comparison = planner.put_comparison(job_id, ComparisonRequest(num_pairs=num_pairs))
     try:
         with WorkLine(sys.stderr, prints_first=True) as line:
+            line.show(f"comparing {num_pairs} pairs of steps; Ctrl-C leaves it running")
             while comparison.state == ComparisonState.RUNNING and now_s() < deadline_s:
                 line.show(_progress(comparison))
                 sleep(min(POLL_S, max(0.0, deadline_s - now_s())))
@@ -67,8 +68,9 @@ def wait_for_comparison(
 
 def _progress(comparison: ComparisonStatus) -> str:
     done = f"{comparison.num_measured_pairs} of {comparison.num_pairs} pairs of steps measured"
-    where = "" if comparison.version is not None else ", waiting for the plan to take effect"
-    return f"comparing: {done}{where}; Ctrl-C leaves it running"
+    if comparison.version is None:
+        return f"comparing: {done}, waiting for the plan to take effect"
+    return f"comparing: {done}; Ctrl-C leaves it running"
 
 
 def _problem(job_id: str, comparison: ComparisonStatus, timeout_s: float) -> str | None:

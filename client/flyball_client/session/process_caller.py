@@ -133,12 +133,7 @@ class _Channel:
         # Held during a call: a descriptor must not be closed while it is read.
         self._in_use = threading.Lock()
         try:
-            self._process = _take_process()
-            try:
-                self._socket = self._process.connect()
-            except BaseException:
-                _release_process(self._process)
-                raise
+            self._process, self._socket = _connect()
         except OSError as error:
             raise _BrokenChannelError(f"cannot be started ({error})") from None
 
@@ -243,14 +238,27 @@ class _Shared:
     process: _CallerProcess | None = None
 
 
-def _take_process() -> _CallerProcess:
-    """Return the running process, or a new one."""
+def _connect() -> tuple[_CallerProcess, socket.socket]:
+    """Return the running process, or a new one, and a connection to it.
+
+    A process that was killed may refuse connections before it counts as ended.
+    """
     with _Shared.lock:
         process = _Shared.process
-        if process is None or not process.is_running:
-            process = _Shared.process = _CallerProcess()
+        if process is not None and process.is_running:
+            with contextlib.suppress(ConnectionError):
+                connection = process.connect()
+                process.num_users += 1
+                return process, connection
+        process = _Shared.process = _CallerProcess()
+        try:
+            connection = process.connect()
+        except BaseException:
+            _Shared.process = None
+            process.end()
+            raise
         process.num_users += 1
-        return process
+        return process, connection
 
 
 def _release_process(process: _CallerProcess) -> None:
