@@ -119,7 +119,7 @@ def test_a_run_that_is_not_there_is_refused(runs: Path) -> None:
 
 
 def test_what_is_no_file_of_runs_is_refused(tmp_path: Path) -> None:
-    assert refusal() == "give RUN.json, a file of recorded runs"
+    assert refusal().startswith("give RUN.json, a file of recorded runs, or --from-perseus")
     assert refusal(tmp_path / "none.json").endswith("No such file or directory")
     assert refusal(tmp_path).endswith("Is a directory")
     assert "not a regular file" in refusal(Path("/dev/zero"))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_profiles.limited_file import read_text
+from flyball_server.cli.perseus_folder import read_workload, workload_folders
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.plots.replay_plot import write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
@@ -35,6 +36,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "recordings", metavar="RUN.json", type=Path, nargs="*", help="recorded runs of a workload"
+    )
+    parser.add_argument(
+        "--from-perseus",
+        metavar="SOSP24_DATA",
+        type=Path,
+        help="folder sosp24_data of the Perseus artifact: replay all of its workloads",
     )
     parser.add_argument(
         "--fit",
@@ -100,18 +107,45 @@ class _Result:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         check_plot_path(arguments.plot)
-    if not arguments.recordings:
-        raise CommandError("give RUN.json, a file of recorded runs")
+    if not arguments.recordings and not arguments.from_perseus:
+        raise CommandError(
+            "give RUN.json, a file of recorded runs, or --from-perseus, the Perseus artifact's data"
+        )
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]
     results = [_result(arguments, source, recording) for source, recording in sources]
+    refused: list[str] = []
+    if arguments.from_perseus:
+        of_artifact, refused = _artifact_results(arguments)
+        results += of_artifact
     if arguments.plot:
         write_replay_plot(
             [result.replayed for result in results],
             [result.frontier for result in results],
             arguments.plot,
         )
-    print(_json(results) if arguments.json else "\n\n".join(map(_text, results)))
+    print(_json(results, refused) if arguments.json else _text(results, refused))
     return 0
+
+
+def _artifact_results(arguments: argparse.Namespace) -> tuple[list[_Result], list[str]]:
+    """Replay the artifact's workloads, and say which could not be and why.
+
+    Raises:
+        CommandError: none could be.
+    """
+    results: list[_Result] = []
+    refused: list[str] = []
+    for folder in workload_folders(arguments.from_perseus):
+        try:
+            with ProgressLine(f"{folder}: reading"):
+                recording = read_workload(folder)
+            results.append(_result(arguments, str(folder), recording))
+        except CommandError as error:
+            refused.append(str(error))
+    if not results:
+        others = f" (and {len(refused) - 1} other workloads)" if len(refused) > 1 else ""
+        raise CommandError(refused[0] + others)
+    return results, refused
 
 
 def _result(arguments: argparse.Namespace, source: str, recording: Recording) -> _Result:
@@ -142,7 +176,7 @@ def _result(arguments: argparse.Namespace, source: str, recording: Recording) ->
     )
 
 
-def _json(results: Sequence[_Result]) -> str:
+def _json(results: Sequence[_Result], refused: Sequence[str]) -> str:
     documents = [
         {
             "source": result.source,
@@ -151,12 +185,20 @@ def _json(results: Sequence[_Result]) -> str:
         }
         for result in results
     ]
-    return json.dumps(documents[0] if len(documents) == 1 else {"recordings": documents})
+    if len(documents) == 1 and not refused:
+        return json.dumps(documents[0])
+    return json.dumps({"recordings": documents, "not_replayed": list(refused)})
 
 
-def _text(result: _Result) -> str:
-    text = replay_text(result.replayed)
-    return text if result.saving is None else f"{text}\n\n{saving_text(result.saving)}"
+def _text(results: Sequence[_Result], refused: Sequence[str]) -> str:
+    texts = [
+        text if result.saving is None else f"{text}\n\n{saving_text(result.saving)}"
+        for result in results
+        for text in (replay_text(result.replayed),)
+    ]
+    if refused:
+        texts.append("\n".join(f"not replayed: {reason}" for reason in refused))
+    return "\n\n".join(texts)
 
 
 COMMAND = Command(

@@ -30,7 +30,7 @@ from flyball_server.replay.recorded_runs import (
     schedule_of,
 )
 
-_MAX_ENERGY_J = 1e12
+MAX_ENERGY_J = 1e12
 
 
 def recording_from_document(document: object) -> Recording:
@@ -196,7 +196,7 @@ def _run_of(name: str, raw: dict[str, Any], schedule: Schedule) -> RecordedRun:
 def _clocks_of(of_stage: Sequence[object], name: str, stage: int) -> tuple[int, ...]:
     clocks: list[int] = []
     for place, clock in enumerate(of_stage):
-        fault = _clock_fault(clock)
+        fault = clock_fault(clock)
         if fault is not None or not isinstance(clock, int):
             raise RecordingError(
                 f"clocks_mhz[{place}]: {fault}, not {str(clock)[:40]}", run=name, stage=stage
@@ -205,7 +205,8 @@ def _clocks_of(of_stage: Sequence[object], name: str, stage: int) -> tuple[int, 
     return tuple(clocks)
 
 
-def _clock_fault(clock: object) -> str | None:
+def clock_fault(clock: object) -> str | None:
+    """Return what is wrong with a clock in MHz; None: nothing."""
     if isinstance(clock, bool) or not isinstance(clock, int):
         return "must be a whole number of MHz"
     return quantity_fault("frequency_mhz", min(clock, 10**9))
@@ -217,23 +218,25 @@ def _iterations_of(raw: dict[str, Any], name: str) -> Iterations:
             totals = mapping_of(raw["iterations"], "iterations")
             return Iterations(
                 num_iterations=_at_least_one(totals, "count"),
-                mean_s=_iteration_time(totals.get("time_s_mean"), "time_s_mean"),
+                mean_s=time_of(totals.get("time_s_mean"), "time_s_mean"),
                 deviation_s=_deviation(totals.get("time_s_deviation")),
             )
         times = list_of(raw.get("iteration_time_s"), "iteration_time_s")
         if not times:
             raise PlanningError("must hold at least one iteration", field="iteration_time_s")
         return Iterations.of_times(
-            [
-                _iteration_time(time_s, f"iteration_time_s[{place}]")
-                for place, time_s in enumerate(times)
-            ]
+            [time_of(time_s, f"iteration_time_s[{place}]") for place, time_s in enumerate(times)]
         )
     except PlanningError as error:
         raise RecordingError(str(error), run=name) from None
 
 
-def _iteration_time(value: object, field: str) -> float:
+def time_of(value: object, field: str) -> float:
+    """Return a time in s, within the bounds of a stage profile.
+
+    Raises:
+        PlanningError: it is none; names the field.
+    """
     time_s = positive_of(value, field)
     fault = quantity_fault("time_s", time_s)
     if fault is not None:
@@ -242,7 +245,7 @@ def _iteration_time(value: object, field: str) -> float:
 
 
 def _deviation(value: object) -> float:
-    return 0.0 if value == 0 else _iteration_time(value, "time_s_deviation")
+    return 0.0 if value == 0 else time_of(value, "time_s_deviation")
 
 
 def _energies_of(raw: dict[str, Any], name: str, num_stages: int) -> tuple[float, ...]:
@@ -259,9 +262,9 @@ def _energies_of(raw: dict[str, Any], name: str, num_stages: int) -> tuple[float
             energy_j = positive_of(value, "energy_j_per_stage")
         except PlanningError as error:
             raise RecordingError(str(error), run=name, stage=stage) from None
-        if energy_j > _MAX_ENERGY_J:
+        if energy_j > MAX_ENERGY_J:
             raise RecordingError(
-                f"energy_j_per_stage: must be at most {_MAX_ENERGY_J:g} (check the unit)",
+                f"energy_j_per_stage: must be at most {MAX_ENERGY_J:g} (check the unit)",
                 run=name,
                 stage=stage,
             )
@@ -320,7 +323,7 @@ def _times_of(item: object, field: str, name: str, num_stages: int) -> RecordedT
         if kind is None:
             raise PlanningError(f"must be {' or '.join(kinds)}", field="instruction")
         clock = raw.get("frequency_mhz")
-        fault = _clock_fault(clock)
+        fault = clock_fault(clock)
         if fault is not None or not isinstance(clock, int):
             raise PlanningError(f"{fault}, not {str(clock)[:40]}", field="frequency_mhz")
         is_median = "time_s_mean" not in raw
@@ -329,7 +332,7 @@ def _times_of(item: object, field: str, name: str, num_stages: int) -> RecordedT
             stage=stage,
             kind=kind,
             frequency_mhz=clock,
-            time_s=_iteration_time(raw.get(time_field), time_field),
+            time_s=time_of(raw.get(time_field), time_field),
             num_samples=_at_least_one(raw, "samples"),
             is_median=is_median,
         )

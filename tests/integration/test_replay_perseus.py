@@ -1,0 +1,281 @@
+"""`flyball replay --from-perseus`: trees in the artifact's shape, whole and broken."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.test_replay_command import printed, refusal, run_replay, written
+from tests.shared_data import needs_shared_data, recorded_runs
+from tests.unit.replay.perseus_tree import write_perseus_tree
+from tests.unit.replay.synthetic_runs import Document, synthetic_document
+
+from flyball_server.cli.perseus_folder import read_workload
+from flyball_server.cli.replay import read_recording
+
+
+@pytest.fixture
+def document() -> Document:
+    document = synthetic_document(count=8, noise_percent=0.2)
+    document["runs"][-1]["name"] = "envpipe"
+    return document
+
+
+def figures(printed_document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return all runs without their names and sources."""
+    return [
+        {key: value for key, value in run.items() if key != "name"}
+        for run in printed_document["runs"]
+    ]
+
+
+def test_an_artifacts_tree_gives_the_predictions_of_the_runs_it_holds(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+    assert run_replay(written(tmp_path, document), "--json") == 0
+    expected = printed(capsys)
+    assert run_replay("--from-perseus", tmp_path, "--json") == 0
+    found = printed(capsys)
+    assert found["source"] == str(folder)
+    assert found["workload"] == expected["workload"]
+    assert [run["name"] for run in found["runs"]] == [
+        "baseline",
+        *(f"perseus-{place}" for place in range(6)),
+        "envpipe",
+    ]
+    for one, other in zip(figures(found), figures(expected), strict=True):
+        assert one.keys() == other.keys()
+        for key in ("measured_s", "predicted_s", "measured_j", "predicted_j"):
+            assert one[key] == pytest.approx(other[key], rel=1e-9)
+        assert one["fitted"] == other["fitted"]
+
+
+def test_ranks_of_a_stage_are_added_and_must_have_one_plan(
+    document: Document, tmp_path: Path
+) -> None:
+    document["dp"], document["tp"] = 2, 2
+    folder = write_perseus_tree(tmp_path, document)
+    recording = read_workload(folder)
+    assert (recording.dp, recording.tp) == (2, 2)
+    for run, expected in zip(recording.runs, document["runs"], strict=True):
+        assert run.energy_j_per_stage == pytest.approx(expected["energy_j_per_stage"])
+        assert run.iterations.times_s == pytest.approx(expected["iteration_time_s"])
+    _change(folder / "3.sched.json", _set(7, "power_states", 1, to=1234))
+    assert refusal("--from-perseus", tmp_path) == (
+        f"{folder / '3.sched.json'}: run perseus-1, stage 1: rank 7: power_states: rank 7 has other"
+        " clocks than rank 1, which is of the same stage"
+    )
+
+
+def test_an_iteration_takes_the_mean_of_what_its_ranks_measured(
+    document: Document, tmp_path: Path
+) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+    first = read_workload(folder).runs[1].iterations.times_s
+    _change(folder / "2.prof.json", _set(1, "iter_time", 2, to=first[1] + 0.3))
+    assert read_workload(folder).runs[1].iterations.times_s == pytest.approx(
+        [first[0], first[1] + 0.1, *first[2:]]
+    )
+
+
+@needs_shared_data
+def test_published_runs_survive_the_way_through_a_tree(tmp_path: Path) -> None:
+    path = next(path for path in recorded_runs() if path.stem.startswith("gpt3-xl"))
+    folder = write_perseus_tree(tmp_path, json.loads(path.read_text(encoding="utf-8")))
+    found, expected = read_workload(folder), read_recording(path)
+    assert found.title == expected.title
+    for one, other in zip(found.runs, expected.runs, strict=True):
+        assert (one.name, one.clocks_mhz) == (other.name, other.clocks_mhz)
+        assert one.instruction_times == other.instruction_times
+        assert one.iterations.times_s == pytest.approx(other.iterations.times_s, rel=1e-12)
+        assert one.energy_j_per_stage == pytest.approx(other.energy_j_per_stage, rel=1e-12)
+
+
+def _set(*path: str | int, to: Any) -> Callable[[Any], None]:  # noqa: ANN401 - any JSON
+    def change(content: Any) -> None:  # noqa: ANN401 - any JSON
+        for key in path[:-1]:
+            content = content[key]
+        content[path[-1]] = to
+
+    return change
+
+
+def _drop(*path: str | int) -> Callable[[Any], None]:
+    def change(content: Any) -> None:  # noqa: ANN401 - any JSON
+        for key in path[:-1]:
+            content = content[key]
+        del content[path[-1]]
+
+    return change
+
+
+def _change(path: Path, change: Callable[[Any], None]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+NAN = float("nan")
+_FORWARDS = (2, "time_breakdown", "forward")
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "said"),
+    [
+        ("4.sched.json", _drop(1), "run perseus-2, stage 1: rank 1 of 3 is missing"),
+        ("4.prof.json", _drop(2), "run perseus-2, stage 2: rank 2 of 3 is missing"),
+        ("4.sched.json", _set(1, "rank", to=0), "run perseus-2: [1].rank: rank 0 is there twice"),
+        ("4.sched.json", _set(1, "rank", to=3), "run perseus-2: [1].rank: is 3, there are 3"),
+        ("4.sched.json", _set(1, "rank", to="1"), "run perseus-2: [1].rank: must be a count"),
+        (
+            "1.sched.json",
+            _drop(1, "power_states", 5),
+            "run baseline, stage 1: rank 1: power_states: has 37 clocks; Merak's 1F1B of 8"
+            " microbatches runs 38 commands",
+        ),
+        (
+            "4.sched.json",
+            _set(0, "power_states", 1, to=0),
+            "stage 0: rank 0: power_states[1]: must be a finite positive number, not 0",
+        ),
+        (
+            "4.sched.json",
+            _set(0, "power_states", 1, to="1410"),
+            "run perseus-2, stage 0: rank 0: power_states[1]: must be a whole number of MHz",
+        ),
+        (
+            "4.sched.json",
+            _set(0, "power_states", 1, to=NAN),
+            "run perseus-2, stage 0: rank 0: power_states[1]: must be a whole number of MHz",
+        ),
+        (
+            "4.prof.json",
+            _set(2, "iter_time", 1, to=NAN),
+            "run perseus-2, stage 2: rank 2: iter_time[1]: must be a number above 0",
+        ),
+        ("4.prof.json", _set(2, "iter_time", to=[1.0]), "stage 2: rank 2: iter_time: has 1 iter"),
+        ("4.prof.json", _drop(2, "iter_time"), "stage 2: rank 2: iter_time: must be a list"),
+        (
+            "4.prof.json",
+            _set(2, "iter_energy", 1, to=-1.0),
+            "run perseus-2, stage 2: rank 2: iter_energy[1]: must be a number above 0",
+        ),
+        ("4.prof.json", _set(2, "iter_energy", 1, to=1e13), "iter_energy[1]: must be at most"),
+        (
+            "4.prof.json",
+            _drop(2, "iter_energy", 1),
+            "stage 2: rank 2: iter_energy: has 4 iterations, iter_time has 5",
+        ),
+        (
+            "4.prof.json",
+            _set(*_FORWARDS, 3, 4, to=NAN),
+            "stage 2: rank 2: time_breakdown.forward[3][4]: must be a number above 0",
+        ),
+        (
+            "4.prof.json",
+            _drop(*_FORWARDS, 3, 4),
+            "time_breakdown.forward[3]: has 7 microbatches, the folder's name says 8",
+        ),
+        ("4.prof.json", _drop(*_FORWARDS), "rank 2: time_breakdown.forward: must be a list"),
+        ("4.prof.json", _drop(2, "time_breakdown"), "rank 2: time_breakdown: must be an object"),
+    ],
+)
+def test_a_fault_is_named_with_file_run_and_stage(
+    document: Document, tmp_path: Path, file: str, change: Callable[[Any], None], said: str
+) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+    _change(folder / file, change)
+    refused = refusal("--from-perseus", tmp_path)
+    assert refused.startswith(f"{folder / file}: run ")
+    assert said in refused
+
+
+def test_ranks_must_have_measured_as_many_iterations(document: Document, tmp_path: Path) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+
+    def shorten(content: Any) -> None:  # noqa: ANN401 - any JSON
+        for measured in (
+            content[1]["iter_time"],
+            content[1]["iter_energy"],
+            content[1]["time_breakdown"]["forward"],
+            content[1]["time_breakdown"]["backward"],
+        ):
+            del measured[-1]
+
+    _change(folder / "4.prof.json", shorten)
+    assert refusal("--from-perseus", tmp_path) == (
+        f"{folder / '4.prof.json'}: run perseus-2, stage 1: rank 1: iter_time: rank 1 has 3"
+        " iterations after warming up, rank 0 has 4"
+    )
+
+
+def test_a_file_that_is_cut_off_or_without_its_twin_is_named(
+    document: Document, tmp_path: Path
+) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+    profile = folder / "5.prof.json"
+    profile.write_text(profile.read_text(encoding="utf-8")[:-100], encoding="utf-8")
+    assert refusal("--from-perseus", tmp_path).startswith(
+        f"{profile}: run perseus-3: not complete JSON ("
+    )
+    profile.unlink()
+    assert refusal("--from-perseus", tmp_path) == (
+        f"{folder / '5.sched.json'}: run perseus-3: its twin 5.prof.json is missing"
+    )
+
+
+def test_a_folder_without_runs_or_baseline_is_named(document: Document, tmp_path: Path) -> None:
+    assert refusal("--from-perseus", tmp_path / "none").endswith("of the Perseus artifact")
+    folder = write_perseus_tree(tmp_path, document)
+    envpipe = tmp_path / "envpipe" / folder.relative_to(tmp_path / "perseus")
+    for kind in ("prof", "sched"):
+        (envpipe / f"2.{kind}.json").unlink()
+    assert refusal("--from-perseus", tmp_path) == (f"{envpipe}: has no 2.prof.json, EnvPipe's plan")
+    for kind in ("prof", "sched"):
+        (folder / f"1.{kind}.json").unlink()
+    assert refusal("--from-perseus", tmp_path) == f"{folder}: has no 1.prof.json, the baseline"
+    for path in folder.iterdir():
+        path.unlink()
+    assert refusal("--from-perseus", tmp_path) == (
+        f"{folder}: has no runs, which are files N.prof.json and N.sched.json"
+    )
+
+
+def test_a_workload_that_cannot_be_read_does_not_stop_the_others(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = write_perseus_tree(tmp_path, document)
+    broken = write_perseus_tree(tmp_path, {**document, "model": "broken"})
+    (broken / "3.sched.json").write_text("[", encoding="utf-8")
+    (tmp_path / "perseus" / "V100" / "dp1" / "notes").mkdir(parents=True)
+    assert run_replay("--from-perseus", tmp_path, "--json") == 0
+    found = printed(capsys)
+    assert [each["source"] for each in found["recordings"]] == [str(good)]
+    second, first = found["not_replayed"]
+    assert first.startswith(f"{broken / '3.sched.json'}: run perseus-1: not complete JSON")
+    assert "the folder's name must be" in second
+    assert run_replay("--from-perseus", tmp_path) == 0
+    assert f"not replayed: {broken}" in capsys.readouterr().out
+    (good / "3.sched.json").unlink()
+    assert refusal("--from-perseus", tmp_path).endswith("(and 2 other workloads)")
+
+
+def test_runs_that_scatter_or_wait_elsewhere_are_named(
+    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_perseus_tree(tmp_path, document)
+
+    def slow(content: Any) -> None:  # noqa: ANN401 - any JSON
+        for rank in content:
+            rank["iter_time"] = [time_s + 1 for time_s in rank["iter_time"]]
+            rank["iter_time"][2] += 0.5
+
+    _change(folder / "5.prof.json", slow)
+    assert run_replay("--from-perseus", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "note: perseus-3: iterations scatter by" in out
+    assert "of its time" in out.partition("note: perseus-3")[2]
