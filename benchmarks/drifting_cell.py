@@ -24,7 +24,7 @@ class DriftingCell:
 
     Attributes:
         profile: of its stages.
-        noise: of each emulated instruction, as in EmulatedGpu.
+        noise: of each emulated instruction, as in EmulatedGpuSettings.
     """
 
     profile: StageProfile

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_WINDOW
@@ -44,7 +44,7 @@ class EmulatedPipeline:
     Args:
         profile: what the GPUs emulate.
         model: the order that they run.
-        noise: as in EmulatedGpu.
+        noise: as in EmulatedGpuSettings.
         transfer_s: from an output's being ready to the next stage's having received it, s.
     """
 
@@ -60,8 +60,7 @@ class EmulatedPipeline:
                 stage,
                 blocking_power_w=model.blocking_power_w[stage],
                 counter_period_s=_COUNTER_PERIOD_S,
-                noise=noise,
-                seed=stage,
+                settings=EmulatedGpuSettings(noise=noise, seed=stage),
                 clock=clock,
             )
             for stage, clock in enumerate(self._clocks)

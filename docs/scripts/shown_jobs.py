@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import cast
 
-from docs.scripts.capped_gpu import CappedGpu, ReadingGovernor
+from docs.scripts.reading_governor import ReadingGovernor
 from tests.acceptance.closed_loop import (
     LINK_TIMES,
     PATIENCE_S,
@@ -19,7 +18,8 @@ from tests.acceptance.closed_loop import (
     one_forward_one_backward,
 )
 
-from flyball_client import PlannerClient, RankSession
+from flyball_client import EmulatedGpu, PlannerClient, RankSession
+from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
@@ -132,17 +132,29 @@ def _show_slowed(planner_url: str, running: ExitStack, say: Callable[[str], None
     training.gpus[SLOW_STAGE].set_slowdown(SLOWDOWN)
     training.train(40)
     training.train_until_newest_in_force()
-    capped = cast(CappedGpu, training.gpus[CAPPED_STAGE])
+    capped = training.gpus[CAPPED_STAGE]
+    limit_w = _power_limit_w(job)
     for num_held_down in (3, 2, 4):
         training.train(9)
-        capped.cap_mhz = CAP_MHZ
+        capped.set_power_limit_w(limit_w)
         training.train(num_held_down)
-        capped.cap_mhz = None
+        capped.set_power_limit_w(None)
     training.train(12)
-    capped.cap_mhz = CAP_MHZ
+    capped.set_power_limit_w(limit_w)
     training.train_until(lambda: len(_in_force(training)) > 1, max_steps=80)
     _train_on_last_version(training, 30)
     training.await_measured()
+
+
+def _power_limit_w(job: ShownJob) -> float:
+    """Return the limit in W that no instruction of the capped stage exceeds at CAP_MHZ."""
+    return max(
+        point.energy_j / point.time_s
+        for (stage, _), points in job.profile.points.items()
+        if stage == CAPPED_STAGE
+        for point in points
+        if point.frequency_mhz <= CAP_MHZ
+    )
 
 
 def _train_on_last_version(training: EmulatedTraining, num_steps: int) -> None:
@@ -209,15 +221,14 @@ def emulated_job(
         planner = opened.enter_context(PlannerClient(planner_url, timeout_s=PATIENCE_S))
         planner.put_job(job.job_id, job.registration(profiling=profiling))
         ranks: list[EmulatedRank] = []
-        gpus: list[CappedGpu] = []
+        gpus: list[EmulatedGpu] = []
         for stage in range(job.profile.num_stages):
             clock = RankClock()
-            gpu = CappedGpu(
+            gpu = EmulatedGpu(
                 job.profile,
                 stage,
                 blocking_power_w=job.blocking_power_w,
-                noise=NOISE,
-                seed=stage,
+                settings=EmulatedGpuSettings(noise=NOISE, seed=stage),
                 clock=clock,
                 product=job.gpu,
             )
@@ -234,7 +245,12 @@ def emulated_job(
             gpus.append(gpu)
             ranks.append(
                 EmulatedRank(
-                    pipeline=0, stage=stage, order=orders[stage], session=session, clock=clock
+                    pipeline=0,
+                    stage=stage,
+                    order=orders[stage],
+                    session=session,
+                    gpu=gpu,
+                    clock=clock,
                 )
             )
         yield EmulatedTraining(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
@@ -211,8 +211,7 @@ def emulated_training(
                 truth,
                 stage,
                 blocking_power_w=blocking_power_w,
-                noise=noise,
-                seed=number,
+                settings=EmulatedGpuSettings(noise=noise, seed=number),
                 clock=clock,
             )
             session = RankSession(
@@ -232,6 +231,7 @@ def emulated_training(
                     stage=stage,
                     order=orders[stage],
                     session=session,
+                    gpu=gpu,
                     clock=clock,
                 )
             )

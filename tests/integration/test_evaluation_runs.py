@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.planner.live import live_planner
 
+from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_lab.demo.options import demo_profile
 from flyball_lab.evaluation.configurations import (
     BASELINE,
@@ -45,7 +46,7 @@ def run(
     planner_url: str,
     manner: Manner,
     *,
-    switch_latency_s: float = 0.0,
+    delay_s: float = 0.0,
     num_pipelines: int = 1,
     last_stage_factor: float = 1.0,
     job_id: str = "",
@@ -60,10 +61,14 @@ def run(
     )
     job_id = job_id or (
         f"{manner.policy}-{manner.schedule}-{manner.reconfigure}"
-        f"-{switch_latency_s}-{num_pipelines}-{last_stage_factor}"
+        f"-{delay_s}-{num_pipelines}-{last_stage_factor}"
     )
     return run_configuration(
-        planner_url, job_id, configuration, num_steps=2, switch_latency_s=switch_latency_s
+        planner_url,
+        job_id,
+        configuration,
+        num_steps=2,
+        settings=EmulatedGpuSettings.exact_delay(delay_s),
     )
 
 
@@ -90,7 +95,7 @@ def test_time_and_energy_are_those_predicted_where_switches_are_free(
 def test_they_are_within_3_percent_where_a_clock_comes_5_ms_late(
     planner_url: str, manner: Manner
 ) -> None:
-    result = run(planner_url, manner, switch_latency_s=0.005)
+    result = run(planner_url, manner, delay_s=0.005)
     assert result.num_switches > 0
     assert 0 < result.time_difference_percent < 3
     assert abs(result.energy_difference_percent) < 3
@@ -124,7 +129,7 @@ def test_data_parallel_pipelines_take_as_long_as_one_and_their_energies_add_up(
 
 def test_the_same_run_again_gives_the_same_figures(planner_url: str) -> None:
     first, again = (
-        run(planner_url, FRONTIER_1F1B, switch_latency_s=0.003, job_id=job_id)
+        run(planner_url, FRONTIER_1F1B, delay_s=0.003, job_id=job_id)
         for job_id in ("once", "twice")
     )
     assert again.emulated_iteration_time_s == pytest.approx(

@@ -94,6 +94,7 @@ def _rank(client: PlannerClient, plan: FrequencyPlan, stage: int) -> EmulatedRan
             planner=client,
             times=LinkTimes(poll_wait_s=1.0),
         ),
+        gpu=gpu,
         clock=clock,
     )
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.emulated import profiled_clocks_mhz
+from flyball_client.gpu.emulated_execution import profiled_clocks_mhz
 from flyball_client.gpu.nvml import list_nvml_gpus
 from flyball_client.gpu.nvml_facts import driver_version, nvml_session
 from flyball_client.gpu.open_gpu import gpu_argument, uuid_of

@@ -1,22 +1,43 @@
 """Emulated GPU, with the clocks, times and energies of a stage profile, in real time.
 
-It pads each computation to the profiled time at the clock in force, so that a training loop runs
+It pads each computation to the profiled time at the clocks in force, so that a training loop runs
 as on the profiled GPU.
 """
 
 from __future__ import annotations
 
-import math
-import random
 import time
 import uuid as uuids
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockLimit, GpuError
-from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_client.gpu.emulated_execution import (
+    ClockCalls,
+    EmulatedGpuSettings,
+    EmulatedNode,
+    Execution,
+    InstructionVariation,
+    RandomTime,
+    at_or_above,
+    check,
+    points_by_clock,
+    profiled_clocks_mhz,
+)
+from flyball_profiles.stage_profile import StageProfile
+
+__all__ = [
+    "IDEAL_GPU",
+    "EmulatedGpu",
+    "EmulatedGpuSettings",
+    "EmulatedNode",
+    "EmulationClock",
+    "RandomTime",
+    "WallClock",
+]
+
+IDEAL_GPU = EmulatedGpuSettings()
+"""Settings of a GPU whose clock changes at once and whose times are exactly the profile's."""
 
 # Largest delay of waking on an idle core; this last part is slept separately.
 _LAST_PART_S = 0.0004
@@ -47,147 +68,20 @@ class WallClock:
             time.sleep(left_s - _LAST_PART_S if left_s > 2 * _LAST_PART_S else left_s)
 
 
-class EnergyMeter:
-    """Energy over emulated time, from the instructions and the power between them.
-
-    An instruction's energy accrues evenly over its profiled time; all other time, overruns
-    included, is charged at the blocking power. Moments are emulated seconds and must not fall from
-    call to call.
-
-    Args:
-        blocking_power_w: Power in W while the GPU waits in communication.
-        counter_period_s: Period in s of the counter's movements.
-    """
-
-    def __init__(self, *, blocking_power_w: float, counter_period_s: float) -> None:
-        self._blocking_power_w = blocking_power_w
-        self._counter_period_s = counter_period_s
-        self._since_s = 0.0
-        self._energy_j = 0.0
-        self._running: OperatingPoint | None = None
-        self._shown_at_s = 0.0
-        self._shown_j = 0.0
-
-    def run(self, point: OperatingPoint | None, now_s: float) -> None:
-        """Start an instruction; None: end it."""
-        self.shown_j(now_s)
-        self._energy_j = self.exact_j(now_s)
-        self._since_s = now_s
-        self._running = point
-
-    def exact_j(self, now_s: float) -> float:
-        """Return the exact energy up to now, J."""
-        # Computed moments may fall by a rounding error.
-        waited_s = max(0.0, now_s - self._since_s)
-        energy_j = self._energy_j
-        if self._running is not None:
-            busy_s = min(waited_s, self._running.time_s)
-            waited_s -= busy_s
-            energy_j += self._running.energy_j * busy_s / self._running.time_s
-        return energy_j + self._blocking_power_w * waited_s
-
-    def shown_j(self, now_s: float) -> float:
-        """Return the energy at the last multiple of the counter's period, J."""
-        moved_at_s = math.floor(now_s / self._counter_period_s) * self._counter_period_s
-        # Called before every change, so all multiples before _since_s have been shown.
-        if moved_at_s > self._shown_at_s:
-            self._shown_j = self.exact_j(max(moved_at_s, self._since_s))
-            self._shown_at_s = moved_at_s
-        return self._shown_j
-
-
-_MAX_NOISE = 0.3
-# Limit of a normal draw; one in 16 000 exceeds it.
-_MAX_SIGMAS = 4.0
-
-
-class InstructionVariation:
-    """Random factors of the time and the energy of each instruction.
-
-    Factors are log-normal with a mean of 1 and limited at four sigmas: at a `noise` of 0.02 they
-    lie between 0.92 and 1.08, at 0.29 between 0.31 and 3.0.
-
-    Args:
-        noise: Relative standard deviation, at least 0 and below 0.3; 0: no noise.
-        seed: Seed of the draws.
-
-    Attributes:
-        slowdown: Factor of times and energies from the next draw on.
-
-    Raises:
-        ValueError: The noise is out of its range.
-    """
-
-    def __init__(self, *, noise: float, seed: int) -> None:
-        if not 0 <= noise < _MAX_NOISE:
-            raise ValueError(f"noise must be at least 0 and below {_MAX_NOISE:g}, not {noise}")
-        # A log-normal of mean 1 and variance noise^2.
-        self._variance = math.log1p(noise * noise)
-        self._generator = random.Random(seed)
-        self.slowdown = 1.0
-        self._factors = (1.0, 1.0)
-
-    def draw(self) -> None:
-        """Draw the factors of the next instruction."""
-        self._factors = (self.slowdown * self._noise(), self.slowdown * self._noise())
-
-    def apply(self, point: OperatingPoint) -> OperatingPoint:
-        """Return a point with the factors applied."""
-        of_time, of_energy = self._factors
-        return replace(point, time_s=point.time_s * of_time, energy_j=point.energy_j * of_energy)
-
-    def _noise(self) -> float:
-        if not self._variance:
-            return 1.0
-        sigmas = self._generator.gauss(0.0, 1.0)
-        within = max(-_MAX_SIGMAS, min(_MAX_SIGMAS, sigmas))
-        return math.exp(math.sqrt(self._variance) * within - self._variance / 2)
-
-
-def profiled_clocks_mhz(chunks: Sequence[StageProfile], stage: int) -> tuple[int, ...]:
-    """Return all profiled frequencies of the stage, MHz, falling."""
-    frequencies = {
-        point.frequency_mhz
-        for chunk in chunks
-        for (of_stage, _), points in chunk.points.items()
-        if of_stage == stage
-        for point in points
-    }
-    return tuple(sorted(frequencies, reverse=True))
-
-
-def points_by_clock(
-    chunks: Sequence[StageProfile], stage: int, clocks_mhz: tuple[int, ...]
-) -> dict[tuple[str, int, int], OperatingPoint]:
-    """Return points by kind, chunk and clock: at that clock, else the next above, else the highest.
-
-    The energies are one rank's share of the stage's.
-    """
-    found: dict[tuple[str, int, int], OperatingPoint] = {}
-    for chunk, profile in enumerate(chunks):
-        for (of_stage, kind), falling in profile.points.items():
-            for clock_mhz in clocks_mhz if of_stage == stage else ():
-                above = [point for point in falling if point.frequency_mhz >= clock_mhz]
-                point = above[-1] if above else falling[0]
-                energy_j = point.energy_j / profile.num_ranks_per_stage[stage]
-                found[kind.value, chunk, clock_mhz] = replace(point, energy_j=energy_j)
-    return found
-
-
 class EmulatedGpu:
     """Emulated GPU of one rank of one stage; a GpuDevice and an InstructionObserver.
 
     The profile's energies are divided by the stage's number of ranks. Without a lock it runs at
-    the stage's highest profiled clock. A clock that is requested during an instruction takes
-    effect with the next one. Where a kind has no point at the clock in force, its next point
-    above is used, else its highest.
+    the stage's highest profiled clock. A call that sets a clock returns at once; the clock takes
+    effect as the settings say, also in the middle of an instruction. Where a kind has no point at
+    the clock in force, its next point above is used, else its highest.
 
     Attributes:
         name: Name of the product, after `emulated `.
         uuid: Random UUID, after `EMULATED-`.
         is_emulated: True.
         address: None: the device exists in this process only.
-        num_overruns: Number of instructions whose computation exceeded the profiled time.
+        num_overruns: Number of instructions whose computation exceeded the emulated time.
         overrun_s: Sum of the overruns, emulated s.
 
     Args:
@@ -195,14 +89,13 @@ class EmulatedGpu:
         stage: Stage of the profile.
         num_chunks: Number of model chunks of the stage; with several, the profile's chunks are
             used.
-        blocking_power_w: Power in W between instructions, not negative.
+        blocking_power_w: Power in W between instructions, not negative; or powers by clock in
+            MHz, of which a clock that is missing has the next one above, else the highest.
+        settings: Physics of clock changes, power limit and noise.
+        node: Node whose GPUs take one call that sets a clock at a time; None: one of its own.
         time_scale: Wall seconds per emulated second; 2 runs twice as slowly. A larger scale avoids
             overruns, where the computation is slower than the profile.
-        switch_latency_s: Emulated time in s from a clock's request to its effect.
         counter_period_s: Emulated time in s between movements of the energy counter.
-        noise: Relative standard deviation of each instruction's time and energy, drawn
-            independently, at least 0 and below 0.3.
-        seed: Seed of the noise; must differ between GPUs of one run.
         clock: Wall clock; None: the system's.
         product: Name of the emulated product.
 
@@ -218,39 +111,38 @@ class EmulatedGpu:
         profile: StageProfile,
         stage: int,
         *,
-        blocking_power_w: float,
+        blocking_power_w: float | Mapping[int, float],
+        settings: EmulatedGpuSettings = IDEAL_GPU,
+        node: EmulatedNode | None = None,
         num_chunks: int = 1,
         time_scale: float = 1.0,
-        switch_latency_s: float = 0.0,
         counter_period_s: float = 0.1,
-        noise: float = 0.0,
-        seed: int = 0,
         clock: EmulationClock | None = None,
         product: str = "GPU",
     ) -> None:
         if not 0 <= stage < profile.num_stages:
             raise ValueError(f"stage must be 0 to {profile.num_stages - 1}, not {stage}")
-        _check("blocking_power_w", blocking_power_w, may_be_zero=True)
-        _check("time_scale", time_scale)
-        _check("switch_latency_s", switch_latency_s, may_be_zero=True)
-        _check("counter_period_s", counter_period_s)
+        check("time_scale", time_scale)
+        check("counter_period_s", counter_period_s)
         self._stage = stage
         chunks = profile.by_chunk(num_chunks)
         self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
         self._points = points_by_clock(chunks, stage, self._clocks_mhz)
-        self._variation = InstructionVariation(noise=noise, seed=seed)
-        self._meter = EnergyMeter(
-            blocking_power_w=blocking_power_w, counter_period_s=counter_period_s
+        self._variation = InstructionVariation(noise=settings.noise, seed=settings.seed)
+        self._calls = ClockCalls(self._clocks_mhz[0], settings)
+        self._node = EmulatedNode() if node is None else node
+        self._execution = Execution(
+            self._points,
+            _powers_w(blocking_power_w, self._clocks_mhz),
+            settings,
+            counter_period_s=counter_period_s,
         )
         self._time_scale = time_scale
-        self._switch_latency_s = switch_latency_s
         self._clock: EmulationClock = WallClock() if clock is None else clock
         self._started_s = self._clock.now_s()
         self.name = f"emulated {product}"
         self.uuid = f"EMULATED-{uuids.uuid4()}"
-        self._in_force_mhz = self._clocks_mhz[0]
-        self._requests: deque[tuple[float, int]] = deque()
-        self._running: tuple[str, int, float, OperatingPoint] | None = None
+        self._running: tuple[str, int] | None = None
         self.num_overruns = 0
         self.overrun_s = 0.0
         self._is_closed = False
@@ -258,13 +150,32 @@ class EmulatedGpu:
     def __repr__(self) -> str:
         return f"<EmulatedGpu {self.name!r} stage {self._stage} {self.uuid}>"
 
+    @property
+    def requested_sm_clock_mhz(self) -> int:
+        """SM clock in MHz that was requested last; the highest where none is locked."""
+        return self._calls.requested_mhz
+
     def emulated_time_s(self) -> float:
         """Return the emulated seconds since the device was created."""
         return (self._clock.now_s() - self._started_s) / self._time_scale
 
     def exact_energy_j(self) -> float:
         """Return the energy in J at this moment, unlike the counter."""
-        return self._meter.exact_j(self.emulated_time_s())
+        self._execution.advance(self.emulated_time_s())
+        return self._execution.energy_j
+
+    def completion_s(self) -> float:
+        """Return the moment of its wall clock, in s, at which the running instruction is over.
+
+        Clocks that are requested later may still change it.
+
+        Raises:
+            ValueError: No instruction is running.
+        """
+        if self._running is None:
+            raise ValueError(f"no instruction is running on {self.name}")
+        self._execution.advance(self.emulated_time_s())
+        return self._wall_s(self._execution.completion_s())
 
     def set_slowdown(self, slowdown: float) -> None:
         """Emulate a straggler.
@@ -276,8 +187,19 @@ class EmulatedGpu:
         Raises:
             ValueError: It is not positive and finite.
         """
-        _check("slowdown", slowdown)
+        check("slowdown", slowdown)
         self._variation.slowdown = slowdown
+
+    def set_power_limit_w(self, power_limit_w: float | None) -> None:
+        """Set the power limit in W from now on, as in the settings; None: no limit.
+
+        Raises:
+            ValueError: It is not positive and finite.
+        """
+        if power_limit_w is not None:
+            check("power_limit_w", power_limit_w)
+        self._execution.advance(self.emulated_time_s())
+        self._execution.set_power_limit_w(power_limit_w)
 
     # ------------------------------------------------------------------ GpuDevice
 
@@ -287,31 +209,36 @@ class EmulatedGpu:
         return self._clocks_mhz
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
-        """Lock this SM clock, after the switch latency."""
+        """Request this SM clock."""
         self._check_open()
         if sm_clock_mhz not in self._clocks_mhz:
             raise ValueError(f"{self.name} of stage {self._stage} has no {sm_clock_mhz} MHz")
         self._request(sm_clock_mhz)
 
     def reset_sm_clock(self) -> None:
-        """Restore the highest clock, after the switch latency."""
+        """Request the highest clock."""
         self._check_open()
         self._request(self._clocks_mhz[0])
 
     def sm_clock_mhz(self) -> int:
-        """Return the SM clock in force, MHz."""
+        """Return the SM clock in force, MHz.
+
+        Between instructions a power limit holds it where it held it in the last one.
+        """
         self._check_open()
-        return self._settle_clock(self.emulated_time_s())
+        self._execution.advance(self.emulated_time_s())
+        return self._execution.held_mhz()
 
     def clock_limits(self) -> ClockLimit:
-        """Return no limits."""
-        self._check_open()
-        return ClockLimit.NONE
+        """Return POWER where the power limit holds the clock down, else no limit."""
+        is_held_down = self.sm_clock_mhz() < self._execution.clock_mhz
+        return ClockLimit.POWER if is_held_down else ClockLimit.NONE
 
     def total_energy_j(self) -> float:
         """Return the energy counter, J since the device was created."""
         self._check_open()
-        return self._meter.shown_j(self.emulated_time_s())
+        self._execution.advance(self.emulated_time_s())
+        return self._execution.shown_j
 
     def close(self) -> None:
         """Restore the clock; time, energy and overruns can still be read."""
@@ -330,54 +257,65 @@ class EmulatedGpu:
         self._check_open()
         if self._running is not None:
             raise ValueError(f"{kind} begins while {self._running[0]} runs on {self.name}")
-        now_s = self.emulated_time_s()
-        point = self._points.get((kind, chunk, self._settle_clock(now_s)))
-        if point is None:
+        if (kind, chunk) not in self._points:
             where = f"stage {self._stage}" + (f", chunk {chunk}" if chunk else "")
             raise ValueError(f"the profile has no {kind} of {where} to emulate")
-        self._variation.draw()
-        point = self._variation.apply(point)
-        self._meter.run(point, now_s)
-        self._running = (kind, chunk, now_s, point)
+        self._execution.advance(self.emulated_time_s())
+        self._execution.begin((kind, chunk), self._variation.draw())
+        self._running = (kind, chunk)
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
-        """End the computation; return when the profiled time is over.
+        """End the computation; return when the emulated time is over.
 
         Raises:
             ValueError: No such instruction is running.
         """
         self._check_open()
-        if self._running is None or self._running[:2] != (kind, chunk):
+        if self._running != (kind, chunk):
             raise ValueError(f"{kind} ends on {self.name} but is not running")
-        done_s = self._running[2] + self._running[3].time_s
-        late_s = self.emulated_time_s() - done_s
-        if late_s > 0:
+        execution = self._execution
+        execution.advance(self.emulated_time_s())
+        if execution.completed_s is None:
+            done_s = execution.completion_s()
+            self._clock.sleep_until(self._wall_s(done_s))
+            # Rounding may end the sleep slightly before the emulated moment.
+            execution.advance(max(self.emulated_time_s(), done_s))
+        elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
             self.num_overruns += 1
             self.overrun_s += late_s
-        else:
-            self._clock.sleep_until(self._started_s + done_s * self._time_scale)
         self._running = None
-        # Rounding may end the sleep slightly before the emulated moment.
-        self._meter.run(None, max(self.emulated_time_s(), done_s))
 
     # ------------------------------------------------------------------ inside
 
     def _request(self, sm_clock_mhz: int) -> None:
-        now_s = self.emulated_time_s()
-        self._settle_clock(now_s)
-        self._requests.append((now_s + self._switch_latency_s, sm_clock_mhz))
+        calls, wall_s = self._calls, self._clock.now_s()
+        if sm_clock_mhz == calls.requested_mhz:
+            return
+        now_s = (wall_s - self._started_s) / self._time_scale
+        self._execution.advance(now_s)
+        if calls.is_waiting(now_s):
+            calls.replace_waiting(sm_clock_mhz)
+        else:
+            call_time_s = calls.draw_call_time_s() * self._time_scale
+            starts_s = self._node.book_s(wall_s, call_time_s)
+            calls.begin(sm_clock_mhz, now_s + (starts_s - wall_s) / self._time_scale)
+        self._execution.set_changes(calls.changes(now_s))
 
-    def _settle_clock(self, now_s: float) -> int:
-        while self._requests and self._requests[0][0] <= now_s:
-            self._in_force_mhz = self._requests.popleft()[1]
-        return self._in_force_mhz
+    def _wall_s(self, emulated_s: float) -> float:
+        return self._started_s + emulated_s * self._time_scale
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise GpuError(f"{self.name} is closed; create another")
 
 
-def _check(name: str, value: float, *, may_be_zero: bool = False) -> None:
-    if not (math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))):
-        rule = "not be negative" if may_be_zero else "be positive"
-        raise ValueError(f"{name} must {rule} and finite, not {value}")
+def _powers_w(
+    power_w: float | Mapping[int, float], clocks_mhz: tuple[int, ...]
+) -> dict[int, float]:
+    """Return the power in W at each clock."""
+    by_clock = power_w if isinstance(power_w, Mapping) else {clocks_mhz[0]: power_w}
+    if not by_clock:
+        raise ValueError("blocking_power_w must have the power of at least one clock")
+    for value_w in by_clock.values():
+        check("blocking_power_w", value_w, may_be_zero=True)
+    return {mhz: at_or_above(mhz, by_clock) for mhz in clocks_mhz}

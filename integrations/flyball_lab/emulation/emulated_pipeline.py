@@ -10,19 +10,18 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.rank_session import RankSession
-from flyball_profiles.stage_profile import OperatingPoint
 from flyball_wire.messages import StepMeasurement
 
 
 class RankClock:
     """EmulationClock that the rank moves itself, so that minutes of training take no time.
 
-    Ranks share nothing but messages, and a message carries the moment it was sent. A clock a
-    rank is therefore enough: what a rank does, and when, does not depend on which rank's turn
-    came first on this machine.
+    A message carries the moment it was sent, and `run_step` runs the ranks in the order of virtual
+    time. A clock a rank is therefore enough.
     """
 
     def __init__(self) -> None:
@@ -37,47 +36,17 @@ class RankClock:
         self._now_s = max(self._now_s, deadline_s)
 
 
-class SwitchingGpu(EmulatedGpu):
-    """EmulatedGpu that applies a late clock at once, not from the next instruction on.
-
-    A rank asks for an instruction's clock as the instruction begins. With a switch latency the
-    first part of it still runs at the clock before, the rest at its own: the same share of the
-    work as of either clock's time and energy. For virtual time, where no computation outlasts
-    its instruction.
-    """
-
-    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
-        """End the computation; return when all of its parts are over.
-
-        Raises:
-            ValueError: no such instruction is running.
-        """
-        if self._running is not None and self._running[:2] == (kind, chunk):
-            self._running = self._with_late_clocks(*self._running)
-        super().on_instruction_end(kind, chunk)
-
-    def _with_late_clocks(
-        self, kind: str, chunk: int, part_began_s: float, point: OperatingPoint
-    ) -> tuple[str, int, float, OperatingPoint]:
-        """Return the instruction as if it had run at its last clock throughout, with equal end."""
-        share_left = 1.0
-        while self._requests and self._requests[0][0] < part_began_s + share_left * point.time_s:
-            in_force_s, self._in_force_mhz = self._requests.popleft()
-            changed_s = max(part_began_s, in_force_s)
-            share_left -= (changed_s - part_began_s) / point.time_s
-            point = self._variation.apply(self._points[kind, chunk, self._in_force_mhz])
-            self._meter.run(point, changed_s)
-            part_began_s = changed_s
-        return kind, chunk, part_began_s - (1 - share_left) * point.time_s, point
-
-
 Order = tuple[tuple[str, int], ...]
 """A rank's instructions as kind and microbatch, in the order of execution."""
 
 # What gives the stage before its gradient, and what only the stage itself waits for.
 _GIVES_GRADIENT = frozenset({"backward", "backward_input"})
 
-_Waiting = Generator[str, None, None]
+_Channel = tuple[int, int, int]
+"""Pipeline, sending stage and receiving stage."""
+
+_Running = Generator["float | _Receive", None, None]
+"""Yields the moment in s at which it goes on, or what it waits for."""
 
 
 class EmulatedDeadlockError(Exception):
@@ -92,6 +61,7 @@ class EmulatedRank:
         pipeline: the data-parallel pipeline it belongs to, from 0.
         stage: of the pipeline.
         order: what it runs in a step.
+        gpu: of the session.
         clock: its GPU's and its session's.
     """
 
@@ -99,17 +69,36 @@ class EmulatedRank:
     stage: int
     order: Order
     session: RankSession
+    gpu: EmulatedGpu
     clock: RankClock
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Receive:
+    """Receive of a message that has not been sent yet; the text names it."""
+
+    channel: _Channel
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Channels:
-    """Per (pipeline, from stage, to stage) what was sent: microbatch and moment of arrival, s."""
+    """Messages by channel, each a microbatch and the moment of its arrival in s.
+
+    Attributes:
+        sent: channels of the messages that the scheduler has not seen yet.
+    """
 
     transfer_time_s: float
-    queues: defaultdict[tuple[int, int, int], deque[tuple[int, float]]] = field(
+    queues: defaultdict[_Channel, deque[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
+    sent: list[_Channel] = field(default_factory=list)
+
+    def send(self, channel: _Channel, microbatch: int, now_s: float) -> None:
+        """Send a message."""
+        self.queues[channel].append((microbatch, now_s + self.transfer_time_s))
+        self.sent.append(channel)
 
 
 def run_step(
@@ -117,8 +106,9 @@ def run_step(
 ) -> tuple[StepMeasurement, ...]:
     """Train one step on all ranks; it ends for all with the slowest rank.
 
-    Each session gets the time that its rank waited for a message (`on_transfer`), 0 s for a
-    message that had arrived before.
+    Ranks run by discrete events, in the order of virtual time, so that clock calls of GPUs that
+    share a node queue in the order in which they are made. Each session gets the time that its
+    rank waited for a message (`on_transfer`), 0 s for a message that had arrived before.
 
     Args:
         ranks: of all data-parallel pipelines.
@@ -138,7 +128,7 @@ def run_step(
     for rank in ranks:
         rank.session.on_step_begin()
     channels = _Channels(transfer_time_s=transfer_time_s)
-    _run_all({rank: _instructions(rank, channels, num_stages) for rank in ranks})
+    _run_all([(rank, _instructions(rank, channels, num_stages)) for rank in ranks], channels)
     # The optimizer's step needs every gradient: the next step begins after the slowest rank.
     ended_s = max(rank.clock.now_s() for rank in ranks)
     for rank in ranks:
@@ -147,43 +137,57 @@ def run_step(
     return tuple(rank.session.history[-1] for rank in ranks)
 
 
-def _run_all(running: dict[EmulatedRank, _Waiting]) -> None:
-    """Let each rank run until it waits, in turn, until all are done."""
-    waits: dict[EmulatedRank, str] = {}
-    while running:
-        before = dict(waits)
-        for rank, instructions in list(running.items()):
-            try:
-                waits[rank] = next(instructions)
-            except StopIteration:
-                del running[rank]
-                waits.pop(rank, None)
-        if running and waits == before:
-            raise EmulatedDeadlockError(
-                "the ranks wait for each other: "
-                + "; ".join(f"stage {rank.stage} for {wait}" for rank, wait in waits.items())
+def _run_all(running: Sequence[tuple[EmulatedRank, _Running]], channels: _Channels) -> None:
+    """Run the rank whose next event comes first, until all are done."""
+    # Moments, and places in `running`, which settle ties.
+    events = [(rank.clock.now_s(), place) for place, (rank, _) in enumerate(running)]
+    heapify(events)
+    waiting: dict[_Channel, tuple[int, str]] = {}
+    while events:
+        _, place = heappop(events)
+        event = next(running[place][1], None)
+        if isinstance(event, _Receive):
+            waiting[event.channel] = (place, event.text)
+        elif event is not None:
+            heappush(events, (event, place))
+        while channels.sent:
+            channel = channels.sent.pop()
+            if channel in waiting:
+                receiver, _ = waiting.pop(channel)
+                heappush(events, (running[receiver][0].clock.now_s(), receiver))
+    if waiting:
+        raise EmulatedDeadlockError(
+            "the ranks wait for each other: "
+            + "; ".join(
+                f"stage {running[place][0].stage} for {text}"
+                for place, text in sorted(waiting.values())
             )
+        )
 
 
-def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _Waiting:
+def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _Running:
     for position, (kind, microbatch) in enumerate(rank.order):
         source, target = _neighbours(kind, rank.stage, num_stages)
         if source is not None:
-            queue = channels.queues[rank.pipeline, source, rank.stage]
-            while not queue:
-                yield f"{kind} {microbatch} (position {position}) from stage {source}"
+            channel = rank.pipeline, source, rank.stage
+            queue = channels.queues[channel]
+            if not queue:
+                text = f"{kind} {microbatch} (position {position}) from stage {source}"
+                yield _Receive(channel=channel, text=text)
             sent, arrives_s = queue.popleft()
             if sent != microbatch:
                 raise EmulatedDeadlockError(
                     f"stage {rank.stage} receives microbatch {sent} of stage {source} where its"
                     f" order has {kind} {microbatch}"
                 )
+            yield max(arrives_s, rank.clock.now_s())
             _wait(rank, arrives_s, kind, microbatch)
         rank.session.on_instruction_begin(kind, microbatch=microbatch)
+        yield rank.gpu.completion_s()
         rank.session.on_instruction_end(kind, microbatch=microbatch)
         if target is not None:
-            queue = channels.queues[rank.pipeline, rank.stage, target]
-            queue.append((microbatch, rank.clock.now_s() + channels.transfer_time_s))
+            channel = rank.pipeline, rank.stage, target
+            channels.send(channel, microbatch, rank.clock.now_s())
 
 
 def _wait(rank: EmulatedRank, arrives_s: float, kind: str, microbatch: int) -> None:

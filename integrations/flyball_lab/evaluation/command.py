@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
+from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_client.profiling.arguments import add_option
 from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
 from flyball_lab.demo.run_folder import RunFolder, tail
@@ -83,7 +84,7 @@ class _Evaluation:
                 f"run-{len(self.results)}",
                 run,
                 num_steps=self.options.steps,
-                switch_latency_s=self.options.switch_latency / 1e3,
+                settings=EmulatedGpuSettings.exact_delay(self.options.switch_latency / 1e3),
                 check_interrupted=self.interruption.check,
             )
         return self.results[key]

@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import fmean
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, EmulatedNode
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import (
     EmulatedRank,
     Order,
     RankClock,
-    SwitchingGpu,
     run_step,
 )
 from flyball_lab.evaluation.configurations import Configuration, merged_profile
@@ -32,6 +32,7 @@ from flyball_wire.messages import JobRegistration, StepMeasurement
 
 # Of the energy counter: so fine that a step's energy is exact, and the same in every run.
 _COUNTER_PERIOD_S = 1e-9
+_GPUS_PER_NODE = 8
 _ACTIVATION_TIMEOUT_S = 60.0
 _POLL_S = 0.01
 _CALL_TIMEOUT_S = 30.0
@@ -90,7 +91,7 @@ def run_configuration(
     configuration: Configuration,
     *,
     num_steps: int,
-    switch_latency_s: float = 0.0,
+    settings: EmulatedGpuSettings = IDEAL_GPU,
     check_interrupted: Callable[[], None] = lambda: None,
 ) -> RunResult:
     """Plan and train on the plan, in virtual time; its first step is a warm-up and not counted.
@@ -100,7 +101,7 @@ def run_configuration(
         job_id: the job.
         configuration: what is run.
         num_steps: counted, at least 1.
-        switch_latency_s: virtual s from a clock's request to its taking effect.
+        settings: of the emulated GPUs; each has a seed of its own.
         check_interrupted: called between steps; may raise.
 
     Raises:
@@ -115,9 +116,7 @@ def run_configuration(
                 tuple((str(kind), int(microbatch)) for kind, microbatch, *_ in stage)
                 for stage in plan["stages"]
             ]
-            ranks = _make_ranks(
-                planner, job_id, configuration, profile, orders, latency_s=switch_latency_s
-            )
+            ranks = _make_ranks(planner, job_id, configuration, profile, orders, settings=settings)
             with _started(ranks):
                 _until_activated(planner, job_id, version, check_interrupted)
                 steps, num_switches = _train(ranks, version, num_steps, check_interrupted)
@@ -176,19 +175,21 @@ def _make_ranks(
     profile: StageProfile,
     orders: Sequence[Order],
     *,
-    latency_s: float,
+    settings: EmulatedGpuSettings,
 ) -> list[EmulatedRank]:
     """Return all ranks of the run, pipeline by pipeline, not started yet."""
     model = configuration.model
     ranks: list[EmulatedRank] = []
+    nodes = [EmulatedNode() for _ in range(0, configuration.num_ranks, _GPUS_PER_NODE)]
     for number in range(configuration.num_ranks):
         pipeline, stage = divmod(number, model.num_stages)
         clock = RankClock()
-        gpu = SwitchingGpu(
+        gpu = EmulatedGpu(
             profile,
             stage,
             blocking_power_w=model.blocking_power_w,
-            switch_latency_s=latency_s,
+            settings=replace(settings, seed=settings.seed + number),
+            node=nodes[number // _GPUS_PER_NODE],
             counter_period_s=_COUNTER_PERIOD_S,
             clock=clock,
             product=model.gpu.upper(),
@@ -198,7 +199,12 @@ def _make_ranks(
         )
         ranks.append(
             EmulatedRank(
-                pipeline=pipeline, stage=stage, order=orders[stage], session=session, clock=clock
+                pipeline=pipeline,
+                stage=stage,
+                order=orders[stage],
+                session=session,
+                gpu=gpu,
+                clock=clock,
             )
         )
     return ranks

@@ -8,14 +8,14 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.clock_controller import READ_PERIOD_S, SETTLE_S
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
 
 
 class Desk:
     """A governor of an emulated GPU, and the time that it looks at."""
 
-    def __init__(self, *, time_scale: float = 1.0, switch_latency_s: float = 0.0) -> None:
+    def __init__(self, *, time_scale: float = 1.0, delay_s: float = 0.0) -> None:
         self.clock = HandClock()
         self.time_scale = time_scale
         self.gpu = EmulatedGpu(
@@ -24,7 +24,7 @@ class Desk:
             blocking_power_w=80.0,
             clock=self.clock,
             time_scale=time_scale,
-            switch_latency_s=switch_latency_s,
+            settings=EmulatedGpuSettings.exact_delay(delay_s),
         )
         self.governor = InProcessGovernor(self.gpu, "rank 0")
 
@@ -66,7 +66,7 @@ def test_an_emulated_clock_is_read_as_late_and_as_often_in_emulated_time_as_a_re
 
 
 def test_a_clock_that_was_asked_for_and_is_not_in_force_yet_is_not_what_is_read() -> None:
-    desk = Desk(switch_latency_s=1.0)
+    desk = Desk(delay_s=1.0)
     desk.governor.set_mhz(900)
     desk.end_instruction_after(0.5)
     desk.end_instruction_after(1.0)

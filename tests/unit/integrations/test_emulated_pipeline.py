@@ -7,17 +7,24 @@ from contextlib import contextmanager
 
 import pytest
 
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import (
+    IDEAL_GPU,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
+    RandomTime,
+)
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import (
     EmulatedDeadlockError,
     EmulatedRank,
     Order,
     RankClock,
-    SwitchingGpu,
     run_step,
 )
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_wire.messages import RankPlan
 
 BLOCKING_POWER_W = 80.0
 
@@ -54,6 +61,7 @@ def pipelines(
     *,
     num_pipelines: int = 1,
     slowed: dict[tuple[int, int], float] | None = None,
+    settings: EmulatedGpuSettings = IDEAL_GPU,
 ) -> Iterator[list[EmulatedRank]]:
     """Ranks that run these orders at the highest clocks, closed in the end.
 
@@ -61,8 +69,10 @@ def pipelines(
         orders: of the stages.
         num_pipelines: alike.
         slowed: slowdowns of GPUs, by pipeline and stage.
+        settings: of all GPUs, which are in one node.
     """
     ranks: list[EmulatedRank] = []
+    node = EmulatedNode()
     for pipeline in range(num_pipelines):
         for stage, of_stage in enumerate(orders):
             clock = RankClock()
@@ -70,6 +80,8 @@ def pipelines(
                 profile(len(orders)),
                 stage,
                 blocking_power_w=BLOCKING_POWER_W,
+                settings=settings,
+                node=node,
                 counter_period_s=1e-9,
                 clock=clock,
             )
@@ -77,7 +89,12 @@ def pipelines(
             session = RankSession(gpu=gpu, job_id="job", rank=len(ranks), stage=stage, planner=None)
             ranks.append(
                 EmulatedRank(
-                    pipeline=pipeline, stage=stage, order=of_stage, session=session, clock=clock
+                    pipeline=pipeline,
+                    stage=stage,
+                    order=of_stage,
+                    session=session,
+                    gpu=gpu,
+                    clock=clock,
                 )
             )
     yield ranks
@@ -163,23 +180,30 @@ def test_orders_that_do_not_fit_together_are_told() -> None:
         run_step(ranks, num_stages=2)
 
 
-def test_of_several_late_clocks_each_has_its_share_and_the_last_one_stays() -> None:
-    """0.02 s at 1400 MHz (a fifth), 0.08 s at 700 MHz (two fifths), the rest at 1400 again."""
-    clock = RankClock()
-    gpu = SwitchingGpu(
-        profile(1),
-        0,
-        blocking_power_w=BLOCKING_POWER_W,
-        switch_latency_s=0.1,
-        counter_period_s=1e-9,
-        clock=clock,
+def test_clock_calls_of_a_node_queue_in_the_order_of_virtual_time() -> None:
+    """The second rank is faster and asks first, at 0.095 s; the first asks at 0.1 s and waits.
+
+    Calls take 10 ms, clocks 5 ms: of the backward, 0.2 s long, the first rank runs 0.01 s and the
+    second one 0.005 s of 0.19 s at 1400 MHz, the rest at 700 MHz.
+    """
+    settings = EmulatedGpuSettings(
+        call_time=RandomTime(p50_s=0.01), delay_down=RandomTime(p50_s=0.005)
     )
-    gpu.lock_sm_clock_mhz(700)
-    clock.sleep_until(0.08)
-    gpu.lock_sm_clock_mhz(1400)
-    gpu.on_instruction_begin("forward")
-    gpu.on_instruction_end("forward")
-    assert clock.now_s() == pytest.approx(0.08 + 0.02 + 0.08 + 0.04)
-    waited_j = 0.08 * BLOCKING_POWER_W
-    assert gpu.exact_energy_j() == pytest.approx(waited_j + 0.2 * 30 + 0.4 * 15 + 0.4 * 30)
-    assert gpu.sm_clock_mhz() == 1400
+    plan = RankPlan(
+        job_id="job",
+        version=1,
+        stage=0,
+        first_step=0,
+        predicted_iteration_time_s=0.5,
+        instructions=(("forward", 0, 1400), ("backward", 0, 700)),
+    )
+    with pipelines(
+        [order("F0 B0")], num_pipelines=2, slowed={(1, 0): 0.95}, settings=settings
+    ) as ranks:
+        for rank in ranks:
+            rank.session.plans.put(compile_plan(plan, stage=0, supported_mhz=(1400, 700)), 0)
+        run_step(ranks, num_stages=1)
+        backward_s = [rank.session.last_step_timings[1].compute_time_s for rank in ranks]
+    assert backward_s == pytest.approx(
+        [0.01 + 0.4 * (1 - 0.01 / 0.2), 0.005 + 0.38 * (1 - 0.005 / 0.19)]
+    )

@@ -1,0 +1,389 @@
+"""Physics of the emulated GPU, against the formula, figures by hand and small time steps."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.client.tiny_profile import HandClock, point
+
+from flyball_client.gpu._base import ClockLimit
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, RandomTime
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+
+# MHz: time in s, energy in J of the forward; powers of 300, 225 and 125 W.
+FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 700: (0.2, 25.0)}
+WAITING_W = 80.0
+PROFILE = StageProfile(
+    points={
+        (0, kind): tuple(point(mhz, *values) for mhz, values in FORWARD.items())
+        for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+    },
+    num_ranks_per_stage=(1,),
+)
+CLOCKS = st.sampled_from([*FORWARD])
+
+
+@dataclass
+class Bench:
+    """A GPU in virtual time."""
+
+    clock: HandClock
+    gpu: EmulatedGpu
+
+    @classmethod
+    def of(
+        cls,
+        settings: EmulatedGpuSettings,
+        *,
+        node: EmulatedNode | None = None,
+        waiting_w: float | Mapping[int, float] = WAITING_W,
+        time_scale: float = 1.0,
+    ) -> Bench:
+        clock = HandClock()
+        gpu = EmulatedGpu(
+            PROFILE,
+            0,
+            blocking_power_w=waiting_w,
+            settings=settings,
+            node=node,
+            time_scale=time_scale,
+            counter_period_s=0.01,
+            clock=clock,
+        )
+        return cls(clock=clock, gpu=gpu)
+
+    def wait_until(self, moment_s: float) -> None:
+        """Move to this emulated moment."""
+        self.clock.move(moment_s - self.gpu.emulated_time_s())
+
+    def run(self) -> tuple[float, float]:
+        """Return time in s and energy in J of a forward."""
+        began_s, began_j = self.gpu.emulated_time_s(), self.gpu.exact_energy_j()
+        self.gpu.on_instruction_begin("forward")
+        self.gpu.on_instruction_end("forward")
+        return self.gpu.emulated_time_s() - began_s, self.gpu.exact_energy_j() - began_j
+
+
+def exact(time_s: float) -> RandomTime:
+    return RandomTime(p50_s=time_s)
+
+
+@given(before=CLOCKS, after=CLOCKS, requested_s=st.floats(0, 0.1), delay_s=st.floats(0, 0.3))
+def test_a_change_comes_in_the_middle_of_an_instruction_by_the_formula(
+    before: int, after: int, requested_s: float, delay_s: float
+) -> None:
+    bench = Bench.of(EmulatedGpuSettings.exact_delay(delay_s))
+    bench.gpu.lock_sm_clock_mhz(before)
+    bench.wait_until(1.0)
+    bench.gpu.lock_sm_clock_mhz(after)
+    began_s = 1.0 + requested_s
+    bench.wait_until(began_s)
+    (time0_s, energy0_j), (time1_s, energy1_j) = FORWARD[before], FORWARD[after]
+    x_s = min(max(1.0 + delay_s - began_s, 0.0), time0_s)
+    time_s, energy_j = bench.run()
+    assert time_s == pytest.approx(x_s + time1_s * (1 - x_s / time0_s))
+    assert energy_j == pytest.approx(energy0_j * x_s / time0_s + energy1_j * (1 - x_s / time0_s))
+
+
+def test_of_two_changes_within_an_instruction_each_has_its_share() -> None:
+    """0.02 s at 1400 MHz (a fifth), 0.08 s at 700 MHz (two fifths), the rest at 1400 again."""
+    bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))
+    bench.gpu.lock_sm_clock_mhz(700)
+    bench.wait_until(0.08)
+    bench.gpu.lock_sm_clock_mhz(1400)
+    time_s, energy_j = bench.run()
+    assert time_s == pytest.approx(0.02 + 0.08 + 0.04)
+    assert energy_j == pytest.approx(0.2 * 30 + 0.4 * 25 + 0.4 * 30)
+    assert bench.gpu.sm_clock_mhz() == 1400
+
+
+def test_changes_up_and_down_have_delays_of_their_own_and_the_last_request_stays() -> None:
+    bench = Bench.of(EmulatedGpuSettings(delay_up=exact(0.005), delay_down=exact(0.02)))
+
+    def clock_at(moment_s: float) -> int:
+        bench.wait_until(moment_s)
+        return bench.gpu.sm_clock_mhz()
+
+    bench.gpu.lock_sm_clock_mhz(700)
+    assert (clock_at(0.0199), clock_at(0.0201)) == (1400, 700)
+    bench.wait_until(1.0)
+    bench.gpu.lock_sm_clock_mhz(1200)
+    assert (clock_at(1.0049), clock_at(1.0051)) == (700, 1200)
+    bench.wait_until(2.0)
+    bench.gpu.lock_sm_clock_mhz(700)  # would take effect at 2.02 s
+    bench.wait_until(2.01)
+    bench.gpu.reset_sm_clock()  # takes effect at 2.015 s, and replaces it
+    assert (clock_at(2.0149), clock_at(2.0151), clock_at(3.0)) == (1200, 1400, 1400)
+
+
+def test_calls_of_one_node_run_one_at_a_time() -> None:
+    """Eight GPUs at once: the last call begins after seven others, and takes effect 5 ms later."""
+    settings = EmulatedGpuSettings(
+        call_time=exact(0.006), delay_up=exact(0.005), delay_down=exact(0.005)
+    )
+    node, other_node = EmulatedNode(), EmulatedNode()
+    benches = [Bench.of(settings, node=node) for _ in range(8)]
+    alone = Bench.of(settings, node=other_node)
+    for bench in [*benches, alone]:
+        bench.gpu.lock_sm_clock_mhz(700)
+    for place, bench in [*enumerate(benches), (0, alone)]:
+        bench.wait_until(place * 0.006 + 0.0049)
+        assert bench.gpu.sm_clock_mhz() == 1400
+        bench.wait_until(place * 0.006 + 0.0051)
+        assert bench.gpu.sm_clock_mhz() == 700
+
+
+def test_a_call_that_waits_in_the_queue_takes_the_newest_clock() -> None:
+    settings = EmulatedGpuSettings(call_time=exact(0.01))
+    bench = Bench.of(settings)
+    bench.gpu.lock_sm_clock_mhz(1200)  # begins at once
+    bench.gpu.lock_sm_clock_mhz(700)  # begins at 10 ms
+    bench.wait_until(0.005)
+    bench.gpu.lock_sm_clock_mhz(1400)  # replaces it
+    assert bench.gpu.sm_clock_mhz() == 1200
+    bench.wait_until(0.0101)
+    assert bench.gpu.sm_clock_mhz() == 1400
+    bench.wait_until(0.0102)
+    bench.gpu.lock_sm_clock_mhz(700)  # begins at 20 ms: there was no third call before
+    bench.wait_until(0.0199)
+    assert bench.gpu.sm_clock_mhz() == 1400
+    bench.wait_until(0.0201)
+    assert bench.gpu.sm_clock_mhz() == 700
+
+
+def test_a_time_scale_stretches_calls_and_delays() -> None:
+    node = EmulatedNode()
+    settings = EmulatedGpuSettings(call_time=exact(0.01), delay_down=exact(0.005))
+    first, second = (Bench.of(settings, node=node, time_scale=3.0) for _ in range(2))
+    for bench in (first, second):
+        bench.gpu.lock_sm_clock_mhz(700)
+    second.clock.move(3 * 0.0149)
+    assert second.gpu.sm_clock_mhz() == 1400
+    second.clock.move(3 * 0.0002)
+    assert second.gpu.sm_clock_mhz() == 700
+
+
+def book(file: Path, num_calls: int) -> None:
+    node = EmulatedNode(file)
+    for _ in range(num_calls):
+        node.book_s(100.0, 0.001)
+
+
+def test_processes_share_a_node_through_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "node"
+    processes = [
+        multiprocessing.get_context("spawn").Process(target=book, args=(file, 200))
+        for _ in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert EmulatedNode(file).book_s(100.0, 0.0) == pytest.approx(100.4)
+    # It is free later, and the moments of an earlier start of the machine do not count.
+    assert EmulatedNode(file).book_s(200.0, 0.0) == 200.0
+    assert EmulatedNode(file).book_s(3.0, 0.0) == 3.0
+
+
+def test_call_times_are_log_normal_with_median_and_99th_percentile_as_set() -> None:
+    settings = EmulatedGpuSettings(call_time=RandomTime(p50_s=0.0045, p99_s=0.012), seed=3)
+    node = EmulatedNode()
+    bench = Bench.of(settings, node=node)
+    times_s = []
+    for number in range(8000):
+        bench.wait_until(float(number + 1))
+        now_s = bench.clock.now_s()
+        bench.gpu.lock_sm_clock_mhz(700 if number % 2 else 1400 if number else 1200)
+        times_s.append(node.book_s(now_s, 0.0) - now_s)
+    assert median(times_s) == pytest.approx(0.0045, rel=0.02)
+    assert quantiles(times_s, n=100)[98] == pytest.approx(0.012, rel=0.06)
+    logs = [math.log(time_s) for time_s in times_s]
+    assert quantiles(logs, n=100)[0] == pytest.approx(2 * math.log(0.0045) - math.log(0.012), 0.02)
+
+
+def test_the_same_seed_has_the_same_delays_whatever_the_noise() -> None:
+    spread = RandomTime(p50_s=0.005, p99_s=0.02)
+
+    def effects(settings: EmulatedGpuSettings) -> list[int]:
+        bench = Bench.of(settings)
+        seen = []
+        for number in range(40):
+            bench.run()
+            bench.wait_until(float(number + 1))
+            bench.gpu.lock_sm_clock_mhz(700 if number % 2 else 1200)
+            bench.wait_until(number + 1.005)
+            seen.append(bench.gpu.sm_clock_mhz())
+        return seen
+
+    of_seed_1, noisy, of_seed_2 = (
+        effects(EmulatedGpuSettings(delay_up=spread, delay_down=spread, noise=noise, seed=seed))
+        for noise, seed in ((0.0, 1), (0.02, 1), (0.0, 2))
+    )
+    assert of_seed_1 == noisy != of_seed_2
+
+
+def test_a_stall_adds_its_time_at_the_waiting_power() -> None:
+    """Half of the work at 1400 MHz, 0.03 s of standing still, the other half at 700 MHz."""
+    settings = EmulatedGpuSettings(delay_down=exact(0.05), stall_s=0.03)
+    bench = Bench.of(settings)
+    bench.gpu.lock_sm_clock_mhz(700)
+    time_s, energy_j = bench.run()
+    assert time_s == pytest.approx(0.05 + 0.03 + 0.1)
+    assert energy_j == pytest.approx(15 + 0.03 * WAITING_W + 12.5)
+    # An instruction that begins 10 ms after a change waits for the rest of its stall.
+    bench.gpu.lock_sm_clock_mhz(1400)
+    bench.clock.move(0.01)
+    assert bench.run() == pytest.approx((0.02 + 0.1, 0.02 * WAITING_W + 30))
+
+
+def test_the_power_follows_the_clock_after_its_lag() -> None:
+    """0.05 s at 1400 MHz, then 0.1 s at 700 MHz of which 0.04 s at 1400 MHz's 300 W."""
+    settings = EmulatedGpuSettings(delay_down=exact(0.05), power_lag_s=0.04)
+    bench = Bench.of(settings, waiting_w={1400: 90.0, 700: 60.0})
+    bench.gpu.lock_sm_clock_mhz(700)
+    time_s, energy_j = bench.run()
+    assert time_s == pytest.approx(0.05 + 0.1)
+    assert energy_j == pytest.approx(0.09 * 300 + 0.06 * 125)
+    before_j = bench.gpu.exact_energy_j()
+    bench.gpu.lock_sm_clock_mhz(1400)
+    bench.clock.move(0.1)
+    assert bench.gpu.exact_energy_j() - before_j == pytest.approx(0.04 * 60 + 0.06 * 90)
+
+
+def test_the_waiting_power_is_that_of_the_clock_in_force() -> None:
+    bench = Bench.of(
+        EmulatedGpuSettings.exact_delay(0.1), waiting_w={1400: 90.0, 1100: 70.0, 700: 60.0}
+    )
+    bench.gpu.lock_sm_clock_mhz(700)
+    bench.clock.move(0.3)
+    assert bench.gpu.exact_energy_j() == pytest.approx(0.1 * 90 + 0.2 * 60)
+    assert bench.gpu.total_energy_j() == pytest.approx(0.1 * 90 + 0.2 * 60, rel=0.05)
+    # 1200 MHz has the power of the next clock above.
+    bench.gpu.lock_sm_clock_mhz(1200)
+    bench.clock.move(0.3)
+    assert bench.gpu.exact_energy_j() == pytest.approx(21 + 0.1 * 60 + 0.2 * 90)
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "asked_mhz", "held_mhz"),
+    [
+        *[(300.0, 1400, 1400), (299.0, 1400, 1200), (224.0, 1400, 700), (10.0, 1400, 700)],
+        *[(224.0, 700, 700), (299.0, 1200, 1200)],
+    ],
+)
+def test_a_power_limit_holds_the_clock_where_the_power_is_within_it(
+    limit_w: float, asked_mhz: int, held_mhz: int
+) -> None:
+    bench = Bench.of(EmulatedGpuSettings(power_limit_w=limit_w))
+    bench.gpu.lock_sm_clock_mhz(asked_mhz)
+    assert bench.run() == pytest.approx(FORWARD[held_mhz])
+    is_held_down = held_mhz < asked_mhz
+    assert bench.gpu.sm_clock_mhz() == held_mhz
+    assert bench.gpu.requested_sm_clock_mhz == asked_mhz
+    assert bench.gpu.clock_limits() == (ClockLimit.POWER if is_held_down else ClockLimit.NONE)
+    bench.gpu.set_power_limit_w(None)
+    assert bench.run() == pytest.approx(FORWARD[asked_mhz])
+    assert bench.gpu.clock_limits() == ClockLimit.NONE
+
+
+TIMES = st.integers(0, 60).map(lambda number: number / 1000)
+
+
+@given(
+    requests=st.lists(st.tuples(TIMES, CLOCKS), max_size=6),
+    begins_s=TIMES,
+    delay_s=TIMES,
+    stall_s=st.sampled_from([0.0, 0.004]),
+    lag_s=st.sampled_from([0.0, 0.01]),
+    limit_w=st.sampled_from([None, 250.0]),
+)
+def test_any_requests_agree_with_small_time_steps(
+    requests: Sequence[tuple[float, int]],
+    begins_s: float,
+    delay_s: float,
+    stall_s: float,
+    lag_s: float,
+    limit_w: float | None,
+) -> None:
+    delay = exact(delay_s)
+    settings = EmulatedGpuSettings(
+        delay_up=delay, delay_down=delay, stall_s=stall_s, power_lag_s=lag_s, power_limit_w=limit_w
+    )
+    bench = Bench.of(settings)
+    requests = sorted(requests, key=lambda request: request[0])
+    before = [request for request in requests if request[0] < begins_s]
+    for moment_s, mhz in before:
+        bench.wait_until(moment_s)
+        bench.gpu.lock_sm_clock_mhz(mhz)
+    bench.wait_until(begins_s)
+    began_j = bench.gpu.exact_energy_j()
+    bench.gpu.on_instruction_begin("forward")
+    for moment_s, mhz in requests[len(before) :]:
+        bench.wait_until(moment_s)
+        bench.gpu.lock_sm_clock_mhz(mhz)
+    bench.gpu.on_instruction_end("forward")
+    ended_s = bench.gpu.emulated_time_s()
+
+    # Clocks in force by their beginning, each of a request that changed something.
+    changes = [(-1.0, 1400)]
+    requested_mhz = 1400
+    for moment_s, mhz in requests:
+        if mhz != requested_mhz:
+            requested_mhz = mhz
+            # Of several at one moment the last one counts.
+            changes = [change for change in changes if change[0] != moment_s + delay_s]
+            if mhz != changes[-1][1]:
+                changes.append((moment_s + delay_s, mhz))
+
+    def clock_at(moment_s: float) -> int:
+        return next(mhz for since_s, mhz in reversed(changes) if since_s <= moment_s)
+
+    def held(mhz: int) -> int:
+        return 1200 if limit_w is not None and mhz == 1400 else mhz
+
+    step_s = 1e-5
+    progress, energy_j, now_s = 0.0, 0.0, begins_s
+    while progress < 1:
+        middle_s = now_s + step_s / 2
+        stalls = any(0 <= middle_s - since_s < stall_s for since_s, _ in changes[1:])
+        time_s, _ = FORWARD[held(clock_at(middle_s))]
+        power_time_s, power_energy_j = FORWARD[held(clock_at(middle_s - lag_s))]
+        power_w = power_energy_j / power_time_s
+        energy_j += (WAITING_W if stalls else power_w) * step_s
+        progress += 0.0 if stalls else step_s / time_s
+        now_s += step_s
+    assert ended_s == pytest.approx(now_s, abs=2 * step_s)
+    assert bench.gpu.exact_energy_j() - began_j == pytest.approx(energy_j, rel=1e-3, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: EmulatedGpuSettings(noise=-0.01), "noise must be at least 0 and below 0.3, not"),
+        (lambda: EmulatedGpuSettings(noise=0.3), "noise must be at least 0 and below 0.3, not 0.3"),
+        (lambda: EmulatedGpuSettings(noise=math.nan), "noise must be at least 0 and below 0.3"),
+        (lambda: EmulatedGpuSettings(stall_s=-1.0), "stall_s must not be negative"),
+        (lambda: EmulatedGpuSettings(power_lag_s=math.inf), "power_lag_s must not be negative and"),
+        (lambda: EmulatedGpuSettings(power_limit_w=0.0), "power_limit_w must be positive"),
+        (lambda: RandomTime(p50_s=-0.1), "p50_s must not be negative"),
+        (lambda: RandomTime(p50_s=0.1, p99_s=0.05), "p99_s must be finite and at least p50_s"),
+        (lambda: RandomTime(p99_s=0.05), "p99_s must be finite and at least p50_s"),
+        (lambda: Bench.of(EmulatedGpuSettings(), waiting_w={}), "of at least one clock"),
+        (
+            lambda: Bench.of(EmulatedGpuSettings(), waiting_w={1400: 1.0, 700: -1.0}),
+            "blocking_power_w must not be negative",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(make: object, text: str) -> None:
+    assert callable(make)
+    with pytest.raises(ValueError, match=text):
+        make()
