@@ -72,12 +72,12 @@ def test_zeuss_hooks_train_on_a_plan_through_what_the_page_shows(
 
         def is_on_the_plan() -> bool:
             train_step(opt)
-            return gpu.told[-2:] == [900, 1200]
+            return gpu.told[-3:] == [900, 1200, 900]
 
         wait_until(is_on_the_plan)
         waits.clear()
         train_step(opt)
-        assert gpu.told[-4:] == [900, 1200, 900, 1200]
+        assert gpu.told[-4:] == [1200, 900, 1200, 900]
         assert len(waits) == 4
         assert session.history[-1].num_unplanned == 0
         exec(after, names)  # noqa: S102 - our own page

@@ -159,12 +159,17 @@ class PendingPlans:
         """Add a plan that all ranks run from this step on."""
         self._arrived.append((first_step, plan))
 
+    def newest_due(self, step: int) -> tuple[CompiledPlan, int] | None:
+        """Return what `take_due` would return, and keep it; None also where a function chooses."""
+        due = self._due(step)
+        if not due or self._choose is not None:
+            return None
+        first_step, plan = due[-1]
+        return plan, first_step
+
     def take_due(self, step: int) -> tuple[CompiledPlan, int] | None:
         """Return the plan to run from this step on, with its first step; None: no change."""
-        while self._arrived:
-            self._awaiting_step.append(self._arrived.popleft())
-        del self._awaiting_step[:-_MAX_AWAITING]
-        due = [entry for entry in self._awaiting_step if entry[0] <= step]
+        due = self._due(step)
         for entry in due[:-_MAX_OFFERED]:
             self._awaiting_step.remove(entry)
         offered = tuple(plan for _, plan in due[-_MAX_OFFERED:])
@@ -178,6 +183,12 @@ class PendingPlans:
         first_step, _ = self._awaiting_step[index]
         del self._awaiting_step[: index + 1]
         return chosen, first_step
+
+    def _due(self, step: int) -> list[tuple[int, CompiledPlan]]:
+        while self._arrived:
+            self._awaiting_step.append(self._arrived.popleft())
+        del self._awaiting_step[:-_MAX_AWAITING]
+        return [entry for entry in self._awaiting_step if entry[0] <= step]
 
 
 _logger = logging.getLogger(__name__)
@@ -243,6 +254,18 @@ class ActivePlan:
                 step,
                 cursor.surprise,
             )
+
+    def first_clock_mhz(self, step: int, *, is_planner_lost: bool) -> int | None:
+        """Return the clock in MHz of the first instruction of a step that has not begun.
+
+        None: no plan is in force then, or it has no instruction.
+        """
+        plan_and_first_step = self._plans.newest_due(step) or self._plan
+        if plan_and_first_step is None or (is_planner_lost and not self._keeps_plan):
+            return None
+        plan, first_step = plan_and_first_step
+        clocks_mhz = plan.clocks_in_step_mhz(step - first_step)
+        return clocks_mhz[0] if clocks_mhz else None
 
     def break_off_step(self) -> None:
         """End a failed step without logging missing instructions."""

@@ -42,6 +42,12 @@ class CompiledPlan:
         """Number of clocks, those of a whole cycle where it has one."""
         return len(self.kinds) * (1 if self.cycle_mhz is None else len(self.cycle_mhz))
 
+    def clocks_in_step_mhz(self, num_steps: int) -> tuple[int, ...]:
+        """Return the clocks of a step, counted from the plan's first step, MHz."""
+        if self.cycle_mhz is None:
+            return self.sm_clocks_mhz
+        return self.cycle_mhz[num_steps % len(self.cycle_mhz)]
+
 
 PlannedInstruction = tuple[str, int, int]
 """Kind, microbatch and chunk."""
@@ -66,7 +72,8 @@ class PlanCursor:
         plan: Plan that is followed.
         instructions: Planned instructions of the step, and one that matches nothing at the end;
             only that one while no instruction is expected.
-        clocks_mhz: SM clocks in MHz of the planned instructions in this step.
+        clocks_mhz: SM clocks in MHz of the planned instructions in this step, and at the end that
+            of the next step's first one.
         position: Index of the next instruction. A caller whose instruction is that one may use
             its clock and increment `position`; else `next_sm_clock_mhz` must be called.
         num_unplanned: Number of the step's instructions that did not match the plan.
@@ -93,7 +100,7 @@ class PlanCursor:
         # In C, since it is done as a step begins: a millisecond for the largest plan.
         planned = zip(kinds, plan.microbatches, plan.chunks, strict=True)
         self._instructions: tuple[PlannedInstruction, ...] = (*planned, _NOTHING)
-        self.clocks_mhz = plan.sm_clocks_mhz
+        self.clocks_mhz: tuple[int, ...] = ()
         self.num_unplanned = 0
         self.surprise: str | None = None
         self._is_in_step = False
@@ -102,11 +109,11 @@ class PlanCursor:
 
     def begin_step(self, step: int) -> None:
         """Move to the plan's first instruction, with the clocks of this step."""
-        cycle_mhz = self.plan.cycle_mhz
-        if cycle_mhz is not None:
-            # By the step's number, so that all ranks run the same row, also after a late start or
-            # a failed step.
-            self.clocks_mhz = cycle_mhz[(step - self._first_step) % len(cycle_mhz)]
+        # By the step's number, so that all ranks run the same row, also after a late start or a
+        # failed step.
+        num_steps = step - self._first_step
+        next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
+        self.clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
         self.num_unplanned = 0
         self.surprise = None
         self.instructions, self.position = self._instructions, 0
@@ -121,6 +128,16 @@ class PlanCursor:
             )
         self._leave_plan()
         self._is_in_step = False
+
+    def upcoming_mhz(self) -> int | None:
+        """Return the clock in MHz that follows the planned instruction that began last.
+
+        None: it is the same, or the step does not follow the plan.
+        """
+        position, clocks_mhz = self.position, self.clocks_mhz
+        if not position or clocks_mhz[position] == clocks_mhz[position - 1]:
+            return None
+        return clocks_mhz[position]
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """Return the clock in MHz of the instruction that begins; microbatch None: any."""

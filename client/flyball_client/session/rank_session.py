@@ -48,11 +48,14 @@ _NO_GPU = "none"
 class RankSession:
     """Session of one rank: follows its plans, sets its GPU's clock, measures its steps.
 
-    Before a plan's first step, and without a planner, the clock is not changed. While a plan is
-    in force, each instruction gets its planned clock as it begins; see PlanCursor for unplanned
-    instructions. The hooks do no I/O except to the GPU and raise nothing: after an error clocks
-    are no longer set, which is logged once. The hooks and `close` may be called from one thread
-    at a time.
+    Without a plan the clock is not changed. While one is in force, the clock of each instruction
+    is requested at the end of the one before, so that it takes effect while the rank waits, and
+    that of a step's first instruction at the end of the last step: of its last instruction by the
+    plan in force, then of the step by the plan that is due. An instruction that begins at another
+    clock than was requested gets its own then; see PlanCursor for unplanned instructions.
+
+    The hooks do no I/O except to the GPU and raise nothing: after an error clocks are no longer
+    set, which is logged once. The hooks and `close` may be called from one thread at a time.
 
     The clock of a real GPU is set by a separate process, which restores it after a crash; see
     `governor`. A started session that is still open when the interpreter ends normally is closed
@@ -267,7 +270,7 @@ class RankSession:
             self._governor.give_up(error)
 
     def on_step_end(self) -> None:
-        """End the training step; its measurement is posted to the planner."""
+        """End the training step; request the next one's first clock, and post the measurement."""
         if self._is_closed or not self._is_in_step:
             return
         self._is_in_step = False
@@ -276,6 +279,7 @@ class RankSession:
         except Exception as error:
             self._governor.give_up(error)
         self._current_step += 1
+        self._request_first_clock()
 
     def on_step_failed(self) -> None:
         """Abort the training step; the clock is restored until the next one.
@@ -293,7 +297,7 @@ class RankSession:
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """Start one computation, at its planned clock.
+        """Start one computation; its planned clock is requested if that was not done before.
 
         Args:
             kind: Name of the instruction, as in InstructionKind: `forward`, `backward`, ...
@@ -330,7 +334,7 @@ class RankSession:
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        """End the computation; microbatch and chunk as at its start."""
+        """End the computation, and request the next one's clock; arguments as at its start."""
         del microbatch
         if self._is_closed:
             return
@@ -341,6 +345,9 @@ class RankSession:
                 self._note_begun()
                 self._recorder.timings.end()
             self._governor.on_instruction_end()
+            cursor = self._cursor
+            if cursor is not None and (upcoming_mhz := cursor.upcoming_mhz()) is not None:
+                self._governor.set_mhz(upcoming_mhz)
         except Exception as error:
             self._governor.give_up(error)
 
@@ -412,11 +419,25 @@ class RankSession:
         self._active_plan.begin_step(
             self._current_step,
             sets_clocks=not self._governor.is_over,
-            is_planner_lost=self._link is not None and self._link.reachability.is_lost,
+            is_planner_lost=self._is_planner_lost(),
         )
         self._cursor = self._active_plan.cursor
         if had_plan and self._cursor is None:
             self._governor.pause()
+
+    def _is_planner_lost(self) -> bool:
+        return self._link is not None and self._link.reachability.is_lost
+
+    def _request_first_clock(self) -> None:
+        """Request the clock of the first instruction of the step that comes next."""
+        try:
+            first_mhz = self._active_plan.first_clock_mhz(
+                self._current_step, is_planner_lost=self._is_planner_lost()
+            )
+            if first_mhz is not None:
+                self._governor.set_mhz(first_mhz)
+        except Exception as error:
+            self._governor.give_up(error)
 
     def _measure(self) -> None:
         self._note_begun()

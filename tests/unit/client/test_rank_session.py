@@ -142,14 +142,15 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
         planner.name_first_step(version, 3)
         wait_until(planner, lambda: len(session.plans) > 0)
         run_step(session)  # step 1
-        run_step(session)  # step 2
         assert gpu.told == []
+        run_step(session)  # step 2, whose end asks for the first clock of the plan
+        assert gpu.told == [1200]
         assert session.active_version is None
         run_step(session)  # step 3
-        assert gpu.told == [1200, 900]
+        assert gpu.told == [1200, 900, 1200]
         assert session.active_version == version
         assert [step.plan_version for step in session.history] == [None, None, None, version]
-    assert gpu.told == [1200, 900, RESET]
+    assert gpu.told == [1200, 900, 1200, RESET]
 
 
 def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
@@ -180,7 +181,8 @@ def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_log
     run_step(planned, "forward", "recompute", "backward")
     run_step(planned, "recompute")
     run_step(planned)
-    assert gpu.told == [1200, 1400, 1200, 900]
+    # The clock of the backward was asked for when recompute came in its place.
+    assert gpu.told == [1200, 900, 1400, 1200, 1400, 1200, 900, 1200]
     assert [step.num_unplanned for step in planned.history] == [2, 1, 0]
     (line,) = [m for m in caplog.messages if "does not fit step" in m]
     assert "recompute at position 1, where the plan has backward" in line
@@ -241,8 +243,9 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     plan = compiled_plan(*(("forward", number, mhz) for number, mhz in enumerate(clocks_mhz)))
     session.plans.put(plan, 0)
     run_forwards(session, num_steps=2, num_microbatches=5)
+    # At an instruction's begin, where the clock changes at the end before, and at a step's end.
+    assert governor.asked_mhz == 2 * [1200, 900, 900, 1200, 1200, 1200]
     # What has become of it each instruction's end sees.
-    assert governor.asked_mhz == 2 * [1200, 900, 1200]
     assert governor.num_ends == 10
     # Given back with a failed step, it is asked for again in the next one; a newer plan asks too.
     governor.asked_mhz.clear()
@@ -250,7 +253,53 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     session.on_step_failed()
     session.plans.put(compiled_plan(("forward", 0, 1200), ("forward", 1, 1200)), 0)
     run_forwards(session, num_steps=2, num_microbatches=2)
-    assert governor.asked_mhz == [0, 1200, 1200]
+    assert governor.asked_mhz == [0, *(2 * [1200, 1200])]
+
+
+def test_each_clock_is_asked_for_when_the_instruction_or_step_before_ends(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu, planner=None)
+    rows = (("forward", 0, 1200), ("forward", 1, 900), ("backward", 0, 1200))
+    session.plans.put(compiled_plan(*rows), 0)
+    asked_mhz: list[list[int | str]] = []
+
+    def note() -> None:
+        asked_mhz.append(gpu.told[sum(map(len, asked_mhz)) :])
+
+    def run() -> None:
+        session.on_step_begin()
+        for kind, microbatch, _ in rows:
+            session.on_instruction_begin(kind, microbatch=microbatch)
+            note()
+            session.on_instruction_end(kind, microbatch=microbatch)
+            note()
+        session.on_step_end()
+        note()
+
+    run()
+    assert asked_mhz == [[1200], [900], [], [1200], [], [], []]
+    # Due in the next step, its first clock is asked for at the end of this one.
+    session.plans.put(compiled_plan(*((kind, number, 1400) for kind, number, _ in rows)), 2)
+    asked_mhz.clear()
+    gpu.told.clear()
+    run()
+    assert asked_mhz == [[], [900], [], [1200], [], [], [1400]]
+    asked_mhz.clear()
+    gpu.told.clear()
+    run()
+    assert asked_mhz == [[]] * 7
+
+
+def test_a_first_clock_is_not_asked_for_where_a_function_chooses_the_plan(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu, planner=None, plans=PendingPlans(lambda due: due[-1]))
+    session.plans.put(compiled_plan(*PLAN), 1)
+    run_step(session)
+    assert gpu.told == []
+    run_step(session)
+    assert gpu.told == [1200, 900, 1200]
 
 
 def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_last_one(
@@ -265,7 +314,7 @@ def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_las
         if microbatch == 0:
             session.on_transfer("send", "forward", time_s=0.1, microbatch=microbatch)
     session.on_step_end()
-    assert governor.asked_mhz == [900]
+    assert governor.asked_mhz == [900, 900]
     assert governor.num_ends == 2
     timings = [(timing.microbatch, timing.compute_time_s) for timing in session.last_step_timings]
     assert timings == [(0, 0.0), (1, 0.0), (2, 0.0)]
@@ -355,7 +404,7 @@ def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
     assert planned.active_version is None
     assert [step.plan_version for step in planned.history] == [1, None, None]
     planned.close()
-    assert gpu.told == [1200, 900, RESET]
+    assert gpu.told == [1200, 900, 1200, RESET]
     (line,) = [m for m in caplog.messages if "clocks are no longer set" in m]
     assert line.endswith("run as root")
 
@@ -385,7 +434,7 @@ def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(
         run_step(session)
     observer.on_instruction_begin.assert_called_once()
     observer.on_instruction_end.assert_not_called()
-    assert gpu.told == [1200, 900, RESET]
+    assert gpu.told == [1200, 900, 1200, RESET]
     assert sum("no longer emulated: no forward" in m for m in caplog.messages) == 1
 
 
@@ -421,10 +470,10 @@ def test_a_step_that_fails_restores_the_clock_and_the_next_one_sets_it_again(
     assert planned.active_version == 1
     run_step(planned)
     planned.on_step_failed()  # outside a step
-    assert gpu.told == [1200, RESET, 1200, 900]
+    assert gpu.told == [1200, RESET, 1200, 900, 1200]
     assert [step.step for step in planned.history] == [1]
     planned.close()
-    assert gpu.told == [1200, RESET, 1200, 900, RESET]
+    assert gpu.told == [1200, RESET, 1200, 900, 1200, RESET]
 
 
 @pytest.mark.parametrize(

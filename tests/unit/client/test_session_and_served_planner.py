@@ -54,7 +54,7 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
             run_step(session)
         restores = without_planner == "default-clocks"
         assert session.active_version == (None if restores else 1)
-        assert gpu.told[-1] == (RESET if restores else 900)
+        assert gpu.told[-1] == (RESET if restores else 1200)
 
         planner.name_first_step(planner.publish(("forward", 0, 1400), ("backward", 0, 1400)), 0)
         server.start()

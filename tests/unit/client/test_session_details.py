@@ -53,13 +53,13 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
     with make_session(gpu, initial_step=9) as session:
         wait_until(planner, lambda: len(session.plans) > 0)
         run_step(session)  # before the plan's first step
-        assert gpu.told == []
-        run_step(session)
         assert gpu.told == [1400]
+        run_step(session)
+        assert gpu.told == [1400, 1200]  # the second row's first
         session.on_step_begin()
         session.on_step_failed()  # step 11, with the second row
         run_step(session)
-        assert gpu.told[-1] == 900
+        assert gpu.told[-2:] == [900, 1400]
         for _ in range(2):  # steps 13 and 14
             run_step(session)
         assert gpu.told[-3:] == [1400, 1200, 900]

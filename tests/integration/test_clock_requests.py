@@ -1,0 +1,154 @@
+"""What early requests save where a clock takes effect 5 ms after it was requested."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.demo.options import demo_profile
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.messages import RankPlan
+from flyball_wire.plan_options import PlanOptions
+
+# Forward and backward of 50 and 92 ms at the highest clock.
+PROFILE = demo_profile()
+NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = PROFILE.num_stages, 8, 83.64
+DELAY_S = 0.005
+
+RequestedAt = Callable[[float, float], float]
+"""Moment of a request, of the end of the instruction before and the begin of its own, in s."""
+
+
+@pytest.fixture(scope="module")
+def plan() -> FrequencyPlan:
+    """The least energy at no slowdown, made for clocks that change at once."""
+    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,))
+    return make_plan(
+        PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
+    ).plan
+
+
+@dataclass
+class Stage:
+    """A stage in the formula: its clock, and the ends of its instructions."""
+
+    instructions: Sequence[PlannedInstruction]
+    clock_mhz: int
+    ended_s: float = 0.0
+    num_run: int = 0
+
+
+def times_by_formula(
+    plan: FrequencyPlan, requested_at: RequestedAt, *, delay_s: float, num_steps: int
+) -> list[float]:
+    """Iteration times in s of 1F1B: x = clamp(r + L - s, 0, T0), t = x + T1 (1 - x / T0)."""
+    stages = [
+        Stage(of_stage, PROFILE.points[0, of_stage[0].kind][0].frequency_mhz)
+        for of_stage in plan.stages
+    ]
+    began_s, times_s = 0.0, []
+    for _ in range(num_steps):
+        ready_s: dict[tuple[int, str, int], float] = {}
+        for stage in stages:
+            stage.num_run = 0
+        while any(stage.num_run < len(stage.instructions) for stage in stages):
+            for number, stage in enumerate(stages):
+                if stage.num_run < len(stage.instructions):
+                    _run(stage, number, ready_s, began_s, requested_at, delay_s)
+        ended_s = max(stage.ended_s for stage in stages)
+        times_s.append(ended_s - began_s)
+        began_s = ended_s
+    return times_s
+
+
+def _run(
+    stage: Stage,
+    number: int,
+    ready_s: dict[tuple[int, str, int], float],
+    step_began_s: float,
+    requested_at: RequestedAt,
+    delay_s: float,
+) -> None:
+    """Run the stage's next instruction, if its input is there."""
+    item = stage.instructions[stage.num_run]
+    is_forward = item.kind == "forward"
+    is_fed = number > 0 if is_forward else number < NUM_STAGES - 1
+    received_s = ready_s.get((number, item.kind, item.microbatch), None if is_fed else 0.0)
+    if received_s is None:
+        return
+    begins_s = max(stage.ended_s, step_began_s, received_s)
+    times_s = {point.frequency_mhz: point.time_s for point in PROFILE.points[number, item.kind]}
+    before_s, after_s = times_s[stage.clock_mhz], times_s[item.frequency_mhz]
+    late_s = requested_at(stage.ended_s, begins_s) + delay_s - begins_s
+    old_s = min(max(late_s, 0.0), before_s)
+    stage.ended_s = begins_s + old_s + after_s * (1 - old_s / before_s)
+    stage.clock_mhz = item.frequency_mhz
+    stage.num_run += 1
+    target = number + (1 if is_forward else -1)
+    ready_s[target, item.kind, item.microbatch] = stage.ended_s
+
+
+@contextmanager
+def emulated_ranks(plan: FrequencyPlan, delay_s: float) -> Iterator[list[EmulatedRank]]:
+    """A rank per stage, which follows the plan without a planner."""
+    ranks = []
+    for stage, instructions in enumerate(plan.stages):
+        clock = RankClock()
+        gpu = EmulatedGpu(
+            PROFILE,
+            stage,
+            blocking_power_w=BLOCKING_POWER_W,
+            settings=EmulatedGpuSettings.exact_delay(delay_s),
+            clock=clock,
+        )
+        session = RankSession(gpu=gpu, job_id="gpt", rank=stage, stage=stage, planner=None)
+        of_rank = RankPlan(
+            job_id="gpt",
+            version=1,
+            stage=stage,
+            first_step=0,
+            instructions=tuple(
+                (str(item.kind), item.microbatch, item.frequency_mhz) for item in instructions
+            ),
+            predicted_iteration_time_s=plan.iteration_time_s,
+        )
+        supported_mhz = gpu.supported_sm_clocks_mhz()
+        session.plans.put(compile_plan(of_rank, stage=stage, supported_mhz=supported_mhz), 0)
+        ranks.append(
+            EmulatedRank(
+                pipeline=0,
+                stage=stage,
+                order=tuple((str(item.kind), item.microbatch) for item in instructions),
+                session=session,
+                gpu=gpu,
+                clock=clock,
+            )
+        )
+    yield ranks
+    for rank in ranks:
+        rank.session.close()
+
+
+def emulated_times_s(plan: FrequencyPlan, delay_s: float, *, num_steps: int) -> list[float]:
+    with emulated_ranks(plan, delay_s) as ranks:
+        return [run_step(ranks, num_stages=NUM_STAGES)[0].time_s for _ in range(num_steps)]
+
+
+def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) -> None:
+    at_end = times_by_formula(plan, lambda end_s, _: end_s, delay_s=DELAY_S, num_steps=3)
+    at_begin = times_by_formula(plan, lambda _, begin_s: begin_s, delay_s=DELAY_S, num_steps=3)
+    early = emulated_times_s(plan, DELAY_S, num_steps=3)
+    assert emulated_times_s(plan, 0.0, num_steps=1) == pytest.approx([plan.iteration_time_s])
+    # The first step's first clock is requested as it begins.
+    assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
+    loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
+    assert 0 < loss_s < loss_at_begin_s / 3
