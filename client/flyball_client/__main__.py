@@ -6,9 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import NoReturn
 
+from flyball_client.cli import planner_access
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
@@ -73,6 +75,8 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
     except SystemExit as finished:
         # After --help.
         return finished.code if isinstance(finished.code, int) else 0
+    if command.reads_planner:
+        parsed.recorded_runs_of = partial(planner_access.recorded_runs, parsed.planner)
     return command.run(parsed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from flyball_wire.strictness import Sent
 
@@ -355,3 +356,17 @@ class JobReport:
     profiling_energy_j: float | None
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordedRuns:
+    """What a job measured of each version of its plan, in the format of `flyball replay`.
+
+    Attributes:
+        document: recorded runs, one a version: docs/recorded-runs.schema.json.
+        left_out: versions with measured steps that are not in it, a line each with the reason.
+    """
+
+    job_id: str
+    document: dict[str, Any]
+    left_out: tuple[str, ...] = ()

@@ -10,6 +10,10 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flyball_wire.closed_loop import RecordedRuns
 
 
 def flyball_version() -> str:
@@ -40,6 +44,17 @@ class CommandError(Exception):
         self.status = status
 
 
+def add_planner(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the planner's address."""
+    parser.add_argument(
+        "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
+    )
+
+
+RecordedRunsOf = Callable[[str], "RecordedRuns"]
+"""Get a job's recorded runs from the planner of `--planner`; raises CommandError."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Command:
     """One subcommand of `flyball`.
@@ -48,8 +63,11 @@ class Command:
         summary: one line for `flyball --help`.
         configure: adds the command's arguments to its parser.
         run: does it and returns the exit status; raises CommandError for bad input.
+        reads_planner: the command has `--planner`, and its arguments get `recorded_runs_of`, a
+            RecordedRunsOf: packages that may not import the client call a planner through it.
     """
 
     summary: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    reads_planner: bool = False

@@ -66,7 +66,7 @@ def test_every_route_of_the_wire_is_served_and_no_other(document: dict[str, Any]
 
 
 def test_every_operation_and_parameter_is_described(operations: tuple[Operation, ...]) -> None:
-    assert len(operations) == 41
+    assert len(operations) == 42
     for path, method, operation in operations:
         assert operation["summary"], (method, path)
         assert operation["description"], (method, path)

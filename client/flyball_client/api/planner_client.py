@@ -9,6 +9,7 @@ from flyball_wire.closed_loop import (
     ComparisonStatus,
     JobReport,
     ProfilingStatus,
+    RecordedRuns,
     Straggler,
     StragglerAnnouncement,
     Timetable,
@@ -232,6 +233,12 @@ class PlannerClient(PlannerConnection):
     def get_report(self, job_id: str) -> JobReport:
         """Return a job's measured times, energies and savings."""
         return self.one(JobReport, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
+
+    def get_recorded_runs(self, job_id: str) -> RecordedRuns:
+        """Return what a job measured of each plan version, as recorded runs."""
+        return self.one(
+            RecordedRuns, "GET", routes.RECORDED_RUNS, job_id=job_id, wait_s=_LONG_WORK_S
+        )
 
     # ------------------------------------------------------------------ overviews
 

@@ -1,8 +1,7 @@
-"""Option for the planner's address, and errors of its calls as command errors."""
+"""The planner of `--planner`, and errors of its calls as command errors."""
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -12,17 +11,11 @@ from flyball_wire.command import CommandError
 
 if TYPE_CHECKING:
     from flyball_client.api.planner_client import PlannerClient
+    from flyball_wire.closed_loop import RecordedRuns
 
 T = TypeVar("T")
 
 _SHOWN_JOBS = 5
-
-
-def add_planner(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the planner's address."""
-    parser.add_argument(
-        "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
-    )
 
 
 def open_planner(given: str | None) -> PlannerClient:
@@ -66,6 +59,16 @@ def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T
         raise CommandError(_unknown_job(planner, job_id)) from None
     except PlannerError as error:
         raise CommandError(str(error)) from None
+
+
+def recorded_runs(given: str | None, job_id: str) -> RecordedRuns:
+    """Return a job's recorded runs from the planner at this address, or the environment's.
+
+    Raises:
+        CommandError: The planner cannot be reached, or refuses.
+    """
+    with open_planner(given) as planner:
+        return asked(planner, job_id, lambda: planner.get_recorded_runs(job_id))
 
 
 def _unknown_job(planner: PlannerClient, job_id: str) -> str:

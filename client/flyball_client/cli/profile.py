@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 
-from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import (
     add_force,
     add_labels,
@@ -28,7 +28,7 @@ from flyball_client.profiling.run_action import configure_run, run
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.closed_loop import ProbedPoint, ProfilingState, ProfilingStatus
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command, CommandError, add_planner
 
 _STATES = {
     ProfilingState.OFF: "off, the profile was given",

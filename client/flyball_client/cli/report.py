@@ -12,7 +12,7 @@ from typing import Any
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.cli.report_text import (
     Factors,
     converted,
@@ -23,7 +23,7 @@ from flyball_client.cli.report_text import (
 from flyball_client.profiling.arguments import WorkLine, quantity
 from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command, CommandError, add_planner
 
 POLL_S = 1.0
 

@@ -1,9 +1,10 @@
-"""`flyball export`: a plan's predicted timeline as a file for a trace viewer."""
+"""`flyball export`: a plan's predicted timeline for a trace viewer, or a job's recorded runs."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from itertools import count, pairwise
 from pathlib import Path
@@ -18,7 +19,7 @@ from flyball_server.cli.offline_inputs import (
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
-from flyball_wire.command import Command
+from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
 
 Event = dict[str, Any]
 
@@ -190,18 +191,69 @@ def _microseconds(time_s: float) -> int:
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    add_timeline_arguments(parser)
+    parser.description = (
+        "Write a plan's predicted timeline for a trace viewer, or what a job measured of each of"
+        " its plans, for flyball replay."
+    )
+    add_timeline_arguments(parser, are_required=False)
     parser.add_argument(
         "--chrome-trace",
         metavar="FILE.json",
         type=Path,
-        required=True,
-        help="write it in the Trace Event Format, for ui.perfetto.dev and chrome://tracing",
+        help="write the timeline in the Trace Event Format, for ui.perfetto.dev and"
+        " chrome://tracing",
     )
+    parser.add_argument(
+        "--recorded", metavar="JOB", help="write the recorded runs of this job of the planner"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="RUNS.json",
+        type=Path,
+        help="file for --recorded (default: print them)",
+    )
+    add_planner(parser)
     parser.add_argument("--json", action="store_true", help="print what was written as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    is_timeline = arguments.profile is not None or arguments.chrome_trace is not None
+    if arguments.recorded is not None:
+        if is_timeline:
+            raise CommandError("--recorded JOB takes no PROFILE.csv, PLAN.json or --chrome-trace")
+        return _export_recorded(arguments)
+    if arguments.output is not None:
+        raise CommandError("-o is the file for --recorded; for a timeline give --chrome-trace")
+    if None in (arguments.profile, arguments.plan, arguments.chrome_trace):
+        raise CommandError(
+            "give PROFILE.csv, PLAN.json and --chrome-trace FILE.json, or --recorded JOB"
+        )
+    return _export_timeline(arguments)
+
+
+def _export_recorded(arguments: argparse.Namespace) -> int:
+    recorded_runs_of: RecordedRunsOf = arguments.recorded_runs_of
+    recorded = recorded_runs_of(arguments.recorded)
+    num_runs = len(recorded.document["runs"])
+    text = json.dumps(recorded.document, allow_nan=False)
+    if arguments.output is None:
+        print(text)
+    else:
+        path: Path = arguments.output
+        offline_inputs.write_text(path, text + "\n")
+        if arguments.json:
+            written = {"num_runs": num_runs, "left_out": list(recorded.left_out)}
+            print(json.dumps({"recorded": str(path), **written}))
+        else:
+            print(f"{path}: {num_runs} runs (measured); flyball replay predicts them")
+    if not arguments.json:
+        for reason in recorded.left_out:
+            print(f"left out: {reason}", file=sys.stderr)
+    return 0
+
+
+def _export_timeline(arguments: argparse.Namespace) -> int:
     path: Path = arguments.chrome_trace
     timeline = read_timeline(arguments)
     document = trace_document(timeline)
@@ -220,5 +272,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="a plan's predicted timeline for a trace viewer", configure=_configure, run=_run
+    summary="a plan's predicted timeline for a trace viewer, or a job's measured runs",
+    configure=_configure,
+    run=_run,
+    reads_planner=True,
 )

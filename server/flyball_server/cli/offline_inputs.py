@@ -35,10 +35,11 @@ from flyball_wire.command import CommandError
 N = TypeVar("N", int, float)
 
 
-def add_profile_argument(parser: argparse.ArgumentParser) -> None:
+def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add the positional PROFILE.csv."""
     parser.add_argument(
         "profile",
+        nargs=None if is_required else "?",
         metavar="PROFILE.csv",
         type=Path,
         help="stage profile: stage,instruction,frequency,time,energy (MHz, s, J)",
@@ -141,11 +142,15 @@ def write_text(path: Path, text: str) -> None:
         raise CommandError(f"{path}: cannot be written ({reason or error})") from None
 
 
-def add_timeline_arguments(parser: argparse.ArgumentParser) -> None:
+def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: bool = True) -> None:
     """Add PROFILE.csv, PLAN.json and `--blocking-power`."""
-    add_profile_argument(parser)
+    add_profile_argument(parser, is_required=are_required)
     parser.add_argument(
-        "plan", metavar="PLAN.json", type=Path, help="plan file from flyball plan -o"
+        "plan",
+        nargs=None if are_required else "?",
+        metavar="PLAN.json",
+        type=Path,
+        help="plan file from flyball plan -o",
     )
     add_blocking_power_argument(parser, "default: the plan's own")
 

@@ -99,6 +99,10 @@ class MissingPlanError(WrongStateError):
     """Job {job_id} has no plan yet; put a profile first."""
 
 
+class UnrecordedRunsError(WrongStateError):
+    """Job {job_id} has no runs to replay: {problem}."""
+
+
 class UndrawablePlanError(WrongStateError):
     """Plan version {version} of job {job_id} has no timeline: {problem}."""
 

@@ -89,6 +89,7 @@ class RecordedTimes:
         time_s: of one of them, s: their median, or their mean where that is what was kept.
         is_median: which of the two.
         num_samples: how many were measured.
+        is_of_profile: it is the workload's stage profile's, not measured in the run.
     """
 
     stage: int
@@ -97,6 +98,7 @@ class RecordedTimes:
     time_s: float
     num_samples: int
     is_median: bool = True
+    is_of_profile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,7 @@ def _times_document(times: RecordedTimes) -> dict[str, Any]:
         "frequency_mhz": times.frequency_mhz,
         "time_s_median" if times.is_median else "time_s_mean": times.time_s,
         "samples": times.num_samples,
+        **({"source": "profile"} if times.is_of_profile else {}),
     }
 
 
@@ -335,6 +336,7 @@ def _times_of(item: object, field: str, name: str, num_stages: int) -> RecordedT
             time_s=time_of(raw.get(time_field), time_field),
             num_samples=_at_least_one(raw, "samples"),
             is_median=is_median,
+            is_of_profile=raw.get("source") == "profile",
         )
     except PlanningError as error:
         raise RecordingError(f"{field}: {error}", run=name, stage=stage) from None

@@ -229,7 +229,7 @@ def replay(
             _replayed(fit, errors, run, is_fitted=place in fitted)
             for place, run in enumerate(recording.runs)
         ),
-        notes=_limits_of(fit),
+        notes=(*_limits_of(fit), *_profiled(fit)),
     )
 
 
@@ -268,6 +268,16 @@ def _limits_of(fit: RunsFit) -> tuple[str, ...]:
     if not limited:
         return ()
     return ("limited by power, so no faster than lower clocks: " + shown_points(limited),)
+
+
+def _profiled(fit: RunsFit) -> Iterator[str]:
+    names = [
+        run.name
+        for run in fit.fitted
+        if any(times.is_of_profile for times in run.instruction_times)
+    ]
+    if names:
+        yield "instruction times of the stage profile, not measured in the run: " + ", ".join(names)
 
 
 def shown_points(points: Sequence[tuple[int, InstructionKind, int]]) -> str:

@@ -10,10 +10,10 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from flyball_client.cli.planner_access import add_planner, asked, open_planner
+from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import add_option, quantity
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command, CommandError, add_planner
 
 if TYPE_CHECKING:
     from flyball_client.cli.top.reading import Seen

@@ -169,12 +169,41 @@ _PLAN_DOCUMENT = {
     "solve_s": 0.002,
     "stages": [[["forward", 0, 1410], ["backward", 0, 1410]]] * 2,
 }
+_RECORDED_RUNS = {
+    "pp": 2,
+    "num_microbatches": 1,
+    "schedule": "1f1b",
+    "runs": [
+        {
+            "name": name,
+            "clocks_mhz": [[mhz, mhz]] * 2,
+            "iterations": {"count": 60, "time_s_mean": time_s, "time_s_deviation": 0.002},
+            "energy_j_per_stage": [energy_j] * 2,
+            "instruction_times": [
+                {
+                    "stage": stage,
+                    "instruction": kind,
+                    "frequency_mhz": mhz,
+                    "time_s_mean": 0.25 * time_s,
+                    "samples": 60,
+                }
+                for stage in (0, 1)
+                for kind in ("forward", "backward")
+            ],
+        }
+        for name, mhz, time_s, energy_j in (
+            ("version-1", 1410, 0.54, 110.2),
+            ("version-2", 1200, 0.61, 98.4),
+        )
+    ],
+}
 # Fields of one type that differ from those above.
 _OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
     {
         closed_loop.ComparisonStatus: {"state": "running"},
         closed_loop.ProfilingStatus: {"state": "probing", "blocking_power_error_w": [0.9]},
         closed_loop.ProbedPoint: {"time_s": 0.0502, "energy_j": 23.8},
+        closed_loop.RecordedRuns: {"document": _RECORDED_RUNS, "left_out": []},
         closed_loop.JobReport: {"time_s": 412.8, "energy_j": 214310.5},
         closed_loop.VersionSavings: {
             "time_s": _estimate(0.8613, 0.0007),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from flyball_server.http.dependencies import JobId, State
 from flyball_server.http.openapi.documentation import call_router, problems
 from flyball_server.jobs.savings import comparisons
-from flyball_server.views import report
+from flyball_server.views import recorded_runs, report
 from flyball_wire import routes
-from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport
+from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport, RecordedRuns
 
 ROUTER = call_router("reports")
 
@@ -24,6 +24,21 @@ def get_report(state: State, job_id: JobId) -> JobReport:
     are read: with millions of steps this takes a minute or more.
     """
     return report.get_report(state.services, job_id)
+
+
+@ROUTER.get(
+    routes.RECORDED_RUNS,
+    summary="Get the measured steps of each plan as recorded runs",
+    response_description="The job's measurements so far, in the format of `flyball replay`.",
+    responses=problems(409),
+)
+def get_recorded_runs(state: State, job_id: JobId) -> RecordedRuns:
+    """Return clocks, iteration time, energies and instruction times of each plan version.
+
+    Only steps that count in the report are in it. All of the job's steps are read, as for the
+    report. A job with fewer than two versions that can be replayed is a 409.
+    """
+    return recorded_runs.get_recorded_runs(state.services, job_id)
 
 
 @ROUTER.put(

@@ -187,6 +187,29 @@ class WholeStep:
     is_unknown: bool = False
 
 
+class CountingRule:
+    """Rule for the steps that count; takes a job's steps in rising order.
+
+    A step counts if all ranks have posted it, ran one version in it as planned, and ran the same
+    version in the complete step before: clocks settle in the first one.
+    """
+
+    def __init__(self) -> None:
+        # Version of the previous complete step, alone in a tuple; empty: no such version.
+        self._settled: tuple[int | None, ...] = ()
+
+    def counts(self, step: WholeStep) -> bool:
+        """Return whether the next step counts."""
+        if step.is_unknown:
+            self._settled = ()
+        if step.is_unknown or not step.is_complete:
+            return False
+        settled = self._settled
+        # In a mixed step the ranks that have still to change are unknown.
+        self._settled = () if step.is_mixed else (step.version,)
+        return not (step.is_mixed or step.left_plan) and settled == (step.version,)
+
+
 @dataclass(frozen=True, kw_only=True)
 class StepKinds:
     """Steps of a plan version that run at the highest clocks.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from flyball_server.jobs.measurements.step_pairs import (
     DEFAULT_CLOCKS,
+    CountingRule,
     PairGathering,
     StepKinds,
     StepSeries,
@@ -90,8 +91,7 @@ class SavingsFold:
     def __init__(self, kinds: Mapping[int, StepKinds]) -> None:
         self._kinds = kinds
         self._tallies: dict[int | None, _Tally] = {}
-        # Version of the previous step, alone in a tuple; empty: no step that counts.
-        self._settled: tuple[int | None, ...] = ()
+        self._rule = CountingRule()
         self._on_their_way: deque[tuple[_Tally, float]] = deque()
         self._on_their_way_s = 0.0
         self._num_steps = 0
@@ -101,9 +101,9 @@ class SavingsFold:
 
     def add(self, step: WholeStep) -> None:
         """Add the next step, in rising order."""
+        counts = self._rule.counts(step)
         if step.is_unknown:
             self._num_unknown += 1
-            self._settled = ()
             return
         tally = self._tally(step.version)
         if not step.is_complete:
@@ -117,13 +117,10 @@ class SavingsFold:
             self._energy_j = None
         elif self._energy_j is not None:
             self._energy_j += step.energy_j
-        settled = self._settled
-        # In a mixed step the ranks that have still to change are unknown.
-        self._settled = () if step.is_mixed else (step.version,)
-        if step.is_mixed or step.left_plan or settled != (step.version,):
-            tally.num_left_out += 1
-        else:
+        if counts:
             tally.add(step)
+        else:
+            tally.num_left_out += 1
 
     def _await(self, tally: _Tally, time_s: float) -> None:
         """Count the newest steps that some ranks have yet to post."""

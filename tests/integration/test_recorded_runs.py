@@ -1,0 +1,181 @@
+"""Recorded runs of a planner's job: over REST, exported, and replayed against a known truth."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from tests.integration.command_in_process import Done, flyball, refusal
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.measuring import COMPARISON
+from tests.planner.patience import wait_until
+from tests.planner.truthful_ranks import TruthfulRanks
+from tests.unit.replay.synthetic_runs import Truth
+
+from flyball_server.replay.recording_document import recording_from_document
+from flyball_wire import routes
+
+RECORDED_RUNS = routes.fill(routes.RECORDED_RUNS, job_id="job")
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs" / "recorded-runs.schema.json").read_text(encoding="utf-8")
+)
+TRUTH = Truth(num_microbatches=12)
+TARGETS = (
+    {"policy": "baseline"},
+    {"policy": "frontier", "target": "fastest"},
+    *({"target": f"slowdown:{share}"} for share in (0.03, 0.06, 0.09, 0.12, 0.16, 0.2, 0.25)),
+    {"target": "least-energy"},
+)
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["profiled times", "measured times"])
+def trained(request: pytest.FixtureRequest) -> Iterator[tuple[LivePlanner, TruthfulRanks, bool]]:
+    """A job that ran ten versions of its plan, 40 steps each."""
+    with live_planner() as planner:
+        ranks = TruthfulRanks(planner, TRUTH, noise_percent=0.3, reports_clocks=request.param)
+        ranks.register(policy="baseline")
+        ranks.run(40)
+        for target in TARGETS[1:]:
+            ranks.run(40, **target)
+        yield planner, ranks, request.param
+
+
+@pytest.fixture
+def ranks(planner: LivePlanner) -> TruthfulRanks:
+    """Ranks that have run one version for 10 steps."""
+    ranks = TruthfulRanks(planner, TRUTH)
+    ranks.register()
+    ranks.run(10)
+    return ranks
+
+
+def command(planner: LivePlanner, *arguments: str | Path) -> Done:
+    return flyball(*arguments, "--planner", str(planner.http.base_url))
+
+
+def recorded(planner: LivePlanner) -> dict[str, Any]:
+    answer = planner.http.get(RECORDED_RUNS)
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    jsonschema.validate(body["document"], SCHEMA)
+    return body
+
+
+def clocks_of(planner: LivePlanner, version: int) -> list[list[int]]:
+    path = routes.fill(routes.PLAN, job_id="job", version=version)
+    plan = planner.http.get(path).json()["plan"]
+    return [[mhz for _, _, mhz, *_ in of_stage] for of_stage in plan["stages"]]
+
+
+def test_each_version_is_a_run_with_what_its_ranks_measured(
+    trained: tuple[LivePlanner, TruthfulRanks, bool],
+) -> None:
+    planner, ranks, has_times = trained
+    body = recorded(planner)
+    assert (body["job_id"], body["left_out"]) == ("job", [])
+    document = body["document"]
+    assert document["emulated"] is True
+    assert [run["name"] for run in document["runs"]] == [
+        f"version-{version}" for version in range(1, 1 + len(TARGETS))
+    ]
+    for version, run in enumerate(document["runs"], start=1):
+        assert run["clocks_mhz"] == clocks_of(planner, version)
+        time_s, energies_j = ranks.truth.iteration(run["clocks_mhz"])
+        totals = run["iterations"]
+        # The first step of a version does not count; some run on while the next one is taken.
+        assert totals["count"] >= 39
+        assert totals["time_s_mean"] == pytest.approx(time_s, rel=2e-3)
+        assert totals["time_s_deviation"] == pytest.approx(0.003 * time_s, rel=0.5)
+        assert run["energy_j_per_stage"] == pytest.approx(energies_j, rel=2e-3)
+        for times in run["instruction_times"]:
+            assert times["time_s_mean"] == pytest.approx(
+                ranks.truth.time_s(times["stage"], times["instruction"], times["frequency_mhz"])
+            )
+            assert (times.get("source") == "profile") is not has_times
+            assert (times["samples"] > 1) is has_times
+
+
+def test_the_export_is_the_planners_document_and_replays_as_the_job(
+    trained: tuple[LivePlanner, TruthfulRanks, bool], tmp_path: Path
+) -> None:
+    planner, _, has_times = trained
+    printed = command(planner, "export", "--recorded", "job")
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert json.loads(printed.stdout) == recorded(planner)["document"]
+    path = tmp_path / "runs.json"
+    done = command(planner, "export", "--recorded", "job", "-o", path)
+    assert done.stdout == f"{path}: {len(TARGETS)} runs (measured); flyball replay predicts them\n"
+    assert json.loads(path.read_text(encoding="utf-8")) == json.loads(printed.stdout)
+    runs = json.loads(flyball("replay", path, "--json").stdout)
+    note = "instruction times of the stage profile, not measured in the run: version-1, version-3"
+    assert any(each.startswith(note) for each in runs["notes"]) is not has_times
+
+
+def test_only_steps_that_count_are_in_it(planner: LivePlanner, ranks: TruthfulRanks) -> None:
+    ranks.measure(5, num_unplanned=1)
+    num_before = ranks.next_step
+    ranks.run(0, target="fastest", policy="frontier")
+    num_until_the_change = ranks.next_step - num_before
+    ranks.run(10, policy="baseline")
+    document = recorded(planner)
+    runs = {run["name"]: run["iterations"]["count"] for run in document["document"]["runs"]}
+    (left_out,) = document["left_out"]
+    assert left_out.startswith("version-2: has ")
+    assert left_out.endswith("measured steps that count; at least 4 are needed")
+    assert list(runs) == ["version-3", "version-1"]
+    # The first step of a version does not count, nor do those that left the plan.
+    assert runs == {"version-3": 9, "version-1": 9 + num_until_the_change}
+    done = command(planner, "export", "--recorded", "job")
+    assert done.stderr == f"left out: {left_out}\n"
+
+
+def test_steps_at_the_highest_clocks_of_a_comparison_are_a_run_that_comes_first(
+    planner: LivePlanner, ranks: TruthfulRanks
+) -> None:
+    planner.http.put(COMPARISON, json={"num_pairs": 6}).raise_for_status()
+    path = routes.fill(routes.JOB, job_id="job")
+    wait_until(lambda: planner.http.get(path).json()["newest_version"] == 2)
+    ranks.run(40)
+    document = recorded(planner)["document"]
+    assert [run["name"] for run in document["runs"]] == [
+        "version-2-highest",
+        "version-1",
+        "version-2",
+    ]
+    highest, first, second = document["runs"]
+    assert {mhz for of_stage in highest["clocks_mhz"] for mhz in of_stage} == {1400}
+    assert first["clocks_mhz"] == second["clocks_mhz"]
+    recording_from_document(document)
+
+
+def test_a_job_without_runs_to_replay_is_refused_with_the_reason(
+    planner: LivePlanner, ranks: TruthfulRanks
+) -> None:
+    assert ranks.next_step > 10
+    answer = planner.http.get(RECORDED_RUNS)
+    assert answer.status_code == 409
+    said = "job job has no runs to replay: 1 plan versions have measured steps that count"
+    assert said in answer.json()["detail"].lower()
+    for arguments in (("export", "--recorded", "job"),):
+        assert "has no runs to replay" in refusal(command(planner, *arguments))
+        other = (*arguments[:-1], "jib")
+        assert refusal(command(planner, *other)).endswith("has no job 'jib'; of 1 the newest: job")
+        assert "--planner URL, or set FLYBALL_PLANNER_URL" in refusal(flyball(*arguments))
+    assert planner.http.get(routes.fill(routes.RECORDED_RUNS, job_id="jib")).status_code == 404
+
+
+def test_arguments_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+    trace = ("--chrome-trace", tmp_path / "trace.json")
+    assert "takes no PROFILE.csv" in refusal(flyball("export", "--recorded", "job", *trace))
+    assert "--recorded JOB" in refusal(flyball("export", *trace))
+    assert "-o is the file for --recorded" in refusal(flyball("export", "-o", tmp_path / "x"))
