@@ -116,9 +116,41 @@ def test_the_export_is_the_planners_document_and_replays_as_the_job(
     done = command(planner, "export", "--recorded", "job", "-o", path)
     assert done.stdout == f"{path}: {len(TARGETS)} runs (measured); flyball replay predicts them\n"
     assert json.loads(path.read_text(encoding="utf-8")) == json.loads(printed.stdout)
-    runs = json.loads(flyball("replay", path, "--json").stdout)
+    of_file, of_job = (
+        json.loads(done.stdout)
+        for done in (
+            flyball("replay", path, "--json"),
+            command(planner, "replay", "--job", "job", "--json"),
+        )
+    )
+    assert of_file.pop("source") == str(path)
+    assert of_job.pop("source") == "job job"
+    assert of_job == of_file
     note = "instruction times of the stage profile, not measured in the run: version-1, version-3"
-    assert any(each.startswith(note) for each in runs["notes"]) is not has_times
+    assert any(each.startswith(note) for each in of_job["notes"]) is not has_times
+
+
+def test_a_replayed_job_is_predicted_close_to_the_hidden_truth(
+    trained: tuple[LivePlanner, TruthfulRanks, bool],
+) -> None:
+    planner, ranks, _ = trained
+    done = command(planner, "replay", "--job", "job", "--json")
+    document = json.loads(done.stdout)
+    held_out = [run for run in document["runs"] if not run["fitted"]]
+    assert len(held_out) == len(TARGETS) // 2
+    for run in held_out:
+        time_s, energies_j = ranks.truth.iteration(
+            clocks_of(planner, int(run["name"].removeprefix("version-")))
+        )
+        assert run["predicted_s"] == pytest.approx(time_s, rel=2e-3)
+        assert run["predicted_j"] == pytest.approx(sum(energies_j), rel=5e-3)
+    assert document["tail_s"] == pytest.approx(ranks.truth.tail_s, rel=0.05)
+    errors, unchanged = document["mean_absolute_error_percent"], document["unchanged"]
+    assert errors["time"] < min(0.1, 0.1 * unchanged["time"])
+    assert errors["energy"] < min(0.3, 0.1 * unchanged["energy"])
+    text = command(planner, "replay", "--job", "job").stdout
+    assert "measured (emulated GPUs)" in text
+    assert "5 runs fitted, 5 predicted from them" in text
 
 
 def test_only_steps_that_count_are_in_it(planner: LivePlanner, ranks: TruthfulRanks) -> None:
@@ -161,16 +193,17 @@ def test_steps_at_the_highest_clocks_of_a_comparison_are_a_run_that_comes_first(
 def test_a_job_without_runs_to_replay_is_refused_with_the_reason(
     planner: LivePlanner, ranks: TruthfulRanks
 ) -> None:
-    assert ranks.next_step > 10
     answer = planner.http.get(RECORDED_RUNS)
     assert answer.status_code == 409
     said = "job job has no runs to replay: 1 plan versions have measured steps that count"
     assert said in answer.json()["detail"].lower()
-    for arguments in (("export", "--recorded", "job"),):
+    for arguments in (("export", "--recorded", "job"), ("replay", "--job", "job")):
         assert "has no runs to replay" in refusal(command(planner, *arguments))
         other = (*arguments[:-1], "jib")
         assert refusal(command(planner, *other)).endswith("has no job 'jib'; of 1 the newest: job")
         assert "--planner URL, or set FLYBALL_PLANNER_URL" in refusal(flyball(*arguments))
+    ranks.run(10, policy="baseline")
+    assert "at least 3 are needed" in refusal(command(planner, "replay", "--job", "job"))
     assert planner.http.get(routes.fill(routes.RECORDED_RUNS, job_id="jib")).status_code == 404
 
 

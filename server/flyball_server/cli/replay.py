@@ -26,7 +26,7 @@ from flyball_server.replay.recording_document import recording_from_document
 from flyball_server.replay.replay_document import replay_document, replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
 from flyball_server.replay.runs_fit import fit_runs
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +43,10 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="folder sosp24_data of the Perseus artifact: replay all of its workloads",
     )
+    parser.add_argument(
+        "--job", metavar="JOB", help="replay what the planner has measured of this job"
+    )
+    add_planner(parser)
     parser.add_argument(
         "--fit",
         metavar="RULE",
@@ -107,16 +111,21 @@ class _Result:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         check_plot_path(arguments.plot)
-    if not arguments.recordings and not arguments.from_perseus:
+    if not (arguments.recordings or arguments.from_perseus or arguments.job):
         raise CommandError(
-            "give RUN.json, a file of recorded runs, or --from-perseus, the Perseus artifact's data"
+            "give RUN.json, a file of recorded runs, or --from-perseus, the Perseus artifact's"
+            " data, or --job, a job of the planner"
         )
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]
-    results = [_result(arguments, source, recording) for source, recording in sources]
     refused: list[str] = []
+    if arguments.job:
+        source, recording, refused = _job_recording(arguments)
+        sources.append((source, recording))
+    results = [_result(arguments, source, recording) for source, recording in sources]
     if arguments.from_perseus:
-        of_artifact, refused = _artifact_results(arguments)
+        of_artifact, refused_folders = _artifact_results(arguments)
         results += of_artifact
+        refused += refused_folders
     if arguments.plot:
         write_replay_plot(
             [result.replayed for result in results],
@@ -125,6 +134,18 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     print(_json(results, refused) if arguments.json else _text(results, refused))
     return 0
+
+
+def _job_recording(arguments: argparse.Namespace) -> tuple[str, Recording, list[str]]:
+    """Return a name for the planner's job, its runs, and the versions left out of them and why."""
+    recorded_runs_of: RecordedRunsOf = arguments.recorded_runs_of
+    recorded = recorded_runs_of(arguments.job)
+    source = f"job {recorded.job_id}"
+    try:
+        recording = recording_from_document(recorded.document)
+    except RecordingError as error:
+        raise CommandError(f"{source}: {error}") from None
+    return source, recording, [f"{source}: {reason}" for reason in recorded.left_out]
 
 
 def _artifact_results(arguments: argparse.Namespace) -> tuple[list[_Result], list[str]]:
@@ -205,4 +226,5 @@ COMMAND = Command(
     summary="predict recorded runs, and compare with what was measured",
     configure=_configure,
     run=_run,
+    reads_planner=True,
 )
