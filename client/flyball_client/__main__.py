@@ -8,14 +8,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import NoReturn
 
-from flyball_client.cli import planner_access
+from flyball_client.cli.summaries import SUMMARIES
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
-# Extras with the dependencies of a package's commands.
-_EXTRAS = {"flyball_server": "server", "flyball_lab": "demo"}
+# Extras with the dependencies of a package's commands, and one of these.
+_EXTRAS = {"flyball_server": ("server", "fastapi"), "flyball_lab": ("demo", "torch")}
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -68,7 +69,9 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, command: Command, arguments: list[str]) -> int:
-    parser = _OneLineParser(prog=f"flyball {name}", description=command.summary, allow_abbrev=False)
+    parser = _OneLineParser(
+        prog=f"flyball {name}", description=SUMMARIES.get(name), allow_abbrev=False
+    )
     command.configure(parser)
     try:
         parsed = parser.parse_args(arguments)
@@ -76,6 +79,8 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
         # After --help.
         return finished.code if isinstance(finished.code, int) else 0
     if command.reads_planner:
+        from flyball_client.cli import planner_access  # noqa: PLC0415 - it loads httpx
+
         parsed.recorded_runs_of = partial(planner_access.recorded_runs, parsed.planner)
     return command.run(parsed)
 
@@ -95,17 +100,26 @@ def _load(entry: EntryPoint) -> Command:
 
 
 def _remedy(entry: EntryPoint) -> str:
-    extra = _EXTRAS.get(entry.value.split(".", maxsplit=1)[0])
+    extra, _ = _EXTRAS.get(_package(entry), (None, None))
     if extra is None:
         return "cannot be imported; reinstall it"
     return f"needs the extra '{extra}': pip install '.[{extra}]' in a clone of Flyball"
 
 
+def _package(entry: EntryPoint) -> str:
+    return entry.value.split(".", maxsplit=1)[0]
+
+
 def _summary(entry: EntryPoint) -> str:
-    try:
-        return _load(entry).summary
-    except CommandError:
+    _, dependency = _EXTRAS.get(_package(entry), (None, None))
+    if dependency is not None and find_spec(dependency) is None:
         return _remedy(entry)
+    if entry.name not in SUMMARIES:  # another package's
+        try:
+            _load(entry)
+        except CommandError:
+            return _remedy(entry)
+    return SUMMARIES.get(entry.name, "")
 
 
 def _help(commands: dict[str, EntryPoint]) -> str:

@@ -1,7 +1,8 @@
-"""A `flyball` command: a name, a line of help, its arguments, and its function.
+"""A `flyball` command: its arguments and its function.
 
 Packages offer commands through the entry point group `flyball.commands`, one `Command` each;
-`flyball_client.__main__` finds them by name and imports only the one that is asked for.
+`flyball_client.__main__` finds them by name and imports only the one that is asked for; what
+`flyball --help` says of each stands in `flyball_client.cli.summaries`.
 """
 
 from __future__ import annotations
@@ -60,14 +61,12 @@ class Command:
     """One subcommand of `flyball`.
 
     Attributes:
-        summary: one line for `flyball --help`.
         configure: adds the command's arguments to its parser.
         run: does it and returns the exit status; raises CommandError for bad input.
         reads_planner: the command has `--planner`, and its arguments get `recorded_runs_of`, a
             RecordedRunsOf: packages that may not import the client call a planner through it.
     """
 
-    summary: str
     configure: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     reads_planner: bool = False

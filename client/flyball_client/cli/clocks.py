@@ -181,6 +181,4 @@ def _gpu_lines(gpu: GpuClocks) -> str:
     return f"{head}\n  SM clocks, MHz: {clocks} ({len(gpu.sm_clocks_mhz)} clocks)"
 
 
-COMMAND = Command(
-    summary="list the SM clocks that each GPU supports", configure=_configure, run=_run
-)
+COMMAND = Command(configure=_configure, run=_run)

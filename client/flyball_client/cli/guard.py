@@ -62,7 +62,6 @@ def _say(line: str) -> None:
 
 
 COMMAND = Command(
-    summary="restore the clocks of ranks that ended with their governors, as containers do",
     configure=_configure,
     run=_run,
 )

@@ -217,7 +217,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="measure a stage profile on a GPU, or follow online profiling; convert and join",
     configure=_configure,
     run=_run,
 )

@@ -215,7 +215,6 @@ def _is_of_currency(character: str) -> bool:
 
 
 COMMAND = Command(
-    summary="measured time, energy and savings of a job against the highest clocks",
     configure=_configure,
     run=_run,
 )

@@ -268,4 +268,4 @@ def _all_uuids() -> list[str | Unlocked]:
     return uuids
 
 
-COMMAND = Command(summary="restore SM clocks that stayed locked", configure=_configure, run=_run)
+COMMAND = Command(configure=_configure, run=_run)

@@ -319,7 +319,6 @@ def _folder(keep: Path | None) -> Iterator[RunFolder]:
 
 
 COMMAND = Command(
-    summary="planner, emulated GPUs and a real training run on this machine",
     configure=_configure,
     run=_run,
 )

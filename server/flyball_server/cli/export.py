@@ -272,7 +272,6 @@ def _export_timeline(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="a plan's predicted timeline for a trace viewer, or a job's measured runs",
     configure=_configure,
     run=_run,
     reads_planner=True,

@@ -223,7 +223,6 @@ def _text(results: Sequence[_Result], refused: Sequence[str]) -> str:
 
 
 COMMAND = Command(
-    summary="predict recorded runs, and compare with what was measured",
     configure=_configure,
     run=_run,
     reads_planner=True,

@@ -151,7 +151,6 @@ def _warn(text: str) -> None:
 
 
 COMMAND = Command(
-    summary="run the planner, which sends plans to ranks",
     configure=_configure,
     run=_run,
 )

@@ -130,6 +130,4 @@ def _summary(simulation: Simulation, peak_activations: Sequence[int], schedule: 
     )
 
 
-COMMAND = Command(
-    summary="time, energy, bubbles and critical path of a plan", configure=_configure, run=_run
-)
+COMMAND = Command(configure=_configure, run=_run)

@@ -195,7 +195,6 @@ _ACTIONS: dict[str, _Action] = {
 }
 
 COMMAND = Command(
-    summary="make, list and revoke access tokens of the planner",
     configure=_configure,
     run=_run,
 )

@@ -4,12 +4,15 @@ import argparse
 import signal
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import EntryPoint
+from pathlib import Path
 
 import pytest
 
 from flyball_client import __main__ as flyball
 from flyball_client.__main__ import main
+from flyball_client.cli.summaries import SUMMARIES
 from flyball_wire.command import Command, CommandError
 
 pytestmark = pytest.mark.slow
@@ -38,9 +41,9 @@ def add_nothing(_: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
-    "refuse": Command(summary="always refuses", configure=add_file, run=refuse),
-    "succeed": Command(summary="always succeeds", configure=add_file, run=succeed),
-    "interrupted": Command(summary="is interrupted", configure=add_nothing, run=be_interrupted),
+    "refuse": Command(configure=add_file, run=refuse),
+    "succeed": Command(configure=add_file, run=succeed),
+    "interrupted": Command(configure=add_nothing, run=be_interrupted),
 }
 
 
@@ -68,6 +71,9 @@ def fixed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     }
     entries = [FixedEntryPoint(n, v, "flyball.commands") for n, v in values.items()]
     monkeypatch.setattr(flyball, "entry_points", lambda group: entries)
+    monkeypatch.setattr(flyball, "find_spec", lambda name: None)
+    summaries = {"refuse": "always refuses", "succeed": "always succeeds"}
+    monkeypatch.setattr(flyball, "SUMMARIES", summaries)
 
 
 def test_a_command_gets_its_arguments_and_gives_the_status(
@@ -131,6 +137,7 @@ def test_an_interruption_is_status_130_without_a_word(capsys: pytest.CaptureFixt
 
 SHOW_MUCH = """
 import sys
+import tomllib
 from flyball_client import __main__ as flyball
 flyball._dispatch = lambda arguments: print("x" * 1_000_000) or 0
 sys.exit(flyball.main(["anything"]))
@@ -148,3 +155,8 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert process.stderr.read() == b""
     process.stderr.close()
     assert process.wait(60) == 128 + signal.SIGPIPE
+
+
+def test_every_command_has_a_summary() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    assert set(project["project"]["entry-points"]["flyball.commands"]) == set(SUMMARIES)

@@ -268,7 +268,6 @@ def _as_json(results: list[CheckResult]) -> str:
 
 
 COMMAND = Command(
-    summary="check what setting clocks needs on this machine",
     configure=_configure,
     run=_run,
 )

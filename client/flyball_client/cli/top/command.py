@@ -97,6 +97,4 @@ def _print_once(seen: Seen, address: str) -> None:
     print(text)
 
 
-COMMAND = Command(
-    summary="follow jobs and their measurements on a terminal", configure=_configure, run=_run
-)
+COMMAND = Command(configure=_configure, run=_run)
