@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -72,30 +71,16 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Run every cell at every effort asked for."""
     folder: Path = arguments.profiles
     efforts = ("low", "normal", "high") if arguments.high else ("low", "normal")
-    first_run_s = _first_run_s(folder)
     cells = [
         _cell(gpu, index, folder, efforts)
         for gpu in (A100, A40)
         for index in range(len(NUM_MICROBATCHES))
     ]
     return Report(
-        figures={"first_run_process_s": first_run_s, "cells": [asdict(cell) for cell in cells]},
-        text=_text(cells, efforts, first_run_s),
+        figures={"cells": [asdict(cell) for cell in cells]},
+        text=_text(cells, efforts),
         limits=tuple(limit for cell in cells for limit in _limits(cell)),
     )
-
-
-def _first_run_s(folder: Path) -> float:
-    """The smallest cell where nothing is compiled yet, as right after installing, s.
-
-    A run before the measured ones, that those find compiled what they use, is made too.
-    """
-    arguments = ["plan", *A100.pipeline_arguments(folder, NUM_MICROBATCHES[0])]
-    with tempfile.TemporaryDirectory() as empty:
-        environment = {"NUMBA_CACHE_DIR": empty}
-        first = run_flyball(arguments, give_up_s=GIVE_UP_S, environment=environment)
-    run_flyball(arguments, give_up_s=GIVE_UP_S)
-    return first.process.process_s
 
 
 def _cell(gpu: Gpu, index: int, folder: Path, efforts: tuple[str, ...]) -> Cell:
@@ -153,7 +138,7 @@ def _limits(cell: Cell) -> Iterator[Limit]:
         yield at_most(f"{name}: slowdown, effort high, %", high.slowdown_percent, 0.0)
 
 
-def _text(cells: list[Cell], efforts: tuple[str, ...], first_run_s: float) -> str:
+def _text(cells: list[Cell], efforts: tuple[str, ...]) -> str:
     savings = table(
         ["saving, %", "Perseus", "EnvPipe", "balanced", *efforts, "bound"],
         [
@@ -178,7 +163,6 @@ def _text(cells: list[Cell], efforts: tuple[str, ...], first_run_s: float) -> st
     return (
         "gpt3-175b, 8 stages, 1F1B, target fastest; Perseus and EnvPipe as published, balanced is"
         f" --policy envelope --reconfigure balanced\n\n{savings}\n\n{costs}\n\n"
-        f"the very first run on a machine, which compiles: {first_run_s:.1f} s, whole process"
     )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_server.planning.warm_up import warm_up
 from flyball_server.profiling.moves import Finished
 from measured_process import BenchmarkError
 
@@ -68,7 +67,6 @@ class RunFigure:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Profile every cell's job once a seed."""
-    warm_up()
     figures = [
         _figure(cell, truth, seed)
         for cell, truth in _cells(arguments.profiles)

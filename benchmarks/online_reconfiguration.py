@@ -25,7 +25,6 @@ from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_server.planning.model.pipeline_model import Assignment
 from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.plan_options import Policy, Reconfigure
 from gpt3_cells import A100, SCHEDULE, add_profiles_argument
 
@@ -69,7 +68,6 @@ class OnlineFigure:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Let every way find its clocks, in every cell."""
-    warm_up()
     profile = read_stage_profile(A100.profile(arguments.profiles))
     figures = [
         figure

@@ -18,7 +18,6 @@ from flyball_profiles.evaluation_models import fitted_model_names, load_fitted_m
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A40, A100, add_profiles_argument
 from measured_process import BenchmarkError
@@ -60,7 +59,6 @@ class AutoFigure:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Plan every case with 1F1B and with auto."""
-    warm_up()
     figures = [_figure(case) for case in _cases(arguments)]
     rows = [
         (

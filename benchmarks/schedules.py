@@ -19,7 +19,6 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.planning.schedules.explicit import EXPLICIT
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.plan_options import PlanOptions
 from measured_process import BenchmarkError
 from tiled_profile import tile_profile
@@ -55,7 +54,6 @@ class ScheduleFigure:
 
 def measure(_: argparse.Namespace) -> Report:
     """Generate and plan each schedule once."""
-    warm_up()
     names = [name for name in SCHEDULES if name != EXPLICIT]
     figures = [_figure(name) for name in names]
     reference = next(figure for figure in figures if figure.schedule == REFERENCE)

@@ -29,7 +29,6 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
@@ -117,7 +116,6 @@ class Served:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Every cell, then what a planner that is asked over HTTP takes."""
-    warm_up()
     cells: list[Cell] = []
     refined: list[Refined] = []
     for gpu in (A100, A40):

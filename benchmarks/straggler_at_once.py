@@ -27,7 +27,6 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from measured_process import BenchmarkError
@@ -95,7 +94,6 @@ class Served:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Plans on their own, then through a planner."""
-    warm_up()
     folder = Path(flyball_profiles.__file__).parent / "stages"
     profile = read_stage_profile(folder / PROFILE)
     tiled = [(tile_profile(profile, stages, SEED), number) for stages, number in SIZES]

@@ -20,7 +20,6 @@ _NAMES = (
     "json",
     "logging",
     "multiprocessing",
-    "numba",
     "numpy",
     "pynvml",
     "random",

@@ -101,7 +101,6 @@ def set_up_logging(*, level: str, log_format: str) -> None:
     # uvicorn's lines on startup repeat the printed one.
     quiet = logging.DEBUG if level == "debug" else logging.WARNING
     logging.getLogger("uvicorn.error").setLevel(quiet)
-    logging.getLogger("numba").setLevel(logging.WARNING)  # at debug it logs the compiler's passes
 
 
 def _fields_of(record: logging.LogRecord) -> dict[str, str | int]:

@@ -26,7 +26,6 @@ from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
-from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -35,7 +34,7 @@ WITHIN = 1e-4  # of the optimum, by the contract
 SHARES = [0.0, 0.001, 0.1, 0.5, 0.9, 1.0, 1.5, 20.0]
 """From the fastest to the slowest iteration that is of any use, and far beyond it."""
 
-RelaxationClass = type[HighsRelaxation] | type[InteriorPointRelaxation] | type[ParametricRelaxation]
+RelaxationClass = type[HighsRelaxation] | type[InteriorPointRelaxation]
 
 
 def measured(time_s: float, energy_j: float, num_points: int = 8) -> Points:
@@ -143,9 +142,7 @@ def worst_window_error(network: EventNetwork, optimum: RelaxedOptimum) -> float:
     return float((network.min_window_s - window_s).max()) / optimum.deadline_s
 
 
-@pytest.mark.parametrize(
-    "relaxation", [HighsRelaxation, InteriorPointRelaxation, ParametricRelaxation]
-)
+@pytest.mark.parametrize("relaxation", [HighsRelaxation, InteriorPointRelaxation])
 class TestRelaxation:
     @pytest.mark.parametrize("name", PIPELINES)
     def test_finds_the_optimum_of_a_textbook_program(

@@ -26,7 +26,6 @@ class Image:
         health_command: what HEALTHCHECK runs.
         copied: (from, to) of each COPY from the build context, in any stage.
         requirement: what the build stage installs, with its extras.
-        compiling: the shell's line with which the build stage compiles the solver.
     """
 
     environment: dict[str, str]
@@ -38,7 +37,6 @@ class Image:
     health_command: tuple[str, ...]
     copied: tuple[tuple[str, str], ...]
     requirement: str
-    compiling: str
 
 
 def read_dockerfile(file: Path) -> Image:
@@ -51,7 +49,7 @@ def read_dockerfile(file: Path) -> Image:
     environment = dict(word.split("=", 1) for word in shlex.split(final["ENV"]))
     environment["PATH"] = environment["PATH"].replace("$PATH", BASE_PATH)
     copies = [words[1] for words in instructions if words[0] == "COPY"]
-    installing, compiling = (words[1] for words in instructions[:last] if words[0] == "RUN")
+    (installing,) = (words[1] for words in instructions[:last] if words[0] == "RUN")
     return Image(
         environment=environment,
         user=final["USER"],
@@ -62,7 +60,6 @@ def read_dockerfile(file: Path) -> Image:
         health_command=tuple(json.loads(final["HEALTHCHECK"].partition("CMD ")[2])),
         copied=tuple(pair for line in copies if "--from" not in line for pair in _pairs(line)),
         requirement=installing.rpartition("wheels/")[2].strip(' "'),
-        compiling=compiling,
     )
 
 

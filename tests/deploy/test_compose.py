@@ -29,7 +29,6 @@ from flyball_wire.messages import TOKEN_HEADER
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 PATHS = {"flyball": str(Path(sys.executable).parent / "flyball"), "python": sys.executable}
 PATHS["/opt/flyball/healthcheck.py"] = str(ROOT / "deploy/docker/healthcheck.py")
-PATHS["/opt/flyball/start.sh"] = PATHS["flyball"]  # here its machine code lies where it was made
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from tests.planner.samples import profile_csv, rank_registration, registration
 
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 VENV = Path(sys.prefix)
-COMPILED_WITHIN_S = 400.0
 TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
 # What the image has under /opt/flyball, where this checkout has it.
 BINDS = {
@@ -29,10 +27,7 @@ BINDS = {
     VENV / "lib": "/opt/flyball/lib",
     VENV / "pyvenv.cfg": "/opt/flyball/pyvenv.cfg",
     ROOT / "deploy/docker/healthcheck.py": "/opt/flyball/healthcheck.py",
-    ROOT / "deploy/docker/start.sh": "/opt/flyball/start.sh",
 }
-# What the image's build compiles, kept by its makers until the sources change: numba looks itself.
-COMPILED = ROOT / "build" / "numba-of-the-image"
 HEALTHCHECK = IMAGE.health_command[:-1]
 
 _NO_CONTAINER = why_no_container()
@@ -40,29 +35,14 @@ in_a_container = pytest.mark.skipif(_NO_CONTAINER is not None, reason=str(_NO_CO
 
 
 @pytest.fixture(scope="module")
-def compiled() -> Path:
-    """The folder that the Dockerfile's build stage fills with the solver's machine code."""
-    COMPILED.mkdir(parents=True, exist_ok=True)
-    line = IMAGE.compiling.replace("/opt/flyball/numba", str(COMPILED))
-    subprocess.run(
-        ("sh", "-euc", line.replace("/opt/flyball/bin", str(VENV / "bin"))),
-        check=True,
-        timeout=COMPILED_WITHIN_S,
-        # The container has no PYTHONPATH: machine code belongs to the path of its module.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-    return COMPILED
-
-
-@pytest.fixture(scope="module")
-def planner(compiled: Path) -> Iterator[Container]:
+def planner() -> Iterator[Container]:
     """`docker run --read-only --tmpfs /tmp --env FLYBALL_TOKEN=... IMAGE`, when it answers."""
     with container(
         IMAGE.process,
         environment={**IMAGE.environment, "FLYBALL_TOKEN": TOKEN},
         user=IMAGE.user,
         folder=IMAGE.folder,
-        binds={**BINDS, compiled: "/opt/flyball/numba"},
+        binds=BINDS,
         writable=("/tmp", *IMAGE.volumes),  # noqa: S108 - the container's
     ) as running:
         running.wait_until_answered(IMAGE.health_command)
@@ -106,12 +86,9 @@ def test_the_health_check_knows_a_path_that_is_answered_and_one_that_is_not(
 
 
 @in_a_container
-def test_the_image_plans_and_compiles_nothing_though_it_can_write_but_its_tmpfs(
+def test_the_image_plans_though_it_can_write_but_its_volume_and_tmpfs(
     planner: Container,
 ) -> None:
-    code = ("sh", "-c", "cd $0 && ls -lR --time-style=full-iso .", "/tmp/numba")  # noqa: S108 - its
-    copied = planner.run(code).stdout
-    assert ".nbc" in copied
     calls = [
         ("", registration()),
         ("/ranks/0", rank_registration(0)),
@@ -131,22 +108,6 @@ def test_the_image_plans_and_compiles_nothing_though_it_can_write_but_its_tmpfs(
     arguments = (url, "Flyball-Token", TOKEN, json.dumps(calls), profile_csv())
     planned = planner.run(("python", "-c", put, *arguments), patience_s=200)
     assert planned.stdout == "1\n", planned.stderr
-    assert planner.run(code).stdout == copied  # whatever is compiled is kept there
-
-
-@in_a_container
-def test_an_image_that_cannot_copy_its_machine_code_starts_all_the_same() -> None:
-    with container(
-        (IMAGE.process[0], "token", "create", "--help"),
-        environment=IMAGE.environment | {"NUMBA_CACHE_DIR": "/opt/flyball/nowhere"},
-        user=IMAGE.user,
-        folder=IMAGE.folder,
-        binds=BINDS,
-        writable=IMAGE.volumes,
-    ) as started:
-        printed, said = started.process.communicate(timeout=PATIENCE_S)
-    assert (started.process.returncode, said) == (0, "")
-    assert "--job" in printed
 
 
 def _files(folder: Path) -> Iterator[Path]:

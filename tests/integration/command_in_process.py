@@ -14,7 +14,7 @@ from typing import Any
 
 from flyball_client.__main__ import main
 
-# Against hanging; numba compiles where nothing is cached yet.
+# Against hanging.
 PROCESS_LIMIT_S = 180
 HEADER = "stage,instruction,frequency,time,energy\n"
 PROFILE_HEADER = HEADER.replace("\n", ",dp_rank\n")

@@ -202,7 +202,7 @@ def _planner(interruption: Interruption) -> Iterator[tuple[str, Path, dict[str, 
             yield wait_for_planner(planner, interruption), folder.path, environment
 
 
-_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "highspy", "numba", "matplotlib")
+_PACKAGES = ("fastapi", "uvicorn", "sqlalchemy", "highspy", "matplotlib")
 _MAX_STEPS = 1000
 _MAX_LATENCY_MS = 1000.0
 
@@ -263,7 +263,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 COMMAND = Command(
-    summary="EnvPipe's evaluation on emulated GPUs, with Flyball's plans added",
     configure=_configure,
     run=_run,
 )

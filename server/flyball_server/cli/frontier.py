@@ -19,7 +19,6 @@ from flyball_server.planning.frontier_curve import (
     make_frontier,
 )
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.command import Command
 from flyball_wire.read_models import Frontier
 
@@ -61,8 +60,6 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
 
     try:
         request = pipeline_arguments.request_of(arguments)
-        progress.show("loading compiled code")
-        warm_up()  # this is starting the program, not solving
         progress.show("solving the bounds")
         began_s = time.perf_counter()
         if isinstance(request, PlanRequest):
@@ -116,6 +113,4 @@ def _of_reserve(reserve: float) -> list[str]:
     return [f"bounds are on plans that keep {100 * reserve:g} % in reserve and are no faster"]
 
 
-COMMAND = Command(
-    summary="the whole time-energy frontier of a pipeline, offline", configure=_configure, run=_run
-)
+COMMAND = Command(configure=_configure, run=_run)

@@ -31,7 +31,6 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.schedule_choice import REFERENCE
-from flyball_server.planning.warm_up import warm_up
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
@@ -80,9 +79,6 @@ def _planned(
     """Return the plan as a document and, unless JSON is requested, as text."""
     try:
         request = pipeline_arguments.request_of(arguments)
-        if arguments.policy == Policy.FRONTIER:
-            progress.show("loading compiled code")
-            warm_up()  # this is starting the program, not solving
         began_s = time.perf_counter()
         if isinstance(request, DataParallelRequest):
             pipelines = make_data_parallel_plan(request, progress.show)
@@ -188,6 +184,4 @@ def _worth_of_changes(plan: PlanPrediction) -> str:
     )
 
 
-COMMAND = Command(
-    summary="one frequency plan from a stage profile, offline", configure=_configure, run=_run
-)
+COMMAND = Command(configure=_configure, run=_run)

@@ -20,7 +20,7 @@ class ProgressLine:
     """Line with the last text given and the elapsed seconds; used as a context manager.
 
     The line appears after a second if stderr is a terminal and is always cleared at the end; stdout
-    is never touched. A thread draws it, so that it moves while compiled code runs. Terminal errors
+    is never touched. A thread draws it, so that it moves while a solver runs. Terminal errors
     are ignored: a command never fails because of its line.
 
     Args:

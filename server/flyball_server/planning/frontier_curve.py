@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from itertools import pairwise
@@ -13,7 +11,11 @@ from typing import Any
 import numpy as np
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.relaxation import RelaxedOptimum
+from flyball_server.planning.frontier.relaxation import (
+    RelaxedOptimum,
+    mixed_optimum,
+    sandwich_error_j,
+)
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
@@ -31,15 +33,20 @@ from flyball_wire.read_models import Frontier, FrontierPoint
 # Of an interval's claim to the next point, how much its width counts beside its error: where
 # the bound is straight there are plans to choose from as well.
 WIDTH_WEIGHT = 0.2
+# Largest error of a mix of two relaxed optima in place of one that is solved for, as a share of
+# the energy.
+MAX_MIX_ERROR = 1e-4
 # So many points are placed before the others are, by the errors that these leave.
-NUM_FIRST = 10
+NUM_FIRST = 12
+# Plans are annealed at once up to this many instructions in all, which bounds the memory.
+INSTRUCTIONS_AT_ONCE = 20_000
 ROUNDS = 4  # of filling up after plans that another one beats were dropped
 
 
 def sweep_frontier(
     solver: DeadlineSolver,
     num_points: int,
-    num_moves: int,
+    num_steps: int,
     report: Callable[[int], None] = lambda _: None,
 ) -> list[DeadlinePlan]:
     """Plans in rising time and falling energy, none beaten by another.
@@ -47,17 +54,18 @@ def sweep_frontier(
     Args:
         solver: solver of the pipeline.
         num_points: at least 2; fewer come only where the profile allows no more.
-        num_moves: number of annealing moves per plan.
+        num_steps: number of annealing steps of each plan.
         report: called with the number of plans made so far.
     """
     placement = _Placement(solver)
-    plans: list[DeadlinePlan] = []  # by deadline
+    num_at_once = max(1, INSTRUCTIONS_AT_ONCE // solver.num_instructions)
+    plans: list[DeadlinePlan] = []
     frontier: list[DeadlinePlan] = []
     for _ in range(ROUNDS):
-        for relaxed in placement.add(num_points - len(frontier)):
-            place = bisect.bisect(plans, relaxed.deadline_s, key=_deadline_s)
-            neighbour = plans[place - 1] if place else None
-            plans.insert(place, solver.plan(relaxed, num_moves, neighbour))
+        optima = placement.add(num_points - len(frontier))
+        report(len(plans))
+        for first in range(0, len(optima), num_at_once):
+            plans += solver.plans(optima[first : first + num_at_once], num_steps)
             report(len(plans))
         frontier = undominated(plans)
         if len(frontier) >= num_points:
@@ -74,16 +82,11 @@ def undominated(plans: Iterable[DeadlinePlan]) -> list[DeadlinePlan]:
     return kept
 
 
-def _deadline_s(plan: DeadlinePlan) -> float:
-    return plan.relaxed.deadline_s
-
-
 class _Placement:
     """Placement of the next deadlines.
 
     They are placed in a few rounds, each shared out among the intervals that the rounds before
-    left. Within a round they are solved in rising or falling order, from where the last round
-    ended: a simplex that goes from deadline to deadline passes each basis but once a round.
+    left. A relaxed optimum is solved for where a mix of its neighbours would be too far from it.
     """
 
     def __init__(self, solver: DeadlineSolver) -> None:
@@ -93,26 +96,44 @@ class _Placement:
         if slowest_s > fastest_s:
             self._optima.append(solver.relax(slowest_s))
         self._unused = list(self._optima)
-        self._is_rising = True
 
     def add(self, num_points: int) -> list[RelaxedOptimum]:
         """Return the relaxed optimum at this many new deadlines, in rising order."""
         if len(self._optima) > 1:
-            for num_known in (NUM_FIRST, math.inf):
-                num_wanted = num_points - len(self._unused)
-                self._solve(self._shared_out(min(num_wanted, num_known - len(self._optima))))
+            num_first = min(num_points - len(self._unused), NUM_FIRST - len(self._optima))
+            # From each deadline to the next a solver has the shortest way.
+            self._keep([self._solver.relax(one) for one in self._shared_out(num_first)])
+            self._keep(self._mixed(self._shared_out(num_points - len(self._unused))))
         added = sorted(self._unused, key=lambda relaxed: relaxed.deadline_s)
         self._unused = []
         return added
 
-    def _solve(self, deadlines_s: list[float]) -> None:
+    def _keep(self, added: list[RelaxedOptimum]) -> None:
+        self._unused += added
+        self._optima = sorted([*self._optima, *added], key=lambda relaxed: relaxed.deadline_s)
+
+    def _mixed(self, deadlines_s: list[float]) -> list[RelaxedOptimum]:
+        added: list[RelaxedOptimum] = []
+        for left, right in pairwise(self._optima):
+            inside_s = [one for one in deadlines_s if left.deadline_s < one < right.deadline_s]
+            added += self._between(left, right, inside_s)
+        return added
+
+    def _between(
+        self, left: RelaxedOptimum, right: RelaxedOptimum, deadlines_s: list[float]
+    ) -> list[RelaxedOptimum]:
+        """Return the optima of rising deadlines between two: mixed, where that is exact enough."""
         if not deadlines_s:
-            return
-        in_order_s = deadlines_s if self._is_rising else deadlines_s[::-1]
-        self._is_rising = not self._is_rising
-        solved = [self._solver.relax(deadline_s) for deadline_s in in_order_s]
-        self._unused += solved
-        self._optima = sorted([*self._optima, *solved], key=lambda relaxed: relaxed.deadline_s)
+            return []
+        if sandwich_error_j(left, right) <= MAX_MIX_ERROR * abs(right.lower_bound_j):
+            return [mixed_optimum(left, right, deadline_s) for deadline_s in deadlines_s]
+        middle = len(deadlines_s) // 2
+        solved = self._solver.relax(deadlines_s[middle])
+        return [
+            *self._between(left, solved, deadlines_s[:middle]),
+            solved,
+            *self._between(solved, right, deadlines_s[middle + 1 :]),
+        ]
 
     def _claims(self) -> list[tuple[float, RelaxedOptimum, RelaxedOptimum]]:
         """Each interval's claim to the next point: how much error is left in it, and its width."""
@@ -121,7 +142,7 @@ class _Placement:
         time_s = slowest.deadline_s - fastest.deadline_s
         return [
             (
-                _sandwich_error_j(left, right) / energy_j
+                sandwich_error_j(left, right) / energy_j
                 + WIDTH_WEIGHT * ((right.deadline_s - left.deadline_s) / time_s) ** 2,
                 left,
                 right,
@@ -129,13 +150,13 @@ class _Placement:
             for left, right in pairwise(self._optima)
         ]
 
-    def _shared_out(self, num_points: float) -> list[float]:
+    def _shared_out(self, num_points: int) -> list[float]:
         """Deadlines within the intervals, evenly in each; an error falls as its width squared."""
         claims = self._claims()
         shares = [0] * len(claims)
         heap = [(-claim, index) for index, (claim, _, _) in enumerate(claims)]
         heapq.heapify(heap)
-        for _ in range(max(0, int(num_points))):
+        for _ in range(max(0, num_points)):
             _, index = heapq.heappop(heap)
             shares[index] += 1
             heapq.heappush(heap, (-claims[index][0] / (shares[index] + 1) ** 2, index))
@@ -144,17 +165,6 @@ class _Placement:
             for share, (_, left, right) in zip(shares, claims, strict=True)
             for part in range(1, share + 1)
         ]
-
-
-def _sandwich_error_j(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
-    """Height of the triangle between the chord and the tangents, J."""
-    width_s = right.deadline_s - left.deadline_s
-    bend = right.bound_slope_w - left.bound_slope_w
-    if bend <= 0:
-        return 0.0
-    chord_w = (right.lower_bound_j - left.lower_bound_j) / width_s
-    share = min(1.0, max(0.0, (right.bound_slope_w - chord_w) / bend))
-    return max(0.0, (chord_w - left.bound_slope_w) * share * width_s)
 
 
 DEFAULT_NUM_POINTS = 100
@@ -189,7 +199,7 @@ def make_frontier(
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
     model = _model(request)
     solver = DeadlineSolver(model, reserve=first.options.reserve)
-    plans = sweep_frontier(solver, num_points, solver.num_sweep_moves(first.options.effort), report)
+    plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
     times_s = np.linspace(plans[0].iteration_time_s, plans[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
     return Frontier(

@@ -212,7 +212,7 @@ class _Search:
         baseline_s = max(self._baseline_s, solver.fastest_time_s)
         try:
             candidate.plan = plan_for_target(
-                solver, candidate.target, baseline_s, solver.num_moves(self._effort)
+                solver, candidate.target, baseline_s, solver.num_steps(self._effort)
             )
         except TargetUnreachableError as error:
             self.why_not[candidate.name] = error.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.frontier.compilation import compiled_function
-from flyball_server.planning.model.dag import NONE, build_dag
-from flyball_server.planning.model.finish_times import earliest_of, latest_of
+from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
+from flyball_server.planning.model.finish_times import (
+    earliest_finish_s,
+    forward_pass,
+    latest_finish_s,
+)
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule, one_chunk_each
 from flyball_server.profiling.findings import StageFindings
@@ -20,158 +24,115 @@ from flyball_server.profiling.mixed_model import FloatArray
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
 from flyball_server.profiling.walk import Arm
 
-# Inside compiled code a subscript is one number; numpy's types cannot say so.
-# pyright: reportReturnType=false, reportArgumentType=false
-
-
+BoolArray = NDArray[np.bool_]
 IndexArray = NDArray[np.int64]
 
 # Extra times that differ by less than this factor are served alike.
 _ABOUT_EQUAL = 1.3
+# Turns in which stages are served; where there are more stages, some share a turn.
+_MOST_TURNS = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepGraph:
-    """Instructions of an iteration as nodes, stage after stage, each stage in its order.
+def step_dag(schedule: Schedule) -> DependencyDag:
+    """The DAG of a schedule's steps; of a steady-state period, a chain for each stage.
 
-    Attributes:
-        stage: per node; shape (num_nodes,).
-        order: nodes, each after its predecessors; same shape.
-        predecessors: NONE where there are fewer; shape (2, num_nodes).
+    The period lasts as long as its slowest stage, whatever the others wait for
+    (`schedules/pipedream.py`).
     """
-
-    stage: IndexArray
-    order: IndexArray
-    predecessors: IndexArray
-
-    @classmethod
-    def of_schedule(cls, schedule: Schedule) -> StepGraph:
-        """The nodes of a schedule; of a steady-state period, a chain for each stage.
-
-        The period lasts as long as its slowest stage, whatever the others wait for
-        (`schedules/pipedream.py`).
-        """
-        lengths = [len(stage) for stage in schedule.stages]
-        stage = np.repeat(np.arange(len(lengths)), lengths)
-        if not schedule.is_periodic:
-            dag = build_dag(schedule)
-            return cls(
-                stage=stage,
-                order=np.array(dag.topological_order, dtype=np.int64),
-                predecessors=np.array(
-                    [dag.order_predecessor, dag.data_predecessor], dtype=np.int64
-                ),
-            )
-        nodes = np.arange(len(stage))
-        before = nodes - 1
-        before[np.append(True, stage[1:] != stage[:-1])] = NONE
-        return cls(
-            stage=stage,
-            order=nodes,
-            predecessors=np.array([before, np.full(len(stage), NONE)]),
-        )
-
-    def finish_s(self, durations_s: FloatArray) -> FloatArray:
-        """Per node, when it finishes if all start as early as they can, s."""
-        return earliest_of(self.order, self.predecessors, durations_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowedStep:
-    """One step's design.
-
-    Attributes:
-        is_slow: which of the wanted nodes run slower; shape (num_nodes,).
-        iteration_time_s: with their slower times, s.
-    """
-
-    is_slow: NDArray[np.bool_]
-    iteration_time_s: float
+    if not schedule.is_periodic:
+        return build_dag(schedule)
+    nodes = [
+        (stage, place, instruction)
+        for stage, instructions in enumerate(schedule.stages)
+        for place, instruction in enumerate(instructions)
+    ]
+    return DependencyDag(
+        stage=tuple(stage for stage, _, _ in nodes),
+        instruction=tuple(instruction for _, _, instruction in nodes),
+        order_predecessor=tuple(
+            node - 1 if place else NONE for node, (_, place, _) in enumerate(nodes)
+        ),
+        data_predecessor=(NONE,) * len(nodes),
+        topological_order=tuple(range(len(nodes))),
+    )
 
 
 def slow_nodes(
-    graph: StepGraph, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
-) -> SlowedStep:
-    """Slow as many wanted nodes as the deadline bears.
+    dag: DependencyDag, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
+) -> BoolArray:
+    """Slow as many wanted nodes as the deadline bears; return which, shape (num_nodes,).
 
     Args:
-        graph: the nodes.
+        dag: DAG of the step.
         durations_s: durations of the nodes at the highest clocks, s; shape (num_nodes,).
         slower_s: per node, its time at the clock wanted for it, s; 0 where none is wanted.
         deadline_s: for the iteration, not before its end at the highest clocks, s.
     """
-    durations_s = durations_s.copy()
+    stage = np.array(dag.stage)
     is_slow = np.zeros(len(durations_s), dtype=np.bool_)
-    finish_s = graph.finish_s(durations_s)
-    for stage in _stages_in_turn(graph, durations_s, slower_s, finish_s):
-        nodes = np.flatnonzero(graph.stage == stage)
-        wanted_s = np.zeros(len(durations_s))
-        wanted_s[nodes] = slower_s[nodes]
-        slowed, finish_s = _slowed(
-            graph.order,
-            graph.predecessors,
-            durations_s,
-            wanted_s,
-            _limits_s(graph, durations_s, wanted_s, finish_s, deadline_s),
-        )
+    finish_s = np.array(earliest_finish_s(dag, durations_s.tolist()))
+    for stages in _turns(dag, durations_s, slower_s, finish_s):
+        wanted_s = np.where(np.isin(stage, stages), slower_s, 0.0)
+        limits_s = _limits_s(dag, durations_s, wanted_s, finish_s, deadline_s)
+        finish_s, slowed = _slowed(dag, durations_s, wanted_s, limits_s)
         is_slow |= slowed
         durations_s = np.where(slowed, wanted_s, durations_s)
-    return SlowedStep(is_slow=is_slow, iteration_time_s=float(finish_s.max()))
+    return is_slow
 
 
-def _stages_in_turn(
-    graph: StepGraph, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
-) -> list[int]:
+def _turns(
+    dag: DependencyDag, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
+) -> list[list[int]]:
     """The stages with wanted nodes, in the order in which they are served."""
-    latest_s = latest_of(graph.order, graph.predecessors, durations_s, float(finish_s.max()))
-    num_stages = int(graph.stage[-1]) + 1
+    stage, num_stages = np.array(dag.stage), dag.stage[-1] + 1
+    latest_s = np.array(latest_finish_s(dag, durations_s.tolist(), float(finish_s.max())))
     extra_s = np.zeros(num_stages)
-    np.maximum.at(extra_s, graph.stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
-    floats_s = np.bincount(graph.stage, latest_s - finish_s, num_stages)
+    np.maximum.at(extra_s, stage, np.where(slower_s > 0, slower_s - durations_s, 0.0))
+    floats_s = np.bincount(stage, latest_s - finish_s, num_stages)
 
-    def turn(stage: int) -> tuple[float, float]:
-        return (-round(math.log(extra_s[stage]) / math.log(_ABOUT_EQUAL)), floats_s[stage])
+    def rank(one: int) -> tuple[float, float]:
+        return (-round(math.log(extra_s[one]) / math.log(_ABOUT_EQUAL)), floats_s[one])
 
-    return sorted(np.flatnonzero(extra_s > 0).tolist(), key=turn)
+    ranked = sorted(np.flatnonzero(extra_s > 0).tolist(), key=rank)
+    size = max(1, math.ceil(len(ranked) / _MOST_TURNS))
+    return [ranked[first : first + size] for first in range(0, len(ranked), size)]
 
 
 def _limits_s(
-    graph: StepGraph,
+    dag: DependencyDag,
     durations_s: FloatArray,
     wanted_s: FloatArray,
     finish_s: FloatArray,
     deadline_s: float,
 ) -> FloatArray:
-    """By when each node has to finish, s: a stair for about each slow node of the stage."""
+    """By when each node has to finish, s: a stair for about each slow node of a stage."""
     end_s = float(finish_s.max())
     allowance_s = max(0.0, deadline_s - end_s)
     stair_s = float((wanted_s - durations_s).max())
     num_stairs = max(1, int(allowance_s / stair_s)) if stair_s > 0 else 1
     stair = np.floor(finish_s / end_s * num_stairs + 0.5) / num_stairs
-    latest_s = latest_of(graph.order, graph.predecessors, durations_s, end_s)
+    latest_s = np.array(latest_finish_s(dag, durations_s.tolist(), end_s))
     limits_s: FloatArray = latest_s + allowance_s * np.minimum(stair, 1.0)
     return limits_s
 
 
-@compiled_function
 def _slowed(
-    order: IndexArray,
-    predecessors: IndexArray,
-    durations_s: FloatArray,
-    slower_s: FloatArray,
-    limit_s: FloatArray,
-) -> tuple[NDArray[np.bool_], FloatArray]:
-    finish_s = np.zeros(len(durations_s) + 1)
-    is_slow = np.zeros(len(durations_s), np.bool_)
-    for node in order:
-        before, source = finish_s[predecessors[0, node]], finish_s[predecessors[1, node]]
-        start_s = max(before, source)
-        if slower_s[node] > 0 and start_s + slower_s[node] <= limit_s[node]:
+    dag: DependencyDag, durations_s: FloatArray, wanted_s: FloatArray, limits_s: FloatArray
+) -> tuple[FloatArray, BoolArray]:
+    """Per node, its finish, s, and whether it is slow: where that still meets its limit."""
+    durations: list[float] = durations_s.tolist()
+    limits: list[float] = limits_s.tolist()
+    slower: list[float] = np.where(wanted_s > 0, wanted_s, np.inf).tolist()
+    is_slow = [False] * dag.num_nodes
+
+    def finish_of(node: int, start_s: float) -> float:
+        slow_s = start_s + slower[node]
+        if slow_s <= limits[node]:
             is_slow[node] = True
-            finish_s[node] = start_s + slower_s[node]
-        else:
-            finish_s[node] = start_s + durations_s[node]
-    return is_slow, finish_s[:-1]
+            return slow_s
+        return start_s + durations[node]
+
+    return np.array(forward_pass(dag, finish_of)), np.array(is_slow)
 
 
 _NUM_DRAWS = 16
@@ -184,13 +145,14 @@ class NoisyPipeline:
     """An iteration's instructions with their mean times and scatter.
 
     Attributes:
+        dag: DAG of a step.
         durations_s: at the highest clocks; shape (num_nodes,).
         factors: factors of the times in each draw; shape (num draws, num_nodes).
         beyond_s: time of measured steps at the highest clocks beyond the draws' mean, s.
         scatter_s: standard deviation of a measured step there.
     """
 
-    graph: StepGraph
+    dag: DependencyDag
     durations_s: FloatArray
     factors: FloatArray
     beyond_s: float
@@ -199,7 +161,7 @@ class NoisyPipeline:
     @classmethod
     def measured(
         cls,
-        graph: StepGraph,
+        dag: DependencyDag,
         *,
         durations_s: FloatArray,
         scatter: FloatArray,
@@ -208,36 +170,41 @@ class NoisyPipeline:
         """The pipeline whose steps at the highest clocks take what was measured.
 
         Args:
-            graph: its instructions.
+            dag: DAG of a step.
             durations_s: per node, mean at the highest clocks, s.
             scatter: per node, standard deviation of a single one, as a share.
             baseline: the measured steps.
         """
         draws = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(durations_s)))
         factors = 1 + scatter * draws
-        sample_s = _sample_s(graph, factors * durations_s)
+        sample_s = _sample_s(dag, factors * durations_s)
         return cls(
-            graph=graph,
+            dag=dag,
             durations_s=durations_s,
             factors=factors,
             beyond_s=baseline.iteration_time_s - float(sample_s.mean()),
             scatter_s=baseline.scatter * baseline.iteration_time_s,
         )
 
-    @property
+    @functools.cached_property
     def quickest_s(self) -> float:
         """Longest path at the highest clocks, without noise, s."""
-        return float(self.graph.finish_s(self.durations_s).max())
+        return max(earliest_finish_s(self.dag, self.durations_s.tolist()))
+
+    @functools.cached_property
+    def at_highest_s(self) -> float:
+        """The longest that a step at the highest clocks should ever take, s."""
+        return self.predicted_s(self.durations_s)
 
     def predicted_s(self, durations_s: FloatArray) -> float:
         """The longest that a step with these mean times should ever take, s."""
-        sample_s = _sample_s(self.graph, self.factors * durations_s)
+        sample_s = _sample_s(self.dag, self.factors * durations_s)
         spread_s = max(float(sample_s.std(ddof=1)), self.scatter_s)
         return float(sample_s.mean()) + self.beyond_s + _DEVIATIONS * spread_s
 
 
-def _sample_s(graph: StepGraph, drawn_s: FloatArray) -> FloatArray:
-    return np.array([graph.finish_s(durations_s).max() for durations_s in drawn_s])
+def _sample_s(dag: DependencyDag, drawn_s: FloatArray) -> FloatArray:
+    return np.array([max(earliest_finish_s(dag, durations_s.tolist())) for durations_s in drawn_s])
 
 
 # How often a step that noise could take beyond the cap is designed again, for a shorter time.
@@ -275,28 +242,29 @@ def probe_plan(
         baseline: steps at the highest clocks, measured.
         margin: share of the iteration time to keep free beside what noise needs.
     """
-    graph = StepGraph.of_schedule(setup.schedule)
+    dag = step_dag(setup.schedule)
+    stage = np.array(dag.stage)
     classes = _class_of_nodes(setup, findings)
     pipeline = NoisyPipeline.measured(
-        graph,
+        dag,
         durations_s=_per_node(
-            graph, classes, [each.times.mean_s[each.points.highest()] for each in findings]
+            stage, classes, [each.times.mean_s[each.points.highest()] for each in findings]
         ),
-        scatter=_per_node(graph, classes, [each.times.scatter for each in findings]),
+        scatter=_per_node(stage, classes, [each.times.scatter for each in findings]),
         baseline=baseline,
     )
     longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
     rows: list[_Row] = []
-    predicted_s = pipeline.predicted_s(pipeline.durations_s)
+    predicted_s = pipeline.at_highest_s
     for turn in range(max(map(len, arms))):
         in_turn = [
-            of_stage[(turn + stage) % len(of_stage)] if of_stage else None
-            for stage, of_stage in enumerate(arms)
+            of_stage[(turn + number) % len(of_stage)] if of_stage else None
+            for number, of_stage in enumerate(arms)
         ]
-        slower_s, clocks = _wanted(graph, classes, findings, in_turn)
-        slowed, step_s = _within_cap(pipeline, slower_s, longest_s)
+        slower_s, clocks = _wanted(stage, classes, findings, in_turn)
+        is_slow, step_s = _within_cap(pipeline, slower_s, longest_s)
         predicted_s = max(predicted_s, step_s)
-        rows += [_row(setup, graph, np.where(slowed.is_slow, clocks, 0))] * block
+        rows += [_row(setup, stage, np.where(is_slow, clocks, 0))] * block
     return _plan(setup, tuple(rows), iteration_time_s=predicted_s)
 
 
@@ -305,7 +273,7 @@ _Row = tuple[tuple[int, ...], ...]
 
 
 def _wanted(
-    graph: StepGraph,
+    stage: IndexArray,
     classes: IndexArray,
     findings: Sequence[StageFindings],
     arms: Sequence[Arm | None],
@@ -315,7 +283,7 @@ def _wanted(
     clocks = np.zeros(len(classes), dtype=np.int64)
     for of_stage, arm in zip(findings, arms, strict=True):
         if arm is not None:
-            nodes = (graph.stage == of_stage.stage) & (classes == arm.class_index)
+            nodes = (stage == of_stage.stage) & (classes == arm.class_index)
             slower_s[nodes] = of_stage.time_bound_s(arm.class_index, arm.clock_index)
             clocks[nodes] = arm.clock_index
     return slower_s, clocks
@@ -323,20 +291,16 @@ def _wanted(
 
 def _within_cap(
     pipeline: NoisyPipeline, slower_s: FloatArray, longest_s: float
-) -> tuple[SlowedStep, float]:
-    """A step whose predicted time, noise included, is at most `longest_s`; and that time, s."""
-    quickest_s = pipeline.quickest_s
-    at_highest_s = pipeline.predicted_s(pipeline.durations_s)
-    deadline_s = quickest_s + max(0.0, longest_s - at_highest_s)
+) -> tuple[BoolArray, float]:
+    """Slow nodes with which the predicted time, noise included, is at most `longest_s`; it, s."""
+    deadline_s = pipeline.quickest_s + max(0.0, longest_s - pipeline.at_highest_s)
     for _ in range(_MAX_ATTEMPTS):
-        slowed = slow_nodes(pipeline.graph, pipeline.durations_s, slower_s, deadline_s)
-        durations_s = np.where(slowed.is_slow, slower_s, pipeline.durations_s)
-        predicted_s = pipeline.predicted_s(durations_s)
+        is_slow = slow_nodes(pipeline.dag, pipeline.durations_s, slower_s, deadline_s)
+        predicted_s = pipeline.predicted_s(np.where(is_slow, slower_s, pipeline.durations_s))
         if predicted_s <= longest_s:
-            return slowed, predicted_s
-        deadline_s = max(quickest_s, deadline_s - 1.1 * (predicted_s - longest_s))
-    none = np.zeros(len(slower_s), dtype=np.bool_)
-    return SlowedStep(is_slow=none, iteration_time_s=quickest_s), at_highest_s
+            return is_slow, predicted_s
+        deadline_s = max(pipeline.quickest_s, deadline_s - 1.1 * (predicted_s - longest_s))
+    return np.zeros(len(slower_s), dtype=np.bool_), pipeline.at_highest_s
 
 
 def _plan(
@@ -369,18 +333,18 @@ def _class_of_nodes(setup: ProbeSetup, findings: Sequence[StageFindings]) -> Ind
 
 
 def _per_node(
-    graph: StepGraph, classes: IndexArray, of_classes: Sequence[FloatArray]
+    stage: IndexArray, classes: IndexArray, of_classes: Sequence[FloatArray]
 ) -> FloatArray:
     """Per node, what its stage has for its class."""
     values = np.empty(len(classes))
-    for stage, of_stage in enumerate(of_classes):
-        nodes = graph.stage == stage
+    for number, of_stage in enumerate(of_classes):
+        nodes = stage == number
         values[nodes] = of_stage[classes[nodes]]
     return values
 
 
-def _row(setup: ProbeSetup, graph: StepGraph, clocks: IndexArray) -> _Row:
+def _row(setup: ProbeSetup, stage: IndexArray, clocks: IndexArray) -> _Row:
     return tuple(
-        tuple(np.array(clocks_mhz)[clocks[graph.stage == stage]].tolist())
-        for stage, clocks_mhz in enumerate(setup.clocks_mhz)
+        tuple(np.array(clocks_mhz)[clocks[stage == number]].tolist())
+        for number, clocks_mhz in enumerate(setup.clocks_mhz)
     )

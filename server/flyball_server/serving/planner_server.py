@@ -17,7 +17,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.http.middleware.token_access import DOCS
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.planning.warm_up import warm_up
 from flyball_server.serving.listening import TLS_CIPHERS, address_of, must_ask
 from flyball_server.settings import Settings
 
@@ -95,8 +94,6 @@ _KEEP_ALIVE_S = 75
 
 def serve_planner(settings: Settings, store: JobStore, listener: socket.socket) -> None:
     """Serve until SIGINT or SIGTERM; the store is open and the listener bound."""
-    if settings.planning_processes == 0:
-        warm_up()  # else the first plan would wait for the compiler
     app = create_app(settings, store)
     if must_ask(listener, settings):
         app.state.planner.gate.ask_always()

@@ -193,8 +193,8 @@ class _Process:
         # A fork of the planner would hold its locks and listen on its socket.
         context = multiprocessing.get_context("forkserver")
         with _CHILDREN, _child_environment():
-            # numba, which all need, would otherwise be loaded by each process.
-            context.set_forkserver_preload([worker.__name__, "numba"])
+            # What all need would otherwise be loaded by each process.
+            context.set_forkserver_preload([worker.__name__])
             self._connection, theirs = context.Pipe()
             self._process = context.Process(
                 target=worker.serve, args=(theirs,), name="flyball-planning", daemon=True

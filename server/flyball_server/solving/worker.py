@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.warm_up import warm_up
 
 # Niceness of planning processes: answers to ranks have priority over plans.
 NICENESS = 5
@@ -28,7 +27,6 @@ def serve(connection: Connection) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.nice(NICENESS)
     threading.Thread(target=_end_with_planner, name="flyball-planner-watch", daemon=True).start()
-    warm_up()
     # Objects that exist by now stay: collecting them takes longer than many a solve.
     gc.collect()
     gc.freeze()

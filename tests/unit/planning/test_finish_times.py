@@ -1,12 +1,12 @@
-"""Finish times by compiled code: those of Python, to the last bit."""
+"""Finish times, against their definition along all paths."""
 
 from __future__ import annotations
 
-from unittest.mock import patch
+import functools
 
+import pytest
 from hypothesis import given, settings
 
-from flyball_server.planning.model import finish_times
 from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -15,13 +15,24 @@ from .tiny_pipelines import assigned_models
 
 @settings(max_examples=60, deadline=None)
 @given(assigned_models())
-def test_compiled_finish_times_are_those_of_python(
+def test_finish_times_are_those_of_the_longest_paths(
     assigned: tuple[PipelineModel, list[int]],
 ) -> None:
     model, assignment = assigned
-    durations_s = model.durations_s(assignment)
-    earliest_s = earliest_finish_s(model.dag, durations_s)
-    latest_s = latest_finish_s(model.dag, durations_s, max(earliest_s))
-    with patch.object(finish_times, "COMPILED_FROM", 0):
-        assert earliest_finish_s(model.dag, durations_s) == earliest_s
-        assert latest_finish_s(model.dag, durations_s, max(earliest_s)) == latest_s
+    dag, durations_s = model.dag, model.durations_s(assignment)
+    nodes = range(dag.num_nodes)
+    after = [[one for one in nodes if node in dag.predecessors(one)] for node in nodes]
+
+    @functools.cache
+    def longest_to(node: int) -> float:
+        return max(map(longest_to, dag.predecessors(node)), default=0.0) + durations_s[node]
+
+    @functools.cache
+    def longest_from(node: int) -> float:
+        return max((durations_s[one] + longest_from(one) for one in after[node]), default=0.0)
+
+    end_s = max(map(longest_to, nodes))
+    assert earliest_finish_s(dag, durations_s) == [longest_to(node) for node in nodes]
+    assert latest_finish_s(dag, durations_s, end_s) == pytest.approx(
+        [end_s - longest_from(node) for node in nodes]
+    )

@@ -10,8 +10,8 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-HEAVY = {"numba", "numpy", "scipy", "fastapi", "uvicorn"}
-SOLVERS = {"numba", "scipy", "highspy"}
+HEAVY = {"numpy", "scipy", "fastapi", "uvicorn"}
+SOLVERS = {"scipy", "highspy"}
 IMPORT = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])

@@ -1,371 +1,375 @@
-"""The compiled inner loop of rounding: simulated annealing over finish times.
+"""Simulated annealing over finish times, for many plans of one pipeline at once.
 
-The state is a finish time for each instruction, not a clock: the window that its predecessors'
-finishes leave it decides the clock, the cheapest that fits. So every state is a feasible plan,
-a move changes the cost of a few neighbours only, and no longest path is ever computed again.
+The state is a finish time for each event, not a clock: the window between an instruction's start
+and its finish decides the clock, the cheapest that fits. So every state is a feasible plan, and a
+shifted event changes the cost of its own instructions alone. Events are those of
+`event_network`: instructions that the same others wait for finish at one event. An instruction
+starts with the last event that it waits for.
 
-A move shifts one finish, often together with the other finishes that the same successor waits
-for: in the steady state of 1F1B only that keeps both of the successor's inputs useful. Some
-moves shift a whole patch of neighbouring finishes, so that only windows at its border change.
-The shift is chosen so that some neighbour's window fits one of its clocks exactly. Ending the
-iteration early is worth the blocking power of all ranks.
+A step shifts all events of a maximal independent set: no two of them share an instruction, so
+each is shifted as if it were alone. Of a few random shifts, and none, each event gets one with
+the Boltzmann probability of its cost (Gumbel's maximum). A shift makes the window of one of the
+event's instructions fit one of its points exactly. Ending the iteration early is worth the
+blocking power of all ranks.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.frontier.compilation import compiled_function
-from flyball_server.planning.frontier.event_network import FloatArray, IndexArray
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
+from flyball_server.planning.frontier.event_network import END, EventNetwork, FloatArray, IndexArray
+from flyball_server.planning.model.dag import NONE, DependencyDag
 
-# Inside compiled code a subscript is one number; numpy's types cannot say so.
-# pyright: reportReturnType=false, reportArgumentType=false
-
-
-NO_NODE = -1
-
-
-class NodeTables(NamedTuple):
-    """The pipeline as arrays, for compiled code.
-
-    Attributes:
-        order: the nodes in topological order; shape (num_nodes,).
-        predecessors: shape (num_nodes, 2), NO_NODE where there are fewer.
-        successors: shape (num_nodes, most successors of a node), NO_NODE where there are fewer.
-        curve_of_node: per node, a row of the tables below.
-        times_s: rising along each row; shape (num_curves, most points), infinite past the last.
-        costs_j: falling along each row, J; same shape.
-        is_corner: per row and entry, whether it is a corner of the row's lower convex hull.
-        num_points: per row, how many of its entries count.
-        tolerance_s: rounding error of a window, s.
-    """
-
-    order: IndexArray
-    predecessors: IndexArray
-    successors: IndexArray
-    curve_of_node: IndexArray
-    times_s: FloatArray
-    costs_j: FloatArray
-    is_corner: NDArray[np.bool_]
-    num_points: IndexArray
-    tolerance_s: float
-
-
-@compiled_function
-def start_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
-    """Return when the node can start, s."""
-    start_s = 0.0
-    for which in range(2):
-        before = tables.predecessors[node, which]
-        if before != NO_NODE and finish_s[before] > start_s:
-            start_s = finish_s[before]
-    return start_s
-
-
-@compiled_function
-def slowest_fitting(curve: int, window_s: float, tables: NodeTables) -> int:
-    """The slowest (so the cheapest) point of a curve that fits the window; -1 if none does."""
-    low, high = 0, tables.num_points[curve]
-    while low < high:
-        middle = (low + high) // 2
-        if tables.times_s[curve, middle] <= window_s:
-            low = middle + 1
-        else:
-            high = middle
-    return low - 1
-
-
-@compiled_function
-def point_of(node: int, finish_s: FloatArray, tables: NodeTables) -> int:
-    """The cheapest point of the node that fits its window; -1 if none does."""
-    window_s = finish_s[node] - start_of(node, finish_s, tables) + tables.tolerance_s
-    return slowest_fitting(tables.curve_of_node[node], window_s, tables)
-
-
-@compiled_function
-def points_of(finish_s: FloatArray, tables: NodeTables) -> IndexArray:
-    """`point_of` every node; shape (num_nodes,)."""
-    points = np.empty(len(finish_s), np.int64)
-    for node in range(len(finish_s)):
-        points[node] = point_of(node, finish_s, tables)
-    return points
-
-
-@compiled_function
-def earliest_finish_s(points: IndexArray, tables: NodeTables) -> FloatArray:
-    """Per node, when it finishes if all run at these points as early as they can, s."""
-    finish_s = np.zeros(len(points))
-    for node in tables.order:
-        duration_s = tables.times_s[tables.curve_of_node[node], points[node]]
-        finish_s[node] = start_of(node, finish_s, tables) + duration_s
-    return finish_s
-
-
-@compiled_function
-def round_down(wanted_finish_s: FloatArray, shrinking: float, tables: NodeTables) -> FloatArray:
-    """Per node, when it finishes at the slowest clock with which it meets its wanted finish.
-
-    What one node leaves unused, those after it can use. A node that cannot meet its finish runs
-    at its fastest. Windows are shortened by the share `shrinking`.
-    """
-    finish_s = np.zeros(len(wanted_finish_s))
-    for node in tables.order:
-        curve = tables.curve_of_node[node]
-        start_s = start_of(node, finish_s, tables)
-        window_s = (wanted_finish_s[node] - start_s) * (1.0 - shrinking) + tables.tolerance_s
-        point = max(0, slowest_fitting(curve, window_s, tables))
-        finish_s[node] = start_s + tables.times_s[curve, point]
-    return finish_s
-
-
-# Inside compiled code a subscript is one number; numpy's types cannot say so.
-# pyright: reportReturnType=false, reportArgumentType=false, reportUnknownVariableType=false
-
-
-INFEASIBLE_J = 1e18
-MAX_GROUP = 24
-MAX_AFFECTED = 96
-PATCH_SHARE = 0.3  # of the moves shift a patch of finishes
-PATCH_GROWTH = 0.5  # chance that a patch grows once more
-# Half the moves aim at the next corner of a hull, however far: between two corners there can be
-# many points that cost more than either. The others aim at one of the nearest points.
-CORNER_SHARE = 0.5
+# Random shifts of an event in a step, beside none.
+NUM_SHIFTS = 7
+# Independent sets that the steps take in turn.
+MAX_SETS = 60
+# Patches of a set grow once less than this at most, each neighbour joining with this chance.
+NUM_SIZES, JOIN_CHANCE = 4, 0.5
+# Most of the shifts aim at the next corner of a hull, however far: between two corners there can
+# be many points that cost more than either. The others aim at one of the nearest points.
+CORNER_SHARE = 0.6
 MAX_CLOCK_JUMP = 4
-GREEDY_SHARE = 0.1  # of the moves, at the end, accept no loss
+GREEDY_SHARE = 0.1  # of the steps, at the end, accept no loss
+_INFEASIBLE_J = 1e18
 
 
-@compiled_function
-def anneal(
-    finish_s: FloatArray,
-    deadline_s: float,
-    tables: NodeTables,
-    sinks: IndexArray,
-    waiting_power_w: float,
-    moves: tuple[int, int],
-    num_moves: int,
-    temperature_j: float,
-    cooling: float,
-    seed: int,
-) -> float:
-    """Improve `finish_s` in place, by some of an annealing's moves.
-
-    All stretches of moves, one after the other in one thread, give what a single one does.
+class PointTable:
+    """The staircases of a pipeline's curves, one after the other.
 
     Args:
-        finish_s: per node, a feasible finish; shape (num_nodes,).
-        deadline_s: no finish goes beyond it.
-        tables: the pipeline.
-        sinks: the nodes that nothing waits for; the last of them ends the iteration.
-        waiting_power_w: power while all ranks wait, W.
-        moves: which are tried now, from the first (0 begins the annealing) to before the second.
-        num_moves: in all; it alone bounds the work, so that the same input gives the same result.
-        temperature_j: before the first of these moves.
-        cooling: factor of the temperature after each move.
-        seed: seed of the random numbers.
+        curves: the curves.
+        margin_s: added to the time of each point but a curve's fastest, s.
+        tolerance_s: rounding error of a window, s.
 
-    Returns:
-        The temperature after the last of these moves, J.
+    Attributes:
+        times_s: rising within each curve; shape (num points of all curves,).
+        first: per curve, the index of its fastest point; one more for the end.
     """
-    if moves[0] == 0:
-        np.random.seed(seed)
-    cost_j = _costs_of_all(finish_s, tables)
-    group, affected = np.empty(MAX_GROUP, np.int64), np.empty(MAX_AFFECTED, np.int64)
-    old_finish_s, new_cost_j = np.empty(MAX_GROUP), np.empty(MAX_AFFECTED)
-    end_s = _end_of(finish_s, sinks)
-    # Most of a move stands here: a call for each would make the annealing a fifth slower.
-    for move in range(moves[0], moves[1]):
-        temperature_j *= cooling if move < num_moves * (1.0 - GREEDY_SHARE) else 0.0
-        is_patch = np.random.random() < PATCH_SHARE
-        group_size = _choose_patch(group, tables) if is_patch else _choose_group(group, tables)
-        num_affected = _collect_affected(affected, group, group_size, tables)
-        shift_s, is_fitting = _choose_shift(affected, num_affected, group_size, finish_s, tables)
-        if not is_fitting:
-            continue
-        _copy(old_finish_s, finish_s, group, group_size)
-        if not _shift(finish_s, group, group_size, shift_s, is_patch, deadline_s):
-            continue
-        new_end_s = _end_of(finish_s, sinks) if _has_sink(group, group_size, tables) else end_s
-        change_j = waiting_power_w * (new_end_s - end_s)
-        for index in range(num_affected):
-            new_cost_j[index] = _cost_of(affected[index], finish_s, tables)
-            change_j += new_cost_j[index] - cost_j[affected[index]]
-        if change_j <= 0.0 or _is_accepted(change_j, temperature_j):
-            end_s = new_end_s
-            _copy_back(cost_j, new_cost_j, affected, num_affected)
-        else:
-            _copy_back(finish_s, old_finish_s, group, group_size)
-    return temperature_j
+
+    def __init__(self, curves: Sequence[CostCurve], *, margin_s: float, tolerance_s: float) -> None:
+        counts = np.array([len(curve.staircase) for curve in curves])
+        self.first = np.concatenate([[0], np.cumsum(counts)])
+        self.times_s = np.array([point.time_s for curve in curves for point in curve.staircase])
+        is_fastest = np.zeros(len(self.times_s), dtype=np.bool_)
+        is_fastest[self.first[:-1]] = True
+        self.times_s = np.where(is_fastest, self.times_s, self.times_s + margin_s)
+        # Before each curve's points stands what a window below its fastest one costs.
+        costs_j = [
+            [_INFEASIBLE_J, *(point.cost_j for point in curve.staircase)] for curve in curves
+        ]
+        self._costs_j = np.concatenate(costs_j)
+        # One sorted array for all: each curve has a stretch of its own.
+        self._tolerance_s = tolerance_s
+        self._stretch_s = 2 * float(self.times_s.max())
+        curve_of_point = np.repeat(np.arange(len(curves)), counts)
+        self._keys = curve_of_point * self._stretch_s + self.times_s
+        is_corner = np.concatenate([_is_corner(curve) for curve in curves])
+        self._corners = _next_corners(is_corner, self.first, curve_of_point)
+
+    def points(self, curve: IndexArray, window_s: FloatArray) -> IndexArray:
+        """The slowest point that fits each window, an index into `times_s`.
+
+        One that is before the curve's first: none fits.
+
+        Args:
+            curve: per window; broadcast against `window_s`.
+            window_s: any shape.
+        """
+        at_s = np.clip(window_s + self._tolerance_s, 0.0, 0.99 * self._stretch_s)
+        at_s += curve * self._stretch_s
+        points: IndexArray = self._keys.searchsorted(at_s, side="right")
+        points -= 1
+        return points
+
+    def costs_j(self, curve: IndexArray, points: IndexArray) -> FloatArray:
+        """What each of them costs, J; very much where no point fitted."""
+        costs_j: FloatArray = self._costs_j.take(points + curve + 1)
+        return costs_j
+
+    def aims_s(
+        self, curve: IndexArray, points: IndexArray, draws: np.random.Generator
+    ) -> FloatArray:
+        """Time of a random point near each of these, s; nan where there is none.
+
+        Args:
+            curve: per point.
+            points: any shape.
+            draws: random numbers.
+        """
+        jump = draws.integers(-MAX_CLOCK_JUMP, MAX_CLOCK_JUMP + 1, points.shape)
+        nearest = points + jump
+        is_outside = (nearest < self.first[curve]) | (nearest >= self.first[curve + 1])
+        nearest[is_outside] = len(self.times_s)
+        is_to_corner = draws.random(points.shape) < CORNER_SHARE
+        aimed = np.where(is_to_corner, self._corners[(jump > 0).astype(np.int64), points], nearest)
+        times_s: FloatArray = np.append(self.times_s, np.nan)[aimed]
+        return times_s
 
 
-@compiled_function
-def _copy(values: FloatArray, of_nodes: FloatArray, nodes: IndexArray, count: int) -> None:
-    for index in range(count):
-        values[index] = of_nodes[nodes[index]]
+def _is_corner(curve: CostCurve) -> NDArray[np.bool_]:
+    choices = {point.choice for point in curve.hull}
+    return np.array([point.choice in choices for point in curve.staircase])
 
 
-@compiled_function
-def _copy_back(of_nodes: FloatArray, values: FloatArray, nodes: IndexArray, count: int) -> None:
-    for index in range(count):
-        of_nodes[nodes[index]] = values[index]
+def _next_corners(
+    is_corner: NDArray[np.bool_], first: IndexArray, curve_of_point: IndexArray
+) -> IndexArray:
+    """Per direction (faster, slower) and point, the next corner of its curve, or past the end."""
+    num_points = len(is_corner)
+    found = np.full((2, num_points), num_points)
+    corners = np.flatnonzero(is_corner)
+    place = np.searchsorted(corners, np.arange(num_points))
+    has_faster = place > 0
+    found[0, has_faster] = corners[place[has_faster] - 1]
+    place = np.searchsorted(corners, np.arange(num_points), side="right")
+    has_slower = place < len(corners)
+    found[1, has_slower] = corners[place[has_slower]]
+    is_outside = (found < first[curve_of_point]) | (found >= first[curve_of_point + 1])
+    found[is_outside] = num_points
+    return found
 
 
-@compiled_function
-def _costs_of_all(finish_s: FloatArray, tables: NodeTables) -> FloatArray:
-    cost_j = np.empty(len(finish_s))
-    for node in range(len(finish_s)):
-        cost_j[node] = _cost_of(node, finish_s, tables)
-    return cost_j
+class EventTimes:
+    """The pipeline's instructions between events.
+
+    Args:
+        dag: the pipeline.
+        network: its events; those at which an instruction finishes are states here.
+        curves: its curves.
+
+    Attributes:
+        num_events: number of these events. A state has one more entry, 0: the begin.
+        finish: per node, the event at which it finishes.
+        starts: per node, the two events that it waits for, `num_events` where there are fewer;
+            shape (num_nodes, 2).
+        curve: per node, its curve.
+        is_sink: per event, whether nothing waits for it.
+    """
+
+    def __init__(self, dag: DependencyDag, network: EventNetwork, curves: ModelCurves) -> None:
+        finish = network.head[: dag.num_nodes].copy()
+        is_sink = finish == END
+        finish[is_sink] = network.num_events + np.arange(int(is_sink.sum()))
+        _, self.finish = np.unique(finish, return_inverse=True)
+        self.num_events = int(self.finish.max()) + 1
+        before = dag.predecessor_array.T
+        self.starts = np.where(before == NONE, self.num_events, self.finish[before])
+        self.starts[self.starts[:, 0] == self.starts[:, 1], 1] = self.num_events
+        self.curve = curves.curve_array
+        self.is_sink = np.ones(self.num_events + 1, dtype=np.bool_)
+        self.is_sink[self.starts.ravel()] = False
+        self.is_sink[self.num_events] = False
+        pairs = [
+            np.column_stack([self.finish, self.starts[:, 0]]),
+            np.column_stack([self.finish, self.starts[:, 1]]),
+            self.starts,
+        ]
+        both_ways = np.concatenate([*pairs, *(pair[:, ::-1] for pair in pairs)])
+        self._neighbours = both_ways[(both_ways < self.num_events).all(axis=1)]
+
+    def of_nodes(self, finish_s: Sequence[float]) -> FloatArray:
+        """Return the state in which each event is its nodes' last finish."""
+        event_s = np.zeros(self.num_events + 1)
+        np.maximum.at(event_s, self.finish, finish_s)
+        return event_s
+
+    def windows_s(self, event_s: FloatArray) -> FloatArray:
+        """Per node, its window, s; `event_s` may be of many plans, one in each row."""
+        start_s = event_s[..., self.starts].max(axis=-1)
+        window_s: FloatArray = event_s[..., self.finish] - start_s
+        return window_s
+
+    def patches(self, draws: np.random.Generator, num_growths: int) -> IndexArray:
+        """Random patches of events, of which no two share an instruction.
+
+        One sink at most is in a patch, so that one patch at most decides when the iteration ends.
+
+        Args:
+            draws: random numbers.
+            num_growths: how often a patch takes in some of its neighbours; 0: single events.
+
+        Returns:
+            Per event its patch, numbered from 0 on, the one with the sink last; -1: none.
+        """
+        one, other = self._neighbours.T
+        sinks = np.flatnonzero(self.is_sink)
+        can_move = ~self.is_sink[: self.num_events]
+        can_move[draws.choice(sinks)] = True
+        seeds = _independent(one, other, can_move, draws)
+        patch = np.where(seeds, np.arange(self.num_events), NONE)
+        for _ in range(num_growths):
+            joins = (patch[one] == NONE) & can_move[one] & (patch[other] != NONE)
+            joins &= draws.random(len(one)) < JOIN_CHANCE
+            patch[one[joins]] = patch[other[joins]]
+        one, other = patch[one], patch[other]
+        is_between = (one != NONE) & (other != NONE) & (one != other)
+        chosen = _independent(one[is_between], other[is_between], seeds, draws)
+        patch[~chosen[patch] | (patch == NONE)] = NONE
+        numbers = np.flatnonzero(chosen)
+        at_sink = patch[sinks].max()
+        numbers = np.append(numbers[numbers != at_sink], numbers[numbers == at_sink])
+        number_of = np.full(self.num_events + 1, NONE)
+        number_of[numbers] = np.arange(len(numbers))
+        return number_of[patch]
 
 
-@compiled_function
-def _cost_of(node: int, finish_s: FloatArray, tables: NodeTables) -> float:
-    point = point_of(node, finish_s, tables)
-    if point < 0:
-        return INFEASIBLE_J
-    cost_j: float = tables.costs_j[tables.curve_of_node[node], point]
-    return cost_j
+def _independent(
+    one: IndexArray, other: IndexArray, is_open: NDArray[np.bool_], draws: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Per item, whether it is in a random maximal set of open items without a pair (Luby)."""
+    is_open, num_items = is_open.copy(), len(is_open)
+    is_chosen = np.zeros(num_items, dtype=np.bool_)
+    rank = draws.permutation(num_items)
+    while is_open.any():
+        open_rank = np.where(is_open, rank, num_items)
+        least = np.full(num_items, num_items)
+        np.minimum.at(least, one, open_rank[other])
+        is_added = is_open & (open_rank < least)
+        is_chosen |= is_added
+        is_open &= ~is_added
+        is_open[one[is_added[other]]] = False
+    return is_chosen
 
 
-@compiled_function
-def _end_of(finish_s: FloatArray, sinks: IndexArray) -> float:
-    end_s = 0.0
-    for node in sinks:
-        end_s = max(end_s, finish_s[node])
-    return end_s
+class _Patches:
+    """Patches that a step shifts, and the instructions whose windows that changes.
+
+    Attributes:
+        patch: per event, its patch; -1: it is not shifted.
+        num_patches: number of patches.
+        sink: the event of the last patch that ends the iteration; None: no patch has one.
+        finish, starts: per instruction, its events.
+        curve: per instruction.
+        place: per instruction, the patch that it belongs to.
+        moves: whether the patch shifts its finish, and the two events that it waits for;
+            shape (3, num_nodes).
+    """
+
+    def __init__(self, times: EventTimes, draws: np.random.Generator, num_growths: int) -> None:
+        self.patch = np.append(times.patches(draws, num_growths), NONE)
+        self.num_patches = int(self.patch.max()) + 1
+        sinks = np.flatnonzero(times.is_sink & (self.patch != NONE))
+        self.sink = int(sinks[0]) if len(sinks) else None
+        of_nodes = self.patch[np.column_stack([times.finish, times.starts])]
+        place = of_nodes.max(axis=1)
+        moves = of_nodes != NONE
+        nodes = np.flatnonzero((place != NONE) & ~moves.all(axis=1))
+        nodes = nodes[np.argsort(place[nodes], kind="stable")]
+        self.finish, self.starts = times.finish[nodes], times.starts[nodes].T
+        self.curve, self.place, self.moves = times.curve[nodes], place[nodes], moves[nodes].T
+        counts = np.bincount(self.place, minlength=self.num_patches)
+        self._first, self._num_nodes = np.cumsum(counts) - counts, counts
+
+    def random_nodes(self, draws: np.random.Generator, num_plans: int) -> IndexArray:
+        """Indices of instructions, NUM_SHIFTS for each plan and patch."""
+        share = draws.random((num_plans, self.num_patches, NUM_SHIFTS))
+        return (share * self._num_nodes[:, None]).astype(np.int64) + self._first[:, None]
+
+    def sums(self, values: FloatArray) -> FloatArray:
+        """Per patch, the sum over its instructions; axis 1 of (num_plans, num_nodes, ...)."""
+        sums: FloatArray = np.add.reduceat(values, self._first, axis=1)
+        return sums
 
 
-@compiled_function
-def _has_sink(group: IndexArray, group_size: int, tables: NodeTables) -> bool:
-    num_sinks = 0
-    for index in range(group_size):
-        num_sinks += tables.successors[group[index], 0] == NO_NODE
-    return num_sinks > 0
+class Annealing:
+    """Annealing of plans of one pipeline, each for a deadline of its own.
 
+    Args:
+        times: the pipeline's events.
+        points: the pipeline's points.
+        waiting_power_w: blocking power of all ranks, W.
+    """
 
-@compiled_function
-def _is_accepted(change_j: float, temperature_j: float) -> bool:
-    if change_j >= INFEASIBLE_J / 2 or temperature_j == 0.0:
-        return False
-    return np.random.random() < math.exp(-change_j / temperature_j)
+    def __init__(self, times: EventTimes, points: PointTable, waiting_power_w: float) -> None:
+        self._times, self._points = times, points
+        self._waiting_power_w = waiting_power_w
+        self._sets: list[_Patches] = []
 
+    def anneal(
+        self,
+        event_s: FloatArray,
+        deadline_s: FloatArray,
+        num_steps: int,
+        temperatures_j: tuple[float, float],
+        seed: int,
+    ) -> None:
+        """Improve states in place.
 
-@compiled_function
-def _include(items: IndexArray, count: int, item: int) -> int:
-    if item == NO_NODE or count == len(items):
-        return count
-    for index in range(count):
-        if items[index] == item:
-            return count
-    items[count] = item
-    return count + 1
+        Args:
+            event_s: a feasible state of each plan; shape (num_plans, num_events + 1).
+            deadline_s: per plan, no event is later.
+            num_steps: it alone bounds the work, so that the same input gives the same result.
+            temperatures_j: the first and the last.
+            seed: seed of the random numbers.
+        """
+        draws = np.random.default_rng(seed)
+        hot_j, cold_j = temperatures_j
+        num_hot = math.ceil(num_steps * (1 - GREEDY_SHARE))
+        for step in range(num_steps):
+            cancellation_point()
+            temperature_j = 0.0
+            if step < num_hot:
+                temperature_j = hot_j * (cold_j / hot_j) ** (step / num_hot)
+            self._step(self._patches(step), event_s, deadline_s, temperature_j, draws)
 
+    def _patches(self, step: int) -> _Patches:
+        index = step % MAX_SETS
+        if index == len(self._sets):
+            draws = np.random.default_rng(index)
+            self._sets.append(_Patches(self._times, draws, index % NUM_SIZES))
+        return self._sets[index]
 
-@compiled_function
-def _choose_group(group: IndexArray, tables: NodeTables) -> int:
-    """A node, and with a chance of a half each, the others that its successors wait for."""
-    group[0] = np.random.randint(len(tables.predecessors))
-    size = 1
-    for slot in range(tables.successors.shape[1]):
-        after = tables.successors[group[0], slot]
-        if after != NO_NODE and np.random.random() < 0.5:
-            size = _include(group, size, tables.predecessors[after, 0])
-            size = _include(group, size, tables.predecessors[after, 1])
-    return size
+    def _step(
+        self,
+        patches: _Patches,
+        event_s: FloatArray,
+        deadline_s: FloatArray,
+        temperature_j: float,
+        draws: np.random.Generator,
+    ) -> None:
+        num_plans, place, curve = len(event_s), patches.place, patches.curve[:, None]
+        finish_s = event_s[:, patches.finish, None]
+        start_s, other_s = event_s[:, patches.starts[0], None], event_s[:, patches.starts[1], None]
+        moves_finish, moves_start, moves_other = patches.moves[:, :, None]
 
+        def costs_j(shift_s: FloatArray) -> tuple[IndexArray, FloatArray]:
+            """Of shifts of the patches; shape (num_plans, num_patches, any)."""
+            by_s = shift_s[:, place]
+            begin_s = np.maximum(start_s + moves_start * by_s, other_s + moves_other * by_s)
+            points = self._points.points(curve, finish_s + moves_finish * by_s - begin_s)
+            sums_j = patches.sums(self._points.costs_j(curve, points))
+            if patches.sink is not None:
+                sink_s = event_s[:, patches.sink, None] + shift_s[:, -1]
+                end_s = np.maximum(sink_s, others_s)
+                is_late = sink_s > deadline_s[:, None]
+                sums_j[:, -1] += np.where(is_late, _INFEASIBLE_J, self._waiting_power_w * end_s)
+            return points, sums_j
 
-@compiled_function
-def _choose_patch(group: IndexArray, tables: NodeTables) -> int:
-    """A node and some of its neighbourhood, each with those its successors wait for."""
-    group[0] = np.random.randint(len(tables.predecessors))
-    size = 1
-    while True:
-        inside = group[np.random.randint(size)]
-        for slot in range(tables.successors.shape[1]):
-            after = tables.successors[inside, slot]
-            if after != NO_NODE:
-                size = _include(group, size, tables.predecessors[after, 0])
-                size = _include(group, size, tables.predecessors[after, 1])
-        if size > MAX_GROUP - 6 or np.random.random() > PATCH_GROWTH:
-            return size
-        inside = group[np.random.randint(size)]
-        if np.random.random() < 0.5:
-            chosen: int = np.random.randint(tables.successors.shape[1])
-            size = _include(group, size, tables.successors[inside, chosen])
-        else:
-            size = _include(group, size, tables.predecessors[inside, np.random.randint(2)])
-
-
-@compiled_function
-def _collect_affected(
-    affected: IndexArray, group: IndexArray, group_size: int, tables: NodeTables
-) -> int:
-    """The group first, whose windows end at the new time; then all that wait for it."""
-    count = 0
-    for index in range(group_size):
-        count = _include(affected, count, group[index])
-    for index in range(group_size):
-        for slot in range(tables.successors.shape[1]):
-            count = _include(affected, count, tables.successors[group[index], slot])
-    return count
-
-
-@compiled_function
-def _choose_shift(
-    affected: IndexArray,
-    num_affected: int,
-    group_size: int,
-    finish_s: FloatArray,
-    tables: NodeTables,
-) -> tuple[float, bool]:
-    """A shift after which some affected node's window fits a clock near its own exactly."""
-    aimed = np.random.randint(num_affected)
-    node = affected[aimed]
-    curve = tables.curve_of_node[node]
-    point = point_of(node, finish_s, tables)
-    if np.random.random() < CORNER_SHARE:
-        point = _next_corner(point, curve, tables)
-    else:
-        point += np.random.randint(-MAX_CLOCK_JUMP, MAX_CLOCK_JUMP + 1)
-    if point < 0 or point >= tables.num_points[curve]:
-        return 0.0, False
-    start_s = start_of(node, finish_s, tables)
-    longer_s = start_s + tables.times_s[curve, point] - finish_s[node]
-    # The first group_size of the affected are the group: their windows end later by the shift.
-    # All others' begin later by it.
-    return (longer_s if aimed < group_size else -longer_s), True
-
-
-@compiled_function
-def _next_corner(point: int, curve: int, tables: NodeTables) -> int:
-    """The corner of the curve's hull next to a point, on either side; past its end if none is."""
-    step = 1 if np.random.random() < 0.5 else -1
-    point += step
-    while 0 <= point < tables.num_points[curve] and not tables.is_corner[curve, point]:
-        point += step
-    return point
-
-
-@compiled_function
-def _shift(
-    finish_s: FloatArray,
-    group: IndexArray,
-    group_size: int,
-    shift_s: float,
-    is_patch: bool,
-    deadline_s: float,
-) -> bool:
-    """Shift a patch as it is, or bring a group to one time; False where the deadline forbids."""
-    for index in range(group_size):
-        if finish_s[group[index]] + shift_s > deadline_s:
-            return False
-    together_s = finish_s[group[0]] + shift_s
-    for index in range(group_size):
-        if is_patch:
-            finish_s[group[index]] += shift_s
-        else:
-            finish_s[group[index]] = together_s
-    return True
+        if patches.sink is not None:
+            is_other = self._times.is_sink.copy()
+            is_other[patches.sink] = False
+            others_s = np.where(is_other, event_s, 0.0).max(axis=1)[:, None]
+        none_s = np.zeros((num_plans, patches.num_patches, 1))
+        points, now_j = costs_j(none_s)
+        chosen = patches.random_nodes(draws, num_plans)
+        rows = np.arange(num_plans)[:, None, None]
+        aims_s = self._points.aims_s(patches.curve[chosen], points[rows, chosen, 0], draws)
+        window_s = (finish_s - np.maximum(start_s, other_s))[rows, chosen, 0]
+        longer_s = np.where(np.isnan(aims_s), 0.0, aims_s - window_s)
+        shift_s = np.where(patches.moves[0, chosen], longer_s, -longer_s)
+        _, tried_j = costs_j(shift_s)
+        all_s = np.concatenate([none_s, shift_s], axis=2)
+        all_j = np.concatenate([now_j, tried_j], axis=2)
+        if temperature_j > 0:
+            all_j -= temperature_j * draws.gumbel(size=all_j.shape)
+        best = all_j.argmin(axis=2)
+        best_s = np.take_along_axis(all_s, best[:, :, None], axis=2)[:, :, 0]
+        is_shifted = np.flatnonzero(patches.patch != NONE)
+        event_s[:, is_shifted] += best_s[:, patches.patch[is_shifted]]

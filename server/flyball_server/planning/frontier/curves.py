@@ -61,7 +61,7 @@ class ModelCurves:
 
     @functools.cached_property
     def curve_array(self) -> NDArray[np.int64]:
-        """`curve_of_node` for compiled code; shape (num_nodes,)."""
+        """`curve_of_node` as an array; shape (num_nodes,)."""
         return np.array(self.curve_of_node, dtype=np.int64)
 
     def of_node(self, node: int) -> CostCurve:

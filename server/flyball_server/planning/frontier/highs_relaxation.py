@@ -1,9 +1,9 @@
 """The relaxed problem as a linear program in HiGHS: one model, solved again as T changes.
 
-A general solver: the reserve of the parametric simplex, and what tests compare that with.
+For pipelines of up to some thousand instructions; larger ones are the interior point's.
 """
 
-# scipy and highspy have no types: what they return is unknown to a type checker.
+# highspy has no types: what it returns is unknown to a type checker.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false
 # pyright: reportMissingTypeStubs=false, reportAttributeAccessIssue=false
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import highspy
 import numpy as np
-from scipy import sparse
 
+from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.event_network import BEGIN, DEADLINE, EventNetwork
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum, relaxed_optimum
 
@@ -33,8 +33,7 @@ class HighsRelaxation:
         self._unit_s = float(network.min_window_s[: network.num_instructions].mean())
         gains_w = np.abs(network.slope_w[network.slope_w < 0])
         self._unit_w = float(np.median(gains_w)) if len(gains_w) else 1.0
-        self._highs = highspy.Highs()
-        self._highs.setOptionValue("output_flag", False)
+        self._highs = _QuietHighs()
         self._highs.setOptionValue("threads", 1)
         self._highs.passModel(_program(network, self._unit_s, self._unit_w))
 
@@ -42,6 +41,7 @@ class HighsRelaxation:
         """See `Relaxation`."""
         deadline = deadline_s / self._unit_s
         self._highs.changeColBounds(DEADLINE, deadline, deadline)
+        cancellation_point()
         self._highs.run()
         if self._highs.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             raise ArithmeticError(
@@ -56,6 +56,14 @@ class HighsRelaxation:
         )
 
 
+class _QuietHighs(highspy.Highs):  # type: ignore[misc]
+    """HiGHS without the callbacks of its constructor, which prints a banner to standard output."""
+
+    def __init__(self) -> None:
+        super(highspy.Highs, self).__init__()
+        self.setOptionValue("output_flag", False)
+
+
 def _program(network: EventNetwork, unit_s: float, unit_w: float) -> highspy.HighsLp:
     num_arcs, num_events = len(network.tail), network.num_events
     arc_of_part, segment_of_part = np.nonzero(network.length_s)
@@ -64,13 +72,13 @@ def _program(network: EventNetwork, unit_s: float, unit_w: float) -> highspy.Hig
     rows = np.concatenate([arcs, arcs, arc_of_part])
     columns = np.concatenate([network.head, network.tail, num_events + np.arange(num_parts)])
     values = np.concatenate([np.ones(num_arcs), -np.ones(num_arcs), -np.ones(num_parts)])
-    matrix = sparse.csr_matrix((values, (rows, columns)), shape=(num_arcs, num_events + num_parts))
+    by_row = np.argsort(rows, kind="stable")
     program = highspy.HighsLp()
-    program.num_col_, program.num_row_ = matrix.shape[1], num_arcs
+    program.num_col_, program.num_row_ = num_events + num_parts, num_arcs
     program.col_cost_ = np.concatenate(
         [np.zeros(num_events), network.slope_w[arc_of_part, segment_of_part] / unit_w]
     )
-    program.col_lower_ = np.zeros(matrix.shape[1])
+    program.col_lower_ = np.zeros(num_events + num_parts)
     upper = np.concatenate(
         [np.full(num_events, np.inf), network.length_s[arc_of_part, segment_of_part] / unit_s]
     )
@@ -78,7 +86,7 @@ def _program(network: EventNetwork, unit_s: float, unit_w: float) -> highspy.Hig
     program.col_upper_ = upper
     program.row_lower_ = program.row_upper_ = network.min_window_s / unit_s
     program.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    program.a_matrix_.start_ = matrix.indptr
-    program.a_matrix_.index_ = matrix.indices
-    program.a_matrix_.value_ = matrix.data
+    program.a_matrix_.start_ = np.searchsorted(rows[by_row], np.arange(num_arcs + 1))
+    program.a_matrix_.index_ = columns[by_row]
+    program.a_matrix_.value_ = values[by_row]
     return program

@@ -14,6 +14,7 @@ annealed.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,20 +23,16 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.compilation import compiled_function
 from flyball_server.planning.frontier.solver import (
     SEED,
     TINY_INSTRUCTIONS,
     DeadlinePlan,
     DeadlineSolver,
 )
-from flyball_server.planning.model.finish_times import earliest_finish_s, earliest_of
+from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path, time_and_energy
 from flyball_server.planning.request_options import rounded_up
-
-# Inside compiled code a subscript is one number; numpy's types cannot say so.
-# pyright: reportReturnType=false, reportArgumentType=false, reportAssignmentType=false
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
@@ -48,21 +45,22 @@ MAX_RATIO_STEPS = 50
 # share of the iteration time. A second of missing budget counts as several of the iteration.
 CLOCK_MOVES, CLOCK_ATTEMPTS = 20_000, 4
 HOT, COLD = 0.2, 1e-5
+MOST_CHANGED = 3  # clocks in a move
 EXCESS_WEIGHT, TIE_WEIGHT = 3.0, 1e-6
 
 
 def plan_for_power(
-    solver: DeadlineSolver, budget_w: float, baseline_time_s: float, num_moves: int
+    solver: DeadlineSolver, budget_w: float, baseline_time_s: float, num_steps: int
 ) -> DeadlinePlan:
     """Return the fastest plan found, not faster than the baseline, within an average power.
 
     Raises:
         TargetUnreachableError: no plan draws as little; the message names the least power.
     """
-    plan = solver.plan_within(baseline_time_s, num_moves)
+    plan = solver.plan_within(baseline_time_s, num_steps)
     if plan.energy_j / plan.iteration_time_s <= budget_w:
         return plan
-    search = _PowerSearch(solver, budget_w, num_moves)
+    search = _PowerSearch(solver, budget_w, num_steps)
     least = search.least_power()
     if not search.is_within(least):
         time_s, energy_j = time_and_energy(solver.model, least)
@@ -81,11 +79,11 @@ def plan_for_power(
 class _PowerSearch:
     """Search for plans of one pipeline within one budget."""
 
-    def __init__(self, solver: DeadlineSolver, budget_w: float, num_moves: int) -> None:
+    def __init__(self, solver: DeadlineSolver, budget_w: float, num_steps: int) -> None:
         self._solver = solver
         self._model = solver.model
         self._budget_w = budget_w
-        self._num_moves = num_moves
+        self._num_steps = num_steps
         self._tables = _clock_tables(solver.model)
         self._waiting_w = sum(solver.model.stage_blocking_power_w)
         cheapest = self._tables.costs_j.argmin(axis=1)
@@ -156,17 +154,18 @@ class _PowerSearch:
 
     def annealed(self, least: Assignment, baseline_time_s: float) -> Assignment:
         """The fastest plan found by annealing the clocks, from a plan within the budget."""
+        dag, above_waiting_w = self._model.dag, self._budget_w - self._waiting_w
+
+        def score_of(durations_s: list[float], cost_j: float) -> tuple[float, bool]:
+            time_s = max(earliest_finish_s(dag, durations_s))
+            excess_s = (cost_j - above_waiting_w * time_s) / self._budget_w
+            weight = EXCESS_WEIGHT if excess_s > 0 else TIE_WEIGHT
+            return max(time_s, baseline_time_s) + weight * excess_s, excess_s <= 0
+
         found = [least]
         for seed in range(SEED, SEED + CLOCK_ATTEMPTS):
             cancellation_point()
-            choices = np.array(least, dtype=np.int64)
-            anneal_clocks(
-                choices,
-                self._tables,
-                (self._budget_w, self._waiting_w, baseline_time_s),
-                seed,
-            )
-            found.append(choices.tolist())
+            found.append(_annealed_clocks(least, self._tables, score_of, random.Random(seed)))
         within = [one for one in found if self.is_within(one)]
 
         def rank(one: Assignment) -> tuple[float, float]:
@@ -181,8 +180,8 @@ class _PowerSearch:
         allowed_j = (self._budget_w - self._waiting_w) * deadline_s
         if relaxed.lower_bound_j > max(0.0, allowed_j):
             return None
-        for num_moves in (0, self._num_moves):
-            assignment = free.plan(relaxed, num_moves).assignment
+        for num_steps in (0, self._num_steps):
+            assignment = free.plan(relaxed, num_steps).assignment
             if self.is_within(assignment):
                 return assignment
         return None
@@ -217,18 +216,15 @@ def _first_found(tried: Callable[[int], Assignment | None], last: int) -> Assign
 
 
 class ClockTables(NamedTuple):
-    """All operating points of a pipeline as arrays, for compiled code too.
+    """All operating points of a pipeline as arrays.
 
     Attributes:
-        order, predecessors: the DAG's `order_array` and `predecessor_array`.
         group_of_node: per node a row of the tables below; shape (num_nodes,).
         num_points: per row, how many of its entries count.
         times_s: per row and operating point, s.
         costs_j: likewise E - r P t, J; infinite past the last.
     """
 
-    order: IndexArray
-    predecessors: IndexArray
     group_of_node: IndexArray
     num_points: IndexArray
     times_s: FloatArray
@@ -248,8 +244,6 @@ def _clock_tables(model: PipelineModel) -> ClockTables:
             point.energy_j - power_w[stage] * point.time_s for point in points
         ]
     return ClockTables(
-        order=model.dag.order_array,
-        predecessors=model.dag.predecessor_array,
         group_of_node=np.array(list(map(number.__getitem__, keys)), dtype=np.int64),
         num_points=np.array(list(map(len, points_of.values())), dtype=np.int64),
         times_s=times_s,
@@ -328,65 +322,44 @@ def _slower_corners(
         at = other
 
 
-@compiled_function
-def anneal_clocks(
-    choices: IndexArray,
+def _annealed_clocks(
+    start: Assignment,
     tables: ClockTables,
-    powers_and_time: tuple[float, float, float],
-    seed: int,
-) -> None:
-    """Leave in `choices` the fastest plan within the budget that is seen.
+    score_of: Callable[[list[float], float], tuple[float, bool]],
+    chance: random.Random,
+) -> Assignment:
+    """The plan of the least score within the budget that is seen.
 
     Args:
-        choices: per node, its operating point; a plan within the budget.
+        start: a plan within the budget.
         tables: the pipeline.
-        powers_and_time: the budget and the blocking power of all ranks, W; the iteration time
-            below which nothing is gained, s.
-        seed: seed of the random numbers.
+        score_of: of a plan's durations, s, and sum of c, J: its score, s, and whether it is
+            within the budget.
+        chance: draws the moves.
     """
-    budget_w, waiting_w, least_time_s = powers_and_time
-    np.random.seed(seed)
-    num_nodes = len(choices)
-    durations_s, cost_j = np.empty(num_nodes), 0.0
-    for node in range(num_nodes):
-        durations_s[node] = tables.times_s[tables.group_of_node[node], choices[node]]
-        cost_j += tables.costs_j[tables.group_of_node[node], choices[node]]
-    time_s = earliest_of(tables.order, tables.predecessors, durations_s).max()
-    excess_s = (cost_j - (budget_w - waiting_w) * time_s) / budget_w
-    score_s = _score_s(time_s, excess_s, least_time_s)
-    best, best_s = choices.copy(), score_s if excess_s <= 0.0 else np.inf
-    temperature_s = HOT * time_s
-    cooling = (COLD / HOT) ** (1.0 / CLOCK_MOVES)
-    changed, before = np.empty(3, np.int64), np.empty(3, np.int64)
+    group_of_node: list[int] = tables.group_of_node.tolist()
+    num_points: list[int] = tables.num_points.tolist()
+    times_s: list[list[float]] = tables.times_s.tolist()
+    costs_j: list[list[float]] = tables.costs_j.tolist()
+    choices = best = start
+    durations_s = [times_s[group][one] for group, one in zip(group_of_node, start, strict=True)]
+    cost_j = sum(costs_j[group][one] for group, one in zip(group_of_node, start, strict=True))
+    score_s, _ = score_of(durations_s, cost_j)
+    best_s = score_s
+    temperature_s, cooling = HOT * score_s, (COLD / HOT) ** (1 / CLOCK_MOVES)
     for _ in range(CLOCK_MOVES):
         temperature_s *= cooling
-        num_changed = np.random.randint(1, 4)
-        tried_j = cost_j
-        for index in range(num_changed):
-            node = np.random.randint(num_nodes)
-            group = tables.group_of_node[node]
-            changed[index], before[index] = node, choices[node]
-            choices[node] = np.random.randint(tables.num_points[group])
-            durations_s[node] = tables.times_s[group, choices[node]]
-            tried_j += tables.costs_j[group, choices[node]] - tables.costs_j[group, before[index]]
-        time_s = earliest_of(tables.order, tables.predecessors, durations_s).max()
-        excess_s = (tried_j - (budget_w - waiting_w) * time_s) / budget_w
-        tried_s = _score_s(time_s, excess_s, least_time_s)
-        worse_s = tried_s - score_s
-        if worse_s <= 0.0 or np.random.random() < math.exp(-worse_s / temperature_s):
-            score_s, cost_j = tried_s, tried_j
-            if excess_s <= 0.0 and score_s < best_s:
-                best_s = score_s
-                best[:] = choices
-        else:
-            for index in range(num_changed - 1, -1, -1):
-                node = changed[index]
-                choices[node] = before[index]
-                durations_s[node] = tables.times_s[tables.group_of_node[node], before[index]]
-    choices[:] = best
-
-
-@compiled_function
-def _score_s(time_s: float, excess_s: float, least_time_s: float) -> float:
-    weight = EXCESS_WEIGHT if excess_s > 0.0 else TIE_WEIGHT
-    return max(time_s, least_time_s) + weight * excess_s
+        tried, tried_s, tried_j = choices.copy(), durations_s.copy(), cost_j
+        for _ in range(1 + int(MOST_CHANGED * chance.random())):
+            node = int(len(tried) * chance.random())
+            group = group_of_node[node]
+            choice = int(num_points[group] * chance.random())
+            tried_j += costs_j[group][choice] - costs_j[group][tried[node]]
+            tried[node], tried_s[node] = choice, times_s[group][choice]
+        tried_score_s, is_within = score_of(tried_s, tried_j)
+        worse_s = tried_score_s - score_s
+        if worse_s <= 0 or chance.random() < math.exp(-worse_s / temperature_s):
+            choices, durations_s, cost_j, score_s = tried, tried_s, tried_j, tried_score_s
+            if is_within and score_s < best_s:
+                best, best_s = choices, score_s
+    return best

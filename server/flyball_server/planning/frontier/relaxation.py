@@ -18,8 +18,13 @@ from flyball_server.planning.frontier.event_network import (
 MOST_POWERS, NUM_THIRDS = 9.0, 60
 
 
-def certified_bound_j(network: EventNetwork, flow_w: FloatArray, deadline_s: float) -> float:
+def certified_bound(
+    network: EventNetwork, flow_w: FloatArray, deadline_s: float
+) -> tuple[float, float]:
     """The lower bound that the flow proves for plans no slower than the deadline, J.
+
+    Also its slope in the deadline, J/s: the same flow proves the bound along that straight line
+    for every other deadline.
 
     Args:
         network: the pipeline.
@@ -40,30 +45,33 @@ def certified_bound_j(network: EventNetwork, flow_w: FloatArray, deadline_s: flo
     at_deadline_w = float(excess_w[DEADLINE])
     excess_w[[BEGIN, DEADLINE]] = 0.0
     misplaced_w = at_deadline_w + float(np.maximum(excess_w, 0.0).sum())
-    return network.energy_offset_j(deadline_s) + cheapest_j - misplaced_w * deadline_s
+    bound_j = network.energy_offset_j(deadline_s) + cheapest_j - misplaced_w * deadline_s
+    return bound_j, network.waiting_power_w - misplaced_w
 
 
-def _best_bound_j(network: EventNetwork, flow_w: FloatArray, deadline_s: float) -> float:
-    """The bound that the flow proves on hulls with all times as they are, J.
+def _best_bound(
+    network: EventNetwork, flow_w: FloatArray, deadline_s: float
+) -> tuple[float, float]:
+    """The bound that the flow proves on hulls with all times as they are, J, and its slope, J/s.
 
     Between times that nearly agree these are far steeper than what the solver saw. Multiples of
     its flow prove bounds too, and larger ones where the deadline lies between such times.
     """
     if network.exact is None:
-        return certified_bound_j(network, flow_w, deadline_s)
+        return certified_bound(network, flow_w, deadline_s)
     exact = network.exact
 
-    def proven_j(power: float) -> float:
-        return certified_bound_j(exact, 10.0**power * flow_w, deadline_s)
+    def proven(power: float) -> tuple[float, float]:
+        return certified_bound(exact, 10.0**power * flow_w, deadline_s)
 
     low, high = 0.0, MOST_POWERS
-    best_j = proven_j(low)
+    best = proven(low)
     for _ in range(NUM_THIRDS):  # the bound is concave in the multiple
         left, right = low + (high - low) / 3, high - (high - low) / 3
-        left_j, right_j = proven_j(left), proven_j(right)
-        best_j = max(best_j, left_j, right_j)
-        low, high = (left, high) if left_j < right_j else (low, right)
-    return best_j
+        at_left, at_right = proven(left), proven(right)
+        best = max(best, at_left, at_right)
+        low, high = (left, high) if at_left < at_right else (low, right)
+    return best
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +82,8 @@ class RelaxedOptimum:
         deadline_s: T, s.
         event_time_s: per event of the network, s; shape (num_events,).
         lower_bound_j: certified: no plan that takes at most T needs less, J.
-        bound_slope_w: slope of the bound in T, J/s, not positive.
+        bound_slope_w: slope in T of a line through it that is a certified bound at every other
+            deadline, J/s.
     """
 
     deadline_s: float
@@ -103,9 +112,46 @@ def relaxed_optimum(
     network: EventNetwork, deadline_s: float, event_time_s: FloatArray, flow_w: FloatArray
 ) -> RelaxedOptimum:
     """Return what a solver found, with the bound that its flow certifies."""
+    bound_j, slope_w = _best_bound(network, flow_w, deadline_s)
     return RelaxedOptimum(
         deadline_s=deadline_s,
         event_time_s=event_time_s,
-        lower_bound_j=_best_bound_j(network, flow_w, deadline_s),
-        bound_slope_w=min(0.0, network.waiting_power_w - float(flow_w[-1])),
+        lower_bound_j=bound_j,
+        bound_slope_w=slope_w,
+    )
+
+
+def sandwich_error_j(left: RelaxedOptimum, right: RelaxedOptimum) -> float:
+    """Largest error of a mix of two optima between their deadlines, J.
+
+    The optimum's energy lies below the chord of the two and above both lines of their bounds:
+    height of that triangle.
+    """
+    width_s = right.deadline_s - left.deadline_s
+    bend = right.bound_slope_w - left.bound_slope_w
+    if bend <= 0:
+        return 0.0
+    chord_w = (right.lower_bound_j - left.lower_bound_j) / width_s
+    share = min(1.0, max(0.0, (right.bound_slope_w - chord_w) / bend))
+    return max(0.0, (chord_w - left.bound_slope_w) * share * width_s)
+
+
+def mixed_optimum(left: RelaxedOptimum, right: RelaxedOptimum, deadline_s: float) -> RelaxedOptimum:
+    """A mix of two optima for a deadline between theirs: event times and a certified bound.
+
+    Windows of a mix are mixes of windows, so it is as feasible as they are; its bound is the
+    higher one of the two lines.
+    """
+    share = (deadline_s - left.deadline_s) / (right.deadline_s - left.deadline_s)
+    event_time_s = (1 - share) * left.event_time_s + share * right.event_time_s
+    event_time_s[DEADLINE] = deadline_s
+    bound_j, slope_w = max(
+        (one.lower_bound_j + one.bound_slope_w * (deadline_s - one.deadline_s), one.bound_slope_w)
+        for one in (left, right)
+    )
+    return RelaxedOptimum(
+        deadline_s=deadline_s,
+        event_time_s=event_time_s,
+        lower_bound_j=bound_j,
+        bound_slope_w=slope_w,
     )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.cancellation import cancellation_point
@@ -18,7 +17,6 @@ from flyball_server.planning.frontier.event_network import (
     FloatArray,
     build_network,
 )
-from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
 from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
@@ -101,25 +99,26 @@ def _shares(model: PipelineModel, reserve: float) -> list[float]:
     return [level * math.floor(share / level) for share in shares]
 
 
-# Up to here the simplex passes the whole frontier in half a second or less; for one deadline of
-# a longer pipeline the interior point is faster (docs/decisions/0004).
-MAX_SIMPLEX_INSTRUCTIONS = 3_000
-SEED = 20231  # of the annealing; any will do, but always the same
+# Up to here a general solver is as fast as the interior point (docs/decisions/0004).
+MAX_HIGHS_INSTRUCTIONS = 2_000
+SEED = 4  # of the annealing; any will do, but always the same
 
 
-# Annealing moves of one plan are this times the root of the number of instructions: what was
-# seen to be enough from 8 stages x 12 microbatches to 64 x 256.
-MOVES_BY_EFFORT = {Effort.LOW: 4_000, Effort.NORMAL: 72_000, Effort.HIGH: 2_000_000}
-# More instructions get no more moves but with effort HIGH: on 64 x 256 twice as many moves take the
-# gap from 0.386 to 0.358 %, and half as long again.
-MOST_COUNTED = 9_000
-# In a tiny pipeline a single clock matters, and a single annealing may miss it: up to this many
-# instructions there are several attempts, with other random numbers.
-TINY_INSTRUCTIONS, MAX_ATTEMPTS = 64, 8
+# Annealing steps of one plan for each instruction, and the fewest: what was seen to be enough from
+# 8 stages x 12 microbatches to 64 x 256.
+STEPS_BY_EFFORT = {Effort.LOW: 1, Effort.NORMAL: 8, Effort.HIGH: 200}
+MIN_STEPS_BY_EFFORT = {Effort.LOW: 100, Effort.NORMAL: 1_000, Effort.HIGH: 25_000}
+# A step takes time by the number of instructions: a large pipeline gets fewer of them.
+MAX_STEPPED = {Effort.LOW: 300_000, Effort.NORMAL: 3_000_000, Effort.HIGH: 300_000_000}
+# In a small pipeline a single clock matters, and a single annealing may miss it: there are several
+# at once, with other random numbers, fewer by the square of the number of instructions.
+MAX_ATTEMPTS, ATTEMPTED_SQUARE = 8, 450_000
+# The power budget's search anneals the clocks of tiny pipelines.
+TINY_INSTRUCTIONS = 64
 # Bounds are up to this share below the optimum that they prove: no plan is to be sought there.
 AS_GOOD_AS_THE_BOUND = 1e-9
 # A plan of a whole frontier starts near its neighbour, and needs fewer.
-SWEEP_MOVES_PER_INSTRUCTION = {Effort.LOW: 0, Effort.NORMAL: 2, Effort.HIGH: 300}
+SWEEP_STEPS_BY_EFFORT = {Effort.LOW: 0, Effort.NORMAL: 1, Effort.HIGH: 1_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,14 +128,12 @@ class DeadlinePlan:
     Attributes:
         relaxed: the relaxed optimum for the deadline, and so the bound.
         assignment: per node, an index into its operating points.
-        rounded: the plan as finish times, as annealing left it.
         iteration_time_s: iteration time, at most the deadline, s.
         energy_j: energy of one iteration, J.
     """
 
     relaxed: RelaxedOptimum
     assignment: Assignment
-    rounded: RoundedPlan
     iteration_time_s: float
     energy_j: float
 
@@ -177,11 +174,9 @@ class DeadlineSolver:
             self._network = self._network.without_waiting()
         cancellation_point()
         self._relaxation: Relaxation = choose_relaxation(self._network)
-        self._new_rounding = functools.partial(
-            Rounding, model.dag, curves, self._network.waiting_power_w
-        )
+        self._new_rounding = functools.partial(Rounding, model.dag, curves, self._network)
         self._rounding = self._new_rounding(is_wary=False)
-        self._num_attempts = max(1, min(MAX_ATTEMPTS, TINY_INSTRUCTIONS // self.num_instructions))
+        self._num_attempts = max(1, min(MAX_ATTEMPTS, ATTEMPTED_SQUARE // self.num_instructions**2))
         self._least_bound_j = -math.inf if is_waiting_free else _busy_energy_j(self.model)
         self.fastest_time_s = self._rounding.fastest().end_s
         self.slowest_time_s = self._rounding.slowest_time_s
@@ -191,14 +186,14 @@ class DeadlineSolver:
         """Instructions of one iteration."""
         return self._network.num_instructions
 
-    def num_moves(self, effort: Effort) -> int:
-        """Annealing moves that one plan of this pipeline gets."""
-        most_counted = math.inf if effort == Effort.HIGH else MOST_COUNTED
-        return round(MOVES_BY_EFFORT[effort] * math.sqrt(min(self.num_instructions, most_counted)))
+    def num_steps(self, effort: Effort) -> int:
+        """Annealing steps that one plan of this pipeline gets."""
+        wanted = max(MIN_STEPS_BY_EFFORT[effort], STEPS_BY_EFFORT[effort] * self.num_instructions)
+        return min(wanted, MAX_STEPPED[effort] // (self._num_attempts * self.num_instructions))
 
-    def num_sweep_moves(self, effort: Effort) -> int:
+    def num_sweep_steps(self, effort: Effort) -> int:
         """Likewise, for one plan among those of a whole frontier."""
-        return SWEEP_MOVES_PER_INSTRUCTION[effort] * self.num_instructions
+        return min(SWEEP_STEPS_BY_EFFORT[effort], self.num_steps(effort))
 
     def relax(self, deadline_s: float) -> RelaxedOptimum:
         """The relaxed problem's optimum for a deadline not below `fastest_time_s`.
@@ -212,10 +207,12 @@ class DeadlineSolver:
         try:
             relaxed = self._relaxation.solve(deadline_s)
         except ArithmeticError:
-            # Never seen but in tests. A general solver takes longer, and a plan is owed.
-            self._relaxation = _highs_relaxation(self._network)
+            # Never seen but in tests. The other solver takes longer, and a plan is owed.
+            self._relaxation = _interior_point(self._network)
             relaxed = self._relaxation.solve(deadline_s)
-        return replace(relaxed, lower_bound_j=max(relaxed.lower_bound_j, self._least_bound_j))
+        if relaxed.lower_bound_j < self._least_bound_j:
+            return replace(relaxed, lower_bound_j=self._least_bound_j, bound_slope_w=0.0)
+        return relaxed
 
     def bound_j(self, relaxed: RelaxedOptimum) -> float:
         """Return what no plan needs less than that keeps the reserve at the deadline, J.
@@ -248,51 +245,77 @@ class DeadlineSolver:
 
     def certified(self, assignment: Assignment) -> DeadlinePlan:
         """Return the plan of an assignment, with the bound for its own iteration time."""
-        finish_s = np.array(
-            earliest_finish_s(self._planned.dag, self._planned.durations_s(assignment))
-        )
         time_s, energy_j = time_and_energy(self._planned, assignment)
         relaxed = self.relax(min(max(time_s, self.fastest_time_s), self.slowest_time_s))
         plan = DeadlinePlan(
             relaxed=replace(relaxed, deadline_s=time_s),
             assignment=assignment,
-            rounded=RoundedPlan(finish_s=finish_s, cost_j=energy_j),
             iteration_time_s=time_s,
             energy_j=energy_j,
         )
         return self._as_profiled(plan) if self._reserve else plan
 
-    def plan_within(self, deadline_s: float, num_moves: int) -> DeadlinePlan:
+    def plan_within(self, deadline_s: float, num_steps: int) -> DeadlinePlan:
         """Return the plan of least energy for a deadline not below `fastest_time_s`.
 
         It never takes more energy than the highest clocks do, where these meet the deadline.
 
         Args:
             deadline_s: infinite for the least energy of all.
-            num_moves: number of annealing moves.
+            num_steps: number of annealing steps.
         """
         relaxed = self.relax(min(deadline_s, self.slowest_time_s))
-        plan = self.plan(self._without_waiting(relaxed), num_moves)
+        plan = self.plan(self._without_waiting(relaxed), num_steps)
         highest = self._planned.baseline()
         if time_and_energy(self._planned, highest)[0] > deadline_s:
             return plan
         is_better = time_and_energy(self.model, highest)[1] < plan.energy_j
         return self.certified(highest) if is_better else plan
 
-    def plan(
-        self, relaxed: RelaxedOptimum, num_moves: int, neighbour: DeadlinePlan | None = None
-    ) -> DeadlinePlan:
+    def plan(self, relaxed: RelaxedOptimum, num_steps: int) -> DeadlinePlan:
         """A deployable plan for the relaxed problem's deadline.
 
         Args:
             relaxed: the optimum to round.
-            num_moves: number of annealing moves.
-            neighbour: a plan for a shorter deadline; where that, stretched to this deadline, is
-                better than what annealing finds, to go on from.
+            num_steps: number of annealing steps.
         """
-        plan = self._rounded(self._rounding, relaxed, num_moves, neighbour)
+        rounded = self._annealed(self._rounding, relaxed, num_steps)
+        return self._deployable(relaxed, rounded, num_steps)
+
+    def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
+        """Deployable plans for rising deadlines, which are annealed at once.
+
+        A plan that the one before, stretched to its deadline, is better than, goes on from that.
+
+        Args:
+            optima: per plan, the optimum to round.
+            num_steps: number of annealing steps of each plan.
+        """
+        if not optima:
+            return []
+        rounding, deadlines_s = self._rounding, [relaxed.deadline_s for relaxed in optima]
+        plans = [
+            rounding.round_down(self._finish_s(relaxed), relaxed.deadline_s) for relaxed in optima
+        ]
+        plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED)
+        for index in range(1, len(plans)):
+            factor = deadlines_s[index] / deadlines_s[index - 1]
+            stretched = rounding.stretch(plans[index - 1], factor)
+            plans[index] = min(plans[index], stretched, key=lambda plan: plan.cost_j)
+        plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED + 1)
+        return [
+            self._deployable(relaxed, plan, num_steps)
+            for relaxed, plan in zip(optima, plans, strict=True)
+        ]
+
+    def _deployable(
+        self, relaxed: RelaxedOptimum, rounded: RoundedPlan, num_steps: int
+    ) -> DeadlinePlan:
+        """The plan as it is measured; where rounding errors make it late, of a wary rounding."""
+        plan = self._as_measured(self._rounding, relaxed, rounded)
         if plan.iteration_time_s > relaxed.deadline_s:
-            plan = self._rounded(self._wary_rounding, relaxed, num_moves, neighbour)
+            wary = self._wary_rounding
+            plan = self._as_measured(wary, relaxed, self._annealed(wary, relaxed, num_steps))
         return self._as_profiled(plan) if self._reserve else plan
 
     def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
@@ -317,42 +340,27 @@ class DeadlineSolver:
     def _wary_rounding(self) -> Rounding:
         return self._new_rounding(is_wary=True)
 
-    def _rounded(
-        self,
-        rounding: Rounding,
-        relaxed: RelaxedOptimum,
-        num_moves: int,
-        neighbour: DeadlinePlan | None,
+    def _as_measured(
+        self, rounding: Rounding, relaxed: RelaxedOptimum, rounded: RoundedPlan
     ) -> DeadlinePlan:
-        deadline_s = relaxed.deadline_s
-        rounded = self._annealed(rounding, relaxed, num_moves)
-        if neighbour is not None:
-            factor = deadline_s / neighbour.relaxed.deadline_s
-            stretched = rounding.stretch(neighbour.rounded, factor)
-            if stretched.cost_j < rounded.cost_j:
-                rounded = rounding.improve(
-                    stretched, deadline_s, num_moves, is_hot=False, seed=SEED
-                )
         points = rounding.points(rounded)
-        as_measured = self._rounding.at_points(points)  # a wary one's times have margins
+        as_measured = rounding.at_points(points)  # a wary one's times have margins
         return DeadlinePlan(
             relaxed=relaxed,
             assignment=rounding.assignment(points),
-            rounded=rounded,
             iteration_time_s=as_measured.end_s,
             energy_j=as_measured.cost_j,
         )
 
-    def _annealed(self, rounding: Rounding, relaxed: RelaxedOptimum, num_moves: int) -> RoundedPlan:
-        """The best of the attempts; none follows a plan that is as good as the bound."""
-        deadline_s = relaxed.deadline_s
-        begun = best = rounding.round_down(self._finish_s(relaxed), deadline_s)
-        for seed in range(SEED, SEED + self._num_attempts):
-            if best.cost_j <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
-                break
-            attempt = rounding.improve(begun, deadline_s, num_moves, is_hot=True, seed=seed)
-            best = min(best, attempt, key=lambda plan: plan.cost_j)
-        return best
+    def _annealed(self, rounding: Rounding, relaxed: RelaxedOptimum, num_steps: int) -> RoundedPlan:
+        """The best of some attempts; none is made where the plan is as good as the bound."""
+        begun = rounding.round_down(self._finish_s(relaxed), relaxed.deadline_s)
+        if begun.cost_j <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
+            return begun
+        attempts = [begun] * self._num_attempts
+        deadlines_s = [relaxed.deadline_s] * self._num_attempts
+        annealed = rounding.improve(attempts, deadlines_s, num_steps, is_hot=True, seed=SEED)
+        return min(annealed, key=lambda plan: plan.cost_j)
 
     def _finish_s(self, relaxed: RelaxedOptimum) -> FloatArray:
         """Per node, when the relaxed optimum finishes it, s."""
@@ -371,22 +379,19 @@ def _busy_energy_j(model: PipelineModel) -> float:
 
 
 def choose_relaxation(network: EventNetwork) -> Relaxation:
-    """Simplex for small networks, interior point for large ones."""
-    if network.num_instructions <= MAX_SIMPLEX_INSTRUCTIONS:
-        try:
-            return ParametricRelaxation(network)
-        except ArithmeticError:
-            return _highs_relaxation(network)
+    """A general solver for small networks, interior point for large ones."""
+    if network.num_instructions > MAX_HIGHS_INSTRUCTIONS:
+        return _interior_point(network)
+    # Loaded with the first plan: a planner whose planning processes solve needs none.
+    from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation  # noqa: PLC0415
+
+    return HighsRelaxation(network)
+
+
+def _interior_point(network: EventNetwork) -> Relaxation:
     # scipy is loaded for large pipelines alone: it takes as long as a small one's whole plan.
     from flyball_server.planning.frontier.interior_point import (  # noqa: PLC0415
         InteriorPointRelaxation,
     )
 
     return InteriorPointRelaxation(network)
-
-
-def _highs_relaxation(network: EventNetwork) -> Relaxation:
-    # As with scipy: hardly ever needed, and slow to load.
-    from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation  # noqa: PLC0415
-
-    return HighsRelaxation(network)

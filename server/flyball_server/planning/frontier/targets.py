@@ -58,7 +58,7 @@ def deadline_of(target: Target, baseline_time_s: float) -> float:
 
 
 def plan_for_target(
-    solver: DeadlineSolver, target: Target, baseline_time_s: float, num_moves: int
+    solver: DeadlineSolver, target: Target, baseline_time_s: float, num_steps: int
 ) -> DeadlinePlan:
     """The plan of least energy that meets the target.
 
@@ -66,7 +66,7 @@ def plan_for_target(
         TargetUnreachableError: none does; the message says what can be met.
     """
     if target.kind == "power":
-        return plan_for_power(solver, target.value, baseline_time_s, num_moves)
+        return plan_for_power(solver, target.value, baseline_time_s, num_steps)
     wanted_s = deadline_of(target, baseline_time_s)
     if wanted_s < solver.fastest_time_s:
         raise TargetUnreachableError(
@@ -74,4 +74,4 @@ def plan_for_target(
             f" the fastest takes {rounded_up(solver.fastest_time_s)} s",
             field="target",
         )
-    return solver.plan_within(wanted_s, num_moves)
+    return solver.plan_within(wanted_s, num_steps)

@@ -54,13 +54,8 @@ class DependencyDag:
         return tuple(node for node in range(self.num_nodes) if node not in followed)
 
     @functools.cached_property
-    def order_array(self) -> NDArray[np.int64]:
-        """`topological_order`, for compiled code; shape (num_nodes,)."""
-        return np.array(self.topological_order, dtype=np.int64)
-
-    @functools.cached_property
     def predecessor_array(self) -> NDArray[np.int64]:
-        """`order_predecessor` and `data_predecessor`, for compiled code; shape (2, num_nodes)."""
+        """`order_predecessor` and `data_predecessor`; shape (2, num_nodes)."""
         return np.array([self.order_predecessor, self.data_predecessor], dtype=np.int64)
 
     @functools.cached_property

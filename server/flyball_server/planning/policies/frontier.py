@@ -17,5 +17,5 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     solver = DeadlineSolver(model, reserve=request.options.reserve)
-    plan = plan_for_target(solver, target, baseline_s, solver.num_moves(request.options.effort))
+    plan = plan_for_target(solver, target, baseline_s, solver.num_steps(request.options.effort))
     return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)

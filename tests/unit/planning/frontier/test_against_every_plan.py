@@ -41,7 +41,7 @@ def test_bound_below_best_below_plan_and_no_plan_late(
     for _ in range(4):
         time_s, extra_s = data.draw(st.sampled_from(times_s)), data.draw(st.floats(0, 0.1))
         deadline_s = data.draw(st.sampled_from([time_s, time_s + extra_s]))
-        plan = solver.plan(solver.relax(deadline_s), num_moves=2000)
+        plan = solver.plan(solver.relax(deadline_s), num_steps=2000)
         best_j = least_energy_j(plans, deadline_s)
         assert plan.lower_bound_j <= best_j * (1 + ROUNDING)
         assert plan.energy_j >= best_j * (1 - ROUNDING)
@@ -77,7 +77,7 @@ def test_with_normal_effort_the_plan_is_the_best_of_all(name: str, target: str) 
     model = HAND_PICKED[name]
     solver = DeadlineSolver(model)
     baseline_s = simulate(model, model.baseline()).iteration_time_s
-    moves = solver.num_moves(Effort.NORMAL)
+    moves = solver.num_steps(Effort.NORMAL)
     plan = plan_for_target(solver, parse_target(target), baseline_s, moves)
     slowest_s = {"fastest": 1.0, "least-energy": 100.0}.get(target) or 1 + float(target[9:])
     best_j = least_energy_j(every_plan(model), baseline_s * slowest_s)

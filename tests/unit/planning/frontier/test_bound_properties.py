@@ -29,8 +29,8 @@ from tests.unit.planning.tiny_pipelines import (
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.frontier.event_network import EventNetwork
+from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
-from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
@@ -144,7 +144,7 @@ def test_a_bound_is_not_below_what_computing_takes(
     model = replace(model, points=tuple(tiny[id(points)] for points in model.points))
     busy_j = math.fsum(min(point.energy_j for point in points) for points in model.points)
     solver = DeadlineSolver(model, reserve=reserve)
-    plan = solver.plan_within(1.1 * solver.fastest_time_s, num_moves=50)
+    plan = solver.plan_within(1.1 * solver.fastest_time_s, num_steps=50)
     for bound_j in (plan.lower_bound_j, solver.bound_j(solver.relax(solver.slowest_time_s))):
         assert bound_j >= busy_j * (1 - 1e-6)
     assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-6)
@@ -171,13 +171,13 @@ def test_no_plan_takes_more_energy_than_the_highest_clocks(seed: int, reserve: f
     model = extreme_interleaved_zb(seed)
     baseline_s, baseline_j = time_and_energy(model, model.baseline())
     solver = DeadlineSolver(model, reserve=reserve)
-    plan = solver.plan_within(baseline_s * (1 + 1e-12), num_moves=200)
+    plan = solver.plan_within(baseline_s * (1 + 1e-12), num_steps=200)
     assert plan.energy_j <= baseline_j
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-12)
     assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("relaxation", [ParametricRelaxation, InteriorPointRelaxation])
+@pytest.mark.parametrize("relaxation", [HighsRelaxation, InteriorPointRelaxation])
 @pytest.mark.parametrize(
     ("slowdown", "error"), [(1.0, 1e-4), (1.000002, 2e-3), (1.02, 1e-4), (1.2, 1e-4)]
 )

@@ -100,7 +100,7 @@ def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     budgets_w = data.draw(st.lists(st.sampled_from(powers_w), min_size=1, max_size=3))
     for budget_w in sorted({powers_w[0], *budgets_w}):
         target = replace(parse_target("power:1"), value=budget_w)
-        plan = plan_for_target(solver, target, baseline_s, num_moves=2000)
+        plan = plan_for_target(solver, target, baseline_s, num_steps=2000)
         fastest_s = min(
             max(time_s, baseline_s) for time_s, energy_j in plans if energy_j / time_s <= budget_w
         )

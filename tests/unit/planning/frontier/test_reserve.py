@@ -89,7 +89,7 @@ def test_a_plan_meets_its_deadline_with_every_reserve_used(
 ) -> None:
     solver = DeadlineSolver(model, reserve=reserve)
     deadline_s = 1.05 * solver.fastest_time_s
-    plan = solver.plan(solver.relax(deadline_s), num_moves=200)
+    plan = solver.plan(solver.relax(deadline_s), num_steps=200)
     longer = with_reserve(model, reserve)
     longest_s = max(earliest_finish_s(longer.dag, longer.durations_s(plan.assignment)))
     assert longest_s <= deadline_s * (1 + 1e-9)
@@ -104,7 +104,7 @@ def test_no_plan_that_keeps_the_reserve_and_is_no_faster_is_below_the_bound(
     longer, solver = with_reserve(model, reserve), DeadlineSolver(model, reserve=reserve)
     deadline_s = (1 + later) * solver.fastest_time_s
     relaxed = solver.relax(deadline_s)
-    plan = solver.plan(relaxed, num_moves=200)
+    plan = solver.plan(relaxed, num_steps=200)
     all_kept = [
         (time_s, energy_j)
         for (with_it_s, _), (time_s, energy_j) in zip(

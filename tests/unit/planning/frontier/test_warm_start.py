@@ -13,11 +13,11 @@ from tests.unit.planning.tiny_pipelines import example_model, models, network_of
 from flyball_server.planning.frontier import interior_point
 from flyball_server.planning.frontier import solver as solver_module
 from flyball_server.planning.frontier.event_network import END
+from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import (
     InteriorPointRelaxation,
     Iterate,
 )
-from flyball_server.planning.frontier.parametric_simplex import ParametricRelaxation
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier_curve import sweep_frontier
@@ -59,7 +59,7 @@ def test_whatever_was_solved_before_a_bound_is_near_the_optimum_and_never_above(
     model: PipelineModel, shares: list[float]
 ) -> None:
     network = network_of(model)
-    warm, simplex = InteriorPointRelaxation(network), ParametricRelaxation(network)
+    warm, simplex = InteriorPointRelaxation(network), HighsRelaxation(network)
     for deadline_s in deadlines_of(model, shares):
         optimum = warm.solve(deadline_s)
         optimum_j = plain_program_bound_j(model, deadline_s)
@@ -105,7 +105,7 @@ def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
 
 
 def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
-    monkeypatch.setattr(solver_module, "MAX_SIMPLEX_INSTRUCTIONS", 0)
+    monkeypatch.setattr(solver_module, "MAX_HIGHS_INSTRUCTIONS", 0)
     return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
 
 
