@@ -60,6 +60,7 @@ check-dashboard: $(TYPESCRIPT)/installed
 bench: $(VENV)/installed
 	@status=0; \
 	run() { echo; echo "$$*"; $(BIN)/python "$$@" || { [ $$? -ne 130 ] || exit 130; status=1; }; }; \
+	run benchmarks/startup.py; \
 	run benchmarks/envelope_speed.py; \
 	run benchmarks/frontier_agreement.py; \
 	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
