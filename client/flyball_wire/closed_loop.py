@@ -360,7 +360,7 @@ class JobReport:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedRuns:
-    """What a job measured of each version of its plan, in the format of `flyball replay`.
+    """A job's measurements of each version of its plan, in the format of `flyball replay`.
 
     Attributes:
         document: recorded runs, one a version: docs/recorded-runs.schema.json.

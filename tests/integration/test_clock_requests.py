@@ -1,4 +1,4 @@
-"""What early requests save where a clock takes effect 5 ms after it was requested."""
+"""Time saved by early requests where a clock takes effect 5 ms after its request."""
 
 from __future__ import annotations
 

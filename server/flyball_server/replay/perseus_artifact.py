@@ -206,7 +206,7 @@ def _ranks_of(
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What one rank measured, iterations of warming up left out.
+    """One rank's measurements, without the iterations that warm up.
 
     Attributes:
         times_s, energies_j: of each iteration, s and J.

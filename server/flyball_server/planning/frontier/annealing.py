@@ -30,7 +30,8 @@ from flyball_server.planning.model.dag import NONE, DependencyDag
 NUM_SHIFTS = 7
 # Independent sets that the steps take in turn.
 MAX_SETS = 60
-# Patches of a set grow once less than this at most, each neighbour joining with this chance.
+# The sets take turns in how often their patches grow: not at all to NUM_SIZES - 1 times. Each
+# neighbour of a patch joins it with this chance.
 NUM_SIZES, JOIN_CHANCE = 4, 0.5
 # Most of the shifts aim at the next corner of a hull, however far: between two corners there can
 # be many points that cost more than either. The others aim at one of the nearest points.
@@ -72,6 +73,7 @@ class PointTable:
         self._keys = curve_of_point * self._stretch_s + self.times_s
         is_corner = np.concatenate([_is_corner(curve) for curve in curves])
         self._corners = _next_corners(is_corner, self.first, curve_of_point)
+        self._aimed_s = np.append(self.times_s, np.nan)  # the last: there is no such point
 
     def points(self, curve: IndexArray, window_s: FloatArray) -> IndexArray:
         """The slowest point that fits each window, an index into `times_s`.
@@ -89,7 +91,7 @@ class PointTable:
         return points
 
     def costs_j(self, curve: IndexArray, points: IndexArray) -> FloatArray:
-        """What each of them costs, J; very much where no point fitted."""
+        """Cost of each point, J; a very high one where no point fitted."""
         costs_j: FloatArray = self._costs_j.take(points + curve + 1)
         return costs_j
 
@@ -109,7 +111,7 @@ class PointTable:
         nearest[is_outside] = len(self.times_s)
         is_to_corner = draws.random(points.shape) < CORNER_SHARE
         aimed = np.where(is_to_corner, self._corners[(jump > 0).astype(np.int64), points], nearest)
-        times_s: FloatArray = np.append(self.times_s, np.nan)[aimed]
+        times_s: FloatArray = self._aimed_s[aimed]
         return times_s
 
 
@@ -244,7 +246,9 @@ class _Patches:
     Attributes:
         patch: per event, its patch; -1: it is not shifted.
         num_patches: number of patches.
+        shifted: events that are shifted.
         sink: the event of the last patch that ends the iteration; None: no patch has one.
+        other_sinks: the others.
         finish, starts: per instruction, its events.
         curve: per instruction.
         place: per instruction, the patch that it belongs to.
@@ -255,8 +259,10 @@ class _Patches:
     def __init__(self, times: EventTimes, draws: np.random.Generator, num_growths: int) -> None:
         self.patch = np.append(times.patches(draws, num_growths), NONE)
         self.num_patches = int(self.patch.max()) + 1
+        self.shifted = np.flatnonzero(self.patch != NONE)
         sinks = np.flatnonzero(times.is_sink & (self.patch != NONE))
         self.sink = int(sinks[0]) if len(sinks) else None
+        self.other_sinks = np.flatnonzero(times.is_sink & (self.patch == NONE))
         of_nodes = self.patch[np.column_stack([times.finish, times.starts])]
         place = of_nodes.max(axis=1)
         moves = of_nodes != NONE
@@ -353,9 +359,7 @@ class Annealing:
             return points, sums_j
 
         if patches.sink is not None:
-            is_other = self._times.is_sink.copy()
-            is_other[patches.sink] = False
-            others_s = np.where(is_other, event_s, 0.0).max(axis=1)[:, None]
+            others_s = event_s[:, patches.other_sinks].max(axis=1, initial=0.0)[:, None]
         none_s = np.zeros((num_plans, patches.num_patches, 1))
         points, now_j = costs_j(none_s)
         chosen = patches.random_nodes(draws, num_plans)
@@ -371,5 +375,4 @@ class Annealing:
             all_j -= temperature_j * draws.gumbel(size=all_j.shape)
         best = all_j.argmin(axis=2)
         best_s = np.take_along_axis(all_s, best[:, :, None], axis=2)[:, :, 0]
-        is_shifted = np.flatnonzero(patches.patch != NONE)
-        event_s[:, is_shifted] += best_s[:, patches.patch[is_shifted]]
+        event_s[:, patches.shifted] += best_s[:, patches.patch[patches.shifted]]

@@ -113,7 +113,7 @@ class Iterate(NamedTuple):
         return float((self.part_s * self.low_w).sum() + (self.room_s(parts) * self.high_w).sum())
 
     def reaches(self, parts: Parts, step: Iterate) -> tuple[float, float]:
-        """How far sizes, and multipliers, can go along the step, at most 1, before one is 0."""
+        """Longest steps, at most 1, before a size, and before a multiplier, becomes 0."""
         shrunk = (
             (-step.part_s / self.part_s).max(initial=1.0),
             (step.part_s[: len(parts.length_s)] / self.room_s(parts)).max(initial=1.0),
