@@ -1,4 +1,4 @@
-"""GPU tables: range of SM clocks to profile, and power draw of a waiting GPU.
+"""GPU tables: SM clocks to profile, power draw of a waiting GPU, times of clock changes.
 
 One TOML file per GPU in `gpus/`, each figure with its source; a new GPU is a new file. The
 window guides profiling only; the clocks of a device are always read from the device.
@@ -14,6 +14,13 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from types import MappingProxyType
 from typing import Any, cast
+
+from flyball_profiles.clock_transitions import (
+    TRANSITIONS,
+    ClockTransitions,
+    TransitionsError,
+    transitions_of_table,
+)
 
 _SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"
@@ -44,7 +51,9 @@ class GpuWindow:
         reconfigure_granularity_mhz: step by which reconfiguration moves a clock, MHz, positive.
         blocking_power_w: draw while waiting in P2P communication, W; None: not published; it is
             then measured or given, never guessed.
-        sources: figure -> its origin, for every figure that is not None.
+        sources: figure -> its origin, for every figure that is not None; those of clock changes
+            as `transitions.up_ms`.
+        transitions: times of clock changes; None: not known.
 
     Raises:
         GpuTableError: a figure is out of its bounds or has no source.
@@ -57,6 +66,7 @@ class GpuWindow:
     reconfigure_granularity_mhz: int
     blocking_power_w: float | None
     sources: Mapping[str, str]
+    transitions: ClockTransitions | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sources", MappingProxyType(dict(self.sources)))
@@ -110,7 +120,7 @@ def load_gpu_window(name: str, *, folder: Traversable | None = None) -> GpuWindo
         return _window(wanted, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise GpuTableError(f"{file}: not TOML: {error}") from None
-    except GpuTableError as error:
+    except (GpuTableError, TransitionsError) as error:
         raise GpuTableError(f"{file}: {error}") from None
 
 
@@ -145,7 +155,7 @@ def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) ->
 
 
 def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
-    unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER})
+    unknown = sorted(set(table) - {*_CLOCK_FIGURES, _BLOCKING_POWER, TRANSITIONS})
     if unknown:
         # A misspelt blocking power must not pass for an unknown one.
         raise GpuTableError(f"unknown key {unknown[0]}")
@@ -164,4 +174,7 @@ def _window(name: str, table: Mapping[str, object]) -> GpuWindow:
         if figure != _BLOCKING_POWER and not isinstance(value, int):
             raise GpuTableError(f"{figure}.value must be a whole number of MHz, not {value}")
         values[figure] = value
+    if TRANSITIONS in table:
+        values[TRANSITIONS], origins = transitions_of_table(table[TRANSITIONS])
+        sources |= {f"{TRANSITIONS}.{figure}": origin for figure, origin in origins.items()}
     return GpuWindow(name=name, sources=sources, **values)

@@ -1,0 +1,199 @@
+"""Times of clock changes: how long after its request a clock takes effect on a GPU.
+
+A TOML table `[transitions]`, in a file of the GPU table or in a file of its own:
+
+    [transitions.up_ms]
+    p5 = 3.5
+    p50 = 4.6
+    p95 = 6.6
+    source = "measured on node 7, 30 repetitions a pair"
+
+    [transitions.down_ms]
+    ...
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+from flyball_profiles.limited_file import read_text
+
+MAX_TRANSITION_S = 10.0
+"""Longest time of a clock change, s; beyond it is another unit."""
+
+TRANSITIONS = "transitions"
+_UP, _DOWN, _CALL, _QUEUE = "up_ms", "down_ms", "call_ms", "queues_in_node"
+_PERCENTILES: Mapping[str, tuple[str, ...]] = {
+    _UP: ("p5", "p50", "p95"),
+    _DOWN: ("p5", "p50", "p95"),
+    _CALL: ("p50", "p95"),
+}
+
+
+class TransitionsError(ValueError):
+    """Times of clock changes that cannot be used; the text names the place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockTransitions:
+    """Times of one GPU's clock changes, 0 to 10 s.
+
+    The delay of a change counts from its request, that is from the begin of the call that sets
+    the clock, to its effect. Until then the GPU computes at the clock before.
+
+    Attributes:
+        up_p5_s, up_p50_s, up_p95_s: delay of a change to a higher clock in s; percentiles.
+        down_p5_s, down_p50_s, down_p95_s: delay of a change to a lower clock in s.
+        call_p50_s, call_p95_s: duration in s of the call that sets a clock; None: not known.
+        queues_in_node: whether calls for GPUs of one node run one at a time; None: not known.
+        starts_settled: whether the first instruction of every iteration begins at its clock,
+            since the iteration's tail (optimizer, all-reduce) is longer than any change.
+
+    Raises:
+        TransitionsError: a time is out of its bounds, or percentiles fall.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
+
+    up_p5_s: float
+    up_p50_s: float
+    up_p95_s: float
+    down_p5_s: float
+    down_p50_s: float
+    down_p95_s: float
+    call_p50_s: float | None = None
+    call_p95_s: float | None = None
+    queues_in_node: bool | None = None
+    starts_settled: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.call_p50_s is None) is not (self.call_p95_s is None):
+            raise TransitionsError("give call_p50_s and call_p95_s together, or neither")
+        for name, percentiles in (("up", _PERCENTILES[_UP]), ("down", _PERCENTILES[_DOWN])):
+            _check_rising([f"{name}_{percentile}_s" for percentile in percentiles], self)
+        if self.call_p50_s is not None:
+            _check_rising(["call_p50_s", "call_p95_s"], self)
+
+    @classmethod
+    def exact(cls, delay_s: float) -> Self:
+        """Return one delay for every change, with an iteration's first clock always in force.
+
+        Raises:
+            TransitionsError: the delay is not from 0 to 10 s.
+        """
+        return cls(
+            up_p5_s=delay_s,
+            up_p50_s=delay_s,
+            up_p95_s=delay_s,
+            down_p5_s=delay_s,
+            down_p50_s=delay_s,
+            down_p95_s=delay_s,
+            starts_settled=True,
+        )
+
+    @property
+    def exact_s(self) -> float | None:
+        """Return the delay of every change in s, up and down; None: they differ."""
+        delays_s = {
+            *(self.up_p5_s, self.up_p50_s, self.up_p95_s),
+            *(self.down_p5_s, self.down_p50_s, self.down_p95_s),
+        }
+        return delays_s.pop() if len(delays_s) == 1 else None
+
+
+def _check_rising(names: list[str], transitions: ClockTransitions) -> None:
+    least_s, least = 0.0, "0"
+    for name in names:
+        value_s: float = getattr(transitions, name)
+        if not (math.isfinite(value_s) and least_s <= value_s <= MAX_TRANSITION_S):
+            raise TransitionsError(
+                f"{name} must be from {least} to {MAX_TRANSITION_S:g} s, not {value_s:g}"
+            )
+        least_s, least = value_s, name
+
+
+def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str]]:
+    """Return the times in a table `[transitions]`, and the source of each figure, as `up_ms`.
+
+    Raises:
+        TransitionsError: the table is malformed; the text begins with the key.
+    """
+    keys = {*_PERCENTILES, _QUEUE}
+    figures = _mapping(table, TRANSITIONS)
+    _check_keys(figures, keys, TRANSITIONS)
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for figure, percentiles in _PERCENTILES.items():
+        where = f"{TRANSITIONS}.{figure}"
+        if figure not in figures and figure == _CALL:
+            continue
+        entry = _mapping(figures.get(figure), where)
+        _check_keys(entry, {*percentiles, "source"}, where)
+        for percentile in percentiles:
+            name = f"{figure.removesuffix('_ms')}_{percentile}_s"
+            values[name] = _time_s(entry.get(percentile), f"{where}.{percentile}")
+        sources[figure] = _source(entry, where)
+    if _QUEUE in figures:
+        where = f"{TRANSITIONS}.{_QUEUE}"
+        entry = _mapping(figures[_QUEUE], where)
+        _check_keys(entry, {"value", "source"}, where)
+        if not isinstance(entry.get("value"), bool):
+            raise TransitionsError(f"{where}.value must be true or false")
+        values[_QUEUE], sources[_QUEUE] = entry["value"], _source(entry, where)
+    try:
+        return ClockTransitions(**values), sources
+    except TransitionsError as error:
+        raise TransitionsError(f"{TRANSITIONS}: {error}") from None
+
+
+def read_transitions(path: Path) -> ClockTransitions:
+    """Read the table `[transitions]` of a TOML file that holds nothing else.
+
+    Raises:
+        TransitionsError: the file cannot be read, or is malformed; one line with file and key.
+    """
+    try:
+        document = tomllib.loads(read_text(path))
+        _check_keys(document, {TRANSITIONS}, "")
+        return transitions_of_table(document.get(TRANSITIONS))[0]
+    except OSError as error:
+        raise TransitionsError(f"{path}: {error.strerror or error}") from None
+    except TransitionsError as error:
+        raise TransitionsError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TransitionsError(f"{path}: not TOML: {error}") from None
+
+
+def _mapping(value: object, where: str) -> Mapping[str, Any]:
+    if value is None:
+        raise TransitionsError(f"the table {where} is missing")
+    if not isinstance(value, dict):
+        raise TransitionsError(f"{where} must be a table")
+    return cast("Mapping[str, Any]", value)
+
+
+def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    unknown = sorted(set(table) - known)
+    if unknown:
+        place = f"{where}.{unknown[0]}" if where else unknown[0]
+        raise TransitionsError(f"unknown key {place!a}; known: {', '.join(sorted(known))}")
+
+
+def _time_s(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TransitionsError(f"{where} must be a number of ms")
+    if not 0 <= value <= MAX_TRANSITION_S * 1e3:
+        raise TransitionsError(f"{where} must be from 0 to {MAX_TRANSITION_S * 1e3:g} ms")
+    return value / 1e3
+
+
+def _source(entry: Mapping[str, Any], where: str) -> str:
+    source = str(entry.get("source") or "").strip()
+    if not source:
+        raise TransitionsError(f"{where}.source must name the origin of the figure")
+    return source

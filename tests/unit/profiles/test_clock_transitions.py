@@ -1,0 +1,115 @@
+"""Times of clock changes: the shipped ones, a file of one's own, and malformed ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flyball_profiles.clock_transitions import (
+    ClockTransitions,
+    TransitionsError,
+    read_transitions,
+)
+from flyball_profiles.gpu_windows import GpuTableError, gpu_names, load_gpu_window
+
+OWN = """\
+[transitions]
+up_ms = { p5 = 3, p50 = 5, p95 = 6.5, source = "measured" }
+down_ms = { p5 = 2, p50 = 4, p95 = 5, source = "measured" }
+call_ms = { p50 = 1, p95 = 2, source = "measured" }
+queues_in_node = { value = false, source = "measured" }
+"""
+OWN_TIMES = ClockTransitions(
+    up_p5_s=0.003,
+    up_p50_s=0.005,
+    up_p95_s=0.0065,
+    down_p5_s=0.002,
+    down_p50_s=0.004,
+    down_p95_s=0.005,
+    call_p50_s=0.001,
+    call_p95_s=0.002,
+    queues_in_node=False,
+)
+
+
+def test_what_is_published_of_three_gpus_is_shipped_and_the_others_are_unknown() -> None:
+    shipped = {name: load_gpu_window(name).transitions for name in gpu_names()}
+    medians_ms = {
+        name: (round(times.up_p50_s * 1e3, 3), round(times.down_p50_s * 1e3, 3))
+        for name, times in shipped.items()
+        if times is not None
+    }
+    assert medians_ms == {"a100": (5.8, 4.1), "a40": (4.6, 3.6), "v100": (4.8, 4.8)}
+    a100 = load_gpu_window("a100")
+    assert a100.transitions is not None
+    assert a100.transitions.queues_in_node
+    assert "A800" in a100.sources["transitions.queues_in_node"]
+
+
+def test_a_file_of_ones_own_holds_the_table_alone(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN, encoding="utf-8")
+    assert read_transitions(path) == OWN_TIMES
+    path.write_text("".join(OWN.splitlines(keepends=True)[:3]), encoding="utf-8")
+    times = read_transitions(path)
+    assert (times.call_p50_s, times.queues_in_node, times.starts_settled) == (None, None, False)
+
+
+def test_one_exact_delay_is_every_percentile() -> None:
+    exact = ClockTransitions.exact(0.005)
+    assert (exact.exact_s, exact.up_p5_s, exact.down_p95_s) == (0.005, 0.005, 0.005)
+    assert exact.starts_settled
+    assert OWN_TIMES.exact_s is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("[transitions]", "[transitions", "not TOML: "),
+        ("[transitions]", "x = 1\n[transitions]", "unknown key 'x'; known: transitions"),
+        ("[transitions]", "[transition]", "unknown key 'transition'; known: transitions"),
+        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: call_ms, down_ms, "),
+        (OWN.splitlines()[2], "", "the table transitions.down_ms is missing"),
+        ('{ p5 = 2, p50 = 4, p95 = 5, source = "measured" }', "4", "transitions.down_ms must be a"),
+        ("p50 = 5, ", "", "transitions.up_ms.p50 must be a number of ms"),
+        ("p50 = 5", "p50 = true", "transitions.up_ms.p50 must be a number of ms"),
+        ("p50 = 5", "p50 = nan", "transitions.up_ms.p50 must be from 0 to 10000 ms"),
+        ("p50 = 5", "p50 = 1_000_000", "transitions.up_ms.p50 must be from 0 to 10000 ms"),
+        ("p50 = 5", "p50 = 7", "transitions: up_p95_s must be from up_p50_s to 10 s, not 0.0065"),
+        ("p50 = 5", "p50 = 5, p99 = 9", "unknown key 'transitions.up_ms.p99'; known: p5, "),
+        ("value = false", "value = 1", "transitions.queues_in_node.value must be true or false"),
+        ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
+    ],
+)
+def test_a_malformed_file_names_file_and_key(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    assert old in OWN
+    path = tmp_path / "own.toml"
+    path.write_text(OWN.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(TransitionsError) as raised:
+        read_transitions(path)
+    assert str(raised.value).startswith(f"{path}: {fault}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[3] / "profiles/flyball_profiles/gpus/a40.toml"
+    text = shipped.read_text(encoding="utf-8").replace("p50 = 4.6", "p50 = 0.46")
+    (tmp_path / "a40.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        GpuTableError, match=r"^a40\.toml: transitions: up_p50_s must be from up_p5"
+    ):
+        load_gpu_window("a40", folder=tmp_path)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TransitionsError, match=r"none\.toml: No such file or directory"):
+        read_transitions(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("delay_s", [-0.001, float("nan"), 11.0])
+def test_a_delay_that_no_gpu_has_is_refused(delay_s: float) -> None:
+    with pytest.raises(TransitionsError, match=r"^up_p5_s must be from 0 to 10 s, not "):
+        ClockTransitions.exact(delay_s)
