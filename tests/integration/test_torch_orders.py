@@ -19,7 +19,7 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.cli.pipeline_arguments import read_order
+from flyball_server.cli.order_files import read_order
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.planning.schedules.explicit import explicit_order

@@ -1,4 +1,4 @@
-"""`flyball profile`: measures a stage profile on one GPU, and converts profile files."""
+"""`flyball profile`: measures a stage profile on one GPU, and joins parts of profiles."""
 
 from __future__ import annotations
 
@@ -11,20 +11,12 @@ from pathlib import Path
 
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import (
-    add_force,
-    add_labels,
     add_output,
-    labels_of,
     write_new,
 )
 from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
-from flyball_client.profiling.profile_forms import (
-    joined_text,
-    merged_text,
-    same_ranks_text,
-    wide_text,
-)
 from flyball_client.profiling.run_action import configure_run, run
+from flyball_profiles.profile_forms import joined_text
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.closed_loop import ProbedPoint, ProfilingState, ProfilingStatus
 from flyball_wire.codec import encode
@@ -120,40 +112,6 @@ def _share(error: float, value: float) -> float:
     return error / value if value else math.inf
 
 
-def configure_convert(parser: argparse.ArgumentParser) -> None:
-    """Add the action's arguments."""
-    parser.add_argument("profile", type=Path, metavar="IN.csv", help="a profile, or a part of one")
-    parser.add_argument("output", type=Path, metavar="OUT.csv", help="write this file")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--wide", action="store_true", help="write all four rank columns")
-    form.add_argument("--merge", action="store_true", help="merge all ranks of a stage")
-    add_labels(parser)
-    add_force(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def convert(arguments: argparse.Namespace) -> int:
-    """Convert one file, and return the exit status.
-
-    Raises:
-        CommandError: It cannot be read or written.
-    """
-    labels = labels_of(arguments)
-    if labels and (arguments.wide or arguments.merge):
-        raise CommandError("a label makes a part of a profile; remove --wide and --merge")
-    file: Path = arguments.profile
-    try:
-        if arguments.merge:
-            text = merged_text(file)
-        elif arguments.wide:
-            text = wide_text(file)
-        else:
-            text = same_ranks_text(file, labels)
-    except ProfileError as error:
-        raise CommandError(str(error)) from None
-    return _give(text, arguments)
-
-
 def configure_join(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
     parser.add_argument(
@@ -200,7 +158,6 @@ _ACTIONS: dict[str, _Action] = {
         configure_blocking_power,
         blocking_power,
     ),
-    "convert": ("write a profile in another form", configure_convert, convert),
     "join": ("join parts that were measured separately into one profile", configure_join, join),
 }
 

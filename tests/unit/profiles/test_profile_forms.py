@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from flyball_client.profiling.profile_forms import (
+from flyball_profiles.examples import example_profile_path
+from flyball_profiles.profile_forms import (
     joined_text,
     merged_text,
     same_ranks_text,
     wide_text,
 )
-from flyball_profiles.examples import example_profile_path
 from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import parse_stage_profile, read_stage_profile
 

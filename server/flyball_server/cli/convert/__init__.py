@@ -1,0 +1,1 @@
+"""`flyball convert`: plans, orders and profiles in the file formats of other tools."""

@@ -1,0 +1,147 @@
+"""Flyball's plan files: read without their figures, written with figures predicted anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_plan_from_document,
+    is_data_parallel,
+    list_of,
+    mapping_of,
+    plan_document,
+    plan_from_document,
+    typed_of,
+)
+from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.schedules._base import Instruction, Schedule
+
+POLICY = "converted"
+_KERNELS = "kernels"
+
+
+def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
+    """Read a plan file.
+
+    Args:
+        document: its JSON.
+        dp_rank: pipeline to read of a plan of separate ones.
+
+    Raises:
+        PlanningError: it is no plan, or none that another format can hold.
+    """
+    plan: PlanPrediction
+    if is_data_parallel(document):
+        several = data_parallel_plan_from_document(document)
+        if dp_rank is None or dp_rank >= len(several.by_dp_rank):
+            raise PlanningError(
+                f"is of pipelines 0 to {len(several.by_dp_rank) - 1}; name one with --pipeline",
+                field="pipelines",
+            )
+        stages, plan = several.by_dp_rank[dp_rank].stages, several
+    else:
+        one = plan_from_document(document)
+        stages, plan = one.stages, one
+        if dp_rank is not None:
+            raise PlanningError("is of one pipeline; remove --pipeline", field="pipelines")
+    if plan.weight_versions is not None:
+        raise PlanningError(
+            f"{plan.schedule} never flushes, which no other format can hold", field="schedule"
+        )
+    schedule = Schedule(
+        name=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        virtual_stages=plan.virtual_stages,
+        stages=tuple(
+            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
+            for stage in stages
+        ),
+    )
+    return ForeignPlan(
+        schedule=schedule,
+        clocks_mhz=tuple(tuple(item.frequency_mhz for item in stage) for stage in stages),
+        kernels=_kernels_of(mapping_of(document, "plan").get(_KERNELS)),
+    )
+
+
+def document_of(
+    plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
+) -> dict[str, Any]:
+    """The plan file, its figures predicted on a profile; kernel schedules are kept beside.
+
+    Raises:
+        PlanningError: the profile lacks an instruction or a clock of the plan, or it has none.
+    """
+    frequency_plan = _predicted(plan, profile, blocking_power_w)[0]
+    kernels = {} if plan.kernels is None else {_KERNELS: plan.kernels}
+    return {**plan_document(frequency_plan, solve_s=0.0), **kernels}
+
+
+def model_of(
+    plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
+) -> tuple[PipelineModel, Assignment]:
+    """The plan's model on a profile, and its clocks as an assignment.
+
+    Raises:
+        PlanningError: as `document_of`.
+    """
+    return _predicted(plan, profile, blocking_power_w)[1:]
+
+
+def _predicted(
+    plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
+) -> tuple[FrequencyPlan, PipelineModel, Assignment]:
+    order = plan.order
+    unpredicted = FrequencyPlan(
+        policy=POLICY,
+        reconfigure="default",
+        schedule=plan.schedule.name,
+        target="",
+        num_microbatches=plan.schedule.num_microbatches,
+        blocking_power_w=blocking_power_w,
+        iteration_time_s=1.0,
+        energy_j=1.0,
+        baseline_iteration_time_s=1.0,
+        baseline_energy_j=1.0,
+        lower_bound_j=None,
+        virtual_stages=order.virtual_stages,
+        stages=tuple(
+            tuple(
+                PlannedInstruction(item.kind, item.microbatch, clock_mhz, item.chunk)
+                for item, clock_mhz in zip(instructions, clocks, strict=True)
+            )
+            for instructions, clocks in zip(order.stages, plan.clocks, strict=True)
+        ),
+    )
+    model, assignment = model_of_plan(profile, unpredicted)
+    own, baseline = simulate(model, assignment), simulate(model, model.baseline())
+    predicted = replace(
+        unpredicted,
+        target=f"deadline:{own.iteration_time_s!r}",
+        blocking_power_w=model.blocking_power_w,
+        iteration_time_s=own.iteration_time_s,
+        energy_j=own.energy_j,
+        baseline_iteration_time_s=baseline.iteration_time_s,
+        baseline_energy_j=baseline.energy_j,
+    )
+    return predicted, model, assignment
+
+
+def _kernels_of(value: object) -> KernelSchedules | None:
+    if value is None:
+        return None
+    return tuple(
+        tuple(
+            tuple(str(typed_of(knob, str, "text", _KERNELS)) for knob in list_of(knobs, _KERNELS))
+            for knobs in list_of(of_stage, _KERNELS)
+        )
+        for of_stage in list_of(value, _KERNELS)
+    )
