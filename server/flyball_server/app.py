@@ -39,6 +39,7 @@ from flyball_server.http.routes import (
 )
 from flyball_server.http.routes.dashboard import dashboard_files
 from flyball_server.http.timeline_answers import TimelineAnswers
+from flyball_server.http.zeus import routes as zeus_routes
 from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.reconcile import all_reconcilers
@@ -147,6 +148,8 @@ def create_app(
     app = _bare_app()
     app.state.planner = state
     app.router.routes.extend(api_routes())
+    if chosen.zeus_clients:
+        app.router.routes.extend(zeus_routes.ROUTER.routes)
     add_problem_handlers(app)
     _add_middleware(app, state)
     return app

@@ -11,6 +11,8 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from flyball_server.http.middleware.host_check import host_problem
+from flyball_server.http.zeus.job_metadata import read_metadata
+from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
 from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_problem
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
@@ -71,6 +73,9 @@ class Settings(BaseSettings):
         step_retention_s: time for which measurements of single ranks are kept, s; 0: for ever.
         metrics_jobs: number of jobs with metrics of their own; the others share one label.
         metrics_open: /metrics needs no token.
+        zeus_clients: serve the calls of Zeus's `PipelineFrequencyOptimizer`.
+        zeus_defaults: name and options of jobs that Zeus's clients register, in the form of their
+            `job_metadata`.
 
     Raises:
         pydantic.ValidationError: a value is invalid.
@@ -108,6 +113,8 @@ class Settings(BaseSettings):
     step_retention_s: _Seconds = LifeTimes.step_retention_s
     metrics_jobs: int = Field(default=20, ge=0, le=1000)
     metrics_open: bool = False
+    zeus_clients: bool = False
+    zeus_defaults: str | None = None
 
     @property
     def life(self) -> LifeTimes:
@@ -168,6 +175,15 @@ class Settings(BaseSettings):
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("zeus_defaults")
+    @classmethod
+    def _check_zeus_defaults(cls, text: str | None) -> str | None:
+        try:
+            read_metadata(text)
+        except InvalidFieldError as error:
+            raise ValueError(error.problem) from None
+        return text
 
     @field_validator("planning_executor")
     @classmethod

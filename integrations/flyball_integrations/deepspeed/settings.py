@@ -16,7 +16,7 @@ SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-_JOB_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_JOB_ID = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,9 @@ _RECONFIGURATIONS = {str(name): str(name) for name in Reconfigure}
 _GPUS = {name: name for name in gpu_names()}
 
 SETTINGS = (
-    Setting("job_id", "FLYBALL_JOB_ID", "1 to 128 of letters, digits, '.', '_' and '-'", _job_id),
+    Setting(
+        "job_id", "FLYBALL_JOB_ID", "1 to 128 of letters, digits, '.', '_', '+' and '-'", _job_id
+    ),
     Setting("planner_url", "FLYBALL_PLANNER_URL", "like http://HOST:PORT", _text),
     _choice("policy", "FLYBALL_POLICY", Policy, EnvPipeName("type", _POLICIES, "ENVPIPE_TYPE")),
     _choice(

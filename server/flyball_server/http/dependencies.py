@@ -36,6 +36,7 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.versions.common_version import CommonPart, hold_common_version
 from flyball_server.jobs.versions.plan_versions import (
     HeldVersion,
     acknowledge_together,
@@ -59,6 +60,7 @@ class RankCalls:
         versions: requests for the first steps of a job's versions.
         acknowledgements: acknowledged versions.
         measurements: posted measurements.
+        common_versions: requests of ranks that fetch one plan; None: there is none yet.
     """
 
     def __init__(self, services: JobServices) -> None:
@@ -77,6 +79,9 @@ class RankCalls:
         )
         self.measurements: RequestBatcher[RankPost, Accepted] = RequestBatcher(
             functools.partial(store_together, services)
+        )
+        self.common_versions: RequestBatcher[int, CommonPart | None] = RequestBatcher(
+            functools.partial(hold_common_version, services)
         )
 
 
@@ -141,7 +146,7 @@ async def granted_wait_s(
     """
     granted_s = min(wait_s, state.settings.max_wait_s)
     if granted_s > 0:
-        _check_waiting(state.waiters.num_waiting, state.settings.max_waiting)
+        check_waiting(state)
     return granted_s
 
 
@@ -166,10 +171,19 @@ async def granted_stream_s(
     """
     granted_s = min(math.inf if wait_s is None else wait_s, state.settings.max_wait_s)
     if granted_s > 0:
-        _check_waiting(state.waiters.num_waiting, state.settings.max_waiting)
+        check_waiting(state)
     else:
         _check_waiting(state.waiters.num_at_once, MAX_SNAPSHOTS)
     return granted_s
+
+
+def check_waiting(state: PlannerState) -> None:
+    """Check that another call may wait.
+
+    Raises:
+        TooManyWaitingError: the limit of waiting calls is reached.
+    """
+    _check_waiting(state.waiters.num_waiting, state.settings.max_waiting)
 
 
 def _check_waiting(num_waiting: int, limit: int) -> None:
@@ -195,7 +209,7 @@ AfterStep = Annotated[
 ]
 WaitS = Annotated[float, Depends(granted_wait_s)]
 StreamS = Annotated[float, Depends(granted_stream_s)]
-_NAME_RULE = "Name of the job: 1 to 128 of A-Z a-z 0-9 . _ -, no dot first"
+_NAME_RULE = "Name of the job: 1 to 128 of A-Z a-z 0-9 . _ + -, no dot or plus first"
 JobId = Annotated[
     str,
     Path(

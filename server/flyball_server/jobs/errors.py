@@ -12,6 +12,7 @@ JobsError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
+│   ├── UnplannedJobError
 │   ├── UndrawablePlanError
 │   ├── TimelineTooLongError
 │   ├── NoOperatorsTokenError
@@ -97,6 +98,10 @@ class MissingProfileError(WrongStateError):
 
 class MissingPlanError(WrongStateError):
     """Job {job_id} has no plan yet; put a profile first."""
+
+
+class UnplannedJobError(WrongStateError):
+    """Job {job_id} cannot be planned: {problem}."""
 
 
 class UnrecordedRunsError(WrongStateError):

@@ -30,10 +30,10 @@ from flyball_wire.messages import (
 )
 
 # No leading dot: `..` in an address leads elsewhere.
-JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$"
+JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
 # Earlier runs of a job are kept under its name with a number suffix, which cannot be registered.
 RUN_SIGN = "@"
-ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}(@[0-9]{1,9})?$"
+ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}(@[0-9]{1,9})?$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
@@ -146,7 +146,7 @@ class JobRecord(Record):
     def __post_init__(self) -> None:
         if not re.fullmatch(ANY_JOB_ID_PATTERN, self.job_id):
             raise InvalidFieldError(
-                "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ -, no dot first"
+                "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ + -, no dot or plus first"
             )
         for spec in {self.registered, self.spec}:
             check_spec_bounds(spec)

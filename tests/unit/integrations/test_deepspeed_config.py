@@ -280,7 +280,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         ),
         (
             {"flyball": {"job_id": "a b"}},
-            "flyball.job_id must be 1 to 128 of letters, digits, '.', '_' and '-', not 'a b'",
+            "flyball.job_id must be 1 to 128 of letters, digits, '.', '_', '+' and '-', not 'a b'",
         ),
         (
             {"flyball": {"planner_url": 7787}},

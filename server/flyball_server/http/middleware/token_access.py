@@ -5,6 +5,7 @@ Calls that need none are answered to the planner's own hosts only.
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, cast
 
 import anyio
@@ -23,6 +24,7 @@ from flyball_server.http.edge_errors import (
 )
 from flyball_server.http.middleware.host_check import AllowedHosts
 from flyball_server.http.problem_handlers import problem_response
+from flyball_server.http.zeus.messages import REGISTER_JOB, is_zeus_path, job_of
 from flyball_server.jobs.auth.access import ANYBODY, Access, TokenGate
 from flyball_server.jobs.errors import StoreError
 from flyball_wire import routes
@@ -152,9 +154,16 @@ def _check(scope: Scope, access: Access) -> None:
     path = _route_path(scope)
     if path in _ABOUT_OWN_JOBS and scope["method"] == "GET":
         return  # the route answers with the permitted jobs
-    named = path.removeprefix(_JOB_PREFIX).partition("/")[0] if path.startswith(_JOB_PREFIX) else ""
-    if not access.opens(named):
+    if path == REGISTER_JOB:
+        return  # the body names the job, and the route checks it
+    if not access.opens(_job_of(path)):
         raise AccessError(job_id=access.job_id)
+
+
+def _job_of(path: str) -> str:
+    if path.startswith(_JOB_PREFIX):
+        return path.removeprefix(_JOB_PREFIX).partition("/")[0]
+    return job_of(path)
 
 
 def _check_site(scope: Scope) -> None:
@@ -177,7 +186,20 @@ def _given_token(scope: Scope) -> str | None:
     if given is None:
         scheme, _, rest = headers.get(b"authorization", b"").partition(b" ")
         given = rest.strip() if scheme.lower() == b"bearer" else b""
+        if scheme.lower() == b"basic" and is_zeus_path(_route_path(scope)):
+            given = _password(rest)
     return given.decode("latin-1") or None
+
+
+def _password(credentials: bytes) -> bytes:
+    """Return the password of Basic credentials: Zeus's client sends those of its server's URL.
+
+    Browsers repeat Basic credentials by themselves, so that no other call takes them.
+    """
+    try:
+        return base64.b64decode(credentials.strip(), validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _route_path(scope: Scope) -> str:

@@ -161,7 +161,9 @@ def create_token(
         NoOperatorsTokenError: the token is for a job, and no operator's token exists.
     """
     if job_id is not None and re.fullmatch(JOB_ID_PATTERN, job_id) is None:
-        raise InvalidFieldError("job_id", "must be 1 to 128 of A-Z a-z 0-9 . _ -, no dot first")
+        raise InvalidFieldError(
+            "job_id", "must be 1 to 128 of A-Z a-z 0-9 . _ + -, no dot or plus first"
+        )
     token_id = secrets.token_hex(_ID_BYTES)
     token = f"{_PREFIX}_{token_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     record = TokenRecord(

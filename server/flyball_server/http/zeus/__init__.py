@@ -1,0 +1,1 @@
+"""Zeus's protocol: the calls of an unmodified `PipelineFrequencyOptimizer`."""
