@@ -15,13 +15,9 @@ A TOML table `[transitions]`, in a file of the GPU table or in a file of its own
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self, cast
-
-from flyball_profiles.limited_file import read_text
 
 MAX_TRANSITION_S = 10.0
 """Longest time of a clock change, s; beyond it is another unit."""
@@ -118,14 +114,14 @@ def _check_rising(names: list[str], transitions: ClockTransitions) -> None:
 
 
 def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str]]:
-    """Return the times in a table `[transitions]`, and the source of each figure, as `up_ms`.
+    """Return the times in a TOML table `[transitions]`, and the source of each figure, as `up_ms`.
 
     Raises:
         TransitionsError: the table is malformed; the text begins with the key.
     """
     keys = {*_PERCENTILES, _QUEUE}
     figures = _mapping(table, TRANSITIONS)
-    _check_keys(figures, keys, TRANSITIONS)
+    check_keys(figures, keys, TRANSITIONS)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for figure, percentiles in _PERCENTILES.items():
@@ -133,7 +129,7 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
         if figure not in figures and figure == _CALL:
             continue
         entry = _mapping(figures.get(figure), where)
-        _check_keys(entry, {*percentiles, "source"}, where)
+        check_keys(entry, {*percentiles, "source"}, where)
         for percentile in percentiles:
             name = f"{figure.removesuffix('_ms')}_{percentile}_s"
             values[name] = _time_s(entry.get(percentile), f"{where}.{percentile}")
@@ -141,7 +137,7 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
     if _QUEUE in figures:
         where = f"{TRANSITIONS}.{_QUEUE}"
         entry = _mapping(figures[_QUEUE], where)
-        _check_keys(entry, {"value", "source"}, where)
+        check_keys(entry, {"value", "source"}, where)
         if not isinstance(entry.get("value"), bool):
             raise TransitionsError(f"{where}.value must be true or false")
         values[_QUEUE], sources[_QUEUE] = entry["value"], _source(entry, where)
@@ -149,24 +145,6 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
         return ClockTransitions(**values), sources
     except TransitionsError as error:
         raise TransitionsError(f"{TRANSITIONS}: {error}") from None
-
-
-def read_transitions(path: Path) -> ClockTransitions:
-    """Read the table `[transitions]` of a TOML file that holds nothing else.
-
-    Raises:
-        TransitionsError: the file cannot be read, or is malformed; one line with file and key.
-    """
-    try:
-        document = tomllib.loads(read_text(path))
-        _check_keys(document, {TRANSITIONS}, "")
-        return transitions_of_table(document.get(TRANSITIONS))[0]
-    except OSError as error:
-        raise TransitionsError(f"{path}: {error.strerror or error}") from None
-    except TransitionsError as error:
-        raise TransitionsError(f"{path}: {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise TransitionsError(f"{path}: not TOML: {error}") from None
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:
@@ -177,7 +155,12 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
+def check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Check that a table has no other keys.
+
+    Raises:
+        TransitionsError: it has; the text names the first.
+    """
     unknown = sorted(set(table) - known)
     if unknown:
         place = f"{where}.{unknown[0]}" if where else unknown[0]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -19,8 +20,10 @@ from flyball_profiles.clock_transitions import (
     TRANSITIONS,
     ClockTransitions,
     TransitionsError,
+    check_keys,
     transitions_of_table,
 )
+from flyball_profiles.limited_file import read_text
 
 _SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"
@@ -122,6 +125,24 @@ def load_gpu_window(name: str, *, folder: Traversable | None = None) -> GpuWindo
         raise GpuTableError(f"{file}: not TOML: {error}") from None
     except (GpuTableError, TransitionsError) as error:
         raise GpuTableError(f"{file}: {error}") from None
+
+
+def read_transitions(path: Path) -> ClockTransitions:
+    """Read times of clock changes: a TOML file with the table `[transitions]` and nothing else.
+
+    Raises:
+        TransitionsError: the file cannot be read, or is malformed; one line with file and key.
+    """
+    try:
+        document = tomllib.loads(read_text(path))
+        check_keys(document, {TRANSITIONS}, "")
+        return transitions_of_table(document.get(TRANSITIONS))[0]
+    except OSError as error:
+        raise TransitionsError(f"{path}: {error.strerror or error}") from None
+    except TransitionsError as error:
+        raise TransitionsError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TransitionsError(f"{path}: not TOML: {error}") from None
 
 
 def window_clocks_mhz(window: GpuWindow, supported_clocks_mhz: Iterable[int]) -> tuple[int, ...]:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from flyball_profiles.clock_transitions import (
-    ClockTransitions,
-    TransitionsError,
+from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
+from flyball_profiles.gpu_windows import (
+    GpuTableError,
+    gpu_names,
+    load_gpu_window,
     read_transitions,
 )
-from flyball_profiles.gpu_windows import GpuTableError, gpu_names, load_gpu_window
 
 OWN = """\
 [transitions]

@@ -249,7 +249,8 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
     """Pipelines side by side as one model: the one's stages and nodes after the other's.
 
     Args:
-        models: at least one; all run the same schedule with as many microbatches.
+        models: at least one; all run the same schedule with as many microbatches, and change
+            clocks as fast.
     """
     return PipelineModel(
         schedule=Schedule(
@@ -264,6 +265,7 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
         points=_chained(model.points for model in models),
         blocking_power_w=_chained(model.blocking_power_w for model in models),
         num_ranks=_chained(model.num_ranks for model in models),
+        transitions=models[0].transitions,
     )
 
 

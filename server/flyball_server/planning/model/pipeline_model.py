@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import (
     InstructionKind,
     OperatingPoint,
@@ -12,6 +14,10 @@ from flyball_profiles.stage_profile import (
     StageProfile,
 )
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.clocked_instructions import (
+    ClockedInstructions,
+    clocked_instructions,
+)
 from flyball_server.planning.model.dag import DependencyDag, build_dag
 from flyball_server.planning.schedules._base import Schedule
 
@@ -37,6 +43,7 @@ class PipelineModel:
             steady-state period, of all of them.
         blocking_power_w: per stage, W of one of its GPUs while it waits.
         num_ranks: per stage, the number of ranks whose energy the points hold.
+        transitions: times of clock changes; None: they take none.
     """
 
     schedule: Schedule
@@ -44,6 +51,16 @@ class PipelineModel:
     points: tuple[tuple[OperatingPoint, ...], ...]
     blocking_power_w: tuple[float, ...]
     num_ranks: tuple[int, ...]
+    transitions: ClockTransitions | None = None
+
+    @functools.cached_property
+    def clocked(self) -> ClockedInstructions:
+        """The instructions with their time and energy at every clock of their stage."""
+        return clocked_instructions(self.schedule, self.dag, self.points)
+
+    def without_transitions(self) -> PipelineModel:
+        """Return the pipeline as if clock changes took no time."""
+        return replace(self, transitions=None) if self.transitions else self
 
     @property
     def stage_blocking_power_w(self) -> tuple[float, ...]:

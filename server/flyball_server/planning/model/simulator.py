@@ -2,7 +2,8 @@
 
 Every instruction starts as soon as its predecessors have finished. Iteration energy is the sum
 over instructions of `E(f) - r_s P_s t(f)`, plus `T` times the sum over stages of `r_s P_s`:
-busy energy, and the blocking power over whatever of T is not busy.
+busy energy, and the blocking power over whatever of T is not busy. Where clock changes take time,
+t and E of an instruction depend on the clocks before it (`transitions.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.schedules._base import peak_activations
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
@@ -25,6 +27,7 @@ class Simulation:
 
     Attributes:
         start_s, finish_s: per node of the DAG, s from the iteration's begin.
+        busy_s, busy_j: per node, its duration in s and its energy without waiting in J.
         wait_s: per node, how long its stage was idle before it, s.
         float_s: per node, possible delay of its end without a longer iteration, s.
         critical_path: nodes of one longest path, in the order of time.
@@ -36,6 +39,8 @@ class Simulation:
 
     start_s: tuple[float, ...]
     finish_s: tuple[float, ...]
+    busy_s: tuple[float, ...]
+    busy_j: tuple[float, ...]
     wait_s: tuple[float, ...]
     float_s: tuple[float, ...]
     critical_path: tuple[int, ...]
@@ -48,7 +53,7 @@ class Simulation:
 def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     """Run one iteration of `assignment` on paper."""
     dag = model.dag
-    durations_s = model.durations_s(assignment)
+    durations_s, energies_j = busy_times_and_energies(model, assignment)
     finish_s = earliest_finish_s(dag, durations_s)
     # Not finish less duration: its rounding would show as a wait below zero.
     start_s = [
@@ -60,6 +65,8 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     return Simulation(
         start_s=tuple(start_s),
         finish_s=tuple(finish_s),
+        busy_s=tuple(durations_s),
+        busy_j=tuple(energies_j),
         wait_s=tuple(
             start - (finish_s[before] if before != NONE else 0.0)
             for start, before in zip(start_s, dag.order_predecessor, strict=True)
@@ -69,7 +76,7 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         ),
         critical_path=tuple(critical_path(dag, durations_s, finish_s)),
         iteration_time_s=iteration_time_s,
-        energy_j=iteration_energy_j(model, assignment, iteration_time_s),
+        energy_j=_energy_j(model, durations_s, energies_j, iteration_time_s),
         bubble_fraction=1 - sum(durations_s) / (model.schedule.num_stages * iteration_time_s),
         peak_activations=peak_activations(model.schedule),
     )
@@ -77,19 +84,51 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
 
 def time_and_energy(model: PipelineModel, assignment: Sequence[int]) -> tuple[float, float]:
     """Iteration time, s, and energy, J, as `simulate` has them, without the rest of it."""
-    iteration_time_s = max(earliest_finish_s(model.dag, model.durations_s(assignment)))
-    return iteration_time_s, iteration_energy_j(model, assignment, iteration_time_s)
+    durations_s, energies_j = busy_times_and_energies(model, assignment)
+    iteration_time_s = max(earliest_finish_s(model.dag, durations_s))
+    return iteration_time_s, _energy_j(model, durations_s, energies_j, iteration_time_s)
 
 
 def iteration_energy_j(
     model: PipelineModel, assignment: Sequence[int], iteration_time_s: float
 ) -> float:
     """Energy of one iteration that takes `iteration_time_s`, J (formula above)."""
+    busy = busy_times_and_energies(model, assignment, least_period_s=iteration_time_s)
+    return _energy_j(model, *busy, iteration_time_s)
+
+
+def busy_times_and_energies(
+    model: PipelineModel, assignment: Sequence[int], *, least_period_s: float = 0.0
+) -> tuple[list[float], list[float]]:
+    """Per node, its duration in s and its energy without waiting in J.
+
+    Args:
+        model: the pipeline.
+        assignment: per node, an index into its operating points.
+        least_period_s: the next iteration begins no sooner after this one's begin, s.
+    """
+    if model.transitions is None:
+        chosen = [points[choice] for points, choice in zip(model.points, assignment, strict=True)]
+        return [point.time_s for point in chosen], [point.energy_j for point in chosen]
+    clocked = model.clocked
+    run = TransitionSimulator(model).run(clocked.clocks(assignment), least_period_s=least_period_s)
+    durations_s, energies_j = [0.0] * model.dag.num_nodes, [0.0] * model.dag.num_nodes
+    for node, duration_s, energy_j in zip(clocked.node, run.duration_s, run.energy_j, strict=True):
+        durations_s[node] += duration_s
+        energies_j[node] += energy_j
+    return durations_s, energies_j
+
+
+def _energy_j(
+    model: PipelineModel,
+    durations_s: Sequence[float],
+    energies_j: Sequence[float],
+    iteration_time_s: float,
+) -> float:
     power_w = model.stage_blocking_power_w
     busy_j = 0.0
-    for stage, points, choice in zip(model.dag.stage, model.points, assignment, strict=True):
-        point = points[choice]
-        busy_j += point.energy_j - power_w[stage] * point.time_s
+    for stage, duration_s, energy_j in zip(model.dag.stage, durations_s, energies_j, strict=True):
+        busy_j += energy_j - power_w[stage] * duration_s
     return busy_j + iteration_time_s * sum(power_w)
 
 

@@ -1,0 +1,135 @@
+"""A pipeline's instructions one by one, with their time and energy at every clock of their stage.
+
+A plan's point of an instruction is at the plan's clock. Where a clock changes late, part of the
+instruction runs at the clock before, which may be any clock of its stage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flyball_profiles.stage_profile import OperatingPoint
+from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.schedules._base import Schedule
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClockedInstructions:
+    """The instructions of an iteration in the order in which they run, and their clocks.
+
+    They are numbered as the DAG's nodes are. Where a node stands for all microbatches of a
+    steady-state period, each of these is an instruction of its own, stage after stage.
+
+    Attributes:
+        node: per instruction, its node in the DAG.
+        stage: per instruction, its stage.
+        order_predecessor: per instruction, the one before it on its stage, or NONE.
+        data_predecessor: per instruction, the one that makes its input, or NONE.
+        topological_order: all instructions, each after its predecessors.
+        first, last: per stage, its first and its last instruction.
+        clocks_mhz: per stage, its clocks in MHz, falling; a clock is an index into these.
+        group: per instruction, an index into the three attributes below.
+        clock_of_choice: per group and operating point, its clock.
+        times_s, energies_j: per group and clock, time in s and energy in J; of a clock that the
+            profile lacks, those of the next higher one, else of the highest, as `EmulatedGpu`
+            and policy `constant` have it.
+    """
+
+    node: Sequence[int]
+    stage: Sequence[int]
+    order_predecessor: Sequence[int]
+    data_predecessor: Sequence[int]
+    topological_order: Sequence[int]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+    clocks_mhz: tuple[tuple[int, ...], ...]
+    group: Sequence[int]
+    clock_of_choice: tuple[tuple[int, ...], ...]
+    times_s: tuple[tuple[float, ...], ...]
+    energies_j: tuple[tuple[float, ...], ...]
+
+    @property
+    def num_instructions(self) -> int:
+        """Number of instructions of an iteration."""
+        return len(self.node)
+
+    def clocks(self, assignment: Sequence[int]) -> list[int]:
+        """Return each instruction's clock in a plan.
+
+        Args:
+            assignment: per node, an index into its operating points.
+        """
+        of_choice, group = self.clock_of_choice, self.group
+        return [of_choice[group[i]][assignment[node]] for i, node in enumerate(self.node)]
+
+
+def clocked_instructions(
+    schedule: Schedule, dag: DependencyDag, points: Sequence[tuple[OperatingPoint, ...]]
+) -> ClockedInstructions:
+    """Return the instructions of a pipeline.
+
+    Args:
+        schedule: order that the DAG is of.
+        dag: DAG of the order.
+        points: per node, its operating points.
+    """
+    keys = list(zip(dag.stage, map(id, points), strict=True))
+    points_of = dict(zip(keys, points, strict=True))
+    of_stages: list[set[int]] = [set() for _ in schedule.stages]
+    for (stage, _), of_group in points_of.items():
+        of_stages[stage].update(point.frequency_mhz for point in of_group)
+    clocks_mhz = tuple(tuple(sorted(of_stage, reverse=True)) for of_stage in of_stages)
+    number = {key: index for index, key in enumerate(points_of)}
+    share = 1 / schedule.num_microbatches if schedule.is_periodic else 1
+    held = [
+        [_held(of_group, clock_mhz) for clock_mhz in clocks_mhz[stage]]
+        for (stage, _), of_group in points_of.items()
+    ]
+    nodes = _period(schedule, dag) if schedule.is_periodic else list(range(dag.num_nodes))
+    stage_of = [dag.stage[node] for node in nodes]
+    numbered = list(enumerate(stage_of))
+    last = {stage: instruction for instruction, stage in numbered}
+    first = {stage: instruction for instruction, stage in reversed(numbered)}
+    return ClockedInstructions(
+        node=nodes,
+        stage=stage_of,
+        order_predecessor=(_chains(stage_of) if schedule.is_periodic else dag.order_predecessor),
+        data_predecessor=([NONE] * len(nodes) if schedule.is_periodic else dag.data_predecessor),
+        topological_order=(range(len(nodes)) if schedule.is_periodic else dag.topological_order),
+        first=tuple(map(first.__getitem__, range(schedule.num_stages))),
+        last=tuple(map(last.__getitem__, range(schedule.num_stages))),
+        clocks_mhz=clocks_mhz,
+        group=[number[keys[node]] for node in nodes],
+        clock_of_choice=tuple(
+            tuple(clocks_mhz[stage].index(point.frequency_mhz) for point in of_group)
+            for (stage, _), of_group in points_of.items()
+        ),
+        times_s=tuple(tuple(share * point.time_s for point in of_group) for of_group in held),
+        energies_j=tuple(tuple(share * point.energy_j for point in of_group) for of_group in held),
+    )
+
+
+def _held(points: tuple[OperatingPoint, ...], clock_mhz: int) -> OperatingPoint:
+    """Return the lowest point of at least this clock, else the highest."""
+    return points[max(0, sum(point.frequency_mhz >= clock_mhz for point in points) - 1)]
+
+
+def _period(schedule: Schedule, dag: DependencyDag) -> list[int]:
+    """Return the node of each instruction of a steady-state period, stage after stage."""
+    node_of = {
+        (stage, instruction): node
+        for node, (stage, instruction) in enumerate(zip(dag.stage, dag.instruction, strict=True))
+    }
+    return [
+        node_of[stage, schedule.node_of(instruction)]
+        for stage, instructions in enumerate(schedule.stages)
+        for instruction in instructions
+    ]
+
+
+def _chains(stage_of: Sequence[int]) -> list[int]:
+    return [
+        instruction - 1 if instruction and stage_of[instruction - 1] == stage else NONE
+        for instruction, stage in enumerate(stage_of)
+    ]
