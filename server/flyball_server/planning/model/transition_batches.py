@@ -1,0 +1,465 @@
+"""Iterations of many plans at once whose clocks change late, in numpy.
+
+As `transitions.py` runs one plan, instruction by instruction, this runs many, level by level of
+the DAG: all instructions of a level are on different stages and wait for none of each other. With
+exact delays both give the same times.
+
+A plan must also hold where each delay is anything between a least and a longest one. Its latest
+end is bounded in one pass over intervals. Of each stage there is the interval in which the
+instruction before ends, p, and for each change on its way the interval of its effect after p. An
+instruction that begins at s ends later the later it begins and the slower its clocks are. So
+
+- where it begins at p itself, it ends by the latest p plus its duration with each change as it
+  is slowest: up at its latest, down at its earliest after p;
+- where it waits for its input until S, by the latest S plus its duration with each change as it
+  is slowest while p is anything up to S.
+
+Where several clocks may be in force at a moment, the slowest of them counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.transitions import NUM_ITERATIONS
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int64]
+
+# Share of an instruction that is a rounding error.
+_NOTHING_LEFT = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun:
+    """One iteration of each plan, per instruction of `ClockedInstructions`.
+
+    Attributes:
+        start_s, duration_s: s; shape (num_plans, num_instructions).
+        energy_j: energy without waiting in J; shape (num_plans, num_instructions).
+        iteration_time_s: end of the last instruction in s; shape (num_plans,).
+        total_energy_j: energy of an iteration in J; shape (num_plans,).
+    """
+
+    start_s: FloatArray
+    duration_s: FloatArray
+    energy_j: FloatArray
+    iteration_time_s: FloatArray
+    total_energy_j: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Level:
+    """Instructions that wait for none of each other.
+
+    Attributes:
+        rows: their places in the order of levels.
+        stage: per instruction, its stage.
+        before, source: rows of its predecessors, or the row after the last.
+        table: index of its time and energy at its stage's highest clock; shape (num, 1).
+        is_first: whether it is the first of its stage; shape (num, 1).
+    """
+
+    rows: slice
+    stage: IndexArray
+    before: IndexArray
+    source: IndexArray
+    table: IndexArray
+    is_first: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Clocks:
+    """Clocks of some stages, and the changes on their way, in the order of their requests.
+
+    There is room for as many changes as can be on their way at once. One that took effect long
+    ago, or none, is one that took effect before everything else.
+
+    Attributes:
+        base: clock before all these changes; shape (num_stages, num_plans).
+        clocks: clock of each change; the last one's was requested last; shape
+            (num_changes, num_stages, num_plans).
+        effects_s: its time of effect, or the bounds of that; shape
+            (num_bounds, num_changes, num_stages, num_plans).
+    """
+
+    base: IndexArray
+    clocks: IndexArray
+    effects_s: FloatArray
+
+    @classmethod
+    def settled(cls, clock: IndexArray, num_changes: int, num_bounds: int) -> _Clocks:
+        """Return stages at these clocks, with no change on its way."""
+        clocks = np.repeat(clock[None], num_changes, axis=0)
+        effects_s = np.full((num_bounds, *clocks.shape), -np.inf)
+        return cls(base=clock.copy(), clocks=clocks, effects_s=effects_s)
+
+    def of(self, stage: IndexArray) -> _Clocks:
+        """Return a copy of these stages' part."""
+        return _Clocks(
+            base=self.base[stage],
+            clocks=self.clocks[:, stage],
+            effects_s=self.effects_s[:, :, stage],
+        )
+
+    def put(self, stage: IndexArray, clocks: _Clocks) -> None:
+        """Replace these stages' part."""
+        self.base[stage] = clocks.base
+        self.clocks[:, stage] = clocks.clocks
+        self.effects_s[:, :, stage] = clocks.effects_s
+
+    def request(self, clock: IndexArray, effect_s: FloatArray) -> None:
+        """Add a change where another clock was requested last.
+
+        Args:
+            clock: shape (num_stages, num_plans).
+            effect_s: shape (num_bounds, num_stages, num_plans).
+        """
+        is_new = clock != self.clocks[-1]
+        np.copyto(self.base, self.clocks[0], where=is_new)
+        for one, later in pairwise(self.clocks):
+            np.copyto(one, later, where=is_new)
+        self.clocks[-1] = clock
+        for effects_s, newest_s in zip(self.effects_s, effect_s, strict=True):
+            for one_s, later_s in pairwise(effects_s):
+                np.copyto(one_s, later_s, where=is_new)
+            np.copyto(effects_s[-1], newest_s, where=is_new)
+
+
+class TransitionBatch:
+    """Iterations of many plans of one pipeline under late clock changes.
+
+    Args:
+        model: the pipeline.
+        transitions: times of clock changes; None: the model's own.
+    """
+
+    def __init__(self, model: PipelineModel, transitions: ClockTransitions | None = None) -> None:
+        self._transitions = transitions or model.transitions or ClockTransitions.exact(0.0)
+        self._clocked = clocked = model.clocked
+        in_levels, self._levels = _levels(clocked)
+        self._row_of = np.empty_like(in_levels)
+        self._row_of[in_levels] = np.arange(len(in_levels))
+        self._first = self._row_of[list(clocked.first)]
+        self._last = self._row_of[list(clocked.last)]
+        self._node = np.array(clocked.node)[in_levels]
+        self._times_s = np.concatenate([np.array(times_s) for times_s in clocked.times_s])
+        self._energies_j = np.concatenate([np.array(of_group) for of_group in clocked.energies_j])
+        self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
+        first_choice = np.cumsum([0, *map(len, clocked.clock_of_choice)])
+        self._first_choice = first_choice[np.array(clocked.group)[in_levels], None]
+        power_w = np.array(model.stage_blocking_power_w)
+        self._power_w = power_w[np.array(clocked.stage)[in_levels], None]
+        self._waiting_power_w = float(power_w.sum())
+        self._num_on_their_way: dict[float, int] = {}
+
+    def run(
+        self,
+        choices: IndexArray,
+        *,
+        up_s: FloatArray | float | None = None,
+        down_s: FloatArray | float | None = None,
+    ) -> BatchRun:
+        """Return an iteration of each plan with exact delays, as `TransitionSimulator.run` does.
+
+        Args:
+            choices: per plan and node, an index into its operating points; shape
+                (num_plans, num_nodes).
+            up_s: delay of changes to a higher clock in s, one for all or one per plan; None: the
+                median.
+            down_s: likewise of changes to a lower clock.
+        """
+        times, clocks = self._transitions, self._clocks(choices)
+        delays_s = (
+            np.asarray(times.up_p50_s if up_s is None else up_s),
+            np.asarray(times.down_p50_s if down_s is None else down_s),
+        )
+        max_delay_s = np.maximum(*delays_s)
+        num_changes = self._num_changes(float(max_delay_s.max()))
+        at = _Clocks.settled(clocks[self._first], num_changes, num_bounds=1)
+        run = _Windows(clocks.shape)
+        self._run(clocks, delays_s, at, np.full(at.base.shape, -np.inf), run)
+        for _ in range(0 if times.starts_settled else NUM_ITERATIONS - 1):
+            period_s = run.finish_s.max(axis=0)
+            at.effects_s[...] -= period_s
+            requested_s = run.finish_s[self._last] - period_s
+            latest_s = np.maximum(at.effects_s.max(axis=(0, 1)), requested_s + max_delay_s)
+            if (latest_s <= run.start_s[self._first]).all():
+                break  # nothing is on its way as a stage begins again
+            self._run(clocks, delays_s, at, requested_s, run)
+        iteration_time_s = run.finish_s.max(axis=0)
+        busy_j = (run.energy_j - self._power_w * run.duration_s).sum(axis=0)
+        return BatchRun(
+            start_s=run.start_s[self._row_of].T,
+            duration_s=run.duration_s[self._row_of].T,
+            energy_j=run.energy_j[self._row_of].T,
+            iteration_time_s=iteration_time_s,
+            total_energy_j=busy_j + iteration_time_s * self._waiting_power_w,
+        )
+
+    def latest_time_s(self, choices: IndexArray) -> FloatArray:
+        """Return what no iteration of a plan exceeds, s; shape (num_plans,).
+
+        Each delay is between the 5th and the 95th percentile of its direction, independently, and
+        the tail between two iterations takes any time, unless first clocks are settled anyway.
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+        """
+        times, clocks = self._transitions, self._clocks(choices)
+        longest_s = max(times.up_p95_s, times.down_p95_s)
+        at = _Clocks.settled(clocks[self._first], self._num_changes(longest_s), num_bounds=2)
+        latest_s = self._latest_s(clocks, at)
+        if times.starts_settled:
+            return latest_s
+        # All that is on its way at an iteration's end was requested before that, if only just.
+        at.effects_s[0], at.effects_s[1] = -np.inf, longest_s
+        return self._latest_s(clocks, at)
+
+    def _clocks(self, choices: IndexArray) -> IndexArray:
+        """Per instruction, in the order of levels, its clock; shape (num_rows, num_plans)."""
+        clocks: IndexArray = self._clock_of_choice[self._first_choice + choices.T[self._node]]
+        return clocks
+
+    def _num_changes(self, longest_s: float) -> int:
+        """Return the most changes that can be on their way at once, the newest included."""
+        if longest_s not in self._num_on_their_way:
+            self._num_on_their_way[longest_s] = 1 + _most_within(self._clocked, longest_s)
+        return self._num_on_their_way[longest_s]
+
+    def _run(
+        self,
+        clocks: IndexArray,
+        delays_s: tuple[FloatArray, FloatArray],
+        at: _Clocks,
+        requested_s: FloatArray,
+        run: _Windows,
+    ) -> None:
+        """Run an iteration; `at` is of its begin, and then of its end.
+
+        Args:
+            clocks: shape (num_rows, num_plans).
+            delays_s: up and down.
+            at: the stages.
+            requested_s: when each stage's first clock was requested, s; shape
+                (num_stages, num_plans).
+            run: filled.
+        """
+        finish_s = run.finish_s
+        for level in self._levels:
+            cancellation_point()
+            clock, here = clocks[level.rows], at.of(level.stage)
+            free_s = finish_s[level.before]
+            start_s = np.maximum(free_s, finish_s[level.source])
+            effect_s = np.where(level.is_first, requested_s[level.stage], free_s)
+            effect_s += np.where(clock < here.clocks[-1], *delays_s)
+            here.request(clock, effect_s[None])
+            # Where a later request takes effect first, the one before has no part in anything.
+            np.minimum(here.effects_s[0, :-1], here.effects_s[0, -1], out=here.effects_s[0, :-1])
+            duration_s, energy_j = self._compute(level, start_s, here)
+            run.start_s[level.rows], run.duration_s[level.rows] = start_s, duration_s
+            run.energy_j[level.rows] = energy_j
+            np.add(start_s, duration_s, out=finish_s[level.rows])
+            at.put(level.stage, here)
+
+    def _compute(
+        self, level: _Level, start_s: FloatArray, at: _Clocks
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return durations in s and energies in J; shape of each (num, num_plans)."""
+        now_s, left = start_s, np.ones_like(start_s)
+        energy_j = np.zeros_like(start_s)
+        clock = at.base
+        for effect_s, next_clock in zip(at.effects_s[0], at.clocks, strict=True):
+            place = level.table + clock
+            time_s = self._times_s[place]
+            past_s = np.clip(effect_s - now_s, 0.0, left * time_s)
+            share = past_s / time_s
+            energy_j += share * self._energies_j[place]
+            left = left - share
+            now_s = now_s + past_s
+            clock = next_clock
+        place = level.table + clock
+        energy_j += left * self._energies_j[place]
+        return (now_s - start_s) + left * self._times_s[place], energy_j
+
+    def _latest_s(self, clocks: IndexArray, at: _Clocks) -> FloatArray:
+        """Return the bound of an iteration's time; `at` is of its begin, and then of its end.
+
+        Effects are relative to the end of the instruction before; bounds are lowest and highest.
+        """
+        times = self._transitions
+        up_s, down_s = (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
+        earliest_s = np.zeros((clocks.shape[0] + 1, clocks.shape[1]))
+        latest_s = np.zeros_like(earliest_s)
+        for level in self._levels:
+            cancellation_point()
+            clock, here = clocks[level.rows], at.of(level.stage)
+            is_up = clock < here.clocks[-1]
+            delays_s = np.array([np.where(is_up, *both) for both in zip(up_s, down_s, strict=True)])
+            # Of an iteration's first clock nothing is known but that it was requested before.
+            np.copyto(delays_s[0], -np.inf, where=level.is_first)
+            here.request(clock, delays_s)
+            before = earliest_s[level.before], latest_s[level.before]
+            source = earliest_s[level.source], latest_s[level.source]
+            low_s, high_s = self._interval(level, here, before, source)
+            earliest_s[level.rows], latest_s[level.rows] = low_s, high_s
+            at.put(level.stage, here)
+        end_s: FloatArray = latest_s.max(axis=0)
+        return end_s
+
+    def _interval(
+        self,
+        level: _Level,
+        at: _Clocks,
+        before: tuple[FloatArray, FloatArray],
+        source: tuple[FloatArray, FloatArray],
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return bounds of the instructions' ends, s, and make effects relative to these.
+
+        Args:
+            level: the instructions.
+            at: their stages.
+            before: bounds of the end of the instruction before, s.
+            source: bounds of the end of the one that makes the input, s.
+        """
+        (first_s, last_s), (ready_s, late_s) = before, source
+        effects_s = at.effects_s
+        at_once = effects_s
+        # Waiting for the input, the instruction before ends at any time up to its being there.
+        waiting = [
+            np.array(
+                [
+                    effects_s[0] + (first_s - input_s),
+                    effects_s[1] + (np.minimum(last_s, input_s) - input_s),
+                ]
+            )
+            for input_s in (ready_s, late_s)
+        ]
+        fast_s = self._extreme_s(level, at, at_once, is_slow=False)
+        slow_s = self._extreme_s(level, at, at_once, is_slow=True)
+        fast_after_wait_s = self._extreme_s(level, at, waiting[0], is_slow=False)
+        slow_after_wait_s = self._extreme_s(level, at, waiting[1], is_slow=True)
+        no_wait_s = np.where(last_s >= ready_s, np.maximum(first_s, ready_s) + fast_s, np.inf)
+        low_s = np.minimum(
+            no_wait_s, np.where(first_s < ready_s, ready_s + fast_after_wait_s, np.inf)
+        )
+        may_wait = first_s < late_s
+        high_s = np.maximum(
+            last_s + slow_s, np.where(may_wait, late_s + slow_after_wait_s, -np.inf)
+        )
+        shortest_s = np.maximum(
+            fast_s, np.where(ready_s > last_s, ready_s - last_s + fast_after_wait_s, 0.0)
+        )
+        longest_s = np.maximum(
+            slow_s, np.where(may_wait, late_s - first_s + slow_after_wait_s, 0.0)
+        )
+        effects_s[0] -= longest_s
+        effects_s[1] -= shortest_s
+        return low_s, high_s
+
+    def _extreme_s(
+        self, level: _Level, at: _Clocks, effects_s: FloatArray, *, is_slow: bool
+    ) -> FloatArray:
+        """Return the shortest or the longest durations, s.
+
+        Args:
+            level: the instructions.
+            at: their stages.
+            effects_s: bounds of each change's effect after the instruction's begin, s.
+            is_slow: the longest ones.
+        """
+        times_s: FloatArray = self._times_s[level.table + at.clocks]
+        base_s: FloatArray = self._times_s[level.table + at.base]
+        if len(times_s) == 1:
+            is_faster = base_s < times_s[0]
+            at_earliest = is_faster if is_slow else np.logical_not(is_faster)
+            earliest_s: FloatArray = effects_s[0, 0]
+            latest_s: FloatArray = effects_s[1, 0]
+            past_s = np.where(at_earliest, earliest_s, latest_s)
+            past_s = np.minimum(np.maximum(past_s, 0.0), base_s)
+            only_s: FloatArray = past_s + times_s[0] * (1 - past_s / base_s)
+            return only_s
+        # A moment's clock is that of the newest change that is in force for certain, or of a
+        # newer one that may be.
+        number = np.arange(len(times_s))[:, None, None]
+        worst_s = np.maximum if is_slow else np.minimum
+        none_s = -np.inf if is_slow else np.inf
+        ends_s = np.sort(np.maximum(effects_s, 0.0).reshape(-1, *base_s.shape), axis=0)
+        begin_s, duration_s = np.zeros(base_s.shape), np.zeros(base_s.shape)
+        left = np.ones(base_s.shape)
+        for end_s in (*ends_s, np.full(base_s.shape, np.inf)):
+            if (end_s == begin_s).all():
+                continue
+            is_certain = effects_s[1] <= begin_s
+            newest = np.where(is_certain, number, -1).max(axis=0)
+            may_be = (number == newest) | (number > newest) & (effects_s[0] <= begin_s)
+            time_s = worst_s.reduce(np.where(may_be, times_s, none_s), axis=0)
+            time_s = worst_s(time_s, np.where(newest < 0, base_s, none_s))
+            past_s = np.minimum(end_s - begin_s, left * time_s)
+            duration_s += past_s
+            left -= past_s / time_s
+            if (left <= _NOTHING_LEFT).all():
+                break
+            begin_s = end_s
+        return duration_s
+
+
+class _Windows:
+    """Windows of an iteration, by row; `finish_s` has one more row, of zeros."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.start_s, self.duration_s, self.energy_j = (np.zeros(shape) for _ in range(3))
+        self.finish_s = np.zeros((shape[0] + 1, shape[1]))
+
+
+def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[_Level]]:
+    """Return all instructions, level by level, and the levels."""
+    num = clocked.num_instructions
+    depth = np.zeros(num + 1, dtype=np.int64)
+    depth[num] = -1  # stands for NONE
+    order, data = clocked.order_predecessor, clocked.data_predecessor
+    for instruction in clocked.topological_order:
+        depth[instruction] = 1 + max(depth[order[instruction]], depth[data[instruction]])
+    in_levels = np.argsort(depth[:num], kind="stable")
+    row_of = np.empty(num + 1, dtype=np.int64)
+    row_of[in_levels], row_of[num] = np.arange(num), num
+    before, source = row_of[np.array(order)][in_levels], row_of[np.array(data)][in_levels]
+    first_time = np.cumsum([0, *map(len, clocked.times_s)])
+    table = first_time[np.array(clocked.group)[in_levels], None]
+    stage = np.array(clocked.stage)[in_levels]
+    ends = np.cumsum(np.bincount(depth[:num]))
+    return in_levels, [
+        _Level(
+            rows=(rows := slice(begin, end)),
+            stage=stage[rows],
+            before=before[rows],
+            source=source[rows],
+            table=table[rows],
+            is_first=(before[rows] == num)[:, None],
+        )
+        for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+    ]
+
+
+def _most_within(clocked: ClockedInstructions, time_s: float) -> int:
+    """Return the most instructions, one after the other on a stage, that may end within a time."""
+    shortest_s = np.array([min(clocked.times_s[group]) for group in clocked.group])
+    stage = np.array(clocked.stage)
+    most = 0
+    for one in range(len(clocked.first)):
+        of_stage_s = shortest_s[stage == one]
+        num = len(of_stage_s)
+        ends_s = np.cumsum(np.tile(of_stage_s, 2 + math.ceil(time_s / of_stage_s.sum())))
+        begins_s = ends_s[:num] - of_stage_s
+        within = np.searchsorted(ends_s, begins_s + time_s, side="left") - np.arange(num)
+        most = max(most, int(within.max()))
+    return most
