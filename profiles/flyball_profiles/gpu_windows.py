@@ -1,7 +1,8 @@
 """GPU tables: SM clocks to profile, power draw of a waiting GPU, times of clock changes.
 
-One TOML file per GPU in `gpus/`, each figure with its source; a new GPU is a new file. The
-window guides profiling only; the clocks of a device are always read from the device.
+One TOML file per GPU in `gpus/`, each figure with its source; a new GPU is a new file, here or in
+a folder of one's own. The window guides profiling only; the clocks of a device are always read
+from the device.
 """
 
 from __future__ import annotations
@@ -24,6 +25,11 @@ from flyball_profiles.clock_transitions import (
     transitions_of_table,
 )
 from flyball_profiles.limited_file import read_text
+
+GPU_FOLDER_VARIABLE = "FLYBALL_GPU_FOLDER"
+"""Variable that names a folder with the GPU files of one's own."""
+MEASURE_BLOCKING_POWER = "flyball profile blocking-power"
+"""Command that measures what the table may not have."""
 
 _SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"
@@ -92,35 +98,99 @@ class GpuWindow:
                 raise GpuTableError(f"{figure}.source must name the origin of the figure")
 
 
-def gpu_names(*, folder: Traversable | None = None) -> tuple[str, ...]:
+def gpu_folder(environment: Mapping[str, str]) -> Path | None:
+    """Return the folder of one's own GPU files; None: there is none."""
+    text = environment.get(GPU_FOLDER_VARIABLE, "").strip()
+    return Path(text) if text else None
+
+
+def gpu_names(*, folder: Path | None = None) -> tuple[str, ...]:
     """Return the GPUs in the table, sorted.
 
     Args:
-        folder: folder of the TOML files; default: the shipped table.
+        folder: folder of one's own files, in addition to the shipped table.
+
+    Raises:
+        GpuTableError: the folder cannot be read.
     """
-    files = [entry.name for entry in (folder or _SHIPPED).iterdir()]
-    return tuple(sorted(name.removesuffix(_SUFFIX) for name in files if name.endswith(_SUFFIX)))
+    return tuple(sorted(_files(folder)))
 
 
-def load_gpu_window(name: str, *, folder: Traversable | None = None) -> GpuWindow:
+def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:
     """Return the window of one GPU type, by its name in any case.
 
     Args:
         name: one of `gpu_names`.
-        folder: folder of the TOML files; default: the shipped table.
+        folder: folder of one's own files, which are preferred to the shipped ones.
 
     Raises:
         GpuTableError: no such GPU (the known ones are listed), or its file is malformed (file
-            and key are named).
+            and key are named), or the folder cannot be read.
     """
-    known = gpu_names(folder=folder)
+    files = _files(folder)
     wanted = name.strip().lower()
-    if wanted not in known:
-        raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(known)}")
-    file = wanted + _SUFFIX
+    if wanted not in files:
+        raise GpuTableError(f"unknown GPU {name!a}; known: {', '.join(sorted(files))}")
+    file = files[wanted]
+    if isinstance(file, Path):
+        return load_gpu_file(file, name=wanted)
+    return _parsed(wanted, file.read_text(encoding="utf-8"), file.name)
+
+
+def load_gpu_file(file: Path, *, name: str | None = None) -> GpuWindow:
+    """Return the window in a file of one's own.
+
+    Args:
+        file: TOML file.
+        name: name of the GPU; None: the file's.
+
+    Raises:
+        GpuTableError: it cannot be read, or is malformed (file and key are named).
+    """
     try:
-        text = ((folder or _SHIPPED) / file).read_text(encoding="utf-8")
-        return _window(wanted, tomllib.loads(text))
+        text = read_text(file)
+    except OSError as error:
+        raise GpuTableError(f"{file}: {error.strerror or error}") from None
+    except ValueError:
+        raise GpuTableError(f"{file}: not UTF-8 text") from None
+    return _parsed(name or file.name.removesuffix(_SUFFIX).lower(), text, str(file))
+
+
+def gpu_window_of(text: str, environment: Mapping[str, str]) -> GpuWindow:
+    """Return the window that a command's `--gpu` names: a GPU of the table, or a file.
+
+    Args:
+        text: a name, or the path of a `.toml` file.
+        environment: variables, for the folder of one's own files.
+
+    Raises:
+        GpuTableError: as `load_gpu_window` and `load_gpu_file`.
+    """
+    if text.endswith(_SUFFIX):
+        return load_gpu_file(Path(text))
+    return load_gpu_window(text, folder=gpu_folder(environment))
+
+
+def _files(folder: Path | None) -> dict[str, Traversable]:
+    """Return the file of each GPU, by its name."""
+    own: list[Path] = []
+    if folder is not None:
+        try:
+            own = list(folder.iterdir())
+        except OSError as error:
+            raise GpuTableError(
+                f"{GPU_FOLDER_VARIABLE}: {folder}: {error.strerror or error}"
+            ) from None
+    return {
+        file.name.removesuffix(_SUFFIX).lower(): file
+        for file in (*_SHIPPED.iterdir(), *own)
+        if file.name.endswith(_SUFFIX)
+    }
+
+
+def _parsed(name: str, text: str, file: str) -> GpuWindow:
+    try:
+        return _window(name, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise GpuTableError(f"{file}: not TOML: {error}") from None
     except (GpuTableError, TransitionsError) as error:

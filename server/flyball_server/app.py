@@ -7,12 +7,14 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from anyio import CapacityLimiter
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import BaseRoute
 
+from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.http.dependencies import PlannerState, RankCalls
 from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.middleware.body_limit import BodyLimit, HeaderCheck
@@ -248,6 +250,9 @@ def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> J
         max_jobs=settings.max_jobs,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,
+        gpu_window=partial(
+            load_gpu_window, folder=Path(settings.gpu_folder) if settings.gpu_folder else None
+        ),
         observe_solve=metrics.observe_solve,
     )
 

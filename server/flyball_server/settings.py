@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_server.http.middleware.host_check import host_problem
 from flyball_server.http.zeus.job_metadata import read_metadata
 from flyball_server.jobs.errors import InvalidFieldError
@@ -66,6 +67,7 @@ class Settings(BaseSettings):
         planning_timeout_s: limit on the time of one solve, s.
         planning_executor: `dask://HOST:PORT` of a scheduler whose workers solve plans instead;
             None: no Dask.
+        gpu_folder: folder of GPU files in addition to the shipped table; None: none.
         rank_silence_s: time without a call after which a rank counts as gone, s; None: 90 s, or
             30 s more than `max_wait_s`.
         job_expiry_s: time without a call after which a job is `expired`, s; 0: never.
@@ -107,6 +109,7 @@ class Settings(BaseSettings):
     planning_processes: int = Field(default_factory=default_num_processes, ge=0, le=1024)
     planning_timeout_s: _Seconds = Field(default=600.0, gt=0)
     planning_executor: str | None = None
+    gpu_folder: str | None = None
     rank_silence_s: _Seconds | None = None
     job_expiry_s: _Seconds = LifeTimes.job_expiry_s
     job_retention_s: _Seconds = LifeTimes.job_retention_s
@@ -192,6 +195,14 @@ class Settings(BaseSettings):
         if problem is not None:
             raise ValueError(problem)
         return address
+
+    @field_validator("gpu_folder")
+    @classmethod
+    def _check_gpu_files(cls, folder: str | None) -> str | None:
+        if folder is not None:
+            for name in gpu_names(folder=Path(folder)):
+                load_gpu_window(name, folder=Path(folder))
+        return folder
 
     @field_validator("rank_silence_s")
     @classmethod

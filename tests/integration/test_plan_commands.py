@@ -19,6 +19,7 @@ from tests.integration.command_in_process import (
     run_apart,
 )
 from tests.integration.on_a_terminal import on_a_terminal
+from tests.planner.live import live_planner
 
 ASKED = ("--microbatches", "2", "--blocking-power", "5")
 
@@ -143,6 +144,31 @@ def test_a_plan_without_blocking_power_is_refused(profile: Path) -> None:
     line = refusal(flyball("plan", profile, "--microbatches", "2"))
     assert "give --blocking-power W" in line
     assert "--gpu NAME" in line
+
+
+GPU_FILE = """filter_max_mhz = { value = 1980, source = "asked of the device" }
+filter_min_mhz = { value = 900, source = "chosen" }
+granularity_mhz = { value = 90, source = "chosen" }
+reconfigure_granularity_mhz = { value = 30, source = "chosen" }
+blocking_power_w = { value = 70, source = "measured" }
+"""
+
+
+def test_a_gpu_of_ones_own_is_named_by_its_file_or_found_in_a_folder(
+    profile: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.toml").write_text(GPU_FILE, encoding="utf-8")
+    asked = ("plan", profile, "--microbatches", "2", "--gpu")
+    assert "unknown GPU 'mine'" in refusal(flyball(*asked, "mine"))
+    by_file = document_of(*asked, tmp_path / "mine.toml")
+    assert by_file["blocking_power_w"] == [70.0, 70.0]
+    monkeypatch.setenv("FLYBALL_GPU_FOLDER", str(tmp_path))
+    assert document_of(*asked, "mine")["stages"] == by_file["stages"]
+    with live_planner(gpu_folder=str(tmp_path)) as planner:
+        job = {"num_stages": 2, "num_microbatches": 2, "gpu": "mine"}
+        assert planner.http.put("/api/v1/jobs/job", json=job).is_success
+    assert "--gpu: " in refusal(flyball(*asked, "./none.toml"))
+    assert "which flyball profile blocking-power measures" in refusal(flyball(*asked, "h200"))
 
 
 @pytest.mark.parametrize("output", [".", "", "/", "folder", "folder/.."])
@@ -273,6 +299,8 @@ def test_a_profile_that_cannot_be_separated_is_refused(profile: Path) -> None:
 # `flyball` with stdout in a file and a progress line from the beginning.
 EAGER = """
 import sys
+from tests.planner.live import live_planner
+
 from flyball_server.cli import progress_line
 progress_line.SHOWN_AFTER_S = 0.0
 sys.stdout = open(sys.argv[1], "w")
@@ -319,7 +347,7 @@ def test_an_interrupt_leaves_the_terminal_clean(tmp_path: Path, profile: Path) -
         ("simulate", "PROFILE", "{}"),
         ("simulate", "{}", "PLAN"),
         ("export", "PROFILE", "{}", "--chrome-trace", "trace.json"),
-        ("profile", "convert", "{}", "out.csv", "--merge"),
+        ("convert", "{}", "out.csv", "--merge"),
         ("profile", "join", "{}", "{}", "-o", "out.csv"),
         ("clocks", "--profile", "{}"),
     ],

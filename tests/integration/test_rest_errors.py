@@ -62,6 +62,13 @@ def problem(answer: httpx.Response, status: int) -> str:
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),
         ("blocking_power_w", "null", "blocking_power_w: give it in W, or name a gpu"),
         ("gpu", '"abacus"', "gpu: unknown GPU; known: "),
+        ("gpu", '"./a100.toml"', "gpu: unknown GPU; known: "),
+        (
+            "blocking_power_w",
+            'null, "gpu": "v100"',
+            "blocking_power_w: the table of v100 has none; measure it with flyball profile"
+            " blocking-power and give it in W, or have it measured in training with profiling",
+        ),
         ("activation_bytes", "[1, 1]", "free_memory_bytes: give activation_bytes and"),
         ("reserve", '0.1, "policy": "uniform"', "reserve: is for policy frontier, not uniform"),
         ("colour", '"red"', "body: there is an unknown field; known: "),

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TextIO
 
-from flyball_profiles.gpu_windows import GpuTableError, load_gpu_window
+from flyball_profiles.gpu_windows import GpuTableError, gpu_window_of
 from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -143,7 +143,7 @@ def known_blocking_power_w(given_w: float | None, table_name: str | None) -> flo
     if given_w is not None or table_name is None:
         return given_w
     try:
-        return load_gpu_window(table_name).blocking_power_w
+        return gpu_window_of(table_name, os.environ).blocking_power_w
     except GpuTableError as error:
         raise CommandError(f"--gpu: {error}") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from flyball_client.profiling.points_file import MeasuredPoint, point_of
 from flyball_client.profiling.workload import RunOnce, Workload, WorkloadError, described
 from flyball_profiles.gpu_windows import (
     GpuTableError,
-    load_gpu_window,
+    gpu_window_of,
     window_clocks_mhz,
 )
 from flyball_profiles.stage_profile import InstructionKind
@@ -91,7 +92,8 @@ def clock_grid(
 
     Args:
         supported_mhz: Clocks that the GPU supports, MHz.
-        table_name: Name of the GPU in the table; None: a window is drafted, see `draft_window`.
+        table_name: Name of the GPU in the table, or a file; None: a window is drafted, see
+            `draft_window`.
         every_clock: True: without a table's name, all clocks are used.
         lowest_mhz: Lowest clock, instead of the window's.
         highest_mhz: Highest clock, instead of the window's.
@@ -102,7 +104,7 @@ def clock_grid(
         ValueError: The GPU has fewer than two clocks.
     """
     if table_name is not None:
-        window = load_gpu_window(table_name)
+        window = gpu_window_of(table_name, os.environ)
     else:
         window = draft_window("this GPU", supported_mhz, origin="asked of the GPU")
         if every_clock:

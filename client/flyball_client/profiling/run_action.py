@@ -66,7 +66,13 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
         help="keep points whose clock was below the lock, instead of storing them separately",
     )
     add_option(parser, "--device", count(0), "N", "GPU that CUDA calls cuda:N", default=0)
-    add_option(parser, "--gpu", str, "NAME", "use the GPU table's window of clocks")
+    add_option(
+        parser,
+        "--gpu",
+        str,
+        "NAME",
+        "window of clocks: of the GPU table, or of a file, as ./mine.toml",
+    )
     add_option(parser, "--min-mhz", count(1), "MHZ", "lowest clock")
     add_option(parser, "--max-mhz", count(1), "MHZ", "highest clock")
     add_option(parser, "--step-mhz", count(1), "MHZ", "least step between clocks")

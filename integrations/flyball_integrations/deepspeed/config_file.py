@@ -28,7 +28,12 @@ from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.pipeline import attach
 from flyball_integrations.deepspeed.settings import SETTINGS, positive_number
-from flyball_profiles.gpu_windows import GpuTableError, load_gpu_window
+from flyball_profiles.gpu_windows import (
+    MEASURE_BLOCKING_POWER,
+    GpuTableError,
+    gpu_folder,
+    load_gpu_window,
+)
 from flyball_profiles.limited_file import read_text
 
 _logger = logging.getLogger(__name__)
@@ -217,14 +222,16 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
     is_known = "blocking_power_w" in values or values.get("profiling") == "online"
     if gpu_type is not None and not is_known:
         try:
-            is_known = load_gpu_window(gpu_type).blocking_power_w is not None
+            window = load_gpu_window(gpu_type, folder=gpu_folder(os.environ))
+            is_known = window.blocking_power_w is not None
         except GpuTableError:  # an argument; the planner's table may have more
             is_known = True
     if not is_known:
         notes.append(
             f"the blocking power of {gpu_type or 'the GPU'} is not known, and without it the"
-            " planner refuses the job: give it, in W, in flyball.blocking_power_w or"
-            " FLYBALL_BLOCKING_POWER_W, or have it measured with flyball.profiling online"
+            f" planner refuses the job: measure it with {MEASURE_BLOCKING_POWER} and give it, in"
+            " W, in flyball.blocking_power_w or FLYBALL_BLOCKING_POWER_W, or have it measured in"
+            " training with flyball.profiling online"
         )
     return notes
 

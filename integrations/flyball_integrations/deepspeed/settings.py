@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from flyball_profiles.gpu_windows import gpu_names
+from flyball_profiles.gpu_windows import (
+    GPU_FOLDER_VARIABLE,
+    GpuTableError,
+    gpu_folder,
+    gpu_names,
+)
 from flyball_wire.messages import Adaptation, Profiling
 from flyball_wire.plan_options import MAX_RESERVE, Effort, Policy, Reconfigure
 
@@ -110,6 +116,14 @@ def _job_id(given: object) -> str | None:
     return given if isinstance(given, str) and _JOB_ID.fullmatch(given) else None
 
 
+def _gpu_type(given: object) -> str | None:
+    try:
+        known = gpu_names(folder=gpu_folder(os.environ))
+    except GpuTableError:
+        known = gpu_names()
+    return given if isinstance(given, str) and given in known else None
+
+
 def _target(given: object) -> str | None:
     if not isinstance(given, str):
         return None
@@ -193,7 +207,13 @@ SETTINGS = (
         _target,
     ),
     _choice("effort", "FLYBALL_EFFORT", Effort),
-    _choice("gpu_type", "FLYBALL_GPU_TYPE", _GPUS, EnvPipeName("gpu", _GPUS)),
+    Setting(
+        "gpu_type",
+        "FLYBALL_GPU_TYPE",
+        f"{_one_of(_GPUS)}, or a name in the folder {GPU_FOLDER_VARIABLE}",
+        _gpu_type,
+        EnvPipeName("gpu", _GPUS),
+    ),
     Setting(
         "blocking_power_w",
         "FLYBALL_BLOCKING_POWER_W",

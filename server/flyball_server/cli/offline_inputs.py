@@ -5,11 +5,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from flyball_profiles.gpu_windows import GpuTableError, GpuWindow, load_gpu_window
+from flyball_profiles.gpu_windows import (
+    MEASURE_BLOCKING_POWER,
+    GpuTableError,
+    GpuWindow,
+    gpu_window_of,
+)
 from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_pipeline_profiles, read_stage_profile
@@ -56,6 +62,13 @@ def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> N
     )
 
 
+def add_gpu_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--gpu`, a name or a file."""
+    parser.add_argument(
+        "--gpu", metavar="NAME", help="entry of the GPU table, as a100, or a file, as ./mine.toml"
+    )
+
+
 def per_stage(number: type[N], unit: str, example: str) -> Callable[[str], tuple[N, ...]]:
     """Return the parser of one number, or of one per stage as in the example."""
 
@@ -87,11 +100,11 @@ def read_pipelines(path: Path) -> tuple[StageProfile, ...]:
 
 
 def gpu_window(name: str | None) -> GpuWindow | None:
-    """Return the GPU table's entry called `name`; None for None."""
+    """Return the GPU table's entry, or the file, called `name`; None for None."""
     if name is None:
         return None
     try:
-        return load_gpu_window(name)
+        return gpu_window_of(name, os.environ)
     except GpuTableError as error:
         raise CommandError(f"--gpu: {error}") from None
 
@@ -102,12 +115,13 @@ def blocking_power_w(given_w: tuple[float, ...] | None, gpu: GpuWindow | None) -
         return given_w
     if gpu is None:
         raise CommandError(
-            "blocking power is needed: give --blocking-power W (measured), or --gpu NAME"
-            " for a GPU whose table has it"
+            f"blocking power is needed: give --blocking-power W ({MEASURE_BLOCKING_POWER}"
+            " measures it), or --gpu NAME for a GPU whose table has it"
         )
     if gpu.blocking_power_w is None:
         raise CommandError(
-            f"the table of {gpu.name} has no measured blocking power; give --blocking-power W"
+            f"the table of {gpu.name} has no measured blocking power; give --blocking-power W,"
+            f" which {MEASURE_BLOCKING_POWER} measures on two GPUs"
         )
     return (gpu.blocking_power_w,)
 

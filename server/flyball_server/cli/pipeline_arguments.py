@@ -55,7 +55,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     offline_inputs.add_profile_argument(parser)
     _add_order_arguments(parser)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
-    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
+    offline_inputs.add_gpu_argument(parser)
     for option, what in (
         ("--activation-bytes", "held per microbatch in flight"),
         ("--free-memory-bytes", "free beside what 1F1B holds"),

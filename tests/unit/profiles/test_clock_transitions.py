@@ -100,7 +100,7 @@ def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
     text = shipped.read_text(encoding="utf-8").replace("p50 = 4.6", "p50 = 0.46")
     (tmp_path / "a40.toml").write_text(text, encoding="utf-8")
     with pytest.raises(
-        GpuTableError, match=r"^a40\.toml: transitions: up_p50_s must be from up_p5"
+        GpuTableError, match=r"/a40\.toml: transitions: up_p50_s must be from up_p5"
     ):
         load_gpu_window("a40", folder=tmp_path)
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flyball_profiles.gpu_windows import (
     GpuTableError,
     gpu_names,
+    gpu_window_of,
     load_gpu_window,
     window_clocks_mhz,
 )
@@ -35,6 +36,18 @@ blocking_power_w = { value = 100, source = "measured" }
         ("a100", 1410, 750, 83.64),
         ("a6000", 1900, 1700, None),
         ("a40", 1740, 840, 70.38),
+        ("a800", 1410, 750, None),
+        ("h100-sxm", 1980, 1080, None),
+        ("h100-pcie", 1755, 945, None),
+        ("h100-nvl", 1785, 975, None),
+        ("h200", 1980, 1080, None),
+        ("h800-sxm", 1980, 1080, None),
+        ("h800-pcie", 1755, 945, None),
+        ("gh200", 1980, 1080, None),
+        ("b200", 1965, 1065, None),
+        ("l40s", 2520, 1350, None),
+        ("rtx4090", 3105, 1665, None),
+        ("rtx5090", 3090, 1650, None),
     ],
 )
 def test_the_shipped_windows_are_the_published_ones(
@@ -53,16 +66,29 @@ def test_the_shipped_windows_are_the_published_ones(
 def test_an_unknown_gpu_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(GpuTableError) as raised:
         load_gpu_window(name)
-    assert str(raised.value) == (f"unknown GPU {name!a}; known: a100, a40, a6000, rtx3090, v100")
+    assert str(raised.value) == f"unknown GPU {name!a}; known: {', '.join(gpu_names())}"
+    assert {"a100", "h100-sxm", "rtx5090"} <= set(gpu_names())
 
 
-def test_a_new_gpu_is_a_new_file_and_no_code(tmp_path: Path) -> None:
-    (tmp_path / "h200.toml").write_text(NEW_GPU, encoding="utf-8")
+def test_a_gpu_of_ones_own_is_a_file_in_a_folder_or_anywhere(tmp_path: Path) -> None:
+    for file in ("X9.toml", "a100.toml"):
+        (tmp_path / file).write_text(NEW_GPU, encoding="utf-8")
     (tmp_path / "notes.md").write_text("not a GPU", encoding="utf-8")
-    assert gpu_names(folder=tmp_path) == ("h200",)
-    h200 = load_gpu_window("H200", folder=tmp_path)
-    assert (h200.name, h200.filter_max_mhz, h200.blocking_power_w) == ("h200", 1980, 100.0)
-    assert h200.sources["blocking_power_w"] == "measured"
+    assert set(gpu_names(folder=tmp_path)) == {*gpu_names(), "x9"}
+    mine = load_gpu_window("x9", folder=tmp_path)
+    assert (mine.name, mine.filter_max_mhz, mine.blocking_power_w) == ("x9", 1980, 100.0)
+    assert mine.sources["blocking_power_w"] == "measured"
+    assert load_gpu_window("A100", folder=tmp_path).blocking_power_w == 100.0
+    assert load_gpu_window("a40", folder=tmp_path) == load_gpu_window("a40")
+    named = gpu_window_of("x9", {"FLYBALL_GPU_FOLDER": str(tmp_path)})
+    assert gpu_window_of(str(tmp_path / "X9.toml"), {}) == named == mine
+
+
+def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(GpuTableError, match=r"none\.toml: No such file"):
+        gpu_window_of(str(tmp_path / "none.toml"), {})
+    with pytest.raises(GpuTableError, match=r"FLYBALL_GPU_FOLDER: .*none: No such file"):
+        gpu_names(folder=tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -94,7 +120,7 @@ def test_a_malformed_file_names_file_and_key(
     (tmp_path / "h200.toml").write_text(NEW_GPU.replace(old, new), encoding="utf-8")
     with pytest.raises(GpuTableError) as raised:
         load_gpu_window("h200", folder=tmp_path)
-    assert str(raised.value).startswith(f"h200.toml: {fault}")
+    assert str(raised.value).startswith(f"{tmp_path / 'h200.toml'}: {fault}")
     assert len(str(raised.value).splitlines()) == 1
 
 

@@ -35,6 +35,13 @@ def test_without_a_state_folder_it_is_the_one_in_the_home() -> None:
     assert file == Path.home() / ".local/state/flyball/planner.sqlite"
 
 
+def test_gpu_files_are_checked_as_the_planner_starts(tmp_path: Path) -> None:
+    assert load({"FLYBALL_GPU_FOLDER": str(tmp_path)}).gpu_folder == str(tmp_path)
+    (tmp_path / "mine.toml").write_text("filter_max = 1", encoding="utf-8")
+    with pytest.raises(SettingsError, match=r"FLYBALL_GPU_FOLDER .*mine\.toml: unknown key filter"):
+        load({"FLYBALL_GPU_FOLDER": str(tmp_path)})
+
+
 def test_the_environment_is_over_the_defaults() -> None:
     settings = load(
         {

@@ -141,7 +141,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="stage profile of the plan: to plan it needs one, to envpipe-plan it gives the waits",
     )
     offline_inputs.add_blocking_power_argument(parser, "goes with --profile; or name a --gpu")
-    parser.add_argument("--gpu", metavar="NAME", help="entry of the GPU table, as a100")
+    offline_inputs.add_gpu_argument(parser)
     parser.add_argument(
         "--kernels",
         metavar="FILE",

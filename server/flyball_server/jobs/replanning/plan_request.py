@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from flyball_profiles.gpu_windows import GpuTableError, GpuWindow
+from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
@@ -165,6 +165,8 @@ def _blocking_power_w(
     power_w = window.blocking_power_w
     if power_w is None:
         raise InvalidFieldError(
-            "blocking_power_w", f"the table of {spec.gpu} has none; measure it and give it in W"
+            "blocking_power_w",
+            f"the table of {spec.gpu} has none; measure it with {MEASURE_BLOCKING_POWER} and give"
+            " it in W, or have it measured in training with profiling online",
         )
     return (power_w,)
