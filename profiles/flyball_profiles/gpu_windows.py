@@ -191,7 +191,7 @@ def _files(folder: Path | None) -> dict[str, Traversable]:
 def _parsed(name: str, text: str, file: str) -> GpuWindow:
     try:
         return _window(name, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise GpuTableError(f"{file}: not TOML: {error}") from None
     except (GpuTableError, TransitionsError) as error:
         raise GpuTableError(f"{file}: {error}") from None
