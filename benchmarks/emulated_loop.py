@@ -1,14 +1,17 @@
-"""A pipeline of emulated GPUs in virtual time, and loops that change its clocks as it runs."""
+"""A pipeline of emulated GPUs in virtual time, and loops that change its clocks as it runs.
+
+Clocks change at once here: the figures are those of the loops, not of clock changes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.reconcile.reconfigurations import STEPS_PER_WINDOW
@@ -60,7 +63,7 @@ class EmulatedPipeline:
                 stage,
                 blocking_power_w=model.blocking_power_w[stage],
                 counter_period_s=_COUNTER_PERIOD_S,
-                settings=EmulatedGpuSettings(noise=noise, seed=stage),
+                settings=replace(IDEAL_GPU, noise=noise, seed=stage),
                 clock=clock,
             )
             for stage, clock in enumerate(self._clocks)

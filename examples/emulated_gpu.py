@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from flyball_client import EmulatedGpu
+from flyball_client import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 
@@ -22,5 +22,7 @@ def emulated_gpu_on_cpu(stage: int) -> EmulatedGpu | None:
         profile,
         stage % profile.num_stages,
         blocking_power_w=load_gpu_window("a100").blocking_power_w or 0.0,
+        settings=EmulatedGpuSettings(seed=torch.distributed.get_rank()),
+        node=EmulatedNode.of_machine(),
         product="A100",
     )

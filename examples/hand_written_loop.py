@@ -17,6 +17,8 @@ from torch import nn
 from example_options import example_parser, parse_options, positive_number, share
 from flyball_client import (
     EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
     JobRegistrar,
     JobRegistration,
     PlannerClient,
@@ -42,6 +44,8 @@ def open_session(
         profile,
         rank % profile.num_stages,
         blocking_power_w=BLOCKING_POWER_W,
+        settings=EmulatedGpuSettings(seed=rank),
+        node=EmulatedNode.of_machine(),
         time_scale=options.time_scale,
     )
     planner = RankSettings.read(os.environ).open_planner()

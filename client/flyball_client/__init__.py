@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flyball_client.api.errors import PlannerError
     from flyball_client.api.planner_client import PlannerClient
     from flyball_client.gpu._base import GpuDevice
-    from flyball_client.gpu.emulated import EmulatedGpu
+    from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
     from flyball_client.gpu.open_gpu import open_local_gpu
     from flyball_client.profiling.workload import Workload
     from flyball_client.session.job_registrar import JobRegistrar
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EmulatedGpu",
+    "EmulatedGpuSettings",
+    "EmulatedNode",
     "GpuDevice",
     "JobRegistrar",
     "JobRegistration",
@@ -36,6 +38,8 @@ __all__ = [
 
 _PLACES = {
     "EmulatedGpu": "flyball_client.gpu.emulated",
+    "EmulatedGpuSettings": "flyball_client.gpu.emulated",
+    "EmulatedNode": "flyball_client.gpu.emulated",
     "GpuDevice": "flyball_client.gpu._base",
     "JobRegistrar": "flyball_client.session.job_registrar",
     "JobRegistration": "flyball_wire.messages",

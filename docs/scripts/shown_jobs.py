@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from docs.scripts.reading_governor import ReadingGovernor
 from tests.acceptance.closed_loop import (
@@ -19,7 +19,7 @@ from tests.acceptance.closed_loop import (
 )
 
 from flyball_client import EmulatedGpu, PlannerClient, RankSession
-from flyball_client.gpu.emulated import EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
@@ -228,7 +228,7 @@ def emulated_job(
                 job.profile,
                 stage,
                 blocking_power_w=job.blocking_power_w,
-                settings=EmulatedGpuSettings(noise=NOISE, seed=stage),
+                settings=replace(IDEAL_GPU, noise=NOISE, seed=stage),
                 clock=clock,
                 product=job.gpu,
             )

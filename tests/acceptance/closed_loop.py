@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
@@ -211,7 +211,7 @@ def emulated_training(
                 truth,
                 stage,
                 blocking_power_w=blocking_power_w,
-                settings=EmulatedGpuSettings(noise=noise, seed=number),
+                settings=replace(IDEAL_GPU, noise=noise, seed=number),
                 clock=clock,
             )
             session = RankSession(

@@ -21,7 +21,7 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.gpu.open_gpu import open_gpu
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
@@ -52,7 +52,7 @@ def emulated_gpu(*, noise: float = 0.0) -> EmulatedGpu:
         num_ranks_per_stage=(1,),
     )
     return EmulatedGpu(
-        profile, 0, blocking_power_w=80.0, settings=EmulatedGpuSettings(noise=noise, seed=1)
+        profile, 0, blocking_power_w=80.0, settings=replace(IDEAL_GPU, noise=noise, seed=1)
     )
 
 

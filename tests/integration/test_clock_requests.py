@@ -1,14 +1,20 @@
-"""Time saved by early requests where a clock takes effect 5 ms after its request."""
+"""Iterations of a plan where clocks change late: by 5 ms, and with the default physics."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 import pytest
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import (
+    DEFAULT_PHYSICS,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
+)
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.demo.options import demo_profile
@@ -98,16 +104,21 @@ def _run(
 
 
 @contextmanager
-def emulated_ranks(plan: FrequencyPlan, delay_s: float) -> Iterator[list[EmulatedRank]]:
-    """A rank per stage, which follows the plan without a planner."""
+def emulated_ranks(
+    plan: FrequencyPlan, settings: EmulatedGpuSettings
+) -> Iterator[list[EmulatedRank]]:
+    """A rank per stage, all on one node, which follow the plan without a planner."""
     ranks = []
+    node = EmulatedNode()
     for stage, instructions in enumerate(plan.stages):
         clock = RankClock()
         gpu = EmulatedGpu(
             PROFILE,
             stage,
             blocking_power_w=BLOCKING_POWER_W,
-            settings=EmulatedGpuSettings.exact_delay(delay_s),
+            settings=replace(settings, seed=stage),
+            node=node,
+            counter_period_s=1e-9,
             clock=clock,
         )
         session = RankSession(gpu=gpu, job_id="gpt", rank=stage, stage=stage, planner=None)
@@ -139,7 +150,7 @@ def emulated_ranks(plan: FrequencyPlan, delay_s: float) -> Iterator[list[Emulate
 
 
 def emulated_times_s(plan: FrequencyPlan, delay_s: float, *, num_steps: int) -> list[float]:
-    with emulated_ranks(plan, delay_s) as ranks:
+    with emulated_ranks(plan, EmulatedGpuSettings.exact_delay(delay_s)) as ranks:
         return [run_step(ranks, num_stages=NUM_STAGES)[0].time_s for _ in range(num_steps)]
 
 
@@ -152,3 +163,17 @@ def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) ->
     assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
     loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
     assert 0 < loss_s < loss_at_begin_s / 3
+
+
+def test_by_default_an_iteration_is_as_long_as_the_baselines_and_takes_the_predicted_energy(
+    plan: FrequencyPlan,
+) -> None:
+    baseline_s = plan.baseline_iteration_time_s
+    with emulated_ranks(plan, DEFAULT_PHYSICS) as ranks:
+        # The first step's first clocks are requested as it begins.
+        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(101))
+    time_s = fmean(step[0].time_s for step in steps)
+    energy_j = fmean(sum(rank.energy_j or 0.0 for rank in step) for step in steps)
+    assert 1 < time_s / baseline_s < 1.005
+    assert energy_j == pytest.approx(plan.energy_j, rel=0.01)
+    assert energy_j < 0.9 * plan.baseline_energy_j

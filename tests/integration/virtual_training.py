@@ -23,7 +23,7 @@ from tests.integration.trainings import BLOCKING_POWER_W, points, rank_0_says, t
 from torch.distributed import distributed_c10d
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.rank_merge import whole_stages
@@ -113,6 +113,7 @@ def emulated_gpu_in(virtual_time: VirtualTime, profile: StageProfile) -> Emulate
         _rank(),
         num_chunks=max(1, len(profile.chunks)),
         blocking_power_w=BLOCKING_POWER_W,
+        settings=IDEAL_GPU,
         counter_period_s=0.001,
         clock=virtual_time.clock,
     )

@@ -27,6 +27,7 @@ from flyball_client.gpu.emulated_execution import (
 from flyball_profiles.stage_profile import StageProfile
 
 __all__ = [
+    "DEFAULT_PHYSICS",
     "IDEAL_GPU",
     "EmulatedGpu",
     "EmulatedGpuSettings",
@@ -36,7 +37,10 @@ __all__ = [
     "WallClock",
 ]
 
-IDEAL_GPU = EmulatedGpuSettings()
+DEFAULT_PHYSICS = EmulatedGpuSettings()
+"""Settings of a GPU whose clock changes as on the GPUs that were measured."""
+
+IDEAL_GPU = EmulatedGpuSettings.exact_delay(0.0)
 """Settings of a GPU whose clock changes at once and whose times are exactly the profile's."""
 
 # Largest delay of waking on an idle core; this last part is slept separately.
@@ -91,7 +95,8 @@ class EmulatedGpu:
             used.
         blocking_power_w: Power in W between instructions, not negative; or powers by clock in
             MHz, of which a clock that is missing has the next one above, else the highest.
-        settings: Physics of clock changes, power limit and noise.
+        settings: Physics of clock changes, power limit and noise. GPUs of one run need different
+            seeds.
         node: Node whose GPUs take one call that sets a clock at a time; None: one of its own.
         time_scale: Wall seconds per emulated second; 2 runs twice as slowly. A larger scale avoids
             overruns, where the computation is slower than the profile.
@@ -112,7 +117,7 @@ class EmulatedGpu:
         stage: int,
         *,
         blocking_power_w: float | Mapping[int, float],
-        settings: EmulatedGpuSettings = IDEAL_GPU,
+        settings: EmulatedGpuSettings = DEFAULT_PHYSICS,
         node: EmulatedNode | None = None,
         num_chunks: int = 1,
         time_scale: float = 1.0,

@@ -17,6 +17,7 @@ import math
 import os
 import random
 import struct
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -83,6 +84,9 @@ class RandomTime:
 class EmulatedGpuSettings:
     """Physics of an emulated GPU; times in emulated seconds.
 
+    The defaults are measurements of V100 (calls) and of A40 and A100 (delays) that others have
+    published (docs/emulation.md); stall, power lag, power limit and noise are off.
+
     Attributes:
         call_time: Time of a call that sets a clock. Calls to GPUs of one node run one at a time.
         delay_up, delay_down: Time from the start of a call to the effect of a clock above, or
@@ -99,9 +103,9 @@ class EmulatedGpuSettings:
         ValueError: A value is out of its range.
     """
 
-    call_time: RandomTime = RandomTime()
-    delay_up: RandomTime = RandomTime()
-    delay_down: RandomTime = RandomTime()
+    call_time: RandomTime = RandomTime(p50_s=0.0045, p99_s=0.012)
+    delay_up: RandomTime = RandomTime(p50_s=0.005, p99_s=0.008)
+    delay_down: RandomTime = RandomTime(p50_s=0.004, p99_s=0.0055)
     stall_s: float = 0.0
     power_lag_s: float = 0.0
     power_limit_w: float | None = None
@@ -120,7 +124,7 @@ class EmulatedGpuSettings:
     def exact_delay(cls, delay_s: float, *, seed: int = 0) -> EmulatedGpuSettings:
         """Return settings with calls that take no time and one delay, up and down."""
         delay = RandomTime(p50_s=delay_s)
-        return cls(delay_up=delay, delay_down=delay, seed=seed)
+        return cls(call_time=RandomTime(), delay_up=delay, delay_down=delay, seed=seed)
 
 
 class InstructionVariation:
@@ -172,6 +176,15 @@ class EmulatedNode:
         self._free_s = -math.inf
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._fd = None if file is None else os.open(file, flags, 0o600)
+
+    @classmethod
+    def of_machine(cls) -> EmulatedNode:
+        """Return the node of all emulated GPUs of this user on this machine.
+
+        Raises:
+            OSError: Its file, in the folder of temporary files, cannot be opened.
+        """
+        return cls(Path(tempfile.gettempdir()) / f"flyball-emulated-node-{os.geteuid()}")
 
     def __del__(self) -> None:
         if (fd := getattr(self, "_fd", None)) is not None:

@@ -35,6 +35,7 @@ class RunFolder:
         torchrun_log: output of torchrun.
         profile_csv: stage profile of the emulated pipeline.
         plan_json: the plan that the ranks ran.
+        node_file: queue of the clock calls of the emulated GPUs, which share a node.
         trained_steps_file: a line for each step, added by rank 0.
     """
 
@@ -45,6 +46,7 @@ class RunFolder:
         self.torchrun_log = path / "torchrun.log"
         self.profile_csv = path / "profile.csv"
         self.plan_json = path / "plan.json"
+        self.node_file = path / "node"
         self.trained_steps_file = path / "steps.jsonl"
         self._options_file = path / "options.json"
 
@@ -53,7 +55,7 @@ class RunFolder:
         return self.path / f"rank-{rank}.log"
 
     def rank_clocks(self, rank: int) -> Path:
-        """Clocks that were in force on a rank's device."""
+        """Clocks that were requested of a rank's device."""
         return self.path / f"rank-{rank}-clocks.json"
 
     def write_options(self, options: DemoOptions) -> None:
@@ -89,10 +91,10 @@ ClocksOfStep = tuple[tuple[str, int], ...]
 
 
 class ClockWitness:
-    """Observer between session and device: notes the clock in force, then lets the device pad.
+    """Observer between session and device: notes the requested clock, then lets the device pad.
 
     The demo compares these notes with the plan, so that an applied plan is proven by the device
-    and not by the session that set it.
+    and not by the session that set it. The clock in force may follow a few ms later.
     """
 
     def __init__(self, device: EmulatedGpu) -> None:
@@ -104,9 +106,9 @@ class ClockWitness:
         self._steps.append([])
 
     def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
-        """Note the clock in force, and begin the emulated instruction."""
+        """Note the requested clock, and begin the emulated instruction."""
         if self._steps:
-            self._steps[-1].append((kind, self._device.sm_clock_mhz()))
+            self._steps[-1].append((kind, self._device.requested_sm_clock_mhz))
         self._device.on_instruction_begin(kind, chunk)
 
     def on_instruction_end(self, kind: str, chunk: int = 0) -> None:

@@ -15,7 +15,7 @@ from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from torch import nn
 
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_lab.demo.options import (
     JOB_ID,
@@ -126,6 +126,8 @@ def train(folder: RunFolder, options: DemoOptions, *, planner_url: str) -> None:
         demo_profile(),
         engine.stage_id,
         blocking_power_w=demo_blocking_power_w(),
+        settings=EmulatedGpuSettings(seed=engine.global_rank),
+        node=EmulatedNode(folder.node_file),
         time_scale=options.time_scale,
         product="A100",
     )

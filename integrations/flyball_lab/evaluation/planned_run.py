@@ -16,7 +16,12 @@ from statistics import fmean
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated import (
+    DEFAULT_PHYSICS,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
+)
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import (
@@ -91,7 +96,7 @@ def run_configuration(
     configuration: Configuration,
     *,
     num_steps: int,
-    settings: EmulatedGpuSettings = IDEAL_GPU,
+    settings: EmulatedGpuSettings = DEFAULT_PHYSICS,
     check_interrupted: Callable[[], None] = lambda: None,
 ) -> RunResult:
     """Plan and train on the plan, in virtual time; its first step is a warm-up and not counted.

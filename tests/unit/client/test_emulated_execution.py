@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -15,7 +16,13 @@ from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point
 
 from flyball_client.gpu._base import ClockLimit
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode, RandomTime
+from flyball_client.gpu.emulated import (
+    IDEAL_GPU,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
+    RandomTime,
+)
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 
 # MHz: time in s, energy in J of the forward; powers of 300, 225 and 125 W.
@@ -106,7 +113,7 @@ def test_of_two_changes_within_an_instruction_each_has_its_share() -> None:
 
 
 def test_changes_up_and_down_have_delays_of_their_own_and_the_last_request_stays() -> None:
-    bench = Bench.of(EmulatedGpuSettings(delay_up=exact(0.005), delay_down=exact(0.02)))
+    bench = Bench.of(replace(IDEAL_GPU, delay_up=exact(0.005), delay_down=exact(0.02)))
 
     def clock_at(moment_s: float) -> int:
         bench.wait_until(moment_s)
@@ -126,8 +133,8 @@ def test_changes_up_and_down_have_delays_of_their_own_and_the_last_request_stays
 
 def test_calls_of_one_node_run_one_at_a_time() -> None:
     """Eight GPUs at once: the last call begins after seven others, and takes effect 5 ms later."""
-    settings = EmulatedGpuSettings(
-        call_time=exact(0.006), delay_up=exact(0.005), delay_down=exact(0.005)
+    settings = replace(
+        IDEAL_GPU, call_time=exact(0.006), delay_up=exact(0.005), delay_down=exact(0.005)
     )
     node, other_node = EmulatedNode(), EmulatedNode()
     benches = [Bench.of(settings, node=node) for _ in range(8)]
@@ -142,7 +149,7 @@ def test_calls_of_one_node_run_one_at_a_time() -> None:
 
 
 def test_a_call_that_waits_in_the_queue_takes_the_newest_clock() -> None:
-    settings = EmulatedGpuSettings(call_time=exact(0.01))
+    settings = replace(IDEAL_GPU, call_time=exact(0.01))
     bench = Bench.of(settings)
     bench.gpu.lock_sm_clock_mhz(1200)  # begins at once
     bench.gpu.lock_sm_clock_mhz(700)  # begins at 10 ms
@@ -161,7 +168,7 @@ def test_a_call_that_waits_in_the_queue_takes_the_newest_clock() -> None:
 
 def test_a_time_scale_stretches_calls_and_delays() -> None:
     node = EmulatedNode()
-    settings = EmulatedGpuSettings(call_time=exact(0.01), delay_down=exact(0.005))
+    settings = replace(IDEAL_GPU, call_time=exact(0.01), delay_down=exact(0.005))
     first, second = (Bench.of(settings, node=node, time_scale=3.0) for _ in range(2))
     for bench in (first, second):
         bench.gpu.lock_sm_clock_mhz(700)
@@ -193,8 +200,18 @@ def test_processes_share_a_node_through_its_file(tmp_path: Path) -> None:
     assert EmulatedNode(file).book_s(3.0, 0.0) == 3.0
 
 
-def test_call_times_are_log_normal_with_median_and_99th_percentile_as_set() -> None:
-    settings = EmulatedGpuSettings(call_time=RandomTime(p50_s=0.0045, p99_s=0.012), seed=3)
+def test_all_gpus_of_a_user_on_a_machine_can_share_a_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    EmulatedNode.of_machine().book_s(100.0, 0.01)
+    assert EmulatedNode.of_machine().book_s(100.0, 0.0) == pytest.approx(100.01)
+
+
+def test_call_times_are_log_normal_with_the_median_and_99th_percentile_that_were_published() -> (
+    None
+):
+    settings = EmulatedGpuSettings(seed=3)
     node = EmulatedNode()
     bench = Bench.of(settings, node=node)
     times_s = []
@@ -224,7 +241,7 @@ def test_the_same_seed_has_the_same_delays_whatever_the_noise() -> None:
         return seen
 
     of_seed_1, noisy, of_seed_2 = (
-        effects(EmulatedGpuSettings(delay_up=spread, delay_down=spread, noise=noise, seed=seed))
+        effects(replace(IDEAL_GPU, delay_up=spread, delay_down=spread, noise=noise, seed=seed))
         for noise, seed in ((0.0, 1), (0.02, 1), (0.0, 2))
     )
     assert of_seed_1 == noisy != of_seed_2
@@ -232,7 +249,7 @@ def test_the_same_seed_has_the_same_delays_whatever_the_noise() -> None:
 
 def test_a_stall_adds_its_time_at_the_waiting_power() -> None:
     """Half of the work at 1400 MHz, 0.03 s of standing still, the other half at 700 MHz."""
-    settings = EmulatedGpuSettings(delay_down=exact(0.05), stall_s=0.03)
+    settings = replace(IDEAL_GPU, delay_down=exact(0.05), stall_s=0.03)
     bench = Bench.of(settings)
     bench.gpu.lock_sm_clock_mhz(700)
     time_s, energy_j = bench.run()
@@ -246,7 +263,7 @@ def test_a_stall_adds_its_time_at_the_waiting_power() -> None:
 
 def test_the_power_follows_the_clock_after_its_lag() -> None:
     """0.05 s at 1400 MHz, then 0.1 s at 700 MHz of which 0.04 s at 1400 MHz's 300 W."""
-    settings = EmulatedGpuSettings(delay_down=exact(0.05), power_lag_s=0.04)
+    settings = replace(IDEAL_GPU, delay_down=exact(0.05), power_lag_s=0.04)
     bench = Bench.of(settings, waiting_w={1400: 90.0, 700: 60.0})
     bench.gpu.lock_sm_clock_mhz(700)
     time_s, energy_j = bench.run()
@@ -282,7 +299,7 @@ def test_the_waiting_power_is_that_of_the_clock_in_force() -> None:
 def test_a_power_limit_holds_the_clock_where_the_power_is_within_it(
     limit_w: float, asked_mhz: int, held_mhz: int
 ) -> None:
-    bench = Bench.of(EmulatedGpuSettings(power_limit_w=limit_w))
+    bench = Bench.of(replace(IDEAL_GPU, power_limit_w=limit_w))
     bench.gpu.lock_sm_clock_mhz(asked_mhz)
     assert bench.run() == pytest.approx(FORWARD[held_mhz])
     is_held_down = held_mhz < asked_mhz
@@ -314,8 +331,13 @@ def test_any_requests_agree_with_small_time_steps(
     limit_w: float | None,
 ) -> None:
     delay = exact(delay_s)
-    settings = EmulatedGpuSettings(
-        delay_up=delay, delay_down=delay, stall_s=stall_s, power_lag_s=lag_s, power_limit_w=limit_w
+    settings = replace(
+        IDEAL_GPU,
+        delay_up=delay,
+        delay_down=delay,
+        stall_s=stall_s,
+        power_lag_s=lag_s,
+        power_limit_w=limit_w,
     )
     bench = Bench.of(settings)
     requests = sorted(requests, key=lambda request: request[0])

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, WallClock
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, WallClock
 from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
 
 
 def make_gpu(clock: HandClock, **options: Any) -> EmulatedGpu:  # noqa: ANN401 - of EmulatedGpu
+    options = {"settings": IDEAL_GPU} | options
     return EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock, **options)
 
 
@@ -95,7 +96,14 @@ def two_chunks() -> StageProfile:
 
 
 def test_each_chunk_takes_its_own_time_and_energy() -> None:
-    gpu = EmulatedGpu(two_chunks(), 0, blocking_power_w=80.0, num_chunks=2, clock=HandClock())
+    gpu = EmulatedGpu(
+        two_chunks(),
+        0,
+        blocking_power_w=80.0,
+        num_chunks=2,
+        settings=IDEAL_GPU,
+        clock=HandClock(),
+    )
     assert run(gpu, "forward", 0) == pytest.approx(1.0)  # 150 J of two ranks' 300
     assert run(gpu, "forward", 1) == pytest.approx(0.25)  # 40 J
     gpu.lock_sm_clock_mhz(1000)

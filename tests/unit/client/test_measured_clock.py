@@ -8,7 +8,7 @@ from tests.unit.client.tiny_profile import HandClock, tiny_profile
 from flyball_client.governor._base import ClockReport
 from flyball_client.governor.clock_controller import READ_PERIOD_S, SETTLE_S
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
 
 
@@ -95,7 +95,9 @@ def test_the_mean_of_a_step_is_that_of_the_samples_within_it(
 
 def test_each_step_tells_the_clock_that_was_read_in_it_whether_one_was_set_or_not() -> None:
     """Each instruction takes 1 s or more, and is read once at its end."""
-    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=HandClock())
+    gpu = EmulatedGpu(
+        tiny_profile(), 0, blocking_power_w=80.0, settings=IDEAL_GPU, clock=HandClock()
+    )
     governor = InProcessGovernor(gpu, "rank 0")
     with RankSession(
         gpu=gpu, job_id="gpt", rank=0, stage=0, planner=None, governor=governor

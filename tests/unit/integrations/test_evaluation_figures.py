@@ -166,12 +166,13 @@ def test_the_whole_command_writes_its_files_and_prints_json_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
-    options = ["--steps", "1", "--json", "--print-plans"]
+    options = ["--steps", "1", "--switch-latency", "0", "--json", "--print-plans"]
     status = main(["evaluate", "--figure", "9", "-o", str(tmp_path), *options])
     captured = capsys.readouterr()
     assert status == 0, captured.err
     document = json.loads(captured.out)
     assert document["emulated"] is True
+    assert document["switch_latency_s"] == 0.0
     assert [row["policy"] for row in document["rows"]] == ["baseline", "envelope", "frontier"]
     assert document["largest_time_difference_percent"] < 0.001
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -231,8 +232,15 @@ def test_without_matplotlib_the_command_names_the_extra_that_draws(tmp_path: Pat
     )
 
 
-def test_a_prediction_that_is_missed_fails_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "status"), [(["--switch-latency", "0"], 1), (["--switch-latency", "5"], 0), ([], 0)]
+)
+def test_a_missed_prediction_fails_the_command_only_where_clocks_change_at_once(
+    options: list[str],
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(command, "make_figure", lambda *_: tiny_figure())
     monkeypatch.setattr(command, "_planner", lambda _: nullcontext(("", tmp_path, {})))
@@ -240,10 +248,10 @@ def test_a_prediction_that_is_missed_fails_the_command(
         command,
         "run_configuration",
         lambda _url, _job, run, **_: replace(
-            result_of(run, 2.0, 100.0), predicted_iteration_time_s=1.9
+            result_of(run, 2.0, 100.0), predicted_iteration_time_s=1.999
         ),
     )
-    assert main(["evaluate", "--figure", "9", "-o", str(tmp_path)]) == 1
+    assert main(["evaluate", "--figure", "9", "-o", str(tmp_path), *options]) == status
     captured = capsys.readouterr()
-    assert "differ by more than 3 %" in captured.err
-    assert "5.26" in captured.out
+    assert ("differ by more than 0.01 %" in captured.err) == bool(status)
+    assert "0.0500" in captured.out
