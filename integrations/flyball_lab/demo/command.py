@@ -269,7 +269,7 @@ def _run_in(folder: RunFolder, options: DemoOptions, arguments: argparse.Namespa
         url = wait_for_planner(planner, interruption)
         progress.begin(f"planner at {url}")
         result = run.result(planner, url)
-        failed = failed_condition(result, num_steps=options.num_steps)
+        failed = failed_condition(result, options)
         plan_lines = []
         if result.plan is not None:
             plan_lines = terminal_plan(result.plan, folder, environment, interruption)

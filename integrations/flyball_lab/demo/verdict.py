@@ -7,10 +7,19 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import NamedTuple
 
+from flyball_lab.demo.options import DemoOptions
 from flyball_lab.demo.run_folder import ClocksOfStep
 from flyball_wire.messages import JobStep, JobView, PlanView
 
 TOLERANCE_PERCENT = 3.0
+# Share of an iteration, at a time scale of 1, that the computer's own work may take beside the
+# emulated instructions; no prediction has it. Transfers over gloo, DeepSpeed's optimizer and the
+# hooks took 36 to 50 ms of wall time an iteration of 1.65 s on two cores, 2.2 to 3.0 %, in both
+# phases and at loads from 1 to 10.
+_OWN_WORK_PERCENT = 6.0
+# Clock changes cost 0.13 % (tests/integration/test_clock_requests.py), and the computer's own work
+# differed by up to 0.8 % between the phases of a run.
+COMPARISON_TOLERANCE_PERCENT = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +66,7 @@ class DemoResult:
         plan: the plan that the ranks ran; None: no plan came.
         measured_baseline: steps at the highest clocks; None: too few steps.
         measured_plan: steps on the plan; None: too few steps.
-        witnessed: clocks in force on each rank's device, per step from 0.
+        witnessed: clocks requested of each rank's device, per step from 0.
         planned_steps: the steps that ran on the plan.
         losses: of each step.
     """
@@ -122,13 +131,14 @@ def error_percent(measured: float, predicted: float) -> float:
     return 100 * (measured / predicted - 1)
 
 
-def failed_condition(result: DemoResult, *, num_steps: int) -> str | None:
-    """Return the first condition that does not hold, as one line; None: the demo succeeded.
+def time_tolerance_percent(time_scale: float) -> float:
+    """Return the largest excess of a measured iteration time over the predicted one, %."""
+    return max(TOLERANCE_PERCENT, _OWN_WORK_PERCENT / time_scale)
 
-    Args:
-        result: of the run.
-        num_steps: steps that were to be measured in each phase.
-    """
+
+def failed_condition(result: DemoResult, options: DemoOptions) -> str | None:
+    """Return the first condition that does not hold, as one line; None: the demo succeeded."""
+    num_steps = options.num_steps
     plan, phases = result.plan, result.phases
     if plan is None:
         return "no plan came from the planner"
@@ -146,7 +156,8 @@ def failed_condition(result: DemoResult, *, num_steps: int) -> str | None:
     return (
         _plan_was_not_applied(plan, phases[1].measured, result)
         or _energy_was_not_saved(*phases)
-        or _prediction_was_missed(phases)
+        or _prediction_was_missed(phases, time_tolerance_percent(options.time_scale))
+        or _iterations_differ(*phases)
     )
 
 
@@ -162,8 +173,8 @@ def _plan_was_not_applied(plan: PlanView, measured: Measurement, result: DemoRes
             if witnessed != planned:
                 num_right = sum(a == b for a, b in zip(witnessed, planned, strict=False))
                 return (
-                    f"the device of rank {rank} ran {num_right} of {len(planned)} instructions of"
-                    f" step {step} at the planned clock"
+                    f"the device of rank {rank} was asked for the planned clock at {num_right} of"
+                    f" {len(planned)} instructions of step {step}"
                 )
     return None
 
@@ -175,17 +186,35 @@ def _energy_was_not_saved(baseline: Phase, plan: Phase) -> str | None:
     return f"no energy was saved: {plan_j:.0f} J on the plan, {baseline_j:.0f} J without"
 
 
-def _prediction_was_missed(phases: Sequence[Phase]) -> str | None:
+def _prediction_was_missed(phases: Sequence[Phase], time_percent: float) -> str | None:
     for name, measured, predicted in phases:
-        for quantity, value, expected in (
-            ("iteration time", measured.iteration_time_s, predicted.iteration_time_s),
-            ("energy", measured.energy_j, predicted.energy_j),
+        for quantity, value, expected, allowed_percent in (
+            (
+                "iteration time",
+                measured.iteration_time_s,
+                predicted.iteration_time_s,
+                time_percent,
+            ),
+            ("energy", measured.energy_j, predicted.energy_j, TOLERANCE_PERCENT),
         ):
             off_percent = error_percent(value, expected)
-            if abs(off_percent) > TOLERANCE_PERCENT:
+            if abs(off_percent) > allowed_percent:
                 return (
                     f"measured {quantity} of the {name} is {off_percent:+.1f} % from the"
-                    f" prediction, and at most {TOLERANCE_PERCENT:g} % are allowed; on a busy"
+                    f" prediction, and at most {allowed_percent:g} % are allowed; on a busy"
                     " computer a larger --time-scale helps"
                 )
     return None
+
+
+def _iterations_differ(baseline: Phase, plan: Phase) -> str | None:
+    measured = plan.measured.iteration_time_s / baseline.measured.iteration_time_s
+    predicted = plan.predicted.iteration_time_s / baseline.predicted.iteration_time_s
+    off_percent = error_percent(measured, predicted)
+    if abs(off_percent) <= COMPARISON_TOLERANCE_PERCENT:
+        return None
+    return (
+        f"measured iteration time of the plan, beside the baseline's, is {off_percent:+.1f} % from"
+        f" the prediction, and at most {COMPARISON_TOLERANCE_PERCENT:g} % are allowed; on a busy"
+        " computer a larger --time-scale helps"
+    )
