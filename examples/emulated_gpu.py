@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from flyball_client import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
@@ -13,9 +15,10 @@ def emulated_gpu_on_cpu(stage: int) -> EmulatedGpu | None:
     """On a machine without CUDA an emulated A100 of one stage of the example profile.
 
     Returns:
-        None where there is CUDA: `attach` then takes this rank's own GPU.
+        None where there is CUDA, or where FLYBALL_GPU names an emulated GPU: `attach` then takes
+        this rank's own, or that one.
     """
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or os.environ.get("FLYBALL_GPU"):
         return None
     profile = load_example_profile()
     return EmulatedGpu(

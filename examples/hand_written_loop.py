@@ -19,6 +19,7 @@ from flyball_client import (
     EmulatedGpu,
     EmulatedGpuSettings,
     EmulatedNode,
+    GpuDevice,
     JobRegistrar,
     JobRegistration,
     PlannerClient,
@@ -33,21 +34,33 @@ ROWS = 8
 STEPS_BETWEEN_POLLS = 10
 
 
+def open_gpu(options: argparse.Namespace) -> GpuDevice | None:
+    """Return the emulated GPU of this rank: that of FLYBALL_GPU, else of the example profile.
+
+    On a GPU `RankSettings.read(os.environ).open_gpu(os.environ)` alone is enough.
+    """
+    stage = dist.get_rank()
+    if os.environ.get("FLYBALL_GPU"):
+        return RankSettings.read(os.environ).open_gpu(
+            os.environ, stage=stage, blocking_power_w=BLOCKING_POWER_W
+        )
+    profile = load_example_profile()
+    return EmulatedGpu(
+        profile,
+        stage % profile.num_stages,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=EmulatedGpuSettings(seed=stage),
+        node=EmulatedNode.of_machine(),
+        time_scale=options.time_scale,
+    )
+
+
 def open_session(
     opened: ExitStack, options: argparse.Namespace
 ) -> tuple[RankSession, PlannerClient | None]:
     """Return this rank's session, started; rank 0 registers the job too, in the background."""
     rank = dist.get_rank()
-    # On a GPU: RankSettings.read(os.environ).open_gpu(os.environ).
-    profile = load_example_profile()
-    gpu = EmulatedGpu(
-        profile,
-        rank % profile.num_stages,
-        blocking_power_w=BLOCKING_POWER_W,
-        settings=EmulatedGpuSettings(seed=rank),
-        node=EmulatedNode.of_machine(),
-        time_scale=options.time_scale,
-    )
+    gpu = open_gpu(options)
     planner = RankSettings.read(os.environ).open_planner()
     session = RankSession(gpu=gpu, job_id=options.job, rank=rank, stage=rank, planner=planner)
     if planner is not None:
@@ -60,7 +73,7 @@ def open_session(
             blocking_power_w=(BLOCKING_POWER_W,) if is_given else None,
             profiling=options.profiling,
             profiling_slowdown=options.profiling_slowdown,
-            emulated=gpu.is_emulated,
+            emulated=gpu is not None and gpu.is_emulated,
         )
         if rank == 0:
             registrar = JobRegistrar(planner, job_id=options.job, registration=registration)

@@ -41,7 +41,7 @@ NVML_ERRORS: dict[str, tuple[type[GpuError], str]] = {
     "NVML_ERROR_IRQ_ISSUE": (GpuError, "see the kernel log for the GPU's interrupts"),
     "NVML_ERROR_LIBRARY_NOT_FOUND": (
         GpuNotFoundError,
-        "install the NVIDIA driver, or use an emulated GPU",
+        "install the NVIDIA driver, or set FLYBALL_GPU=emulated:PROFILE.csv",
     ),
     "NVML_ERROR_FUNCTION_NOT_FOUND": (GpuNotSupportedError, "update the NVIDIA driver"),
     "NVML_ERROR_CORRUPTED_INFOROM": (GpuError, "have the GPU checked"),

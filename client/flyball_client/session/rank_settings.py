@@ -126,19 +126,38 @@ class RankSettings:
             return None
 
     def open_gpu(
-        self, environ: Mapping[str, str], *, local_rank: int | None = None
+        self,
+        environ: Mapping[str, str],
+        *,
+        local_rank: int | None = None,
+        stage: int | None = None,
+        num_chunks: int = 1,
+        blocking_power_w: float | None = None,
     ) -> GpuDevice | None:
         """Open the GPU of this rank, as `open_local_gpu`; None: it cannot be used, which is logged.
+
+        With `FLYBALL_GPU=emulated:PROFILE.csv` it is emulated.
 
         Args:
             environ: Environment variables.
             local_rank: CUDA's number of the GPU; None: that of the settings.
+            stage: Stage of the rank; an emulated GPU needs it.
+            num_chunks: Number of model chunks of the stage; of an emulated GPU.
+            blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
 
         Raises:
             ValueError: A variable cannot be used; the text names it.
             GpuError, OSError: With `strict`, the GPU cannot be found or opened.
         """
         number = self.local_rank if local_rank is None else local_rank
+        if environ.get("FLYBALL_GPU"):
+            return _open_emulated(
+                environ,
+                local_rank=number,
+                stage=stage,
+                num_chunks=num_chunks,
+                blocking_power_w=blocking_power_w,
+            )
         try:
             return open_local_gpu(number, environ)
         except (GpuError, OSError) as error:
@@ -150,6 +169,33 @@ class RankSettings:
                 error,
             )
             return None
+
+
+def _open_emulated(
+    environ: Mapping[str, str],
+    *,
+    local_rank: int,
+    stage: int | None,
+    num_chunks: int,
+    blocking_power_w: float | None,
+) -> GpuDevice | None:
+    # Imported here, since ranks of real GPUs do not need it.
+    from flyball_client.gpu.emulated_choice import EmulatedChoice  # noqa: PLC0415
+
+    choice = EmulatedChoice.read(environ)
+    if choice is None:
+        return None
+    if stage is None:
+        raise ValueError(
+            "FLYBALL_GPU: an emulated GPU needs the stage of its rank: open_gpu(..., stage=STAGE)"
+        )
+    rank = environ.get("RANK", "")
+    return choice.open(
+        stage=stage,
+        num_chunks=num_chunks,
+        seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank,
+        blocking_power_w=blocking_power_w,
+    )
 
 
 def _lease_s(environ: Mapping[str, str]) -> float:

@@ -207,8 +207,15 @@ def attach(
     check_options(attach, options)
     _check(config, num_microbatches=num_microbatches, hooks=hooks)
     with ExitStack() as opened:
-        ends = RankEnds(opened, options, job_id=job_id, layout=_layout(), initial_step=initial_step)
         orders = _orders(config, num_microbatches)
+        ends = RankEnds(
+            opened,
+            options,
+            job_id=job_id,
+            layout=_layout(),
+            initial_step=initial_step,
+            num_chunks=len({chunk for _, chunk in orders[0].forwards}),
+        )
         num_ranks = torch.distributed.get_world_size()
         registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
         _warn_of_held_back_sends(registering.registration, config, job_id)

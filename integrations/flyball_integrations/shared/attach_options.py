@@ -64,7 +64,8 @@ class RankOptions(TypedDict, total=False):
             `FLYBALL_WITHOUT_PLANNER`, else the last plan.
         lease_s: without a hook for so long the clock is given back, s; default:
             `FLYBALL_LEASE_S`, else 30.
-        gpu: the device to set; default: the GPU of this process's local rank.
+        gpu: the device to set; default: the GPU of this process's local rank, or with
+            `FLYBALL_GPU=emulated:PROFILE.csv` an emulated one of this rank's stage.
         strict: True: what the machine lacks (a GPU, shared memory, the right to set clocks) is
             raised; False: it is logged, and the rank trains without it; default:
             `FLYBALL_STRICT`, else False.

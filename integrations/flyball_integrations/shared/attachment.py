@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 
 from flyball_client.api.planner_client import PlannerClient
@@ -19,6 +19,7 @@ from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.rank_memory import RankMemory
+from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
 
 _logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class RankEnds:
         job_id: the job's name at the planner.
         layout: of this rank.
         initial_step: number of the first step, where training resumes.
+        num_chunks: of the model, on this rank.
 
     Attributes:
         opened: stack for further resources.
@@ -63,6 +65,7 @@ class RankEnds:
         job_id: str,
         layout: RankLayout,
         initial_step: int,
+        num_chunks: int = 1,
     ) -> None:
         self.opened = opened
         self._initial_step = initial_step
@@ -82,7 +85,12 @@ class RankEnds:
             opened.callback(self._planner.close)
         gpu = options.get("gpu")
         if gpu is None:
-            gpu = self._settings.open_gpu(os.environ)
+            gpu = self._settings.open_gpu(
+                os.environ,
+                stage=layout.stage,
+                num_chunks=num_chunks,
+                blocking_power_w=_blocking_power_w(options, layout.stage),
+            )
             if gpu is not None:
                 opened.callback(_close, gpu)
         self._gpu = gpu
@@ -119,6 +127,18 @@ class RankEnds:
         )
         self.opened.callback(session.close)
         return session
+
+
+def _blocking_power_w(options: AttachOptions, stage: int) -> float | None:
+    """Return the blocking power in W that the options have for a stage; None: none."""
+    fields = registered_fields(options)
+    if (powers_w := fields.get("blocking_power_w")) is not None:
+        return float(powers_w[stage] if stage < len(powers_w) else powers_w[0])
+    if "gpu" not in fields:
+        return None
+    with suppress(GpuTableError):  # the planner says that there is no such GPU
+        return load_gpu_window(fields["gpu"], folder=gpu_folder(os.environ)).blocking_power_w
+    return None
 
 
 def _close(gpu: GpuDevice) -> None:

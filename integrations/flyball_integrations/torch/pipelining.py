@@ -157,7 +157,14 @@ def attach(
         with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
             _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
             place = _layout(schedule, dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank)
-            ends = RankEnds(opened, options, job_id=job_id, layout=place, initial_step=initial_step)
+            ends = RankEnds(
+                opened,
+                options,
+                job_id=job_id,
+                layout=place,
+                initial_step=initial_step,
+                num_chunks=len(stages_of(schedule)),
+            )
             session = _open_session(ends, schedule, optimizer, order, free_memory_bytes)
         # `detach` closes all of it, the last first.
         schedule.__dict__[_ATTACHMENT] = opened.pop_all()

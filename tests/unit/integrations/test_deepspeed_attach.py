@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 import pytest
 import torch.distributed
+from tests.planner.samples import profile_csv
 from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.integrations.order_world import World
 
@@ -14,6 +16,7 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from flyball_client.session import rank_settings
 from flyball_integrations.deepspeed import pipeline
+from flyball_integrations.deepspeed.config_file import attach_configured, read_attachment
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_integrations.deepspeed.settings import SCHEDULES
 from flyball_integrations.shared import attachment, order_agreement
@@ -200,6 +203,31 @@ def test_a_job_whose_order_memory_bounds_is_registered_once_that_is_known(
     assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.05)
     assert (registration.blocking_power_w, registration.gpu) == (None, None)
     assert opened.log[-1] == "close gpu"
+
+
+def test_the_environment_gives_it_an_emulated_gpu_and_the_envpipe_import_too(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "profile.csv").write_text(profile_csv())
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{tmp_path / 'profile.csv'}")
+    registered: list[bool] = []
+
+    class Registrar:
+        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+            registered.append(registration.emulated)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(attachment, "JobRegistrar", Registrar)
+    made = engine()
+    attach(made, job_id="job", planner_url=LOOPBACK, gpu_type="a100")
+    detach(made)
+    block = {"envpipe": {"type": "envelope", "gpu": "a100"}, "flyball": {"planner_url": LOOPBACK}}
+    attach_configured(made, read_attachment(block, {}))
+    detach(made)
+    assert registered == [True, True]
+    assert opened.log == []  # no real one
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -24,6 +25,14 @@ from flyball_integrations.shared import attachment
 from flyball_wire.messages import JobRegistration
 
 _CONFIG = {"timers": None, "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True}
+# Two stages of two chunks.
+CHUNKS = "stage,chunk,instruction,frequency,time,energy\n" + "".join(
+    f"{stage},{chunk},{kind},{mhz},{0.003 + chunk / 1000},{mhz / 1410}\n"
+    for stage in range(2)
+    for chunk in range(2)
+    for kind in ("forward", "backward")
+    for mhz in (1410, 1200)
+)
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
 
 
@@ -163,6 +172,27 @@ def test_interleaving_is_registered_with_its_order_and_the_places_of_its_chunks(
     assert registration.order is not None
     assert [_shortly(order) for order in registration.order] == [first, second]
     assert _warnings(caplog) == []
+
+
+@pytest.mark.usefixtures("interleaving")
+def test_the_environment_gives_it_an_emulated_gpu_of_its_chunks(
+    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "profile.csv"
+    file.write_text(CHUNKS)
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{file}")
+    session = attach(
+        config(), job_id="job", num_microbatches=2, planner_url=LOOPBACK, gpu_type="a100"
+    )
+    session.on_step_begin()
+    for chunk in range(2):
+        session.on_instruction_begin("forward", chunk=chunk)
+        session.on_instruction_end("forward", chunk=chunk)
+    session.on_step_end()
+    (registration,) = registered
+    assert registration.emulated
+    # Three milliseconds of the first chunk and four of the second, as the profile has them.
+    assert session.history[0].time_s >= 0.007
 
 
 @pytest.mark.usefixtures("interleaving")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +62,27 @@ def test_attach_starts_a_session_that_measures_each_step_and_detach_ends_it() ->
     assert len(session.history) == 2
     assert vars(schedule).keys() == before.keys()
     assert "step" not in vars(schedule)
+
+
+def test_the_environment_gives_it_an_emulated_gpu_of_its_chunks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    kinds = ("forward", "backward_input", "backward_weight")
+    rows = [
+        f"0,{chunk},{kind},{mhz},0.003,{mhz / 1410}"
+        for chunk in range(2)
+        for kind in kinds
+        for mhz in (1410, 1200)
+    ]
+    file = tmp_path / "profile.csv"
+    file.write_text("\n".join(["stage,chunk,instruction,frequency,time,energy", *rows, ""]))
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{file}")
+    schedule = schedule_in_chunks()
+    session = attach(schedule, job_id="job")
+    train(schedule)
+    detach(schedule)
+    # Two microbatches, two chunks, three instructions of 3 ms and 1 J each.
+    assert session.history[0].time_s >= 0.036
 
 
 class OwnLoop(Schedule1F1B):  # type: ignore[misc] # torch's schedules have no types

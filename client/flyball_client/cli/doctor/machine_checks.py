@@ -112,7 +112,7 @@ def check_system() -> Iterator[CheckResult]:
     """Check the features of kernel and Python that the governor process needs."""
     if sys.platform != "linux":
         found = f"{platform.system()}; clocks of real GPUs are set on Linux only"
-        yield problem("system", found, "use emulated GPUs here")
+        yield problem("system", found, "emulate GPUs here: FLYBALL_GPU=emulated:PROFILE.csv")
         return
     failures = [failed for feature in _FEATURES if (failed := _check_feature(feature))]
     yield from failures

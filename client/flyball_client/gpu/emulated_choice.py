@@ -1,0 +1,125 @@
+"""`FLYBALL_GPU=emulated:PROFILE.csv`: the environment chooses an emulated GPU for each rank.
+
+Options follow the file, separated by commas: `emulated:PROFILE.csv,time_scale=0.2`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile import ProfileError
+from flyball_profiles.stage_profile_csv import read_stage_profile
+
+_logger = logging.getLogger(__name__)
+
+VARIABLE = "FLYBALL_GPU"
+_PREFIX = "emulated:"
+_FORM = "emulated:PROFILE.csv, perhaps with ,time_scale=S or ,blocking_power_w=W behind it"
+_OPTION = re.compile(r",(time_scale|blocking_power_w)=([^,]*)$")
+# Of the profile that is shipped; it decides no plan.
+_DEFAULT_POWER_OF = "a100"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmulatedChoice:
+    """Value of the variable.
+
+    Attributes:
+        profile: Stage profile of the whole pipeline, CSV.
+        time_scale: Wall seconds per emulated second.
+        blocking_power_w: Power of a waiting GPU in W; None: not given.
+    """
+
+    profile: Path
+    time_scale: float = 1.0
+    blocking_power_w: float | None = None
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str]) -> EmulatedChoice | None:
+        """Read the variable; None: it is not set, and the GPU is a real one.
+
+        Raises:
+            ValueError: It cannot be used; the text names it.
+        """
+        text = environ.get(VARIABLE)
+        if not text:
+            return None
+        if not text.startswith(_PREFIX):
+            raise ValueError(f"{VARIABLE} must be {_FORM}, not {text!r}")
+        rest, options = text.removeprefix(_PREFIX), dict[str, float]()
+        while (found := _OPTION.search(rest)) is not None:
+            name, value = found.groups()
+            options.setdefault(name, _number(name, value))
+            rest = rest[: found.start()]
+        if not rest:
+            raise ValueError(f"{VARIABLE} names no profile; it must be {_FORM}")
+        return cls(profile=Path(rest), **options)
+
+    def open(
+        self,
+        *,
+        stage: int,
+        num_chunks: int = 1,
+        seed: int = 0,
+        blocking_power_w: float | None = None,
+    ) -> EmulatedGpu:
+        """Make the GPU of a rank, with one line in the log that says so.
+
+        Args:
+            stage: Stage of the rank.
+            num_chunks: Number of model chunks of the stage.
+            seed: Seed of the draws; different on each rank.
+            blocking_power_w: Power of a waiting GPU in W where the variable has none; None: that
+                of an A100.
+
+        Raises:
+            ValueError: The profile cannot be read, or has no such stage; the text names the
+                variable and the file.
+        """
+        power_w = self.blocking_power_w
+        if power_w is None:
+            power_w = _default_power_w() if blocking_power_w is None else blocking_power_w
+        try:
+            gpu = EmulatedGpu(
+                read_stage_profile(self.profile),
+                stage,
+                num_chunks=num_chunks,
+                blocking_power_w=power_w,
+                settings=EmulatedGpuSettings(seed=seed),
+                node=EmulatedNode.of_machine(),
+                time_scale=self.time_scale,
+            )
+        except ProfileError as error:
+            raise ValueError(f"{VARIABLE}: {error.located(str(self.profile))}") from None
+        except ValueError as error:
+            raise ValueError(f"{VARIABLE}: {self.profile}: {error}") from None
+        _logger.warning(
+            "the GPU of this rank is emulated (%s): stage %d of %s, %g W while it waits; no real"
+            " clock is set",
+            VARIABLE,
+            stage,
+            self.profile,
+            power_w,
+        )
+        return gpu
+
+
+def _number(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and (value > 0 or (value == 0 and name != "time_scale"))):
+        raise ValueError(f"{VARIABLE}: {name} must be a positive number, not {text!r}")
+    return value
+
+
+def _default_power_w() -> float:
+    return load_gpu_window(_DEFAULT_POWER_OF).blocking_power_w or 0.0
