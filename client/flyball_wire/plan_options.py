@@ -59,7 +59,8 @@ class PlanOptions(Sent):
         schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `explicit` with
             an `order`, or `auto`.
         policy: rule that gives each instruction its clock.
-        reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it.
+        reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it. Null: `balanced`,
+            but `default` (none) for policy `uniform`, as EnvPipe's evaluation pairs them.
         target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
             (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
@@ -83,7 +84,7 @@ class PlanOptions(Sent):
 
     schedule: str = DEFAULT_SCHEDULE
     policy: Policy = Policy.FRONTIER
-    reconfigure: Reconfigure = Reconfigure.BALANCED
+    reconfigure: Reconfigure | None = None
     target: str = DEFAULT_TARGET
     effort: Effort = Effort.NORMAL
     reserve: float = 0.0
@@ -94,6 +95,13 @@ class PlanOptions(Sent):
     gpu: str | None = None
     activation_bytes: tuple[int, ...] | None = None
     free_memory_bytes: tuple[int, ...] | None = None
+
+    @property
+    def reconfiguration(self) -> Reconfigure:
+        """The reconfiguration that the policy runs with."""
+        if self.reconfigure is not None:
+            return self.reconfigure
+        return Reconfigure.DEFAULT if self.policy == Policy.UNIFORM else Reconfigure.BALANCED
 
 
 _OPTION_NAMES = tuple(field.name for field in fields(PlanOptions))

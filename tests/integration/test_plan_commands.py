@@ -146,6 +146,20 @@ def test_a_plan_without_blocking_power_is_refused(profile: Path) -> None:
     assert "--gpu NAME" in line
 
 
+def test_uniform_is_not_reconfigured_unless_asked(profile: Path) -> None:
+    """EnvPipe's figure 10 pairs it with `default`; `balanced` would give envelope's plan."""
+
+    def planned(*options: str) -> tuple[str, object]:
+        document = document_of("plan", profile, *ASKED, *options)
+        return document["reconfigure"], document["stages"]
+
+    default = planned("--policy", "uniform", "--reconfigure", "default")
+    assert planned("--policy", "uniform") == default
+    asked = planned("--policy", "uniform", "--reconfigure", "balanced")
+    assert asked == planned("--policy", "envelope")
+    assert asked[1] != default[1]
+
+
 GPU_FILE = """filter_max_mhz = { value = 1980, source = "asked of the device" }
 filter_min_mhz = { value = 900, source = "chosen" }
 granularity_mhz = { value = 90, source = "chosen" }

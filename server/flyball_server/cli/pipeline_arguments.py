@@ -132,7 +132,8 @@ def add_policy_arguments(parser: argparse.ArgumentParser, policies: Iterable[Pol
         "--reconfigure",
         Reconfigure,
         None,
-        f"EnvPipe's reconfiguration (default {PlanOptions.reconfigure})",
+        f"EnvPipe's reconfiguration (default: {Reconfigure.DEFAULT}, which is none, for policy"
+        f" {Policy.UNIFORM}, else {Reconfigure.BALANCED})",
     )
 
 

@@ -49,7 +49,7 @@ def _lines(request: PlanRequest) -> Iterator[str]:
     not_raised = request.with_options(reconfigure=Reconfigure.DEFAULT)
     start = choose(options.policy, policy_request(not_raised, model)).assignment
     steps = reconfiguring_steps(
-        model, start, options.reconfigure, request.reconfigure_granularity_mhz
+        model, start, options.reconfiguration, request.reconfigure_granularity_mhz
     )
     for number, assignment in enumerate(steps):
         yield f"CURRENT_STEP {number}"

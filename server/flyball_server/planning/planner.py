@@ -271,7 +271,7 @@ def prediction_of(
     baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
     return PlanPrediction(
         policy=options.policy,
-        reconfigure=options.reconfigure,
+        reconfigure=options.reconfiguration,
         schedule=options.schedule,
         target=options.target,
         num_microbatches=request.num_microbatches,

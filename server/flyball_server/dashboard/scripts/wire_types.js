@@ -106,7 +106,7 @@
  * @property {Policy} policy
  * @property {Profiling} profiling
  * @property {number} profiling_slowdown
- * @property {Reconfigure} reconfigure
+ * @property {Reconfigure | null} reconfigure
  * @property {number} reserve
  * @property {number | null} restart_count
  * @property {string | null} run

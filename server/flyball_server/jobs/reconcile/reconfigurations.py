@@ -235,7 +235,7 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     model, assignment = model_of_plan(profile, plan)
     loop = MeasuredLoop(
         model=model,
-        manner=job.spec.reconfigure,
+        manner=job.spec.reconfiguration,
         granularity_mhz=request.reconfigure_granularity_mhz,
     )
     windows = observation_windows(

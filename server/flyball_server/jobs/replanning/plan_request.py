@@ -114,7 +114,7 @@ def plan_request(
     options = replace(
         plan_options(spec),
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
-        reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfigure,
+        reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
         target=loop_state.inputs.target or spec.target,
         effort=loop_state.inputs.effort or spec.effort,
     )

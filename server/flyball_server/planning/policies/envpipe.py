@@ -100,6 +100,6 @@ def _reconfigured(request: PolicyRequest, assignment: Assignment) -> PolicyChoic
         )
     return PolicyChoice(
         assignment=reconfigure(
-            request.model, assignment, options.reconfigure, request.reconfigure_granularity_mhz
+            request.model, assignment, options.reconfiguration, request.reconfigure_granularity_mhz
         )
     )
