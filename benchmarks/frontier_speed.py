@@ -36,7 +36,7 @@ NUM_RUNS = 5
 UNIT_TIME_S = 0.001
 FULL_RUN_BOUND_S = 600.0
 GIVE_UP_S = 120.0
-MIN_TIMES_FASTER = 50.0
+MIN_TIMES_FASTER = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)

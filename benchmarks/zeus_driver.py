@@ -22,10 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from zeus.optimizer.pipeline_frequency import (  # type: ignore[import-not-found]  # in its own environment
-    PipelineFrequencyOptimizer,
-    optimizer,
-)
+from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, optimizer
 
 from hooks_gpus import CallRecord
 from hooks_series import INSTRUCTIONS, Series, run_series

@@ -35,9 +35,10 @@ from flyball_wire.read_models import Frontier, FrontierPoint
 WIDTH_WEIGHT = 0.2
 # Largest error of a mix of two relaxed optima in place of one that is solved for, as a share of
 # the energy.
-MAX_MIX_ERROR = 1e-4
-# So many points are placed before the others are, by the errors that these leave.
-NUM_FIRST = 12
+MAX_MIX_ERROR = 5e-4
+# So many points are placed before the others are, by the errors that these leave. Of the way
+# from the fastest to the least-energy time they have the shares of equal steps to this power.
+NUM_FIRST, FIRST_BEND = 20, 1.5
 # Plans are annealed at once up to this many instructions in all, which bounds the memory.
 INSTRUCTIONS_AT_ONCE = 20_000
 ROUNDS = 4  # of filling up after plans that another one beats were dropped
@@ -85,28 +86,33 @@ def undominated(plans: Iterable[DeadlinePlan]) -> list[DeadlinePlan]:
 class _Placement:
     """Placement of the next deadlines.
 
-    They are placed in a few rounds, each shared out among the intervals that the rounds before
-    left. A relaxed optimum is solved for where a mix of its neighbours would be too far from it.
+    The first ones lie closer together the faster they are. The others are placed in a few rounds,
+    each shared out among the intervals that the rounds before left. A relaxed optimum is solved
+    for where a mix of its neighbours would be too far from it.
     """
 
     def __init__(self, solver: DeadlineSolver) -> None:
         self._solver = solver
-        fastest_s, slowest_s = solver.fastest_time_s, solver.least_energy_time_s()
-        self._optima = [solver.relax(fastest_s)]
-        if slowest_s > fastest_s:
-            self._optima.append(solver.relax(slowest_s))
-        self._unused = list(self._optima)
+        self._optima: list[RelaxedOptimum] = []
+        self._unused: list[RelaxedOptimum] = []
 
     def add(self, num_points: int) -> list[RelaxedOptimum]:
         """Return the relaxed optimum at this many new deadlines, in rising order."""
+        if not self._optima:
+            self._keep(self._first(min(num_points, NUM_FIRST)))
         if len(self._optima) > 1:
-            num_first = min(num_points - len(self._unused), NUM_FIRST - len(self._optima))
-            # From each deadline to the next a solver has the shortest way.
-            self._keep([self._solver.relax(one) for one in self._shared_out(num_first)])
             self._keep(self._mixed(self._shared_out(num_points - len(self._unused))))
         added = sorted(self._unused, key=lambda relaxed: relaxed.deadline_s)
         self._unused = []
         return added
+
+    def _first(self, num_points: int) -> list[RelaxedOptimum]:
+        """Solve for at least two deadlines, from the latest on: a solver has the shortest way."""
+        fastest_s, slowest_s = self._solver.fastest_time_s, self._solver.least_energy_time_s()
+        if slowest_s <= fastest_s:
+            return [self._solver.relax(fastest_s)]
+        shares = np.linspace(1.0, 0.0, num_points) ** FIRST_BEND
+        return [self._solver.relax(fastest_s + (slowest_s - fastest_s) * one) for one in shares]
 
     def _keep(self, added: list[RelaxedOptimum]) -> None:
         self._unused += added
@@ -170,7 +176,7 @@ class _Placement:
 DEFAULT_NUM_POINTS = 100
 MAX_NUM_POINTS = 10_000
 # Of the curves of policies `constant` and `global`.
-NUM_CURVE_POINTS = 24
+NUM_CURVE_POINTS = 16
 # Greedy reconfiguration is left out: it ends near balanced and takes by far the longest.
 COMPARED_ENVPIPE = (
     (Policy.UNIFORM, Reconfigure.DEFAULT),

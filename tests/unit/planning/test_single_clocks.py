@@ -64,8 +64,11 @@ def test_the_best_fixed_clocks_are_found(
     least_j = min(energy_j for _, _, energy_j in allowed)
     same_j = min(energy_j for levels, _, energy_j in allowed if len(set(levels)) == 1)
     clocks = SingleClocks(model)
-    assert clocks.constant(parse_target(target)).energy_j == pytest.approx(least_j, rel=1e-9)
-    assert clocks.same_for_all(parse_target(target)).energy_j == pytest.approx(same_j, rel=1e-9)
+    (per_stage,), (for_all,) = (
+        search([parse_target(target)]) for search in (clocks.constant, clocks.same_for_all)
+    )
+    assert per_stage.energy_j == pytest.approx(least_j, rel=1e-9)
+    assert for_all.energy_j == pytest.approx(same_j, rel=1e-9)
 
 
 @pytest.mark.parametrize("share", [0.95, 0.75, 0.55])
@@ -76,14 +79,18 @@ def test_a_power_budget_gets_the_fastest_fixed_clocks_within_it(
     budget_w = share * energy_j / time_s
     within = [choice for choice in all_choices if choice[2] / choice[1] <= budget_w]
     fastest_s = min(time_s for _, time_s, _ in within)
-    plan = SingleClocks(model).constant(parse_target(f"power:{budget_w}"))
+    (plan,) = SingleClocks(model).constant([parse_target(f"power:{budget_w}")])
     assert plan.energy_j / plan.iteration_time_s <= budget_w * (1 + 1e-9)
     assert plan.iteration_time_s == pytest.approx(fastest_s, rel=1e-5)
 
 
-def test_a_budget_below_every_choice_is_refused_with_the_least_power(model: PipelineModel) -> None:
+@pytest.mark.parametrize("policy", [Policy.CONSTANT, Policy.GLOBAL])
+def test_a_target_below_every_choice_is_refused_with_the_nearest(policy: Policy) -> None:
+    request = request_of(load_example_profile(), 4).with_options(policy=policy)
     with pytest.raises(TargetUnreachableError, match=r"draws 1 W on average; the least found is"):
-        SingleClocks(model).constant(parse_target("power:1"))
+        make_plan(request.with_options(target="power:1"))
+    with pytest.raises(TargetUnreachableError, match=r"change takes 0.1 s; the fastest takes"):
+        make_plan(request.with_options(target="deadline:0.1"))
 
 
 @given(model=any_models(max_stages=3, max_microbatches=3))
@@ -113,6 +120,6 @@ def test_long_pipelines_have_fixed_clocks_and_are_compared_with_none() -> None:
     long, options = model_of(equal_profile(65), 1), PlanOptions(blocking_power_w=(5.0,))
     assert single_clock_plans(long, options) == ()
     assert single_clock_curves(long, [1e3]) == ((), ())
-    plan = SingleClocks(long).constant(parse_target("least-energy"))
+    (plan,) = SingleClocks(long).constant([parse_target("least-energy")])
     assert plan.energy_j <= time_and_energy(long, long.baseline())[1]
     assert len(single_clock_plans(model_of(equal_profile(2), 1), options)) == 2

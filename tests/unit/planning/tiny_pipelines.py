@@ -382,7 +382,7 @@ def any_requests(draw: st.DrawFn) -> PlanRequest:
         profile=context.profile,
         num_microbatches=context.num_microbatches,
         options=PlanOptions(
-            blocking_power_w=(12.5,),
+            blocking_power_w=(1.0,),
             schedule=shape[0],
             effort=Effort.LOW,
             checkpoint=context.checkpoint,

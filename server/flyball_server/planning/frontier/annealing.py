@@ -159,8 +159,12 @@ class EventTimes:
         finish = network.head[: dag.num_nodes].copy()
         is_sink = finish == END
         finish[is_sink] = network.num_events + np.arange(int(is_sink.sum()))
-        _, self.finish = np.unique(finish, return_inverse=True)
+        # Renumbered in their order.
+        self.finish = (np.cumsum(np.bincount(finish) > 0) - 1)[finish]
         self.num_events = int(self.finish.max()) + 1
+        self._by_finish = np.argsort(self.finish, kind="stable")
+        counts = np.bincount(self.finish)
+        self._first_of_events = np.cumsum(counts) - counts
         before = dag.predecessor_array.T
         self.starts = np.where(before == NONE, self.num_events, self.finish[before])
         self.starts[self.starts[:, 0] == self.starts[:, 1], 1] = self.num_events
@@ -176,10 +180,15 @@ class EventTimes:
         both_ways = np.concatenate([*pairs, *(pair[:, ::-1] for pair in pairs)])
         self._neighbours = both_ways[(both_ways < self.num_events).all(axis=1)]
 
-    def of_nodes(self, finish_s: Sequence[float]) -> FloatArray:
-        """Return the state in which each event is its nodes' last finish."""
-        event_s = np.zeros(self.num_events + 1)
-        np.maximum.at(event_s, self.finish, finish_s)
+    def of_nodes(self, finish_s: FloatArray) -> FloatArray:
+        """Return the states in which each event is its nodes' last finish.
+
+        Args:
+            finish_s: per plan and node, s; shape (num_plans, num_nodes).
+        """
+        event_s = np.zeros((len(finish_s), self.num_events + 1))
+        by_event_s = finish_s[:, self._by_finish]
+        event_s[:, :-1] = np.maximum.reduceat(by_event_s, self._first_of_events, axis=1)
         return event_s
 
     def windows_s(self, event_s: FloatArray) -> FloatArray:

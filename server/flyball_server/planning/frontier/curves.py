@@ -84,11 +84,10 @@ def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> Cos
     for time_s, cost_j, choice in by_time:
         if not staircase or cost_j < staircase[-1].cost_j:
             staircase.append(CostPoint(time_s=time_s, cost_j=cost_j, choice=choice))
-    return CostCurve(
-        staircase=tuple(staircase),
-        hull=_lower_hull(_one_per_time(staircase)),
-        exact_hull=_lower_hull(staircase),
-    )
+    exact_hull = _lower_hull(staircase)
+    one_per_time = _one_per_time(staircase)
+    hull = exact_hull if one_per_time == staircase else _lower_hull(one_per_time)
+    return CostCurve(staircase=tuple(staircase), hull=hull, exact_hull=exact_hull)
 
 
 def _lower_hull(staircase: Sequence[CostPoint]) -> tuple[CostPoint, ...]:

@@ -18,6 +18,8 @@ from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.event_network import BEGIN, DEADLINE, EventNetwork
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum, relaxed_optimum
 
+_EDGE_WEIGHTS, _DEVEX = "simplex_dual_edge_weight_strategy", 1
+
 
 class HighsRelaxation:
     """Dual simplex on the primal program, warm from the deadline before.
@@ -32,9 +34,11 @@ class HighsRelaxation:
         self._network = network
         self._unit_s = float(network.min_window_s[: network.num_instructions].mean())
         gains_w = np.abs(network.slope_w[network.slope_w < 0])
-        self._unit_w = float(np.median(gains_w)) if len(gains_w) else 1.0
+        self._unit_w = float(np.sort(gains_w)[len(gains_w) // 2]) if len(gains_w) else 1.0
         self._highs = _QuietHighs()
-        self._highs.setOptionValue("threads", 1)
+        # Each solve begins with the last one's basis; steepest-edge weights are not worth keeping.
+        for option, value in (("threads", 1), ("presolve", "off"), (_EDGE_WEIGHTS, _DEVEX)):
+            self._highs.setOptionValue(option, value)
         self._highs.passModel(_program(network, self._unit_s, self._unit_w))
 
     def solve(self, deadline_s: float) -> RelaxedOptimum:

@@ -23,12 +23,8 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.solver import (
-    SEED,
-    TINY_INSTRUCTIONS,
-    DeadlinePlan,
-    DeadlineSolver,
-)
+from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS
+from flyball_server.planning.frontier.solver import SEED, DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path, time_and_energy

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from flyball_server.planning.frontier.annealing import Annealing, EventTimes, PointTable
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
-from flyball_server.planning.frontier.event_network import EventNetwork, FloatArray
+from flyball_server.planning.frontier.event_network import EventNetwork, FloatArray, IndexArray
 from flyball_server.planning.model.dag import DependencyDag
-from flyball_server.planning.model.finish_times import earliest_finish_s, forward_pass
+from flyball_server.planning.model.finish_times import earliest_finishes_s, forward_pass_of_many
 from flyball_server.planning.model.pipeline_model import Assignment
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
@@ -26,29 +25,46 @@ WARY_MARGIN = 1e-9
 # Temperatures in mean cost steps between neighbouring clocks: the first from a rounding (and a
 # share of the height of a hill), the first from a neighbour's plan, and the last.
 HOT_STEPS, HOT_HILLS, WARM_STEPS, COLD_STEPS = 0.5, 0.5, 0.2, 0.05
-# With few instructions each change of a clock is a high step: up to so many begin so much hotter.
-FEW_INSTRUCTIONS, HOTTER = 64, 4.0
+# In a tiny pipeline, of up to so many instructions, each change of a clock is a high step:
+# annealing begins so much hotter.
+TINY_INSTRUCTIONS, HOTTER = 64, 4.0
 # A solver's windows may be a little too long; they are shrunk until the plan is in time.
 SHRINKINGS = (0.0, 1e-9, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoundedPlan:
-    """One clock for each instruction.
+class RoundedPlans:
+    """Plans of one pipeline, with one clock for each instruction.
 
     Attributes:
-        event_s: per event of `EventTimes`, by when its instructions have finished, s; annealing
-            can go on from here.
-        cost_j: energy of the iteration, J.
+        event_s: per plan and event of `EventTimes`, by when its instructions have finished, s;
+            annealing can go on from here; shape (num_plans, num_events + 1).
+        cost_j: per plan, energy of the iteration, J; shape (num_plans,).
     """
 
     event_s: FloatArray
-    cost_j: float
+    cost_j: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.cost_j)
 
     @property
-    def end_s(self) -> float:
-        """Return when the last of them has finished, s."""
-        return float(self.event_s.max())
+    def end_s(self) -> FloatArray:
+        """Per plan, when the last instruction has finished, s; shape (num_plans,)."""
+        end_s: FloatArray = self.event_s.max(axis=1)
+        return end_s
+
+    def some(self, plans: Sequence[int] | slice | IndexArray) -> RoundedPlans:
+        """Return the plans of these indices."""
+        return RoundedPlans(event_s=self.event_s[plans], cost_j=self.cost_j[plans])
+
+    def or_better(self, others: RoundedPlans) -> RoundedPlans:
+        """Return each plan, or the other one in its place that costs less."""
+        is_better = others.cost_j < self.cost_j
+        return RoundedPlans(
+            event_s=np.where(is_better[:, None], others.event_s, self.event_s),
+            cost_j=np.where(is_better, others.cost_j, self.cost_j),
+        )
 
 
 class Rounding:
@@ -59,129 +75,130 @@ class Rounding:
         curves: time-energy curve of each node.
         network: the pipeline's events.
         is_wary: never late by rounding errors, at the price of plans that would just be in time.
+
+    Attributes:
+        slowest_time_s: iteration time with every instruction at its slowest point, s.
     """
 
     def __init__(
         self, dag: DependencyDag, curves: ModelCurves, network: EventNetwork, *, is_wary: bool
     ) -> None:
-        self._dag, self._curve_of_node = dag, curves.curve_of_node
-        self._measured_s = [[point.time_s for point in one.staircase] for one in curves.curves]
-        slowest_s = [times_s[-1] for times_s in self._measured_s]
-        self.slowest_time_s = max(
-            earliest_finish_s(dag, [slowest_s[curve] for curve in curves.curve_of_node])
-        )
-        margin_s = WARY_MARGIN * self.slowest_time_s if is_wary else 0.0
-        self._tolerance_s = WINDOW_TOLERANCE * self.slowest_time_s
-        self._wanted_s = [
-            [times_s[0], *(time_s + margin_s for time_s in times_s[1:])]
-            for times_s in self._measured_s
-        ]
-        self._choices = [[point.choice for point in one.staircase] for one in curves.curves]
+        self._dag = dag
+        staircases = [curve.staircase for curve in curves.curves]
+        self._measured_s = np.array([point.time_s for one in staircases for point in one])
+        self._choices = np.array([point.choice for one in staircases for point in one])
+        slowest_s = np.array([one[-1].time_s for one in staircases])[curves.curve_array]
+        self.slowest_time_s = float(earliest_finishes_s(dag, slowest_s[:, None]).max())
         self._events = EventTimes(dag, network, curves)
-        self._points = PointTable(curves.curves, margin_s=margin_s, tolerance_s=self._tolerance_s)
+        self._points = PointTable(
+            curves.curves,
+            margin_s=WARY_MARGIN * self.slowest_time_s if is_wary else 0.0,
+            tolerance_s=WINDOW_TOLERANCE * self.slowest_time_s,
+        )
         self._waiting_power_w = float(network.waiting_power_w)
         self._annealing = Annealing(self._events, self._points, self._waiting_power_w)
         self._mean_step_j = _mean_cost_step_j(curves)
         self._hot_j = max(HOT_STEPS * self._mean_step_j, HOT_HILLS * _mean_hill_j(curves))
-        if dag.num_nodes <= FEW_INSTRUCTIONS:
+        if dag.num_nodes <= TINY_INSTRUCTIONS:
             self._hot_j *= HOTTER
 
-    def fastest(self) -> RoundedPlan:
-        """Each instruction at its fastest point."""
-        return self.at_points([0] * self._dag.num_nodes)
+    def fastest(self) -> RoundedPlans:
+        """One plan, with each instruction at its fastest point."""
+        return self.at_points(self._points.first[self._events.curve][None, :])
 
-    def round_down(self, finish_s: FloatArray, deadline_s: float) -> RoundedPlan:
+    def round_down(self, finish_s: FloatArray, deadlines_s: FloatArray) -> RoundedPlans:
         """Each instruction at the slowest clock with which it meets its finish.
 
         An instruction that cannot meet it runs at its fastest clock. What one leaves unused,
         those after it can use.
 
         Args:
-            finish_s: per node, s; shape (num_nodes,).
-            deadline_s: the plan takes at most this long; not less than the fastest.
+            finish_s: per plan and node, s; shape (num_plans, num_nodes).
+            deadlines_s: a plan takes at most this long; not less than the fastest; shape
+                (num_plans,).
         """
-        wanted_s: list[float] = finish_s.tolist()
-        curve_of_node, times_s, tolerance_s = self._curve_of_node, self._wanted_s, self._tolerance_s
+        curve, table, wanted_s = self._events.curve[:, None], self._points, finish_s.T
+        event_s = np.repeat(self.fastest().event_s, len(deadlines_s), axis=0)
+        late = np.arange(len(deadlines_s))
         for shrinking in SHRINKINGS:
-            share = 1.0 - shrinking
 
-            def finish_of(node: int, start_s: float, share: float = share) -> float:
-                of_curve_s = times_s[curve_of_node[node]]
-                window_s = (wanted_s[node] - start_s) * share + tolerance_s
-                fitting = bisect.bisect_right(of_curve_s, window_s)
-                return start_s + of_curve_s[fitting - 1 if fitting else 0]
+            def finish_of(
+                nodes: IndexArray,
+                start_s: FloatArray,
+                share: float = 1.0 - shrinking,
+                late: IndexArray = late,
+            ) -> FloatArray:
+                window_s = (wanted_s[nodes][:, late] - start_s) * share
+                points = table.points(curve[nodes], window_s)
+                finish_s: FloatArray = table.times_s[np.maximum(points, table.first[curve[nodes]])]
+                finish_s += start_s
+                return finish_s
 
-            rounded_s = forward_pass(self._dag, finish_of)
-            if max(rounded_s) <= deadline_s:
-                return self._at(self._events.of_nodes(rounded_s))
-        return self.fastest()
+            rounded_s = forward_pass_of_many(self._dag, len(late), finish_of)
+            is_in_time = rounded_s.max(axis=0) <= deadlines_s[late]
+            event_s[late[is_in_time]] = self._events.of_nodes(rounded_s[:, is_in_time].T)
+            late = late[~is_in_time]
+            if not len(late):
+                break
+        return self._at(event_s)
 
-    def stretch(self, plan: RoundedPlan, factor: float) -> RoundedPlan:
-        """The plan with every finish that much later: all windows longer, clocks as they fit."""
-        return self._at(plan.event_s * factor)
+    def stretch(self, plans: RoundedPlans, factor: FloatArray) -> RoundedPlans:
+        """The plans with every finish that much later: all windows longer, clocks as they fit."""
+        return self._at(plans.event_s * factor[:, None])
 
     def improve(
         self,
-        plans: Sequence[RoundedPlan],
-        deadlines_s: Sequence[float],
+        plans: RoundedPlans,
+        deadlines_s: FloatArray,
         num_steps: int,
         *,
         is_hot: bool,
         seed: int,
-    ) -> list[RoundedPlan]:
+    ) -> RoundedPlans:
         """Anneal from each plan; none gets worse.
 
         Args:
             plans: to begin with.
-            deadlines_s: per plan, its longest time.
+            deadlines_s: per plan, its longest time; shape (num_plans,).
             num_steps: number of annealing steps.
             is_hot: for a rounding; else the plan's order is worth keeping, as a neighbour's is.
             seed: seed of the random numbers.
         """
         if self._mean_step_j == 0 or num_steps == 0:  # one useful clock each: nothing to choose
-            return list(plans)
-        event_s = np.array([plan.event_s for plan in plans])
+            return plans
+        event_s = plans.event_s.copy()
         hot_j = self._hot_j if is_hot else WARM_STEPS * self._mean_step_j
         temperatures_j = (hot_j, COLD_STEPS * self._mean_step_j)
-        self._annealing.anneal(event_s, np.array(deadlines_s), num_steps, temperatures_j, seed)
-        improved = map(self._at, event_s)
-        return [
-            min(pair, key=lambda plan: plan.cost_j) for pair in zip(plans, improved, strict=True)
-        ]
+        self._annealing.anneal(event_s, deadlines_s, num_steps, temperatures_j, seed)
+        return plans.or_better(self._at(event_s))
 
-    def points(self, plan: RoundedPlan) -> list[int]:
-        """Per instruction the plan's clock, as a row of its staircase."""
-        curve = self._events.curve
-        points = self._points.points(curve, self._events.windows_s(plan.event_s))
-        rows: list[int] = (points - self._points.first[curve]).tolist()
-        return rows
+    def points(self, plans: RoundedPlans) -> IndexArray:
+        """Per plan and instruction its clock, an index into the table of points."""
+        return self._points.points(self._events.curve, self._events.windows_s(plans.event_s))
 
-    def at_points(self, points: Sequence[int]) -> RoundedPlan:
-        """Each instruction at its measured point, as early as it can."""
-        durations_s = [
-            self._measured_s[curve][point]
-            for curve, point in zip(self._curve_of_node, points, strict=True)
-        ]
-        event_s = self._events.of_nodes(earliest_finish_s(self._dag, durations_s))
-        curve = self._events.curve
-        costs_j = self._points.costs_j(curve, self._points.first[curve] + np.array(points))
-        return RoundedPlan(event_s=event_s, cost_j=self._cost_j(costs_j, event_s))
+    def at_points(self, points: IndexArray) -> RoundedPlans:
+        """Each instruction at its measured point, as early as it can.
 
-    def assignment(self, points: Sequence[int]) -> Assignment:
-        """The points as indices into the instructions' operating points."""
-        return [
-            self._choices[curve][point]
-            for curve, point in zip(self._curve_of_node, points, strict=True)
-        ]
+        Args:
+            points: per plan and instruction, an index into the table of points; shape
+                (num_plans, num_nodes).
+        """
+        finish_s = earliest_finishes_s(self._dag, self._measured_s[points.T])
+        return self._costing(self._events.of_nodes(finish_s.T), points)
 
-    def _at(self, event_s: FloatArray) -> RoundedPlan:
-        curve = self._events.curve
-        points = self._points.points(curve, self._events.windows_s(event_s))
-        costs_j = self._points.costs_j(curve, points)
-        return RoundedPlan(event_s=event_s, cost_j=self._cost_j(costs_j, event_s))
+    def assignments(self, points: IndexArray) -> list[Assignment]:
+        """Per plan, the points as indices into the instructions' operating points."""
+        assignments: list[Assignment] = self._choices[points].tolist()
+        return assignments
 
-    def _cost_j(self, costs_j: FloatArray, event_s: FloatArray) -> float:
-        return float(costs_j.sum()) + self._waiting_power_w * float(event_s.max())
+    def _at(self, event_s: FloatArray) -> RoundedPlans:
+        points = self._points.points(self._events.curve, self._events.windows_s(event_s))
+        return self._costing(event_s, points)
+
+    def _costing(self, event_s: FloatArray, points: IndexArray) -> RoundedPlans:
+        costs_j = self._points.costs_j(self._events.curve, points).sum(axis=1)
+        cost_j = costs_j + self._waiting_power_w * event_s.max(axis=1)
+        return RoundedPlans(event_s=event_s, cost_j=cost_j)
 
 
 def _mean_cost_step_j(curves: ModelCurves) -> float:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError
@@ -17,8 +19,9 @@ from flyball_server.planning.frontier.event_network import (
     FloatArray,
     build_network,
 )
+from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
-from flyball_server.planning.frontier.rounding import RoundedPlan, Rounding
+from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS, RoundedPlans, Rounding
 from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
@@ -113,12 +116,14 @@ MAX_STEPPED = {Effort.LOW: 300_000, Effort.NORMAL: 3_000_000, Effort.HIGH: 300_0
 # In a small pipeline a single clock matters, and a single annealing may miss it: there are several
 # at once, with other random numbers, fewer by the square of the number of instructions.
 MAX_ATTEMPTS, ATTEMPTED_SQUARE = 8, 450_000
-# The power budget's search anneals the clocks of tiny pipelines.
-TINY_INSTRUCTIONS = 64
+# Tiny pipelines are annealed in rounds, in turn hot and warm, until some in a row have found
+# nothing.
+TINY_ROUNDS, MAX_IDLE_ROUNDS = 6, 2
 # Bounds are up to this share below the optimum that they prove: no plan is to be sought there.
 AS_GOOD_AS_THE_BOUND = 1e-9
+LEAST_IMPROVEMENT = 1e-6  # of a round's energy
 # A plan of a whole frontier starts near its neighbour, and needs fewer.
-SWEEP_STEPS_BY_EFFORT = {Effort.LOW: 0, Effort.NORMAL: 1, Effort.HIGH: 1_000}
+SWEEP_STEPS_BY_EFFORT = {Effort.LOW: 0, Effort.NORMAL: 0, Effort.HIGH: 1_000}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +183,7 @@ class DeadlineSolver:
         self._rounding = self._new_rounding(is_wary=False)
         self._num_attempts = max(1, min(MAX_ATTEMPTS, ATTEMPTED_SQUARE // self.num_instructions**2))
         self._least_bound_j = -math.inf if is_waiting_free else _busy_energy_j(self.model)
-        self.fastest_time_s = self._rounding.fastest().end_s
+        self.fastest_time_s = float(self._rounding.fastest().end_s[0])
         self.slowest_time_s = self._rounding.slowest_time_s
 
     @property
@@ -280,7 +285,7 @@ class DeadlineSolver:
             num_steps: number of annealing steps.
         """
         rounded = self._annealed(self._rounding, relaxed, num_steps)
-        return self._deployable(relaxed, rounded, num_steps)
+        return self._deployable([relaxed], rounded, num_steps)[0]
 
     def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
         """Deployable plans for rising deadlines, which are annealed at once.
@@ -293,30 +298,30 @@ class DeadlineSolver:
         """
         if not optima:
             return []
-        rounding, deadlines_s = self._rounding, [relaxed.deadline_s for relaxed in optima]
-        plans = [
-            rounding.round_down(self._finish_s(relaxed), relaxed.deadline_s) for relaxed in optima
-        ]
+        rounding = self._rounding
+        deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])
+        plans = rounding.round_down(self._finish_s(optima), deadlines_s)
         plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED)
-        for index in range(1, len(plans)):
-            factor = deadlines_s[index] / deadlines_s[index - 1]
-            stretched = rounding.stretch(plans[index - 1], factor)
-            plans[index] = min(plans[index], stretched, key=lambda plan: plan.cost_j)
+        stretched = rounding.stretch(plans.some(slice(-1)), deadlines_s[1:] / deadlines_s[:-1])
+        better = plans.some(slice(1, None)).or_better(stretched)
+        plans = RoundedPlans(
+            event_s=np.concatenate([plans.event_s[:1], better.event_s]),
+            cost_j=np.concatenate([plans.cost_j[:1], better.cost_j]),
+        )
         plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED + 1)
-        return [
-            self._deployable(relaxed, plan, num_steps)
-            for relaxed, plan in zip(optima, plans, strict=True)
-        ]
+        return self._deployable(optima, plans, num_steps)
 
     def _deployable(
-        self, relaxed: RelaxedOptimum, rounded: RoundedPlan, num_steps: int
-    ) -> DeadlinePlan:
-        """The plan as it is measured; where rounding errors make it late, of a wary rounding."""
-        plan = self._as_measured(self._rounding, relaxed, rounded)
-        if plan.iteration_time_s > relaxed.deadline_s:
-            wary = self._wary_rounding
-            plan = self._as_measured(wary, relaxed, self._annealed(wary, relaxed, num_steps))
-        return self._as_profiled(plan) if self._reserve else plan
+        self, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans, num_steps: int
+    ) -> list[DeadlinePlan]:
+        """The plans as they are measured; what rounding errors make late, of a wary rounding."""
+        plans = self._as_measured(self._rounding, optima, rounded)
+        for index, relaxed in enumerate(optima):
+            if plans[index].iteration_time_s > relaxed.deadline_s:
+                wary = self._wary_rounding
+                annealed = self._annealed(wary, relaxed, num_steps)
+                plans[index] = self._as_measured(wary, [relaxed], annealed)[0]
+        return [self._as_profiled(plan) for plan in plans] if self._reserve else plans
 
     def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
         """Return what the plan takes where no instruction uses its reserve, and a bound on that.
@@ -341,30 +346,52 @@ class DeadlineSolver:
         return self._new_rounding(is_wary=True)
 
     def _as_measured(
-        self, rounding: Rounding, relaxed: RelaxedOptimum, rounded: RoundedPlan
-    ) -> DeadlinePlan:
+        self, rounding: Rounding, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans
+    ) -> list[DeadlinePlan]:
         points = rounding.points(rounded)
         as_measured = rounding.at_points(points)  # a wary one's times have margins
-        return DeadlinePlan(
-            relaxed=relaxed,
-            assignment=rounding.assignment(points),
-            iteration_time_s=as_measured.end_s,
-            energy_j=as_measured.cost_j,
-        )
+        return [
+            DeadlinePlan(
+                relaxed=relaxed, assignment=assignment, iteration_time_s=end_s, energy_j=cost_j
+            )
+            for relaxed, assignment, end_s, cost_j in zip(
+                optima,
+                rounding.assignments(points),
+                as_measured.end_s.tolist(),
+                as_measured.cost_j.tolist(),
+                strict=True,
+            )
+        ]
 
-    def _annealed(self, rounding: Rounding, relaxed: RelaxedOptimum, num_steps: int) -> RoundedPlan:
+    def _annealed(
+        self, rounding: Rounding, relaxed: RelaxedOptimum, num_steps: int
+    ) -> RoundedPlans:
         """The best of some attempts; none is made where the plan is as good as the bound."""
-        begun = rounding.round_down(self._finish_s(relaxed), relaxed.deadline_s)
-        if begun.cost_j <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
+        begun = rounding.round_down(self._finish_s([relaxed]), np.array([relaxed.deadline_s]))
+        if begun.cost_j[0] <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
             return begun
-        attempts = [begun] * self._num_attempts
-        deadlines_s = [relaxed.deadline_s] * self._num_attempts
-        annealed = rounding.improve(attempts, deadlines_s, num_steps, is_hot=True, seed=SEED)
-        return min(annealed, key=lambda plan: plan.cost_j)
+        plans = begun.some([0] * self._num_attempts)
+        deadlines_s = np.full(self._num_attempts, relaxed.deadline_s)
+        num_rounds = TINY_ROUNDS if self.num_instructions <= TINY_INSTRUCTIONS else 1
+        num_idle, best_j = 0, plans.cost_j.min()
+        for number in range(num_rounds):
+            plans = rounding.improve(
+                plans,
+                deadlines_s,
+                math.ceil(num_steps / num_rounds),
+                is_hot=number % 2 == 0,
+                seed=SEED + number,
+            )
+            is_idle = plans.cost_j.min() >= best_j * (1 - LEAST_IMPROVEMENT)
+            num_idle, best_j = num_idle + 1 if is_idle else 0, plans.cost_j.min()
+            if num_idle == MAX_IDLE_ROUNDS:
+                break
+        return plans.some([int(plans.cost_j.argmin())])
 
-    def _finish_s(self, relaxed: RelaxedOptimum) -> FloatArray:
-        """Per node, when the relaxed optimum finishes it, s."""
-        finish_s: FloatArray = relaxed.event_time_s[self._network.head[: self.num_instructions]]
+    def _finish_s(self, optima: Sequence[RelaxedOptimum]) -> FloatArray:
+        """Per optimum and node, when the optimum finishes it, s; (num_optima, num_nodes)."""
+        event_time_s = np.array([relaxed.event_time_s for relaxed in optima])
+        finish_s: FloatArray = event_time_s[:, self._network.head[: self.num_instructions]]
         return finish_s
 
 
@@ -374,7 +401,8 @@ def _busy_energy_j(model: PipelineModel) -> float:
     Where energies are far below blocking power times time, the rounding errors of the relaxed
     problem's bound are larger than that.
     """
-    least_j = {id(points): min(point.energy_j for point in points) for points in model.points}
+    distinct = {id(points): points for points in model.points}
+    least_j = {key: min(point.energy_j for point in points) for key, points in distinct.items()}
     return math.fsum(least_j[id(points)] for points in model.points) * (1 - AS_GOOD_AS_THE_BOUND)
 
 
@@ -382,9 +410,6 @@ def choose_relaxation(network: EventNetwork) -> Relaxation:
     """A general solver for small networks, interior point for large ones."""
     if network.num_instructions > MAX_HIGHS_INSTRUCTIONS:
         return _interior_point(network)
-    # Loaded with the first plan: a planner whose planning processes solve needs none.
-    from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation  # noqa: PLC0415
-
     return HighsRelaxation(network)
 
 

@@ -19,6 +19,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import Instruction, Schedule, VirtualStages
 
+IndexArray = NDArray[np.int64]
 NONE = -1  # "no predecessor" in the arrays below
 AlikeNodes = tuple[int, InstructionKind, int]
 """Stage, kind and chunk."""
@@ -54,9 +55,27 @@ class DependencyDag:
         return tuple(node for node in range(self.num_nodes) if node not in followed)
 
     @functools.cached_property
-    def predecessor_array(self) -> NDArray[np.int64]:
+    def predecessor_array(self) -> IndexArray:
         """`order_predecessor` and `data_predecessor`; shape (2, num_nodes)."""
         return np.array([self.order_predecessor, self.data_predecessor], dtype=np.int64)
+
+    @functools.cached_property
+    def levels(self) -> tuple[tuple[IndexArray, IndexArray, IndexArray], ...]:
+        """Groups of nodes that wait for nodes of earlier groups alone.
+
+        Of each its nodes, and for each of these the node before it on its stage, and the one that
+        makes its input; NONE where there is none.
+        """
+        level = [0] * (self.num_nodes + 1)  # the last one stands for NONE
+        level[NONE] = -1
+        for node in self.topological_order:
+            before, source = self.order_predecessor[node], self.data_predecessor[node]
+            level[node] = 1 + max(level[before], level[source])
+        of_node = np.array(level[:-1])
+        nodes = np.argsort(of_node, kind="stable")
+        groups = np.split(nodes, np.cumsum(np.bincount(of_node))[:-1])
+        before, source = self.predecessor_array
+        return tuple((group, before[group], source[group]) for group in groups)
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[AlikeNodes, ...], tuple[int, ...]]:

@@ -78,17 +78,19 @@ ENVPIPE_POLICIES: dict[Policy, PolicyRule] = {
 
 def _valleys(model: PipelineModel) -> Assignment:
     """Every instruction at its stage's valley: the clock is one for all of a stage's chunks."""
+    alike, alike_of_node = model.dag.alike
+    points_of = dict(zip(alike_of_node, model.points, strict=True))
     by_stage: list[dict[tuple[InstructionKind, int], tuple[OperatingPoint, ...]]] = [
         {} for _ in model.schedule.stages
     ]
-    nodes = list(zip(model.dag.stage, model.dag.instruction, model.points, strict=True))
-    for stage, instruction, points in nodes:
-        by_stage[stage][instruction.kind, instruction.chunk] = points
+    for row, (stage, kind, chunk) in enumerate(alike):
+        by_stage[stage][kind, chunk] = points_of[row]
     valleys = [least_energy_points(points) for points in by_stage]
-    return [
-        points.index(valleys[stage][instruction.kind, instruction.chunk])
-        for stage, instruction, points in nodes
+    choices = [
+        points_of[row].index(valleys[stage][kind, chunk])
+        for row, (stage, kind, chunk) in enumerate(alike)
     ]
+    return [choices[row] for row in alike_of_node]
 
 
 def _reconfigured(request: PolicyRequest, assignment: Assignment) -> PolicyChoice:

@@ -11,19 +11,17 @@ choices from below; where a choice takes longer than they say, its own path join
 
 from __future__ import annotations
 
-import contextlib
-import math
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.targets import Target, deadline_of, parse_target
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, critical_path
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -33,6 +31,7 @@ from flyball_wire.plan_options import PlanOptions, Policy
 
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
 
 # A change of two stages moves each by at most this many of its clocks. The number of such changes
 # and of paths grow with the stages: in pipelines with more of them only single stages are changed.
@@ -54,11 +53,16 @@ class SingleClockPlan:
         assignment: per node of the DAG, an index into its operating points.
         iteration_time_s: time of one iteration in s.
         energy_j: energy of one iteration in J.
+        meets_target: false for what comes nearest to a target that no such plan found meets.
     """
 
     assignment: Assignment
     iteration_time_s: float
     energy_j: float
+    meets_target: bool
+
+
+_Search = Callable[["SingleClocks", Sequence[Target]], list[SingleClockPlan]]
 
 
 def constant(request: PolicyRequest) -> PolicyChoice:
@@ -80,11 +84,21 @@ def global_clock(request: PolicyRequest) -> PolicyChoice:
     return _choose(request, SingleClocks.same_for_all)
 
 
-def _choose(
-    request: PolicyRequest, search: Callable[[SingleClocks, Target], SingleClockPlan]
-) -> PolicyChoice:
+def _choose(request: PolicyRequest, search: _Search) -> PolicyChoice:
     target = parse_target(request.options.target)
-    return PolicyChoice(assignment=search(SingleClocks(request.model), target).assignment)
+    clocks = SingleClocks(request.model)
+    (plan,) = search(clocks, [target])
+    if plan.meets_target:
+        return PolicyChoice(assignment=plan.assignment)
+    if target.kind == "power":
+        found = f"the least found is {rounded_up(plan.energy_j / plan.iteration_time_s)} W"
+        wanted = f"draws {target.value:g} W on average"
+    else:
+        found = f"the fastest takes {rounded_up(plan.iteration_time_s)} s"
+        wanted = f"takes {deadline_of(target, clocks.baseline_time_s):g} s"
+    raise TargetUnreachableError(
+        f"no plan without a clock change {wanted}; {found}", field="target"
+    )
 
 
 def single_clock_plans(model: PipelineModel, options: PlanOptions) -> tuple[ComparedPlan, ...]:
@@ -95,15 +109,11 @@ def single_clock_plans(model: PipelineModel, options: PlanOptions) -> tuple[Comp
     """
     if options.policy != Policy.FRONTIER or len(model.num_ranks) > MAX_COMPARED_STAGES:
         return ()
-    clocks, target = SingleClocks(model), parse_target(options.target)
-    plans: list[ComparedPlan] = []
-    for policy, search in (
-        (Policy.CONSTANT, clocks.constant),
-        (Policy.GLOBAL, clocks.same_for_all),
-    ):
-        with contextlib.suppress(TargetUnreachableError):
-            plans.append(_compared(policy, search(target)))
-    return tuple(plans)
+    clocks, targets = SingleClocks(model), [parse_target(options.target)]
+    return (
+        *_curve(Policy.CONSTANT, clocks.constant(targets)),
+        *_curve(Policy.GLOBAL, clocks.same_for_all(targets)),
+    )
 
 
 def single_clock_curves(
@@ -120,47 +130,56 @@ def single_clock_curves(
     if len(model.num_ranks) > MAX_COMPARED_STAGES:
         return (), ()
     clocks = SingleClocks(model)
-    curves: list[tuple[ComparedPlan, ...]] = []
-    for policy, search in (
-        (Policy.CONSTANT, clocks.constant),
-        (Policy.GLOBAL, clocks.same_for_all),
-    ):
-        curve: list[ComparedPlan] = []
-        for deadline_s in sorted(deadlines_s):
-            with contextlib.suppress(TargetUnreachableError):
-                plan = _compared(policy, search(Target(kind="deadline", value=deadline_s)))
-                if not curve or plan.energy_j < curve[-1].energy_j:
-                    curve.append(plan)
-        curves.append(tuple(curve))
-    return curves[0], curves[1]
+    targets = [Target(kind="deadline", value=deadline_s) for deadline_s in sorted(deadlines_s)]
+    return (
+        _curve(Policy.CONSTANT, clocks.constant(targets)),
+        _curve(Policy.GLOBAL, clocks.same_for_all(targets)),
+    )
 
 
-def _compared(policy: Policy, plan: SingleClockPlan) -> ComparedPlan:
-    return ComparedPlan(name=policy, iteration_time_s=plan.iteration_time_s, energy_j=plan.energy_j)
+def _curve(policy: Policy, plans: Sequence[SingleClockPlan]) -> tuple[ComparedPlan, ...]:
+    """Return those that meet their targets, each of less energy than the one before."""
+    curve: list[ComparedPlan] = []
+    for plan in plans:
+        if plan.meets_target and (not curve or plan.energy_j < curve[-1].energy_j):
+            time_s, energy_j = plan.iteration_time_s, plan.energy_j
+            curve.append(ComparedPlan(name=policy, iteration_time_s=time_s, energy_j=energy_j))
+    return tuple(curve)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Aim:
-    """A target as two figures of a plan: how far it is from meeting it, and its cost.
+class _Aims:
+    """Targets, each as two figures of a plan: how far it is from meeting it, and its cost.
 
     Attributes:
-        deadline_s: latest end of an iteration in s.
-        budget_w: highest average power in W; with it, the cost is time, else energy.
+        deadline_s: per target, latest end of an iteration in s; shape (num_targets,).
+        budget_w: per target, highest average power in W; where it is finite, the cost is time,
+            else energy; shape (num_targets,).
         usual_power_w: average power of the baseline in W; scales a tie.
     """
 
-    deadline_s: float = math.inf
-    budget_w: float = math.inf
+    deadline_s: FloatArray
+    budget_w: FloatArray
     usual_power_w: float
 
+    def some(self, targets: IndexArray) -> _Aims:
+        """Return the targets of these indices."""
+        return replace(self, deadline_s=self.deadline_s[targets], budget_w=self.budget_w[targets])
+
     def score(self, time_s: FloatArray, energy_j: FloatArray) -> FloatArray:
-        """Return a score per plan, lower for a better one, above 0 where it misses the target."""
-        if math.isfinite(self.budget_w):
-            excess = energy_j - self.budget_w * time_s * (1 + RELATIVE_TIME_TOLERANCE)
-            cost = time_s + _TIE * energy_j / self.usual_power_w
-        else:
-            excess = time_s - self.deadline_s * (1 + RELATIVE_TIME_TOLERANCE)
-            cost = energy_j
+        """Return a score per plan, lower for a better one, above 0 where it misses the target.
+
+        Args:
+            time_s: iteration time of each plan in s; shape (num_targets, any ...).
+            energy_j: energy of an iteration of each plan in J, of the same shape.
+        """
+        shape = (-1,) + (1,) * (time_s.ndim - 1)
+        deadline_s, budget_w = self.deadline_s.reshape(shape), self.budget_w.reshape(shape)
+        has_budget = np.isfinite(budget_w)
+        most_j = np.where(has_budget, budget_w, 0.0) * time_s * (1 + RELATIVE_TIME_TOLERANCE)
+        late_s = time_s - deadline_s * (1 + RELATIVE_TIME_TOLERANCE)
+        excess = np.where(has_budget, energy_j - most_j, late_s)
+        cost = np.where(has_budget, time_s + _TIE * energy_j / self.usual_power_w, energy_j)
         return np.where(excess > 0, excess, -1 / cost)
 
 
@@ -172,6 +191,9 @@ class SingleClocks:
 
     Args:
         model: the pipeline; of joined pipelines each has stages of its own.
+
+    Attributes:
+        baseline_time_s: iteration time at the highest clocks in s.
     """
 
     def __init__(self, model: PipelineModel) -> None:
@@ -182,11 +204,11 @@ class SingleClocks:
         counts = np.bincount(self._alike_of_node)
         power_w = model.stage_blocking_power_w
         self._waiting_power_w = sum(power_w)
-        self._clocks_mhz: list[list[int]] = []
+        self._clocks_mhz: list[IndexArray] = []  # per stage, falling
         for stage in range(len(power_w)):
             of_stage = [points[row] for row, key in enumerate(alike) if key[0] == stage]
             clocks = {point.frequency_mhz for options in of_stage for point in options}
-            self._clocks_mhz.append(sorted(clocks, reverse=True))
+            self._clocks_mhz.append(np.array(sorted(clocks, reverse=True)))
         self._num_levels = np.array([len(clocks) for clocks in self._clocks_mhz])
         # Columns: the levels of stage 0, then those of stage 1, ...
         self._first_column = np.cumsum(self._num_levels) - self._num_levels
@@ -195,153 +217,196 @@ class SingleClocks:
         self._duration_s = np.zeros(shape)
         self._busy_j = np.zeros(shape[1])  # of a stage's level, beyond its blocking power
         for row, (stage, _, _) in enumerate(alike):
-            for level, clock_mhz in enumerate(self._clocks_mhz[stage]):
-                column = self._first_column[stage] + level
-                index = _lowest_from(points[row], clock_mhz)
-                point = points[row][index]
-                self._point_of[row, column] = index
-                self._duration_s[row, column] = point.time_s
-                extra_j = point.energy_j - power_w[stage] * point.time_s
-                self._busy_j[column] += counts[row] * extra_j
-        self._paths_s: list[FloatArray] = []  # per path and column, its instructions' time
-        self._highest = np.zeros(len(power_w), dtype=np.int64)
-        self._baseline_s = self._exact_time_s(self._highest)
-        self._usual_power_w = float(self._energy_j(self._highest, self._baseline_s))
-        self._usual_power_w /= self._baseline_s
+            first = self._first_column[stage]
+            columns = slice(first, first + self._num_levels[stage])
+            clocks_mhz = np.array([point.frequency_mhz for point in points[row]])
+            index = _lowest_from(clocks_mhz, self._clocks_mhz[stage])
+            time_s = np.array([point.time_s for point in points[row]])[index]
+            energy_j = np.array([point.energy_j for point in points[row]])[index]
+            self._point_of[row, columns] = index
+            self._duration_s[row, columns] = time_s
+            self._busy_j[columns] += counts[row] * (energy_j - power_w[stage] * time_s)
+        self._paths_s = np.zeros((0, shape[1]))  # per path and column, its instructions' time
+        highest = np.zeros((1, len(power_w)), dtype=np.int64)
+        times_s = self._exact_times_s(highest)
+        self.baseline_time_s = float(times_s[0])
+        self._usual_power_w = float(self._energies_j(highest, times_s)[0]) / self.baseline_time_s
 
-    def constant(self, target: Target) -> SingleClockPlan:
-        """Return the best plan found with one clock per stage.
+    def constant(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
+        """Return per target the best plan found with one clock per stage."""
+        aims = self._aims(targets)
+        return self._plans(self._improved(self._best_common(aims), aims), aims)
 
-        Raises:
-            TargetUnreachableError: none meets the target; the message says what can be met.
-        """
-        aim = self._aim(target)
-        return self._checked(self._improved(self._best_common(aim), aim), aim, target)
+    def same_for_all(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
+        """Return per target the best plan with one clock for all stages."""
+        aims = self._aims(targets)
+        return self._plans(self._best_common(aims), aims)
 
-    def same_for_all(self, target: Target) -> SingleClockPlan:
-        """Return the best plan with one clock for all stages.
-
-        Raises:
-            TargetUnreachableError: none meets the target; the message says what can be met.
-        """
-        aim = self._aim(target)
-        return self._checked(self._best_common(aim), aim, target)
-
-    def _aim(self, target: Target) -> _Aim:
-        if target.kind == "power":
-            return _Aim(budget_w=target.value, usual_power_w=self._usual_power_w)
-        deadline_s = deadline_of(target, self._baseline_s)
-        return _Aim(deadline_s=deadline_s, usual_power_w=self._usual_power_w)
-
-    def _checked(self, levels: IndexArray, aim: _Aim, target: Target) -> SingleClockPlan:
-        columns = self._first_column + levels
-        time_s = self._exact_time_s(levels)
-        energy_j = float(self._energy_j(levels, time_s))
-        if aim.score(np.array([time_s]), np.array([energy_j]))[0] > 0:
-            if target.kind == "power":
-                found = f"the least found is {rounded_up(energy_j / time_s)} W"
-                wanted = f"draws {target.value:g} W on average"
-            else:
-                found = f"the fastest takes {rounded_up(time_s)} s"
-                wanted = f"takes {aim.deadline_s:g} s"
-            raise TargetUnreachableError(
-                f"no plan without a clock change {wanted}; {found}", field="target"
-            )
-        point_of_alike = self._point_of[:, columns].max(axis=1)  # one column each; 0 elsewhere
-        return SingleClockPlan(
-            assignment=point_of_alike[self._alike_of_node].tolist(),
-            iteration_time_s=time_s,
-            energy_j=energy_j,
+    def _aims(self, targets: Sequence[Target]) -> _Aims:
+        has_budget = np.array([target.kind == "power" for target in targets])
+        value = np.array(
+            [
+                target.value
+                if target.kind == "power"
+                else deadline_of(target, self.baseline_time_s)
+                for target in targets
+            ]
+        )
+        return _Aims(
+            deadline_s=np.where(has_budget, np.inf, value),
+            budget_w=np.where(has_budget, value, np.inf),
+            usual_power_w=self._usual_power_w,
         )
 
-    def _energy_j(self, levels: IndexArray, time_s: float) -> float:
-        busy_j = self._busy_j[self._first_column + levels].sum()
-        return float(busy_j + self._waiting_power_w * time_s)
+    def _plans(self, levels: IndexArray, aims: _Aims) -> list[SingleClockPlan]:
+        times_s = self._exact_times_s(levels)
+        energies_j = self._energies_j(levels, times_s)
+        # One column of a stage's levels each; 0 in those of the other stages.
+        point_of_alike = self._point_of[:, self._first_column + levels].max(axis=2)
+        return [
+            SingleClockPlan(
+                assignment=assignment,
+                iteration_time_s=time_s,
+                energy_j=energy_j,
+                meets_target=meets,
+            )
+            for assignment, time_s, energy_j, meets in zip(
+                point_of_alike[self._alike_of_node].T.tolist(),
+                times_s.tolist(),
+                energies_j.tolist(),
+                (aims.score(times_s, energies_j) <= 0).tolist(),
+                strict=True,
+            )
+        ]
 
-    def _exact_time_s(self, levels: IndexArray) -> float:
-        """Return the iteration time in s; its longest path joins the paths if it is a new one."""
+    def _energies_j(self, levels: IndexArray, times_s: FloatArray) -> FloatArray:
+        busy_j = self._busy_j[self._first_column + levels].sum(axis=1)
+        energies_j: FloatArray = busy_j + self._waiting_power_w * times_s
+        return energies_j
+
+    def _exact_times_s(self, levels: IndexArray) -> FloatArray:
+        """Return the iteration times in s; longest paths that are new join the paths.
+
+        Args:
+            levels: per choice and stage; shape (num_choices, num_stages).
+        """
         dag = self._model.dag
-        of_alike_s = self._duration_s[:, self._first_column + levels].sum(axis=1)
-        durations_s = of_alike_s[self._alike_of_node].tolist()
-        finish_s = earliest_finish_s(dag, durations_s)
-        time_s = max(finish_s)
-        if not self._paths_s or self._path_time_s(levels) < time_s * (1 - RELATIVE_TIME_TOLERANCE):
-            nodes = self._alike_of_node[critical_path(dag, durations_s, finish_s)]
-            counts = np.bincount(nodes, minlength=len(of_alike_s))
-            self._paths_s.append(counts @ self._duration_s)
-        return time_s
+        of_alike_s = self._duration_s[:, self._first_column + levels].sum(axis=2)
+        durations_s = of_alike_s[self._alike_of_node]
+        finish_s = earliest_finishes_s(dag, durations_s)
+        times_s: FloatArray = finish_s.max(axis=0)
+        least_s = times_s * (1 - RELATIVE_TIME_TOLERANCE)
+        for choice in np.flatnonzero(self._path_times_s(levels) < least_s):
+            if self._path_times_s(levels[choice : choice + 1])[0] < least_s[choice]:
+                path = critical_path(
+                    dag, durations_s[:, choice].tolist(), finish_s[:, choice].tolist()
+                )
+                counts = np.bincount(self._alike_of_node[path], minlength=len(of_alike_s))
+                self._paths_s = np.vstack([self._paths_s, counts @ self._duration_s])
+        return times_s
 
-    def _path_time_s(self, levels: IndexArray) -> float:
-        columns = self._first_column + levels
-        return max(float(path_s[columns].sum()) for path_s in self._paths_s)
+    def _path_times_s(self, levels: IndexArray) -> FloatArray:
+        paths_s = self._paths_s[:, self._first_column + levels].sum(axis=2)
+        times_s: FloatArray = paths_s.max(axis=0, initial=0.0)
+        return times_s
 
-    def _best_common(self, aim: _Aim) -> IndexArray:
-        """Return the levels of the best clock that all stages have in common."""
-        best, best_score = self._highest, math.inf
-        for clock_mhz in sorted({mhz for clocks in self._clocks_mhz for mhz in clocks})[::-1]:
-            cancellation_point()
-            reached = [sum(mhz >= clock_mhz for mhz in clocks) for clocks in self._clocks_mhz]
-            levels = np.maximum(0, np.array(reached) - 1)
-            time_s = self._exact_time_s(levels)
-            score = aim.score(np.array([time_s]), np.array([self._energy_j(levels, time_s)]))[0]
-            if score < best_score:
-                best, best_score = levels, float(score)
+    def _best_common(self, aims: _Aims) -> IndexArray:
+        """Return per target the levels of the best clock that all stages have in common."""
+        levels, times_s, energies_j = self._common
+        shape = (len(aims.deadline_s), len(times_s))
+        scores = aims.score(np.broadcast_to(times_s, shape), np.broadcast_to(energies_j, shape))
+        best: IndexArray = levels[scores.argmin(axis=1)]
         return best
 
-    def _improved(self, levels: IndexArray, aim: _Aim) -> IndexArray:
-        """Return the levels after all changes that help."""
-        while True:
+    @functools.cached_property
+    def _common(self) -> tuple[IndexArray, FloatArray, FloatArray]:
+        """Per clock, from the highest on: the stages' levels, iteration time, s, and energy, J."""
+        cancellation_point()
+        distinct = {mhz for clocks in self._clocks_mhz for mhz in clocks.tolist()}
+        clocks_mhz = np.array(sorted(distinct, reverse=True))
+        levels = np.column_stack([_lowest_from(own, clocks_mhz) for own in self._clocks_mhz])
+        times_s = self._exact_times_s(levels)
+        return levels, times_s, self._energies_j(levels, times_s)
+
+    def _improved(self, levels: IndexArray, aims: _Aims) -> IndexArray:
+        """Return per target the levels after all changes that help."""
+        levels = levels.copy()
+        targets = np.arange(len(levels))  # those that a change may still help
+        while len(targets):
             cancellation_point()
-            changed = self._better(levels, aim)
-            if changed is None:
-                return levels
-            num_paths = len(self._paths_s)
-            self._exact_time_s(changed)
-            if len(self._paths_s) == num_paths:  # else it takes longer than the paths said
-                levels = changed
+            changed, is_better = self._better(levels[targets], aims.some(targets))
+            targets, changed = targets[is_better], changed[is_better]
+            said_s = self._path_times_s(changed)
+            is_true = self._exact_times_s(changed) * (1 - RELATIVE_TIME_TOLERANCE) <= said_s
+            levels[targets[is_true]] = changed[is_true]
+        return levels
 
-    def _better(self, levels: IndexArray, aim: _Aim) -> IndexArray | None:
-        """Return the best choice near this one, by the paths found so far; None: this one is."""
-        paths_s = np.array(self._paths_s)
+    def _better(self, levels: IndexArray, aims: _Aims) -> tuple[IndexArray, BoolArray]:
+        """Return the best choices near these, by the paths found so far, and whether they help."""
+        paths_s, stage = (
+            self._paths_s,
+            np.repeat(np.arange(len(self._num_levels)), self._num_levels),
+        )
         columns = self._first_column + levels
-        paths_now_s, busy_j = paths_s[:, columns].sum(axis=1), self._busy_j[columns].sum()
-        stage = np.repeat(np.arange(len(levels)), self._num_levels)
-        steps = np.arange(len(stage)) - columns[stage]
-        longer_s = paths_s - paths_s[:, columns[stage]]
-        more_j = self._busy_j - self._busy_j[columns[stage]]
-
-        def scores(added_s: FloatArray, added_j: FloatArray) -> FloatArray:
-            time_s = (paths_now_s[:, None] + added_s).max(axis=0)
-            return aim.score(time_s, busy_j + added_j + self._waiting_power_w * time_s)
-
-        def changed(*moves: int) -> IndexArray:
-            moved = levels.copy()
-            for move in moves:
-                moved[stage[move]] += steps[move]
-            return moved
-
-        of_one = scores(longer_s, more_j)
-        now = float(of_one[columns[0]])  # no step
+        paths_now_s = paths_s[:, columns].sum(axis=2)[:, :, None]  # paths, targets, changes
+        busy_j = self._busy_j[columns].sum(axis=1)[:, None]
+        own = columns[:, stage]
+        steps = np.arange(len(stage)) - own
+        longer_s = paths_s[:, None, :] - paths_s[:, own]
+        more_j = self._busy_j - self._busy_j[own]
+        time_s = (paths_now_s + longer_s).max(axis=0)
+        of_one = aims.score(time_s, busy_j + more_j + self._waiting_power_w * time_s)
+        rows = np.arange(len(levels))
+        now = of_one[rows, columns[:, 0]]  # no step
         enough = now - _LEAST_GAIN * abs(now)
-        best = int(np.argmin(of_one))
-        if of_one[best] < enough:
-            return changed(best)
-        if len(levels) > _MAX_PAIRED_STAGES:
-            return None
-        near = abs(steps) <= _PAIR_STEPS
-        faster, slower = np.flatnonzero(near & (steps < 0)), np.flatnonzero(near & (steps > 0))
-        pair: tuple[int, int] | None = None
-        for one in faster:
-            others = slower[stage[slower] != stage[one]]
-            if not len(others):
-                continue
-            of_two = scores(longer_s[:, [one]] + longer_s[:, others], more_j[one] + more_j[others])
-            best = int(np.argmin(of_two))
-            if of_two[best] < enough:
-                enough, pair = float(of_two[best]), (int(one), int(others[best]))
-        return None if pair is None else changed(*pair)
+        best = of_one.argmin(axis=1)
+        is_better = of_one[rows, best] < enough
+        changed = levels.copy()
+        changed[rows, stage[best]] += steps[rows, best]
+        changed[~is_better] = levels[~is_better]
+        stuck = np.flatnonzero(~is_better)
+        if len(stuck) and levels.shape[1] <= _MAX_PAIRED_STAGES:
+            changed[stuck], is_better[stuck] = self._better_pairs(
+                levels[stuck], aims.some(stuck), enough[stuck]
+            )
+        return changed, is_better
+
+    def _better_pairs(
+        self, levels: IndexArray, aims: _Aims, enough: FloatArray
+    ) -> tuple[IndexArray, BoolArray]:
+        """Likewise, of changes of two stages in opposite directions."""
+        num_targets, num_stages = levels.shape
+        columns = self._first_column + levels
+        stage: IndexArray = np.repeat(np.arange(num_stages), _PAIR_STEPS)
+        up = np.tile(np.arange(-_PAIR_STEPS, 0), num_stages)
+        down = np.tile(np.arange(1, _PAIR_STEPS + 1), num_stages)
+        own = columns[:, stage]
+        can_go_up = levels[:, stage] + up >= 0
+        can_go_down = levels[:, stage] + down < self._num_levels[stage]
+        faster, slower = np.where(can_go_up, own + up, own), np.where(can_go_down, own + down, own)
+        time_s = np.zeros((num_targets, len(stage), len(stage)))
+        for path_s in self._paths_s:
+            now_s = path_s[columns].sum(axis=1)[:, None, None]
+            less_s, more_s = path_s[faster] - path_s[own], path_s[slower] - path_s[own]
+            np.maximum(time_s, now_s + (less_s[:, :, None] + more_s[:, None, :]), out=time_s)
+        energy_j = self._waiting_power_w * time_s
+        energy_j += self._busy_j[columns].sum(axis=1)[:, None, None]
+        energy_j += (self._busy_j[faster] - self._busy_j[own])[:, :, None]
+        energy_j += (self._busy_j[slower] - self._busy_j[own])[:, None, :]
+        score = aims.score(time_s, energy_j)
+        is_pair = can_go_up[:, :, None] & can_go_down[:, None, :] & (stage[:, None] != stage)
+        score[~is_pair] = np.inf
+        best = score.reshape(num_targets, -1).argmin(axis=1)
+        rows: IndexArray = np.arange(num_targets)
+        one, other = best // len(stage), best % len(stage)
+        is_better = score[rows, one, other] < enough
+        changed = levels.copy()
+        changed[rows[is_better], stage[one[is_better]]] += up[one[is_better]]
+        changed[rows[is_better], stage[other[is_better]]] += down[other[is_better]]
+        return changed, is_better
 
 
-def _lowest_from(points: tuple[OperatingPoint, ...], clock_mhz: int) -> int:
-    """Return the index of the lowest clock that is at least this, else of the highest."""
-    return max(0, sum(point.frequency_mhz >= clock_mhz for point in points) - 1)
+def _lowest_from(clocks_mhz: IndexArray, wanted_mhz: IndexArray) -> IndexArray:
+    """Per wanted clock, the index of the lowest of falling clocks at least as high, or of all."""
+    reached: IndexArray = np.searchsorted(-clocks_mhz, -wanted_mhz, side="right")
+    return np.maximum(0, reached - 1)

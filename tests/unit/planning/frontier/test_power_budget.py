@@ -85,7 +85,7 @@ def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(enumerable_models(), st.data())
 def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(
     model: PipelineModel, data: st.DataObject

@@ -10,6 +10,7 @@ from tests.unit.planning.frontier.test_sweep import assert_is_frontier
 from tests.unit.planning.oracles import plain_program_bound_j
 from tests.unit.planning.tiny_pipelines import example_model, models, network_of
 
+from flyball_server.planning import frontier_curve
 from flyball_server.planning.frontier import interior_point
 from flyball_server.planning.frontier import solver as solver_module
 from flyball_server.planning.frontier.event_network import END
@@ -106,6 +107,8 @@ def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
 
 def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     monkeypatch.setattr(solver_module, "MAX_HIGHS_INSTRUCTIONS", 0)
+    monkeypatch.setattr(frontier_curve, "NUM_FIRST", 30)
+    monkeypatch.setattr(frontier_curve, "MAX_MIX_ERROR", WITHIN)
     return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
 
 
