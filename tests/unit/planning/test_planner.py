@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_wire.plan_options import Policy
+from flyball_wire.plan_options import Policy, Reconfigure
 
 from .oracles import every_plan, least_energy_j
 from .tiny_pipelines import B, F, equal_profile, profile_of, profiles, refuses, request_of
@@ -57,7 +57,9 @@ def test_a_slip_of_units_is_refused_with_its_likely_cause(
 def test_a_stage_whose_clock_cannot_be_set_is_planned_around(policy: Policy) -> None:
     free = {F: [(1410, 1.0, 10.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}
     fixed = {F: [(1200, 1.5, 10.0)], B: [(1200, 3.0, 30.0)]}
-    request = request_of(profile_of([free, fixed]), 2, policy=policy)
+    request = request_of(
+        profile_of([free, fixed]), 2, policy=policy, reconfigure=Reconfigure.BALANCED
+    )
     plan = make_plan(request).plan
     assert {item.frequency_mhz for item in plan.stages[1]} == {1200}
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
@@ -78,7 +80,14 @@ def test_a_stage_whose_clock_cannot_be_set_is_planned_around(policy: Policy) -> 
 def test_a_balanced_plan_is_never_slower_than_its_baseline(
     profile: StageProfile, num_microbatches: int, schedule: str, policy: Policy
 ) -> None:
-    plan = make_plan(request_of(profile, num_microbatches, schedule=schedule, policy=policy)).plan
+    request = request_of(
+        profile,
+        num_microbatches,
+        schedule=schedule,
+        policy=policy,
+        reconfigure=Reconfigure.BALANCED,
+    )
+    plan = make_plan(request).plan
     assert plan.iteration_time_s <= plan.baseline_iteration_time_s
 
 

@@ -375,9 +375,10 @@ class SingleClocks:
         self, levels: IndexArray, aims: _Aims, enough: FloatArray
     ) -> tuple[IndexArray, BoolArray]:
         """Likewise, of changes of two stages in opposite directions."""
-        num_targets, num_stages = levels.shape
+        num_targets, num_stages = len(levels), len(self._num_levels)
         columns = self._first_column + levels
-        stage: IndexArray = np.repeat(np.arange(num_stages), _PAIR_STEPS)
+        stages: IndexArray = np.arange(num_stages)
+        stage = np.repeat(stages, _PAIR_STEPS)
         up = np.tile(np.arange(-_PAIR_STEPS, 0), num_stages)
         down = np.tile(np.arange(1, _PAIR_STEPS + 1), num_stages)
         own = columns[:, stage]
