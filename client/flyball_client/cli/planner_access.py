@@ -56,7 +56,7 @@ def asked(planner: PlannerClient, job_id: str | None, ask: Callable[[], T]) -> T
             raise CommandError(f"{error}; set FLYBALL_TOKEN to the planner's") from None
         if error.status != 404 or job_id is None:
             raise CommandError(str(error)) from None
-        raise CommandError(_unknown_job(planner, job_id)) from None
+        raise CommandError(_unknown(planner, job_id, error)) from None
     except PlannerError as error:
         raise CommandError(str(error)) from None
 
@@ -71,12 +71,15 @@ def recorded_runs(given: str | None, job_id: str) -> RecordedRuns:
         return asked(planner, job_id, lambda: planner.get_recorded_runs(job_id))
 
 
-def _unknown_job(planner: PlannerClient, job_id: str) -> str:
+def _unknown(planner: PlannerClient, job_id: str, error: PlannerRefusedError) -> str:
+    """Return the line of a 404: about a job that is not there, or something of one that is."""
     what = f"the planner at {planner.base_url} has no job {job_id!r}"
     try:
         names = [job.job_id for job in planner.list_jobs()]
     except PlannerError:
         return what
+    if job_id in names:
+        return str(error)
     if not names:
         return f"{what}, nor any other; a job appears when its ranks register"
     newest = ", ".join(names[: -_SHOWN_JOBS - 1 : -1])

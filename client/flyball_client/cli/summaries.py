@@ -9,6 +9,7 @@ SUMMARIES = {
     "unlock": "restore SM clocks that stayed locked",
     "report": "measured time, energy and savings of a job against the highest clocks",
     "top": "follow jobs and their measurements on a terminal",
+    "jobs": "list, show, change and delete the planner's jobs",
     "profile": "measure a stage profile on a GPU, or follow online profiling; join parts",
     "serve": "run the planner, which sends plans to ranks",
     "token": "make, list and revoke access tokens of the planner",

@@ -1,0 +1,161 @@
+"""`flyball jobs` against a planner: what it shows and changes, and what it refuses in one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.command_in_process import flyball, refusal
+from tests.planner.live import LivePlanner, live_planner
+from tests.planner.samples import profile_csv
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[LivePlanner]:
+    with live_planner() as planner:
+        planner.put_planned_job()
+        planner.put_job("waits", num_microbatches=3).raise_for_status()
+        yield planner
+
+
+@pytest.fixture(autouse=True)
+def environment(live: LivePlanner, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLYBALL_PLANNER_URL", str(live.http.base_url))
+    monkeypatch.delenv("FLYBALL_TOKEN", raising=False)
+
+
+def jobs(*arguments: str | Path) -> str:
+    """What the command prints."""
+    done = flyball("jobs", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def document(*arguments: str | Path) -> Any:  # noqa: ANN401 - JSON
+    """What it prints as JSON."""
+    return json.loads(jobs(*arguments, "--json"))
+
+
+def answered(live: LivePlanner, path: str) -> Any:  # noqa: ANN401 - JSON
+    return live.http.get(f"/api/v1/jobs/{path}").raise_for_status().json()
+
+
+def test_list_has_a_line_for_each_job(live: LivePlanner) -> None:
+    head, *rows = [line.split() for line in jobs("list").splitlines()]
+    assert head == ["JOB", "STATE", "RANKS", "PLAN", "POLICY", "TARGET", "GPUS"]
+    by_name = {row[0]: row[1:] for row in rows}
+    assert by_name["job"][:2] == ["planned", "2/2"]
+    assert by_name["waits"] == [
+        *("awaiting-profile", "0/2", "-", "frontier"),
+        "fastest",
+        "emulated",
+    ]
+    overview = live.http.get("/api/v1/overview").json()["jobs"]
+    assert [row["job_id"] for row in document("list")] == [row["job_id"] for row in overview]
+
+
+def test_without_jobs_it_says_when_there_will_be_one() -> None:
+    with live_planner() as empty:
+        url = str(empty.http.base_url)
+        assert jobs("list", "--planner", url).startswith("no jobs; a job appears when")
+        assert document("list", "--planner", url) == []
+
+
+def test_show_has_what_the_job_waits_for(live: LivePlanner) -> None:
+    text = jobs("show", "waits")
+    assert text.startswith("waits: awaiting-profile, on emulated GPUs; registered 20")
+    assert "2 stages, 3 microbatches, 2 ranks; schedule 1f1b" in text
+    assert "blocking power 70 W" in text
+    assert "note: waits for rank 0, 1 to register" in text
+    assert "rank 1: stage 1, emulated A100 at node-1, no plan" in jobs("show", "job")
+    shown = document("show", "job")
+    assert (shown["job_id"], shown["stragglers"]) == ("job", [])
+    assert answered(live, "job").items() <= shown.items()
+
+
+def test_target_changes_what_is_given_and_no_more(live: LivePlanner) -> None:
+    before = answered(live, "job")
+    line = jobs("target", "job", "slowdown:0.05", "--effort", "low")
+    version = answered(live, "job")["newest_version"]
+    assert line == f"job: planned, plan {version} (frontier, target slowdown:0.05)\n"
+    after = answered(live, "job")["registration"]
+    changed = {name for name in after if after[name] != before["registration"][name]}
+    assert changed == {"target", "effort"}
+    assert document("target", "job", "fastest", "--effort", "normal")["state"] == "planned"
+
+
+def test_a_profile_is_put_and_the_job_planned(live: LivePlanner, tmp_path: Path) -> None:
+    file = tmp_path / "profile.csv"
+    file.write_text(profile_csv())
+    live.put_job("profiled").raise_for_status()
+    line = jobs("profile", "put", "profiled", file)
+    assert line == "profiled: planned, plan 1 (frontier, target fastest)\n"
+    assert document("profile", "put", "profiled", file)["newest_version"] == 1
+
+
+def test_a_straggler_is_announced_listed_and_withdrawn(live: LivePlanner) -> None:
+    assert jobs("straggler", "job") == "no stragglers\n"
+    until = "2199-01-01T00:00:00+00:00"
+    line = jobs("straggler", "job", "1", "1.2", "--until", until)
+    assert line.startswith("rank 1: 1.2 times as slow as profiled, announced (slow), from 20")
+    assert f"until {until}" in line
+    assert document("straggler", "job")[0]["slowdown"] == 1.2
+    assert "straggler rank 1: 1.2 times" in jobs("show", "job")
+    assert jobs("straggler", "job", "1", "--withdraw") == "no stragglers\n"
+    assert answered(live, "job/stragglers") == []
+
+
+def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
+    none = "no timetable; target fastest at all times\n"
+    assert jobs("timetable", "job") == none
+    nightly = ("--window", "22:00", "06:00", "power:8000", "mon,tue")
+    once = ("--window", "2199-01-01T00:00+01:00", "2199-01-02T00:00+01:00", "least-energy")
+    text = jobs("timetable", "job", *nightly, *once, "--timezone", "Europe/Berlin")
+    assert text.startswith("timetable (Europe/Berlin): now ")
+    assert "\n  22:00 to 06:00 on mon,tue: power:8000\n" in text
+    status = document("timetable", "job")
+    assert status == answered(live, "job/timetable")
+    assert [one["days"] for one in status["timetable"]["windows"]] == [["mon", "tue"], None]
+    assert jobs("timetable", "job", "--delete") == none
+
+
+def test_a_job_without_ranks_is_deleted(live: LivePlanner) -> None:
+    live.put_job("old").raise_for_status()
+    assert document("delete", "old") == {"job_id": "old", "deleted": True}
+    assert live.http.get("/api/v1/jobs/old").status_code == 404
+    live.put_job("older").raise_for_status()
+    assert jobs("delete", "older") == "older: deleted, with its plans and measurements\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("show nobody", "has no job 'nobody'; of "),
+        ("target job", "give a TARGET, --policy, --reconfigure or --effort to change"),
+        ("target job soon", "target: "),
+        ("target job --policy best", "argument --policy: invalid choice: 'best'"),
+        ("profile put job none.csv", "none.csv: cannot read the profile: No such file"),
+        ("straggler job 1", "give RANK and SLOWDOWN to announce, or RANK --withdraw"),
+        ("straggler job --withdraw", "--withdraw takes a RANK alone"),
+        ("straggler job 1 0.5", "SLOWDOWN: must be a finite number, at least 1"),
+        ("straggler job 7 2", "Rank 7 of job job is not known here"),
+        ("timetable job --window 22:00 06:00", "--window must be FROM UNTIL TARGET [DAYS]"),
+        ("timetable job --window 1 2 fastest", "windows[0].from_time: must be 22:00, or a date"),
+        ("timetable job --window 1:00 2:00 fastest sunday", "days are mon,tue,wed"),
+        ("timetable job --timezone UTC", "--timezone needs a --window"),
+        ("timetable job --delete --timezone UTC", "--delete takes no other option"),
+        ("delete job", "Job job has ranks that called recently; end its training first"),
+        ("list --planner http://127.0.0.1:9", "127.0.0.1:9"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(arguments: str, says: str) -> None:
+    assert says in refusal(flyball("jobs", *arguments.split()))
+
+
+def test_a_bad_line_of_a_profile_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "profile.csv"
+    file.write_text(profile_csv().replace("0,forward,1200,0.11", "0,forward,1200,fast"))
+    assert f"{file}:3: " in refusal(flyball("jobs", "profile", "put", "job", file))
