@@ -44,9 +44,9 @@ class SeriesFigure:
         series: what was run.
         others_share: what other processes used of the CPUs meanwhile, 0 to 1.
         controller_share: CPU time of the process that calls NVML, of one CPU, 0 to 1.
-        change: the hook's call where its clock is another than before.
+        change: the end hook and the next begin hook, where the clock is another than before.
         same: where it is not.
-        arrival: from the hook's beginning to NVML being asked for its clock.
+        arrival: from the end hook's beginning to NVML being asked for the clock.
         num_superseded: changes that NVML was never asked for, since a newer one came.
         delivery: from the request to the governor seeing it while it waited for one.
         delivery_in_call: where it was in an NVML call when the request came.

@@ -1,7 +1,9 @@
 """One series of hooks, paced and timed, the same for Flyball's client and for its peer.
 
 Each step of the series goes through the same plan: forwards at a new clock each, every one
-followed by a backward at the same clock.
+followed by a backward at the same clock. A sample is what a rank calls between two computations:
+the end hook of the one, where Flyball requests the next clock, and the begin hook of the next,
+where Zeus does.
 """
 
 from __future__ import annotations
@@ -57,18 +59,18 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class TimedHook:
-    """One call of the hook.
+    """The hooks before one computation: the end of the one before, and its own begin.
 
     Attributes:
-        began_ns: CLOCK_MONOTONIC before the call, ns.
-        ended_ns: after it, ns.
-        mhz: the clock that its instruction wants.
+        began_ns: CLOCK_MONOTONIC before the first call, ns.
+        time_ns: of both calls, ns.
+        mhz: the clock that the instruction wants.
         is_change: it is another than that of the instruction before.
         delivery_ns: when the governor was asked and when it saw that, ns; None: not known.
     """
 
     began_ns: int
-    ended_ns: int
+    time_ns: int
     mhz: int
     is_change: bool
     delivery_ns: tuple[int, int] | None
@@ -87,7 +89,7 @@ class HookedRank(Protocol):
 
     @property
     def begin_hook(self) -> Callable[..., None]:
-        """Return what is measured: called with the kind, and the microbatch where it wants it."""
+        """Return the hook that is called with the kind, and the microbatch where it wants it."""
         ...
 
     @property
@@ -148,23 +150,27 @@ def _run_step(rank: HookedRank, pause: Callable[[float], None], pause_s: float) 
     begin, now_ns = rank.begin_hook, time.monotonic_ns
     before_mhz = 0
     rank.on_step_begin()
+    # Of the end hook: a step's first instruction has none.
+    end_began_ns, end_ns = now_ns(), 0
     for kind, microbatch, mhz in INSTRUCTIONS:
         keywords: Mapping[str, int] = {"microbatch": microbatch} if rank.wants_microbatch else {}
         began_ns = now_ns()
         begin(kind, **keywords)
-        ended_ns = now_ns()
+        time_ns = now_ns() - began_ns + end_ns
         pause(pause_s)
-        rank.end_hook(kind)
         hooks.append(
             TimedHook(
-                began_ns=began_ns,
-                ended_ns=ended_ns,
+                began_ns=end_began_ns,
+                time_ns=time_ns,
                 mhz=mhz,
                 is_change=mhz != before_mhz,
                 delivery_ns=rank.take_delivery_ns(),
             )
         )
         before_mhz = mhz
+        end_began_ns = now_ns()
+        rank.end_hook(kind)
+        end_ns = now_ns() - end_began_ns
     rank.on_step_end()
     return hooks
 
@@ -189,10 +195,10 @@ def _num_set(record: CallRecord) -> int:
 
 
 def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> dict[str, Any]:
-    """One step's times in us, each a list; all but `arrival` without the step's first hook.
+    """One step's times in us, each a list, without the step's first instruction.
 
-    `change` and `same`: the hook's call, where its clock is another than before and where not.
-    `arrival`: from the hook's beginning to NVML being asked for its clock; `num_superseded` were
+    `change` and `same`: the hooks' calls, where the clock is another than before and where not.
+    `arrival`: from the hooks' beginning to NVML being asked for the clock; `num_superseded` were
     never asked for. `delivery`: from the request to the controller seeing it while it waited for
     one; `delivery_in_call` where it was in an NVML call when the request came.
 
@@ -201,9 +207,10 @@ def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> di
         calls: all of the controller's.
         until_ns: when the next step began, or all was over, ns.
     """
-    arrivals = _arrivals_us(hooks, calls, until_ns)
-    # The step's first comes after a wait that is this benchmark's own and has no set length.
+    # The step's first comes after a wait that is this benchmark's own and has no set length;
+    # Flyball has requested its clock before.
     counted = hooks[1:]
+    arrivals = _arrivals_us(counted, calls, until_ns)
     waited: list[float] = []
     in_call: list[float] = []
     for hook in counted:
@@ -214,17 +221,17 @@ def _samples(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> di
             )
             (in_call if was_in_call else waited).append((delivered_ns - requested_ns) / 1e3)
     return {
-        "change_us": [(h.ended_ns - h.began_ns) / 1e3 for h in counted if h.is_change],
-        "same_us": [(h.ended_ns - h.began_ns) / 1e3 for h in counted if not h.is_change],
+        "change_us": [hook.time_ns / 1e3 for hook in counted if hook.is_change],
+        "same_us": [hook.time_ns / 1e3 for hook in counted if not hook.is_change],
         "arrival_us": arrivals,
-        "num_superseded": sum(hook.is_change for hook in hooks) - len(arrivals),
+        "num_superseded": sum(hook.is_change for hook in counted) - len(arrivals),
         "delivery_us": waited,
         "delivery_in_call_us": in_call,
     }
 
 
 def _arrivals_us(hooks: list[TimedHook], calls: list[NvmlCall], until_ns: int) -> list[float]:
-    """For each change that NVML was asked for, how long after its hook began, us.
+    """For each change that NVML was asked for, how long after its hooks began, us.
 
     No clock comes twice in a step, so a call between the hook and the next step is this hook's.
     """
