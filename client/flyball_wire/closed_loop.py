@@ -266,6 +266,41 @@ class Estimate:
     num_steps: int
 
 
+class DeviationKind(StrEnum):
+    """Reason why steps did not run as planned."""
+
+    OVERRUN = "overrun"
+    CAPPED = "capped"
+    UNPLANNED = "unplanned"
+    CLOCK_LOST = "clock-lost"
+    UNSETTLED = "unsettled"
+    MISSING = "missing"
+    DEFAULT_CLOCKS = "default-clocks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deviation:
+    """Steps that did not run as planned, for one reason, and what they did to the figures.
+
+    Attributes:
+        kind: `overrun`: an emulated computation took longer than its profile; `capped`: power or
+            heat held a clock down; `unplanned`: instructions that the plan does not have;
+            `clock-lost`: another program set a clock; `unsettled`: the first step after a change
+            of version, or one of several versions; `missing`: not posted by all ranks;
+            `default-clocks`: no plan was in force.
+        num_steps: number of these steps.
+        num_events: number of overruns, readings or instructions in them; of other kinds the steps.
+        is_counted: true if these steps are in the figures beside it.
+        text: explanation in a sentence or two.
+    """
+
+    kind: DeviationKind
+    num_steps: int
+    num_events: int
+    is_counted: bool
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class MeasuredSavings:
     """Measured effect of one plan version against a measured baseline.
@@ -280,6 +315,7 @@ class MeasuredSavings:
         num_steps: number of steps measured on the plan by all ranks, and counted.
         num_left_out: number of other steps of the version: not run as planned, of several
             versions, not posted by all ranks, or directly after a change of version.
+        deviations: steps that did not run as planned, by reason; those left out are all there.
     """
 
     version: int
@@ -293,6 +329,7 @@ class MeasuredSavings:
     saved_j: Estimate | None = None
     num_steps: int = 0
     num_left_out: int = 0
+    deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -343,6 +380,7 @@ class JobReport:
         versions: savings of each plan version that was run, rising, without those of profiling.
         num_unknown_steps: number of other steps, in which a rank ran a plan version that the
             planner's database does not have, since it was restored to an older state.
+        deviations: steps at default clocks.
     """
 
     job_id: str
@@ -356,6 +394,7 @@ class JobReport:
     profiling_energy_j: float | None
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
+    deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

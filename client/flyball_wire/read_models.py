@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flyball_wire.closed_loop import ComparedPlan, Estimate
+from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -135,6 +135,7 @@ class JobOverview:
             has one.
         num_steps: number of steps that all ranks have posted.
         num_unknown_steps: number of other steps, as in JobReport.
+        deviations: steps that did not run as planned: of that version, then of the job.
         is_caught_up: true if these figures include all of its steps.
         last_seen_at: time of the last heartbeat of its ranks, ISO 8601, UTC.
     """
@@ -165,6 +166,7 @@ class JobOverview:
     created_at: str
     last_seen_at: str
     num_unknown_steps: int = 0
+    deviations: tuple[Deviation, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

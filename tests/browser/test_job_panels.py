@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import BrowserContext, Locator, Page, Route, expect
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
-from tests.browser.jobs import acknowledge, depart, put_running_job
+from tests.browser.jobs import acknowledge, depart, put_running_job, put_steps
 from tests.browser.page_watch import PageWatch
 from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
@@ -40,6 +40,18 @@ def points(browser_page: Page, planner: LivePlanner) -> Locator:
 
 def open_job(page: Page, planner: LivePlanner) -> Dashboard:
     return Dashboard(page, str(planner.http.base_url)).open_job("job")
+
+
+def test_the_figures_name_the_steps_that_did_not_run_as_planned(
+    browser_page: Page, planner: LivePlanner
+) -> None:
+    put_steps(planner, 2, 12)
+    put_steps(planner, 12, 32, time_s=1.8, num_overruns=3)
+    open_job(browser_page, planner)
+    remarks = browser_page.locator(".deviations li")
+    expect(remarks.first).to_contain_text("60 overruns in 20 of 29 counted steps")
+    expect(remarks.first).to_contain_text("9 steps on the plan had none.")
+    expect(remarks.last).to_contain_text("Left out: 1 step, the first after a change of version")
 
 
 def target_of(planner: LivePlanner) -> str:

@@ -40,6 +40,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         **dict.fromkeys(_NOT_MEASURED),
         "num_steps": 0,
         "is_caught_up": True,
+        "deviations": [],
         "problem": None,
         "created_at": "2026-01-05T09:30:00+00:00",
         "last_seen_at": "2026-01-05T09:40:00+00:00",

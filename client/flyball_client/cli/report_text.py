@@ -143,6 +143,7 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
             f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"
             " database does not have (restored to an older state)"
         )
+    lines += [deviation.text for deviation in report.deviations]
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)
         lines.append(f"saved by all versions, {how}: {saved}")
@@ -197,12 +198,7 @@ def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list
             for plan in version.compared
         ]
         lines.append(f"Without clock changes, predicted savings: {', '.join(savings)}.")
-    if version.num_left_out:
-        lines.append(
-            f"Excluded: {_steps(version.num_left_out)}, the first after a change, not run as"
-            " planned, or not posted by all ranks."
-        )
-    return lines
+    return [*lines, *(deviation.text for deviation in version.deviations)]
 
 
 def _baseline_note(report: JobReport, version: VersionSavings) -> str:

@@ -41,6 +41,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         saved_j=savings.saved_j,
         num_steps=facts.totals.num_steps,
         num_unknown_steps=savings.num_unknown,
+        deviations=(*compared.deviations, *savings.deviations),
         is_caught_up=facts.is_caught_up,
         problem=job.problem,
         created_at=job.created_at.isoformat(),

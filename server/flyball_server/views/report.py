@@ -50,4 +50,5 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
             and isinstance(plan := plans[measured.version].plan, PlanPrediction)
         ),
         num_unknown_steps=savings.num_unknown,
+        deviations=savings.deviations,
     )

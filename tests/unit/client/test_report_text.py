@@ -12,7 +12,14 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
-from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
+from flyball_wire.closed_loop import (
+    BaselineOrigin,
+    Deviation,
+    DeviationKind,
+    Estimate,
+    JobReport,
+    VersionSavings,
+)
 
 NO_FACTORS = Factors()
 BOTH = Factors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
@@ -101,6 +108,24 @@ def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> N
     assert "+0.10 % [+0.01, +0.19]" in table["difference", "measured"]
     assert "saves 10.87 % [10.36, 11.38]" in table["difference", "measured"]
     assert "saves 11.10 %" in table["difference", "predicted"]
+
+
+def test_what_did_not_run_as_planned_stands_below_the_figures_it_is_in() -> None:
+    overruns = Deviation(
+        kind=DeviationKind.OVERRUN,
+        num_steps=50,
+        num_events=598,
+        is_counted=True,
+        text="598 overruns in 50 of 50 counted steps: ...",
+    )
+    default = replace(overruns, kind=DeviationKind.DEFAULT_CLOCKS, text="12 steps ran at default")
+    disturbed = report(replace(INTERLEAVED, deviations=(overruns,)), deviations=(default,))
+    for printed in (report_as_text, report_as_markdown):
+        lines = printed(disturbed, NO_FACTORS).splitlines()
+        assert lines.count(overruns.text) == 1
+        head = next(at for at, line in enumerate(lines) if "Version 2" in line)
+        assert lines.index(overruns.text) > head
+        assert any(default.text in line for line in lines[:head])
 
 
 def test_a_real_gpu_is_never_called_emulated_and_an_emulated_one_always() -> None:

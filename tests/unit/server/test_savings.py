@@ -24,6 +24,7 @@ def steps(
     is_complete: bool = True,
     is_mixed: bool = False,
     left_plan: bool = False,
+    **counts: int,
 ) -> list[WholeStep]:
     return [
         WholeStep(
@@ -34,6 +35,7 @@ def steps(
             left_plan=left_plan,
             time_s=time_s,
             energy_j=energy_j,
+            **counts,  # type: ignore[arg-type]  # a test's own choice of counts
         )
         for number in numbers
     ]
@@ -197,6 +199,68 @@ def test_a_few_steps_are_no_baseline_where_a_later_one_has_enough() -> None:
     first, _ = fold(measured, v1=PLAIN, v2=kinds).versions
     assert mean(first.baseline_energy_j) == pytest.approx(100, rel=0.01)
     assert mean(only(fold(measured[:100], v1=PLAIN)).baseline_energy_j) == 200
+
+
+# ------------------------------------------------------------------ deviations
+
+
+def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None:
+    """Half of the steps on the plan take twice as long: they, not the plan, are the slowdown."""
+    measured = [
+        *default_steps(range(10)),
+        *steps(range(10, 31), 1),
+        *steps(range(31, 51), 1, time_s=2.0, energy_j=150.0, num_overruns=12),
+    ]
+    savings = fold(measured, v1=PLAIN)
+    version = only(savings)
+    assert mean(version.slowdown_percent) == pytest.approx(50)
+    unsettled, overrun = sorted(version.deviations, key=lambda each: each.is_counted)
+    assert (overrun.kind, overrun.num_steps, overrun.num_events) == ("overrun", 20, 240)
+    assert overrun.text.startswith("240 overruns in 20 of 40 counted steps: a computation took")
+    assert (
+        "20 steps on the plan had none: +0.00 % [+0.00, +0.00] time, saves 10.00 %" in overrun.text
+    )
+    assert (unsettled.kind, unsettled.num_steps) == ("unsettled", 1)
+    (default,) = savings.deviations
+    assert (default.kind, default.num_steps) == ("default-clocks", 10)
+    assert "10 steps ran at default clocks, without a plan (10.0 s, 1000 J)" in default.text
+
+
+def test_where_every_step_has_overruns_no_figure_is_the_plans_own() -> None:
+    measured = [*default_steps(range(10)), *steps(range(10, 61), 1, time_s=1.4, num_overruns=12)]
+    overrun = only(fold(measured, v1=PLAIN)).deviations[0]
+    assert overrun.text.startswith("600 overruns in 50 of 50 counted steps")
+    assert overrun.text.endswith(
+        "no step on the plan is without: they are not the plan's own figures."
+    )
+
+
+def test_the_steps_left_out_are_all_named_by_reason() -> None:
+    measured = [
+        *steps(range(4), 1),
+        *steps([4], 1, left_plan=True, num_unplanned=3),
+        *steps([5], 1, left_plan=True, num_lost_clocks=2),
+        *steps([6, 7], 1, is_complete=False),
+        *steps([8], 1, is_mixed=True),
+        *steps(range(9, 12), 1, num_capped=5),
+    ]
+    version = only(fold(measured, v1=PLAIN))
+    by_kind = {str(each.kind): (each.num_steps, each.num_events) for each in version.deviations}
+    assert by_kind == {
+        "capped": (2, 10),
+        "unplanned": (1, 3),
+        "clock-lost": (1, 2),
+        "unsettled": (3, 3),
+        "missing": (2, 2),
+    }
+    left_out = [each for each in version.deviations if not each.is_counted]
+    assert sum(each.num_steps for each in left_out) == version.num_left_out == 7
+
+
+def test_steps_that_all_run_as_planned_are_without_a_remark() -> None:
+    savings = fold(steps(range(10), 1), v1=PLAIN)
+    assert [each.kind for each in only(savings).deviations] == ["unsettled"]
+    assert savings.deviations == ()
 
 
 # ------------------------------------------------------------------ interleaved

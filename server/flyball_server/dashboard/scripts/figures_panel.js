@@ -26,7 +26,8 @@ export function createFiguresPanel(element) {
   const head = make("thead");
   table.querySelector("thead")?.replaceWith(head);
   table.prepend(caption);
-  setChildren(element, make("h2.visually-hidden", "Figures"), heroes, frame);
+  const deviations = make("ul.deviations");
+  setChildren(element, make("h2.visually-hidden", "Figures"), heroes, deviations, frame);
   let shown = "";
   return {
     update({ overview }) {
@@ -35,6 +36,8 @@ export function createFiguresPanel(element) {
       shown = content;
       setText(caption, captionOf(overview));
       setChildren(heroes, ...heroFigures(overview));
+      deviations.hidden = overview.deviations.length === 0;
+      setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
       setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },

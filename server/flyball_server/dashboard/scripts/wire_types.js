@@ -22,6 +22,17 @@
  * @property {number | null} version
  */
 
+/**
+ * @typedef {object} Deviation
+ * @property {boolean} is_counted
+ * @property {DeviationKind} kind
+ * @property {number} num_events
+ * @property {number} num_steps
+ * @property {string} text
+ */
+
+/** @typedef {"overrun" | "capped" | "unplanned" | "clock-lost" | "unsettled" | "missing" | "default-clocks"} DeviationKind */
+
 /** @typedef {"low" | "normal" | "high"} Effort */
 
 /**
@@ -63,6 +74,7 @@
  * @typedef {object} JobOverview
  * @property {number | null} active_version
  * @property {string} created_at
+ * @property {Deviation[]} deviations
  * @property {boolean} emulated
  * @property {boolean} is_caught_up
  * @property {string} job_id

@@ -175,6 +175,10 @@ class WholeStep:
         is_unknown: true if a rank ran a plan that is unknown here: the step counts as nothing.
         time_s: iteration time of the slowest rank, s.
         energy_j: energy of all ranks, J; None: a rank could not read it.
+        num_unplanned: instructions that the plan does not have.
+        num_overruns: emulated instructions whose computation took longer than profiled.
+        num_capped: clock readings that power or heat held below the plan's clock.
+        num_lost_clocks: other readings below the plan's clock.
     """
 
     step: int
@@ -185,6 +189,10 @@ class WholeStep:
     time_s: float
     energy_j: float | None
     is_unknown: bool = False
+    num_unplanned: int = 0
+    num_overruns: int = 0
+    num_capped: int = 0
+    num_lost_clocks: int = 0
 
 
 class CountingRule:

@@ -72,6 +72,10 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
         time_s=totals.time_s,
         energy_j=totals.energy_j,
         is_unknown=totals.num_unknown > 0,
+        num_unplanned=totals.num_unplanned,
+        num_overruns=totals.num_overruns,
+        num_capped=num_held_down,
+        num_lost_clocks=max(totals.num_clock_misses - num_held_down, 0),
     )
 
 

@@ -17,8 +17,13 @@ from flyball_server.jobs.measurements.step_pairs import (
     StepSeries,
     WholeStep,
 )
+from flyball_server.jobs.savings.deviations import (
+    DeviationTally,
+    Undisturbed,
+    default_clocks_deviation,
+)
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
-from flyball_wire.closed_loop import BaselineOrigin, Estimate, MeasuredSavings
+from flyball_wire.closed_loop import BaselineOrigin, Deviation, Estimate, MeasuredSavings
 
 # Fewer steps at the highest clocks are no baseline if there are others.
 MIN_BASELINE_STEPS = 8
@@ -33,12 +38,14 @@ class _Against:
 
     Attributes:
         origin: origin of the baseline.
+        baseline, undisturbed_baseline: its steps, all of them and those without a deviation.
         time_ratio, energy_ratio: ratios of the plan's to the baseline's.
         saved_j: energy saved by one step, J.
     """
 
     origin: BaselineOrigin
     baseline: StepSeries = field(default_factory=StepSeries)
+    undisturbed_baseline: StepSeries = field(default_factory=StepSeries)
     time_ratio: Estimate | None = None
     energy_ratio: Estimate | None = None
     saved_j: Estimate | None = None
@@ -54,6 +61,7 @@ class JobSavings:
         saved_j: sum over all versions with a baseline and an interval; their bounds add up, since
             versions share baselines. If none has an interval: over those with a baseline.
         num_unknown: number of steps in which a rank ran an unknown plan, in no other figure.
+        deviations: steps at default clocks.
     """
 
     num_steps: int
@@ -62,6 +70,7 @@ class JobSavings:
     saved_j: Estimate | None
     versions: tuple[MeasuredSavings, ...]
     num_unknown: int = 0
+    deviations: tuple[Deviation, ...] = ()
 
 
 class _Tally:
@@ -73,12 +82,22 @@ class _Tally:
         self.at_baseline = StepSeries()
         self.pairs = PairGathering(kinds) if kinds.is_interleaved else None
         self.num_left_out = 0
+        self.deviations = DeviationTally()
 
     def add(self, step: WholeStep) -> None:
         is_baseline = self.kinds.is_baseline(step.step)
         (self.at_baseline if is_baseline else self.on_plan).add(step)
+        self.deviations.add_counted(step, is_baseline=is_baseline)
         if self.pairs is not None:
             self.pairs.add(step)
+
+    def leave_out(self, step: WholeStep) -> None:
+        self.num_left_out += 1
+        self.deviations.add_left_out(step)
+
+    def give_up(self) -> None:
+        self.num_left_out += 1
+        self.deviations.add_missing()
 
 
 class SavingsFold:
@@ -98,6 +117,7 @@ class SavingsFold:
         self._num_unknown = 0
         self._time_s = 0.0
         self._energy_j: float | None = 0.0
+        self._at_default = StepSeries()
 
     def add(self, step: WholeStep) -> None:
         """Add the next step, in rising order."""
@@ -120,7 +140,9 @@ class SavingsFold:
         if counts:
             tally.add(step)
         else:
-            tally.num_left_out += 1
+            tally.leave_out(step)
+        if step.version is None:
+            self._at_default.add(step)
 
     def _await(self, tally: _Tally, time_s: float) -> None:
         """Count the newest steps that some ranks have yet to post."""
@@ -135,7 +157,7 @@ class SavingsFold:
 
     def _give_up_oldest(self) -> None:
         tally, time_s = self._on_their_way.popleft()
-        tally.num_left_out += 1
+        tally.give_up()
         self._on_their_way_s -= time_s
 
     def so_far(self) -> JobSavings:
@@ -153,7 +175,14 @@ class SavingsFold:
             saved_j=_total(versions),
             versions=versions,
             num_unknown=self._num_unknown,
+            deviations=self._default_clocks(),
         )
+
+    def _default_clocks(self) -> tuple[Deviation, ...]:
+        steps = self._at_default
+        is_whole = steps.energies_j.num_values == steps.num_steps
+        energy_j = steps.energies_j.total if is_whole else None
+        return default_clocks_deviation(steps.num_steps, steps.times_s.total, energy_j)
 
     def _tally(self, version: int | None) -> _Tally:
         if version not in self._tallies:
@@ -161,7 +190,7 @@ class SavingsFold:
             self._tallies[version] = _Tally(kinds)
         return self._tallies[version]
 
-    def _version_savings(self, version: int, baselines: Sequence[StepSeries]) -> MeasuredSavings:
+    def _version_savings(self, version: int, baselines: Sequence[_Tally]) -> MeasuredSavings:
         tally = self._tallies[version]
         against = _against(tally, baselines)
         steps = tally.at_baseline if against.origin == BaselineOrigin.ITSELF else tally.on_plan
@@ -177,17 +206,32 @@ class SavingsFold:
             saved_j=None if against.saved_j is None else scaled(against.saved_j, steps.num_steps),
             num_steps=steps.num_steps,
             num_left_out=tally.num_left_out,
+            deviations=tally.deviations.deviations(_undisturbed(tally, against)),
         )
 
-    def _baselines(self) -> list[StepSeries]:
-        """Return the steps at the highest clocks to compare with."""
-        known = [tally.at_baseline for tally in self._tallies.values()]
-        measured = [series for series in known if series.num_steps]
-        enough = [series for series in measured if series.num_steps >= MIN_BASELINE_STEPS]
+    def _baselines(self) -> list[_Tally]:
+        """Return the versions with steps at the highest clocks to compare with."""
+        measured = [tally for tally in self._tallies.values() if tally.at_baseline.num_steps]
+        enough = [tally for tally in measured if tally.at_baseline.num_steps >= MIN_BASELINE_STEPS]
         return enough or measured
 
 
-def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
+def _undisturbed(tally: _Tally, against: _Against) -> Undisturbed:
+    is_itself = against.origin == BaselineOrigin.ITSELF
+    own = tally.deviations
+    on_plan = own.undisturbed_at_baseline if is_itself else own.undisturbed_on_plan
+    times_s, energies_j = on_plan.times_s.estimate(), on_plan.energies_j.estimate()
+    at_baseline = against.undisturbed_baseline
+    time_ratio = _ratio(times_s, at_baseline.times_s.estimate())
+    energy_ratio = _ratio(energies_j, at_baseline.energies_j.estimate())
+    return Undisturbed(
+        num_steps=on_plan.num_steps,
+        slowdown_percent=_percent(time_ratio, sign=1),
+        saving_percent=_percent(energy_ratio, sign=-1),
+    )
+
+
+def _against(tally: _Tally, baselines: Sequence[_Tally]) -> _Against:
     if tally.kinds.is_all_baseline:
         return _Against(origin=BaselineOrigin.ITSELF)
     pairs = None if tally.pairs is None else tally.pairs.so_far()
@@ -196,6 +240,7 @@ def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
         return _Against(
             origin=BaselineOrigin.INTERLEAVED,
             baseline=tally.at_baseline,
+            undisturbed_baseline=tally.deviations.undisturbed_at_baseline,
             time_ratio=pairs.times_s.ratio(),
             energy_ratio=pairs.energies_j.ratio(),
             saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
@@ -204,11 +249,19 @@ def _against(tally: _Tally, baselines: Sequence[StepSeries]) -> _Against:
     if not baselines or not on_plan.num_steps:
         return _Against(origin=BaselineOrigin.NONE)
     # The nearest in time: the machine was most alike then.
-    nearest = min(baselines, key=lambda series: (series.distance_to(on_plan), -series.num_steps))
+    nearest_tally = min(
+        baselines,
+        key=lambda other: (
+            other.at_baseline.distance_to(on_plan),
+            -other.at_baseline.num_steps,
+        ),
+    )
+    nearest = nearest_tally.at_baseline
     energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
     return _Against(
         origin=BaselineOrigin.APART,
         baseline=nearest,
+        undisturbed_baseline=nearest_tally.deviations.undisturbed_at_baseline,
         time_ratio=_ratio(on_plan.times_s.estimate(), nearest.times_s.estimate()),
         energy_ratio=_ratio(*energies_j),
         saved_j=_difference(*energies_j),

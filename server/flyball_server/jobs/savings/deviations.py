@@ -1,0 +1,164 @@
+"""Steps of a plan version that did not run as planned, and what they did to its figures. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from flyball_server.jobs.measurements.step_pairs import StepSeries, WholeStep
+from flyball_wire.closed_loop import Deviation, DeviationKind, Estimate
+
+# In the figures; the others are left out.
+_COUNTED = (DeviationKind.OVERRUN, DeviationKind.CAPPED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undisturbed:
+    """Figures of a version without the counted steps that deviated.
+
+    Attributes:
+        slowdown_percent, saving_percent: against undisturbed steps at the highest clocks; None:
+            no baseline, or one kind has no such steps.
+    """
+
+    num_steps: int
+    slowdown_percent: Estimate | None
+    saving_percent: Estimate | None
+
+
+class DeviationTally:
+    """Deviations of one version's steps.
+
+    Attributes:
+        undisturbed_on_plan, undisturbed_at_baseline: counted steps without a deviation.
+        num_counted: counted steps, of either clocks.
+    """
+
+    def __init__(self) -> None:
+        self._num_steps: Counter[DeviationKind] = Counter()
+        self._num_events: Counter[DeviationKind] = Counter()
+        self.undisturbed_on_plan = StepSeries()
+        self.undisturbed_at_baseline = StepSeries()
+        self.num_counted = 0
+
+    def add_counted(self, step: WholeStep, *, is_baseline: bool) -> None:
+        """Add a step that counts in the version's figures."""
+        self.num_counted += 1
+        self._add(DeviationKind.OVERRUN, step.num_overruns)
+        self._add(DeviationKind.CAPPED, step.num_capped)
+        if not (step.num_overruns or step.num_capped):
+            (self.undisturbed_at_baseline if is_baseline else self.undisturbed_on_plan).add(step)
+
+    def add_left_out(self, step: WholeStep) -> None:
+        """Add a step that all ranks have posted and that does not count."""
+        if step.num_unplanned:
+            self._add(DeviationKind.UNPLANNED, step.num_unplanned)
+        elif step.left_plan:
+            self._add(DeviationKind.CLOCK_LOST, max(step.num_lost_clocks, 1))
+        else:
+            self._add(DeviationKind.UNSETTLED, 1)
+
+    def add_missing(self) -> None:
+        """Add a step that some rank never posted."""
+        self._add(DeviationKind.MISSING, 1)
+
+    def deviations(self, undisturbed: Undisturbed) -> tuple[Deviation, ...]:
+        """Return what happened, in the order of `DeviationKind`."""
+        return tuple(
+            Deviation(
+                kind=kind,
+                num_steps=self._num_steps[kind],
+                num_events=self._num_events[kind],
+                is_counted=kind in _COUNTED,
+                text=self._text(kind, undisturbed),
+            )
+            for kind in DeviationKind
+            if self._num_steps[kind]
+        )
+
+    def _add(self, kind: DeviationKind, num_events: int) -> None:
+        if num_events:
+            self._num_steps[kind] += 1
+            self._num_events[kind] += num_events
+
+    def _text(self, kind: DeviationKind, undisturbed: Undisturbed) -> str:
+        num_steps, num_events = self._num_steps[kind], self._num_events[kind]
+        steps = _counted(num_steps, "step")
+        of_counted = f"in {num_steps} of {_counted(self.num_counted, 'counted step')}"
+        match kind:
+            case DeviationKind.OVERRUN:
+                return (
+                    f"{_counted(num_events, 'overrun')} {of_counted}: a computation took longer"
+                    " than the profile that its GPU is emulated from. Time and energy above"
+                    f" contain them{self._without(undisturbed)}"
+                )
+            case DeviationKind.CAPPED:
+                return (
+                    f"Power or heat held clocks below the plan's {of_counted}"
+                    f" ({_counted(num_events, 'reading')}). They count, as this is how the GPUs"
+                    f" run{self._without(undisturbed)}"
+                )
+            case DeviationKind.UNPLANNED:
+                return (
+                    f"Left out: {steps} with {_counted(num_events, 'instruction')} that the plan"
+                    " does not have; such a step ends at the highest clocks."
+                )
+            case DeviationKind.CLOCK_LOST:
+                return (
+                    f"Left out: {steps} in which a clock was not held, though neither power nor"
+                    " heat held it down: another program set it."
+                )
+            case DeviationKind.UNSETTLED:
+                return (
+                    f"Left out: {steps}, the first after a change of version, or with ranks on"
+                    " several versions."
+                )
+            case DeviationKind.MISSING:
+                return f"Left out: {steps} that not all ranks posted."
+            case DeviationKind.DEFAULT_CLOCKS:
+                raise AssertionError("no version runs at default clocks")
+
+    def _without(self, undisturbed: Undisturbed) -> str:
+        if not undisturbed.num_steps:
+            return ", and no step on the plan is without: they are not the plan's own figures."
+        slowdown, saving = undisturbed.slowdown_percent, undisturbed.saving_percent
+        figures = [
+            *([] if slowdown is None else [f"{_percent(slowdown, '+.2f')} time"]),
+            *([] if saving is None else [f"saves {_percent(saving, '.2f')}"]),
+        ]
+        rest = f"; {_counted(undisturbed.num_steps, 'step')} on the plan had none"
+        return f"{rest}: {', '.join(figures)}." if figures else f"{rest}."
+
+
+def default_clocks_deviation(
+    num_steps: int, time_s: float, energy_j: float | None
+) -> tuple[Deviation, ...]:
+    """Return what steps at default clocks did to a job's sums; nothing where there are none."""
+    if not num_steps:
+        return ()
+    energy = "" if energy_j is None else f", {energy_j:.4g} J"
+    return (
+        Deviation(
+            kind=DeviationKind.DEFAULT_CLOCKS,
+            num_steps=num_steps,
+            num_events=num_steps,
+            is_counted=True,
+            text=(
+                f"{_counted(num_steps, 'step')} ran at default clocks, without a plan"
+                f" ({time_s:.1f} s{energy}): they are in the sum of all steps and in no version's"
+                " figures, but as its baseline where no other steps at the highest clocks are"
+                " nearer."
+            ),
+        ),
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _percent(estimate: Estimate, form: str) -> str:
+    mean = f"{estimate.mean:{form}} %"
+    if estimate.low is None or estimate.high is None:
+        return mean
+    return f"{mean} [{estimate.low:{form}}, {estimate.high:{form}}]"
