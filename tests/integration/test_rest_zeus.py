@@ -92,6 +92,14 @@ def test_a_registered_job_brings_its_options_and_its_profile(zeus: LivePlanner) 
     assert set(clocks(zeus, "gpt", 0)) == {1200}
 
 
+def test_a_job_that_flyballs_ranks_train_is_left_alone(zeus: LivePlanner) -> None:
+    zeus.put_planned_job("trains")
+    answer = register(zeus.http, "trains")
+    assert answer.status_code == 409
+    assert "has ranks that called recently" in answer.json()["detail"]
+    assert not any(rank["has_left"] for rank in job(zeus, "trains")["ranks"])
+
+
 def test_a_job_without_a_name_gets_one_of_zeuss_form(zeus: LivePlanner) -> None:
     job_id = start(zeus, None)
     assert re.fullmatch(r"[\d-]{26}\+dp1\+pp2\+tp1\+flyball", job_id)

@@ -67,7 +67,7 @@ async def register_job(state: State, info: JobInfo, access: CallerAccess) -> str
         check_size(state, spec)
         return spec
 
-    await run_in_threadpool(start_job, state.services, job_id, specified)
+    await run_in_threadpool(start_job, state.services, job_id, specified, client=_CLIENT)
     return job_id
 
 

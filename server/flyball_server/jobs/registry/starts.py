@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from flyball_server.jobs.errors import JobIsRunningError
+from flyball_server.jobs.lifecycle.job_life import is_gone
 from flyball_server.jobs.registry.inspection import JobSummary, require_rank
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
@@ -13,7 +15,11 @@ from flyball_wire.messages import JobSpec
 
 
 def start_job(
-    services: JobServices, job_id: str, specified: Callable[[JobSpec | None], JobSpec]
+    services: JobServices,
+    job_id: str,
+    specified: Callable[[JobSpec | None], JobSpec],
+    *,
+    client: str,
 ) -> JobSummary:
     """Register a job for a start of its training; the reconcile loop plans it.
 
@@ -24,13 +30,20 @@ def start_job(
         job_id: ID of the job, registered or new.
         specified: function from the registered specification (None: a new job) to that of this
             start; what it raises is raised, and nothing has changed then.
+        client: `client_version` of the ranks of such clients.
 
     Raises:
+        JobIsRunningError: ranks of another client train the job.
         InvalidFieldError, RegistrationConflictError, TooManyJobsError: as `register_job`.
     """
     with services.store.writing(job_id) as writer:
         spec = specified(_registered(writer, job_id))
-        ranks = writer.list_ranks(job_id)
+        ranks, now = writer.list_ranks(job_id), services.now()
+        if any(
+            rank.client_version != client and not is_gone(rank, now, services.life)
+            for rank in ranks
+        ):
+            raise JobIsRunningError(job_id=job_id)
         writer.save_ranks(rank.evolve(has_left=True, acknowledged_version=None) for rank in ranks)
     stored, _ = register_job(services, job_id, spec)
     services.enqueue_reconcile(job_id)
