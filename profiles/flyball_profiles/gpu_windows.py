@@ -7,6 +7,7 @@ from the device.
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -114,6 +115,31 @@ def gpu_names(*, folder: Path | None = None) -> tuple[str, ...]:
         GpuTableError: the folder cannot be read.
     """
     return tuple(sorted(_files(folder)))
+
+
+def with_blocking_power(text: str, power_w: float, source: str) -> str:
+    """Return a GPU file's text with this blocking power, W, at its end.
+
+    Raises:
+        GpuTableError: the file has one already, or cannot be used.
+    """
+    if _parsed("gpu", text, "the GPU file").blocking_power_w is not None:
+        raise GpuTableError(f"the GPU file has {_BLOCKING_POWER} already; remove it there")
+    # JSON's strings of printable characters are TOML's.
+    quoted = json.dumps("".join(each if each.isprintable() else "?" for each in source))
+    return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\nvalue = {power_w:.2f}\nsource = {quoted}\n"
+
+
+def gpu_file_text(text: str, environment: Mapping[str, str]) -> str:
+    """Return the text of the file that a command's `--gpu` would read.
+
+    Raises:
+        GpuTableError: as `gpu_window_of`.
+    """
+    window = gpu_window_of(text, environment)
+    if text.endswith(_SUFFIX):
+        return read_text(Path(text))
+    return _files(gpu_folder(environment))[window.name].read_text(encoding="utf-8")
 
 
 def load_gpu_window(name: str, *, folder: Path | None = None) -> GpuWindow:

@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library
@@ -18,7 +19,9 @@ from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.processes import wait_until
 from tests.integration.command_in_process import document_of, flyball, refusal
 
+from flyball_client.profiling import blocking_power
 from flyball_profiles.examples import example_profile_path, load_example_profile
+from flyball_profiles.gpu_windows import gpu_window_of
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import read_stage_profile
 
@@ -264,3 +267,45 @@ def test_without_torch_one_line_says_what_brings_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = refusal(flyball("profile", "blocking-power"))
     assert line.startswith("flyball profile: two ranks that wait for each other need the extra")
+
+
+def test_a_measured_blocking_power_fills_an_entry_of_the_gpu_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two GPUs are stood in for: their power is 91.5 W."""
+    found = blocking_power.WaitingPower(
+        power_w=91.5, power_error_w=0.2, num_periods=100, sm_clock_mhz=1980
+    )
+    gpu = SimpleNamespace(name='NVIDIA "H100"', is_emulated=False)
+    monkeypatch.setattr(blocking_power, "_waiting_gpu", lambda _: nullcontext(gpu))
+    monkeypatch.setattr(blocking_power, "_measure", lambda *_: found)
+    file = tmp_path / "filled.toml"
+    fill = ("profile", "blocking-power", "--fill")
+    assert flyball(*fill, "h100-sxm", "-o", file).returncode == 0
+    window = gpu_window_of(str(file), {})
+    shipped = gpu_window_of("h100-sxm", {})
+    assert (window.filter_max_mhz, window.blocking_power_w) == (shipped.filter_max_mhz, 91.5)
+    source = window.sources["blocking_power_w"]
+    assert source.startswith('flyball profile blocking-power on NVIDIA "H100" at 1980 MHz, 20')
+    refused = (
+        ((*fill, file, "-o", tmp_path / "again.toml"), "has blocking_power_w already"),
+        ((*fill, "a100", "-o", tmp_path / "again.toml"), "has blocking_power_w already"),
+        ((*fill, "h100-sxm", "-o", file), "exists already; --force overwrites it"),
+        ((*fill, "h100-sxm"), "--fill NAME and -o OUT.toml go together"),
+        ((*fill, "h100", "-o", tmp_path / "again.toml"), "unknown GPU 'h100'"),
+        (
+            (
+                *fill,
+                "h200",
+                "-o",
+                tmp_path / "again.toml",
+                "--emulated",
+                EXAMPLE,
+                "--blocking-power",
+                "70",
+            ),
+            "the power of an emulated GPU is given, not measured",
+        ),
+    )
+    for arguments, said in refused:
+        assert said in refusal(flyball(*arguments))

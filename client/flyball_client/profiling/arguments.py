@@ -85,10 +85,12 @@ def labels_of(arguments: argparse.Namespace) -> dict[str, int]:
     return {column: value for column, value in given.items() if value is not None}
 
 
-def add_output(parser: argparse.ArgumentParser, *, required: bool) -> None:
+def add_output(
+    parser: argparse.ArgumentParser, *, required: bool, metavar: str = "OUT.csv"
+) -> None:
     """Add the arguments for the output file and for overwriting it."""
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="OUT.csv", required=required, help="write this file"
+        "-o", "--output", type=Path, metavar=metavar, required=required, help="write this file"
     )
     add_force(parser)
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -29,14 +30,21 @@ from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
     add_option,
+    add_output,
     count,
     emulated_profile,
     known_blocking_power_w,
     quantity,
+    write_new,
 )
 from flyball_client.profiling.counter_window import CounterReading, power_error
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.workload import emulated_stage
+from flyball_profiles.gpu_windows import (
+    MEASURE_BLOCKING_POWER,
+    gpu_file_text,
+    with_blocking_power,
+)
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command import CommandError
 from flyball_wire.errors import FlyballError
@@ -291,6 +299,12 @@ def configure_blocking_power(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--stage", count(0), "S", "emulated: stage of the profile", default=0)
     add_option(parser, "--blocking-power", quantity(), "W", "emulated: its power")
     add_option(parser, "--gpu", str, "NAME", "emulated: its power, from the GPU table")
+    add_option(
+        parser,
+        *("--fill", str, "NAME"),
+        "GPU of the table, or file, without a blocking power: write its file with this one to -o",
+    )
+    add_output(parser, required=False, metavar="OUT.toml")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -301,9 +315,16 @@ def blocking_power(arguments: argparse.Namespace) -> int:
         CommandError: The arguments contradict each other, or the measurement failed.
     """
     _check(arguments)
+    fill: str | None = arguments.fill
     try:
+        text = None if fill is None else gpu_file_text(fill, os.environ)
+        if text is not None:
+            with_blocking_power(text, 1.0, "checked before measuring")
         with _waiting_gpu(arguments) as gpu:
             found = _measure(arguments, gpu)
+            if text is not None:
+                filled = with_blocking_power(text, found.power_w, _origin(gpu, found))
+                write_new(arguments.output, filled, force=arguments.force)
             print(_as_json(gpu, found) if arguments.json else _as_text(gpu, found))
     except (GpuError, BlockingPairError, ProfileError, ValueError) as error:
         raise CommandError(str(error)) from None
@@ -316,7 +337,13 @@ def _check(arguments: argparse.Namespace) -> None:
             "two ranks that wait for each other need the extra 'torch':"
             " pip install '.[torch]' in a clone of Flyball"
         )
+    if (arguments.fill is None) != (arguments.output is None):
+        raise CommandError("--fill NAME and -o OUT.toml go together")
+    if arguments.output is not None and arguments.output.exists() and not arguments.force:
+        raise CommandError(f"{arguments.output}: exists already; --force overwrites it")
     if arguments.emulated is not None:
+        if arguments.fill is not None:
+            raise CommandError("--fill: the power of an emulated GPU is given, not measured")
         if arguments.mhz is not None:
             raise CommandError("--mhz: the power of an emulated GPU does not depend on the clock")
         return
@@ -384,6 +411,13 @@ def _check_pair(pair: BlockingPair, clock: HeldClock | None) -> None:
     pair.check_waiting()
     if clock is not None:
         clock.renew()
+
+
+def _origin(gpu: GpuDevice, found: WaitingPower) -> str:
+    return (
+        f"{MEASURE_BLOCKING_POWER} on {gpu.name} at {found.sm_clock_mhz} MHz, {date.today()}:"
+        f" +- {found.power_error_w:.2f} W over {found.num_periods} periods of its energy counter"
+    )
 
 
 def _as_json(gpu: GpuDevice, found: WaitingPower) -> str:
