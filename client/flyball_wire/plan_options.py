@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from typing import Annotated
 
-from flyball_wire.strictness import Sent
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_wire.strictness import Sent, StrictFields
 
 
 class Policy(StrEnum):
@@ -66,6 +68,10 @@ class PlanOptions(Sent):
         effort: search effort of policy `frontier`.
         reserve: share by which instructions may take longer than profiled without a longer
             iteration, 0 to 0.5; only policy `frontier` uses it.
+        transition_ms: delay in ms after which a clock takes effect, up and down, 0 to 10000; 0:
+            clocks change at once; null: as in `transitions`.
+        transitions: times of the GPUs' clock changes; null: clocks change at once. Not beside
+            `transition_ms`.
         checkpoint: microbatches that schedule `torchgpipe` computes forward again before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,
@@ -88,6 +94,8 @@ class PlanOptions(Sent):
     target: str = DEFAULT_TARGET
     effort: Effort = Effort.NORMAL
     reserve: float = 0.0
+    transition_ms: float | None = None
+    transitions: Annotated[ClockTransitions, StrictFields()] | None = None
     checkpoint: Checkpoint | None = None
     order: Order | None = None
     virtual_stages: tuple[tuple[int, ...], ...] | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
@@ -332,6 +333,8 @@ class Frontier:
         constant, global_clock: plans without a clock change, of policies `constant` and `global`,
             in rising time and falling energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.
+        transitions: times of clock changes that times and energies are predicted with; null:
+            clocks change at once. The points' clocks are chosen as if they changed at once.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -340,6 +343,7 @@ class Frontier:
     constant: tuple[ComparedPlan, ...] = ()
     global_clock: tuple[ComparedPlan, ...] = ()
     reserve: float = 0.0
+    transitions: ClockTransitions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

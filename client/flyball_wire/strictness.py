@@ -8,6 +8,7 @@ pydantic; nothing here imports it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, ClassVar, Protocol, cast
 
 Schema = dict[str, Any]
@@ -43,22 +44,30 @@ class Sent:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: SchemaHandler) -> Schema:
         """The schema that pydantic makes of the fields, made strict."""
-        schema = handler(source)
-        _make_strict(handler.resolve_ref_schema(schema))
-        check = {"type": "no-info", "function": cls._checked_fields}
-        return {"type": "function-before", "function": check, "schema": schema}
+        return _strict_schema(cls, source, handler)
 
-    @classmethod
-    def _checked_fields(cls, given: object) -> object:
-        """The same, unless it is an object with an unknown field, whose name pydantic would echo.
 
-        Raises:
-            ValueError: it is, which pydantic takes for one error.
-        """
-        known: Schema = getattr(cls, "__dataclass_fields__", {})
-        if _is_object(given) and not cast("Schema", given).keys() <= known.keys():
+class StrictFields:
+    """Annotation of a field whose type is a dataclass and no `Sent`: it is read as strictly."""
+
+    def __get_pydantic_core_schema__(self, source: type[object], handler: SchemaHandler) -> Schema:
+        """The schema that pydantic makes of the type's fields, made strict."""
+        return _strict_schema(source, source, handler)
+
+
+def _strict_schema(of_type: type[object], source: object, handler: SchemaHandler) -> Schema:
+    schema = handler(source)
+    _make_strict(handler.resolve_ref_schema(schema))
+    known = [field.name for field in fields(cast("Any", of_type))]
+
+    def checked(given: object) -> object:
+        # pydantic itself would echo the name of an unknown field.
+        if _is_object(given) and not cast("Schema", given).keys() <= set(known):
             raise ValueError(f"there is an unknown field; known: {', '.join(known)}")
         return given
+
+    check = {"type": "no-info", "function": checked}
+    return {"type": "function-before", "function": check, "schema": schema}
 
 
 def _is_object(given: object) -> bool:

@@ -45,8 +45,8 @@ class ClockTransitions:
     Attributes:
         up_p5_s, up_p50_s, up_p95_s: delay of a change to a higher clock in s; percentiles.
         down_p5_s, down_p50_s, down_p95_s: delay of a change to a lower clock in s.
-        call_p50_s, call_p95_s: duration in s of the call that sets a clock; None: not known.
-        queues_in_node: whether calls for GPUs of one node run one at a time; None: not known.
+        call_p50_s, call_p95_s: duration in s of the call that sets a clock; null: not known.
+        queues_in_node: whether calls for GPUs of one node run one at a time; null: not known.
         starts_settled: whether the first instruction of every iteration begins at its clock,
             since the iteration's tail (optimizer, all-reduce) is longer than any change.
 

@@ -156,6 +156,14 @@ class TestJobStoreThroughRest:
             reconfigure="greedy",
             effort="high",
             reserve=0.1 + 0.2,
+            transitions={
+                **dict.fromkeys(("up_p5_s", "up_p50_s", "up_p95_s"), 0.001 / 3),
+                **dict.fromkeys(("down_p5_s", "down_p50_s", "down_p95_s"), 0.0),
+                "call_p50_s": 0.001,
+                "call_p95_s": 0.002,
+                "queues_in_node": True,
+                "starts_settled": True,
+            },
             run="run ä",
             restart_count=3,
         )

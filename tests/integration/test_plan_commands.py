@@ -42,7 +42,8 @@ def test_plan_prints_the_agreed_keys_and_the_figures_of_the_paper_example(profil
     assert set(document) == {
         "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
         "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
-        "slowdown_percent", "lower_bound_j", "gap_percent", "solve_s", "compared", "stages",
+        "slowdown_percent", "lower_bound_j", "gap_percent", "transition_ms", "num_switches",
+        "solve_s", "compared", "stages",
     }  # fmt: skip
     assert set(document["baseline"]) == {"iteration_time_s", "energy_j"}
     assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}
@@ -56,6 +57,42 @@ def test_the_envelope_plan_has_the_clocks_worked_out_by_hand(profile: Path) -> N
     assert document["stages"][0] == [
         ["forward", 0, 1410], ["forward", 1, 1000], ["backward", 0, 1000], ["backward", 1, 1410],
     ]  # fmt: skip
+
+
+def test_late_clock_changes_are_in_a_plan_and_its_file(profile: Path, tmp_path: Path) -> None:
+    """Chosen are the clocks by hand above; stage 0 changes to 1000 MHz before its F1."""
+    asked = (*ASKED, "--policy", "envelope", "--transition-ms", "250")
+    path = tmp_path / "late.json"
+    document = document_of("plan", profile, *asked, "-o", path)
+    # F1 begins with 0.25 s at 1410 MHz; the change for B1, back to that, is hidden by its wait.
+    late_j = 174.25 + 0.25 * (10 - 8) - 5 * (1.1875 - 1.25) + 0.0
+    assert document["transition_ms"] == 250.0
+    assert document["num_switches"] == 2
+    assert document["iteration_time_s"] == 9.0
+    assert document["energy_j"] == pytest.approx(late_j)
+    assert document_of("simulate", profile, path)["energy_j"] == pytest.approx(late_j)
+    at_once = document_of("simulate", profile, path, "--no-transitions")
+    assert at_once["energy_j"] == 174.25
+    shown = flyball("plan", profile, *asked).stdout
+    assert "(predicted, one iteration, clock changes 250 ms late)" in shown
+    assert "\n2 clock changes an iteration; the clocks were chosen as if they changed at" in shown
+
+
+def test_a_file_of_times_applies_and_stays_in_the_plan(profile: Path, tmp_path: Path) -> None:
+    times, path = tmp_path / "times.toml", tmp_path / "late.json"
+    times.write_text(
+        '[transitions]\nup_ms = { p5 = 100, p50 = 250, p95 = 300, source = "x" }\n'
+        'down_ms = { p5 = 100, p50 = 250, p95 = 400, source = "x" }\n',
+        encoding="utf-8",
+    )
+    asked = (*ASKED, "--policy", "envelope", "--transitions", times)
+    document = document_of("plan", profile, *asked, "-o", path)
+    assert document["transition_ms"] is None
+    assert document["transitions"]["down_p95_s"] == 0.4
+    again = document_of("simulate", profile, path)
+    assert again["energy_j"] == pytest.approx(document["energy_j"])
+    exact = document_of("simulate", profile, path, "--transition-ms", "250")
+    assert exact["energy_j"] == pytest.approx(document["energy_j"])
 
 
 def test_simulate_prints_the_agreed_keys(profile: Path, plan: Path) -> None:
@@ -111,6 +148,15 @@ def test_a_bad_profile_is_refused_with_file_and_line(
             ("--policy", "uniform", "--reserve", "0.1"),
             "--reserve: is for policy frontier, not unif",
         ),
+        (
+            ("--transition-ms", "-1"),
+            "--transition-ms: must be from 0 to 10000 ms, not -1",
+        ),
+        (
+            ("--transition-ms", "5", "--no-transitions"),
+            "argument --no-transitions: not allowed with argument --transition-ms",
+        ),
+        (("--transitions", "none.toml"), "--transitions: none.toml: No such file or directory"),
         (
             ("--policy", "uniform", "--effort", "low"),
             "--effort: is for policy frontier, not uniform",

@@ -71,6 +71,21 @@ def problem(answer: httpx.Response, status: int) -> str:
         ),
         ("activation_bytes", "[1, 1]", "free_memory_bytes: give activation_bytes and"),
         ("reserve", '0.1, "policy": "uniform"', "reserve: is for policy frontier, not uniform"),
+        ("transition_ms", "-1", "transition_ms: must be from 0 to 10000 ms"),
+        ("transition_ms", '"5"', "transition_ms: Input should be a valid number"),
+        ("transitions", '{"secret": 1}', "transitions: there is an unknown field; known: up_p5_s"),
+        (
+            "transitions",
+            '{"up_p5_s": true, "up_p50_s": 1, "up_p95_s": 1, "down_p5_s": 0, "down_p50_s": 0,'
+            ' "down_p95_s": 0}',
+            "transitions.up_p5_s: Input should be a valid number",
+        ),
+        (
+            "transitions",
+            '{"up_p5_s": 2, "up_p50_s": 1, "up_p95_s": 1, "down_p5_s": 0, "down_p50_s": 0,'
+            ' "down_p95_s": 0}',
+            "transitions: up_p50_s must be from up_p5_s to 10 s",
+        ),
         ("colour", '"red"', "body: there is an unknown field; known: "),
     ],
 )

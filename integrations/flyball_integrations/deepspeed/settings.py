@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from flyball_profiles.clock_transitions import MAX_TRANSITION_S
 from flyball_profiles.gpu_windows import (
     GPU_FOLDER_VARIABLE,
     GpuTableError,
@@ -164,6 +165,11 @@ def _reserve(given: object) -> float | None:
     return share if share is not None and 0 <= share <= MAX_RESERVE else None
 
 
+def _transition_ms(given: object) -> float | None:
+    delay_ms = _number(given)
+    return delay_ms if delay_ms is not None and 0 <= delay_ms <= MAX_TRANSITION_S * 1e3 else None
+
+
 def _num_bytes(given: object) -> int | None:
     number = _number(given)
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
@@ -229,6 +235,13 @@ SETTINGS = (
     ),
     _choice("adaptation", "FLYBALL_ADAPTATION", Adaptation),
     Setting("reserve", "FLYBALL_RESERVE", "a share from 0 to 0.5 (0.01)", _reserve),
+    Setting(
+        "transition_ms",
+        "FLYBALL_TRANSITION_MS",
+        "a number of ms from 0 to 10000 (5)",
+        _transition_ms,
+    ),
+    Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),

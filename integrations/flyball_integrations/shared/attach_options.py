@@ -14,10 +14,13 @@ from contextlib import suppress
 from difflib import get_close_matches
 from enum import StrEnum
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.session.rank_settings import WithoutPlanner
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import read_transitions
 from flyball_wire.messages import Adaptation, Profiling
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
 
@@ -40,6 +43,9 @@ class PlanningOptions(TypedDict, total=False):
         gpu_type: name in the GPU table (`a100`), for its blocking power: their `gpu`.
         blocking_power_w: power of a waiting GPU in W, one value or one per stage; takes
             precedence over `gpu_type`. One of the two is needed unless `profiling` is `online`.
+        transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
+        transitions: times of the GPUs' clock changes, or the path of a TOML file with them
+            (docs/profiles.md); not beside `transition_ms`.
     """
 
     gpu_type: str | None
@@ -52,6 +58,8 @@ class PlanningOptions(TypedDict, total=False):
     profiling_slowdown: float | None
     adaptation: Adaptation | str | None
     reserve: float | None
+    transition_ms: float | None
+    transitions: ClockTransitions | str | Path | None
 
 
 class RankOptions(TypedDict, total=False):
@@ -112,8 +120,8 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     """Fields of a JobRegistration that the options give; others keep their defaults.
 
     Raises:
-        ValueError: `blocking_power_w` is neither a number nor a list of numbers, or an option is
-            none of the names that it takes.
+        ValueError: `blocking_power_w` is neither a number nor a list of numbers, the file of
+            `transitions` cannot be used, or an option is none of the names that it takes.
     """
     given = cast("Mapping[str, Any]", options)
     fields = {
@@ -128,6 +136,8 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
             fields[name] = _named(name, fields[name], names)
     if "blocking_power_w" in fields:
         fields["blocking_power_w"] = _powers_w(fields["blocking_power_w"])
+    if isinstance(fields.get("transitions"), str | Path):
+        fields["transitions"] = read_transitions(Path(fields["transitions"]))
     return fields
 
 

@@ -101,8 +101,8 @@ def _instructions(
             **ids.of(model.dag.stage[node]),
             "args": {
                 "sm_clock_mhz": point.frequency_mhz,
-                "time_ms": point.time_s * 1e3,
-                "energy_j": point.energy_j,
+                "time_ms": simulation.busy_s[node] * 1e3,
+                "energy_j": simulation.busy_j[node],
                 "wait_ms": simulation.wait_s[node] * 1e3,
                 "float_ms": simulation.float_s[node] * 1e3,
                 "on_critical_path": node in critical,
@@ -141,7 +141,8 @@ def _counters(
         if point.frequency_mhz != clock_mhz[stage]:
             clock_mhz[stage] = point.frequency_mhz
             yield sample(start_us, stage, "clock", "MHz", point.frequency_mhz)
-        yield sample(start_us, stage, "power", "W", point.energy_j / point.time_s)
+        power_w = simulation.busy_j[node] / simulation.busy_s[node]
+        yield sample(start_us, stage, "power", "W", power_w)
         free_us[stage] = _microseconds(simulation.finish_s[node])
     for stage in range(num_stages):
         if end_us > free_us[stage]:

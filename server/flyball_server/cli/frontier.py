@@ -7,11 +7,13 @@ import json
 import time
 from pathlib import Path
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.cli import pipeline_arguments
 from flyball_server.cli.plots.frontier_plot import write_frontier_plot
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
+from flyball_server.planning.documents.plan_text import lateness
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
@@ -74,7 +76,8 @@ def _text(curve: Frontier) -> str:
     """Return a table of at most NUM_TABLE_ROWS points, and the plans for comparison."""
     baseline = curve.baseline
     lines = [
-        "predicted, one iteration; saving against the baseline",
+        f"predicted, one iteration, {lateness(curve.transitions)}; saving against the baseline",
+        *_of_late_changes(curve.transitions),
         *_of_reserve(curve.reserve),
         "",
         "              time, s       energy, J   saving, %   gap to the bound, %",
@@ -105,6 +108,12 @@ def _text(curve: Frontier) -> str:
             for plan in plans[:: max(1, -(-len(plans) // NUM_COMPARED_ROWS))]
         )
     return "\n".join(lines)
+
+
+def _of_late_changes(transitions: ClockTransitions | None) -> list[str]:
+    if transitions is None:
+        return []
+    return ["clocks are chosen as if they changed at once; times and energies count the delays"]
 
 
 def _of_reserve(reserve: float) -> list[str]:

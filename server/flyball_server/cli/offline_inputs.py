@@ -7,14 +7,17 @@ import contextlib
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
     GpuTableError,
     GpuWindow,
     gpu_window_of,
+    read_transitions,
 )
 from flyball_profiles.limited_file import read_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
@@ -35,8 +38,10 @@ from flyball_server.planning.documents.recorded_plan import (
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.request_options import clock_transitions
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
+from flyball_wire.plan_options import PlanOptions
 
 N = TypeVar("N", int, float)
 
@@ -67,6 +72,42 @@ def add_gpu_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpu", metavar="NAME", help="entry of the GPU table, as a100, or a file, as ./mine.toml"
     )
+
+
+def add_transition_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+    """Add `--transition-ms`, `--transitions` and `--no-transitions`, one of which may be given."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument(
+        "--transition-ms",
+        metavar="MS",
+        type=float,
+        help="delay in ms after which a clock takes effect, up and down; an iteration's first clock"
+        f" is then in force as it begins (default: {default})",
+    )
+    group.add_argument(
+        "--transitions",
+        metavar="FILE",
+        type=Path,
+        help="times of the GPUs' clock changes: TOML with the table [transitions], as in the GPU"
+        " table",
+    )
+    group.add_argument(
+        "--no-transitions",
+        dest="transition_ms",
+        action="store_const",
+        const=0.0,
+        help="clocks change at once",
+    )
+
+
+def given_transitions(path: Path | None) -> ClockTransitions | None:
+    """Read the file of `--transitions`; None for None."""
+    if path is None:
+        return None
+    try:
+        return read_transitions(path)
+    except TransitionsError as error:
+        raise CommandError(f"--transitions: {error}") from None
 
 
 def per_stage(number: type[N], unit: str, example: str) -> Callable[[str], tuple[N, ...]]:
@@ -157,7 +198,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: bool = True) -> None:
-    """Add PROFILE.csv, PLAN.json and `--blocking-power`."""
+    """Add PROFILE.csv, PLAN.json, `--blocking-power`, and how late clocks change."""
     add_profile_argument(parser, is_required=are_required)
     parser.add_argument(
         "plan",
@@ -167,6 +208,7 @@ def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: boo
         help="plan file from flyball plan -o",
     )
     add_blocking_power_argument(parser, "default: the plan's own")
+    add_transition_arguments(parser, "the plan's own")
 
 
 def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
@@ -178,6 +220,7 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     plan = read_plan(arguments.plan)
     power_w: tuple[float, ...] | None = arguments.blocking_power
     try:
+        plan = _with_given_transitions(plan, arguments)
         if isinstance(plan, DataParallelPlan):
             profiles = read_pipelines(arguments.profile)
             of_plan = models_of_data_parallel_plan(profiles, plan, power_w)
@@ -188,7 +231,21 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     except PlanningError as error:
         if error.field == "blocking_power_w" and power_w is not None:
             raise CommandError(f"--blocking-power: {error.message}") from None
+        if error.field == "transition_ms":
+            raise CommandError(f"--transition-ms: {error.message}") from None
         raise CommandError(f"{arguments.plan}: {error}") from None
+
+
+def _with_given_transitions(
+    plan: FrequencyPlan | DataParallelPlan, arguments: argparse.Namespace
+) -> FrequencyPlan | DataParallelPlan:
+    if arguments.transition_ms is None and arguments.transitions is None:
+        return plan
+    given = PlanOptions(
+        transition_ms=arguments.transition_ms,
+        transitions=given_transitions(arguments.transitions),
+    )
+    return replace(plan, transitions=clock_transitions(given))
 
 
 def instruction_label(instruction: Instruction) -> str:

@@ -14,7 +14,10 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
-from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+from flyball_server.planning.request_options import (
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    with_gpu_transitions,
+)
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES
@@ -39,14 +42,15 @@ OPTION_OF_FIELD = {
     "blocking_power_w": "--blocking-power",
     "activation_bytes": "--activation-bytes",
     "free_memory_bytes": "--free-memory-bytes",
+    "transition_ms": "--transition-ms",
     "profile": "PROFILE.csv",
     "virtual_stages": "--order",
 }
-# Options of a plan with a command-line option of the same name; `order` is a file.
+# Options with a command-line option of the same name; `order` and `transitions` are files.
 _NAMED_OPTIONS = tuple(
     field.name
     for field in fields(PlanOptions)
-    if field.name not in {"schedule", "order", "virtual_stages", "blocking_power_w"}
+    if field.name not in {"schedule", "order", "virtual_stages", "blocking_power_w", "transitions"}
 )
 
 
@@ -56,6 +60,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
     _add_order_arguments(parser)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     offline_inputs.add_gpu_argument(parser)
+    offline_inputs.add_transition_arguments(parser, "0, clocks change at once")
     for option, what in (
         ("--activation-bytes", "held per microbatch in flight"),
         ("--free-memory-bytes", "free beside what 1F1B holds"),
@@ -176,16 +181,18 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
         if getattr(arguments, name, None) is not None
     }
     _check_effect(given)
+    options = PlanOptions(
+        schedule=arguments.schedule or (DEFAULT_SCHEDULE if order is None else EXPLICIT),
+        order=order,
+        virtual_stages=virtual_stages,
+        blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
+        transitions=offline_inputs.given_transitions(arguments.transitions),
+        **given,
+    )
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
-        options=PlanOptions(
-            schedule=arguments.schedule or (DEFAULT_SCHEDULE if order is None else EXPLICIT),
-            order=order,
-            virtual_stages=virtual_stages,
-            blocking_power_w=offline_inputs.blocking_power_w(arguments.blocking_power, gpu),
-            **given,
-        ),
+        options=with_gpu_transitions(options, gpu.transitions if gpu else None),
         reconfigure_granularity_mhz=(
             gpu.reconfigure_granularity_mhz if gpu else DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),

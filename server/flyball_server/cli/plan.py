@@ -18,7 +18,7 @@ from flyball_server.cli.plots.clock_colors import (
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
-from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.documents.plan_text import lateness, plan_rows
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import TARGET_FORMS
 from flyball_server.planning.model.data_parallel import (
@@ -28,7 +28,7 @@ from flyball_server.planning.model.data_parallel import (
     simulate_jointly,
 )
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
@@ -137,11 +137,12 @@ def _data_parallel_text(solved: SolvedDataParallelPlan, system: ColorSystem | No
     return "\n".join([_summary(plan, shape), *legend, blocks])
 
 
-def _summary(plan: PlanPrediction, shape: str) -> str:
+def _summary(plan: FrequencyPlan | DataParallelPlan, shape: str) -> str:
     summary = (
         f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {shape},"
         f" {plan.num_microbatches} microbatches, target {plan.target}\n"
-        f"             time, s     energy, J   (predicted, one iteration)\n"
+        "             time, s     energy, J   (predicted, one iteration,"
+        f" {lateness(plan.transitions)})\n"
         f"baseline  {plan.baseline_iteration_time_s:10.4f}  {plan.baseline_energy_j:12.2f}\n"
     )
     for compared in plan.compared:
@@ -160,7 +161,16 @@ def _summary(plan: PlanPrediction, shape: str) -> str:
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
-    return summary + _worth_of_changes(plan)
+    return summary + _choice_without_delays(plan) + _worth_of_changes(plan)
+
+
+def _choice_without_delays(plan: FrequencyPlan | DataParallelPlan) -> str:
+    if plan.transitions is None or not plan.num_switches:
+        return ""
+    return (
+        f"{plan.num_switches} clock changes an iteration; the clocks were chosen as if they changed"
+        " at once, time and energy count the delays\n"
+    )
 
 
 def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:

@@ -14,8 +14,7 @@ from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.planner import PlanRequest, model_of_request, policy_request
-from flyball_server.planning.policies import choose
+from flyball_server.planning.planner import PlanRequest, choose_clocks, model_of_request
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.policies.reconfigure import reconfiguring_steps
 from flyball_wire.command import CommandError
@@ -47,7 +46,7 @@ def _lines(request: PlanRequest) -> Iterator[str]:
     model = model_of_request(request)
     options = request.options
     not_raised = request.with_options(reconfigure=Reconfigure.DEFAULT)
-    start = choose(options.policy, policy_request(not_raised, model)).assignment
+    start = choose_clocks(not_raised, model).assignment
     steps = reconfiguring_steps(
         model, start, options.reconfiguration, request.reconfigure_granularity_mhz
     )

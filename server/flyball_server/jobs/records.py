@@ -20,7 +20,7 @@ from flyball_server.jobs.job_state import JobInput, check_move
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import check_reserve
+from flyball_server.planning.request_options import check_reserve, clock_transitions
 from flyball_wire.messages import (
     ClockTiming,
     InstructionReport,
@@ -85,8 +85,9 @@ def check_spec_bounds(spec: JobSpec) -> None:
         )
     try:
         check_reserve(spec.reserve, spec.policy)
+        clock_transitions(spec)
     except PlanningError as error:
-        raise InvalidFieldError("reserve", error.message) from None
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _check_blocking_power(spec: JobSpec) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +23,7 @@ from flyball_server.planning.model.data_parallel import (
     make_data_parallel_plan,
 )
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.single_clocks import single_clock_curves
@@ -204,8 +205,10 @@ def make_frontier(
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
     model = _model(request)
-    solver = DeadlineSolver(model, reserve=first.options.reserve)
+    solver = DeadlineSolver(model.without_transitions(), reserve=first.options.reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
+    if model.transitions is not None:
+        plans = late_plans(model, plans, keeps_reserve=first.options.reserve > 0)
     times_s = np.linspace(plans[0].iteration_time_s, plans[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
     return Frontier(
@@ -226,7 +229,47 @@ def make_frontier(
         constant=constant,
         global_clock=global_clock,
         reserve=first.options.reserve,
+        transitions=model.transitions,
     )
+
+
+def late_plans(
+    model: PipelineModel, plans: Sequence[DeadlinePlan], *, keeps_reserve: bool
+) -> list[DeadlinePlan]:
+    """Plans that were made as if clocks changed at once, with what they take as clocks change late.
+
+    Their bounds are on plans as fast as they are then, from the tangent to the bound at the
+    deadline, which is convex. Plans that another one beats are left out.
+
+    Args:
+        model: the pipeline, with the times of its clock changes.
+        plans: plans for deadlines.
+        keeps_reserve: whether the bounds are on plans that keep a reserve.
+    """
+    batch = TransitionBatch(model)
+    # A plan with a reserve may wait as much less as it ends later.
+    least_slope_w = sum(model.stage_blocking_power_w) if keeps_reserve else 0.0
+    # No plan takes less than its instructions do, each at its cheapest clock.
+    least_j = sum(min(point.energy_j for point in points) for points in model.points)
+    num_at_once = max(1, INSTRUCTIONS_AT_ONCE // model.clocked.num_instructions)
+    late: list[DeadlinePlan] = []
+    for first in range(0, len(plans), num_at_once):
+        some = plans[first : first + num_at_once]
+        run = batch.run(np.array([plan.assignment for plan in some]))
+        for plan, time_s, energy_j in zip(
+            some, run.iteration_time_s.tolist(), run.total_energy_j.tolist(), strict=True
+        ):
+            relaxed, later_s = plan.relaxed, max(0.0, time_s - plan.relaxed.deadline_s)
+            bound_j = relaxed.lower_bound_j + (relaxed.bound_slope_w - least_slope_w) * later_s
+            late.append(
+                replace(
+                    plan,
+                    relaxed=replace(relaxed, lower_bound_j=max(bound_j, (1 - 1e-9) * least_j)),
+                    iteration_time_s=time_s,
+                    energy_j=energy_j,
+                )
+            )
+    return undominated(late)
 
 
 def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.documents.planned_instructions import PickledInColumns, PlannedStages
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import ComparedPlan
@@ -50,6 +51,8 @@ class PlanPrediction:
         weight_versions: as in `Schedule`.
         reserve: possible lengthening of each instruction, as a share; the bound is then on
             plans that keep it, and take no less time without using it.
+        transitions: times of clock changes that time and energy are predicted with; None: clocks
+            change at once.
         considered: orders that schedule `auto` compared, `schedule` being its choice; else empty.
         compared: plans without a clock change, as in `PredictedIteration`.
     """
@@ -68,6 +71,7 @@ class PlanPrediction:
     virtual_stages: VirtualStages = ()
     weight_versions: tuple[int, ...] | None = None
     reserve: float = 0.0
+    transitions: ClockTransitions | None = None
     considered: tuple[ConsideredSchedule, ...] = ()
     compared: tuple[ComparedPlan, ...] = ()
 
@@ -82,11 +86,29 @@ class PlanPrediction:
         return 100 * (self.iteration_time_s / self.baseline_iteration_time_s - 1)
 
     @property
+    def transition_ms(self) -> float | None:
+        """Delay of every clock change, ms; 0: at once; None: a range, in `transitions`."""
+        if self.transitions is None:
+            return 0.0
+        delay_s = self.transitions.exact_s
+        return None if delay_s is None else delay_s * 1e3
+
+    @property
     def gap_percent(self) -> float | None:
         """Return how far above the lower bound the plan's energy is, %; None while unknown."""
         if self.lower_bound_j is None:
             return None
         return 100 * (self.energy_j / self.lower_bound_j - 1)
+
+
+def num_switches(stages: PlannedStages) -> int:
+    """Return the clock changes of an iteration, that to each stage's first clock too."""
+    clocks_mhz = [[instruction.frequency_mhz for instruction in stage] for stage in stages]
+    return sum(
+        before_mhz != mhz
+        for of_stage in clocks_mhz
+        for before_mhz, mhz in zip([*of_stage[-1:], *of_stage[:-1]], of_stage, strict=True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +125,11 @@ class FrequencyPlan(PickledInColumns, PlanPrediction):
     def num_stages(self) -> int:
         """Number of pipeline stages."""
         return len(self.stages)
+
+    @property
+    def num_switches(self) -> int:
+        """Number of clock changes of an iteration, over all stages."""
+        return num_switches(self.stages)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +176,11 @@ class DataParallelPlan(PlanPrediction):
         """The pipeline of each data-parallel rank, those that run alike as often as they are."""
         of_rank = {rank: pipeline for pipeline in self.pipelines for rank in pipeline.stands_for}
         return tuple(of_rank[rank] for rank in sorted(of_rank))
+
+    @property
+    def num_switches(self) -> int:
+        """Number of clock changes of an iteration, over all stages of all pipelines."""
+        return sum(num_switches(pipeline.stages) for pipeline in self.by_dp_rank)
 
     @property
     def num_stages(self) -> int:

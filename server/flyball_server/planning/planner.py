@@ -22,7 +22,7 @@ from flyball_server.planning.model.pipeline_model import (
     build_model,
     check_draw,
 )
-from flyball_server.planning.model.simulator import time_and_energy
+from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -30,6 +30,7 @@ from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     check_reserve,
+    clock_transitions,
 )
 from flyball_server.planning.schedule_choice import (
     ScheduleChoice,
@@ -58,13 +59,15 @@ class PlanRequest:
 
     Attributes:
         num_microbatches: number of microbatches per iteration, at least 1.
-        options: options of the plan; `blocking_power_w` is given, `gpu` is not used.
+        options: options of the plan; `blocking_power_w` is given, `gpu` is not used, and the times
+            of its clock changes are in `transitions`.
         reconfigure_granularity_mhz: least clock increase of one reconfiguration step in MHz; the
             GPU table has it per GPU.
 
     Raises:
         PlanningError: no blocking power is given, the reserve is out of its bounds or for another
-            policy, or only one of the two memory sizes is given.
+            policy, a clock's delay is out of its bounds or given twice, or only one of the two
+            memory sizes is given.
     """
 
     profile: StageProfile
@@ -75,6 +78,7 @@ class PlanRequest:
     def __post_init__(self) -> None:
         options = self.options
         check_reserve(options.reserve, options.policy)
+        clock_transitions(options)
         if options.blocking_power_w is None:
             raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
         if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
@@ -122,15 +126,18 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
     report(BUILDING)
     if is_auto(request.options.schedule):
         chosen = _chosen_schedule(request, report)
-        choice = PolicyChoice(
-            assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
+        choice = _under_transitions(
+            chosen.model,
+            PolicyChoice(
+                assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
+            ),
         )
         named = request.with_options(schedule=chosen.name)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
         return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
     model = model_of_request(request)
     report(SEARCHING)
-    choice = choose(request.options.policy, policy_request(request, model))
+    choice = choose_clocks(request, model)
     plan = plan_of_choice(request, model, choice)
     return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
 
@@ -173,13 +180,34 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
     return choose_schedule(models, options, report)
 
 
-def policy_request(request: PlanRequest, model: PipelineModel) -> PolicyRequest:
-    """Return the request to the policy for this model."""
-    return PolicyRequest(
-        model=model,
+def choose_clocks(request: PlanRequest, model: PipelineModel) -> PolicyChoice:
+    """Return what the request's policy chooses for this model.
+
+    Policies choose as if clocks changed at once.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_plan`.
+    """
+    at_once = PolicyRequest(
+        model=model.without_transitions(),
         options=request.options,
         reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
     )
+    return _under_transitions(model, choose(request.options.policy, at_once))
+
+
+def _under_transitions(model: PipelineModel, choice: PolicyChoice) -> PolicyChoice:
+    """Return a choice made as if clocks changed at once; its bound only where it still is one.
+
+    The bound is on plans that are as fast as this one would be if clocks changed at once.
+    """
+    if model.transitions is None or choice.lower_bound_j is None:
+        return choice
+    late_s, _ = time_and_energy(model, choice.assignment)
+    at_once_s, _ = time_and_energy(model.without_transitions(), choice.assignment)
+    if late_s <= at_once_s * (1 + RELATIVE_TIME_TOLERANCE):
+        return choice
+    return replace(choice, lower_bound_j=None)
 
 
 def _pipeline_digest(request: PlanRequest) -> bytes:
@@ -193,6 +221,8 @@ def _pipeline_digest(request: PlanRequest) -> bytes:
         options.checkpoint,
         options.order,
         options.virtual_stages,
+        options.transition_ms,
+        options.transitions,
     )
     return repr(rest).encode() + profile_digest(request.profile)
 
@@ -224,7 +254,7 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
             raise
         raise PlanningError(error.message, field="order") from None
     check_draw(model)
-    return model
+    return replace(model, transitions=clock_transitions(options))
 
 
 def _activation_memory(request: PlanRequest) -> ActivationMemory | None:
@@ -284,6 +314,7 @@ def prediction_of(
         virtual_stages=_chunk_places(schedule),
         weight_versions=schedule.weight_versions,
         reserve=options.reserve,
+        transitions=model.transitions,
         compared=single_clock_plans(model, options),
     )
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import decimal
+from dataclasses import replace
 
+from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.plan_options import MAX_RESERVE, Policy
+from flyball_wire.plan_options import MAX_RESERVE, PlanOptions, Policy
 
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # Beyond these a GPU is another one, or stopped.
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
+# The times of clock changes that the table of a `gpu` has: used where none are given, or not.
+APPLY_GPU_TRANSITIONS = False
 
 
 def check_reserve(reserve: float, policy: Policy = Policy.FRONTIER) -> None:
@@ -24,6 +28,37 @@ def check_reserve(reserve: float, policy: Policy = Policy.FRONTIER) -> None:
         )
     if reserve and policy != Policy.FRONTIER:
         raise PlanningError(f"is for policy {Policy.FRONTIER}, not {policy}", field="reserve")
+
+
+def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
+    """Return the times of clock changes that a plan is evaluated with; None: they take none.
+
+    Raises:
+        PlanningError: both options are given, or the delay is not from 0 to 10 s.
+    """
+    if options.transition_ms is None:
+        return options.transitions
+    if options.transitions is not None:
+        raise PlanningError("give it or transitions, not both", field="transition_ms")
+    if not 0 <= options.transition_ms <= MAX_TRANSITION_S * 1e3:
+        raise PlanningError(
+            f"must be from 0 to {MAX_TRANSITION_S * 1e3:g} ms, not {options.transition_ms:g}",
+            field="transition_ms",
+        )
+    return ClockTransitions.exact(options.transition_ms / 1e3) if options.transition_ms else None
+
+
+def with_gpu_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:
+    """Return the options with the times that the GPU table has, where none are given.
+
+    Args:
+        options: options of a plan.
+        of_gpu: times of its GPU; None: the table has none.
+    """
+    is_given = options.transition_ms is not None or options.transitions is not None
+    if is_given or not APPLY_GPU_TRANSITIONS:
+        return options
+    return replace(options, transitions=of_gpu)
 
 
 def rounded_up(value: float) -> str:

@@ -154,7 +154,7 @@ class _Search:
         if isinstance(model, PlanningError):
             self.why_not[name] = str(model)
             return
-        solver = DeadlineSolver(model, reserve=self._reserve)
+        solver = DeadlineSolver(model.without_transitions(), reserve=self._reserve)
         target = self._target
         if target.kind == "deadline":
             if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:

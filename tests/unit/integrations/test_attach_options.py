@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib import resources
+from pathlib import Path
 from typing import Any, Unpack
 
 import numpy as np
@@ -16,6 +18,8 @@ from flyball_integrations.shared.attach_options import (
     check_options,
     registered_fields,
 )
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_wire.messages import JobRegistration
 
 # What a framework knows of its own pipeline, or a rank of its GPU.
@@ -36,7 +40,15 @@ GIVEN: dict[str, Any] = {
     "profiling_slowdown": 0.05,
     "adaptation": "frontier",
     "reserve": 0.01,
+    "transition_ms": 5.0,
+    "transitions": ClockTransitions.exact(0.005),
 }
+
+
+def shipped_gpu_file(name: str) -> str:
+    """Return a file of the GPU table."""
+    file = resources.files("flyball_profiles") / "gpus" / f"{name}.toml"
+    return file.read_text(encoding="utf-8")
 
 
 def attach(engine: object, *, job_id: str, **options: Unpack[AttachOptions]) -> None:
@@ -65,6 +77,15 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
 
 def test_one_blocking_power_needs_no_list() -> None:
     assert registered_fields({"blocking_power_w": 70.5}) == {"blocking_power_w": (70.5,)}
+
+
+def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:
+    path, a40 = tmp_path / "own.toml", load_gpu_window("a40")
+    text = shipped_gpu_file("a40")
+    path.write_text(text[text.index("[transitions") :], encoding="utf-8")
+    assert registered_fields({"transitions": path}) == {"transitions": a40.transitions}
+    with pytest.raises(ValueError, match=r"none\.toml: No such file"):
+        registered_fields({"transitions": str(tmp_path / "none.toml")})
 
 
 @pytest.mark.parametrize("given", [np.float32(80), np.array([80.0]), (np.int64(80),), 80])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -28,6 +30,9 @@ from .tiny_pipelines import (
 )
 
 PLAN = make_plan(request_of(equal_profile(2), 2, policy=Policy.ENVELOPE)).plan
+TRANSITIONS = ClockTransitions(
+    up_p5_s=0.1, up_p50_s=0.2, up_p95_s=0.3, down_p5_s=0.1, down_p50_s=0.2, down_p95_s=0.4
+)
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -48,7 +53,7 @@ def fresh_document() -> dict[str, Any]:
 
 
 def test_a_missing_part_is_refused_by_its_name_or_has_a_default() -> None:
-    optional = {"target", "num_stages", "lower_bound_j", "solve_s"}
+    optional = {"target", "num_stages", "lower_bound_j", "transition_ms", "num_switches", "solve_s"}
     for key in fresh_document():
         document = fresh_document()
         del document[key]
@@ -57,6 +62,35 @@ def test_a_missing_part_is_refused_by_its_name_or_has_a_default() -> None:
         else:
             with refuses(key):
                 plan_from_document(document)
+
+
+@pytest.mark.parametrize("options", [{"transition_ms": 250.0}, {"transitions": TRANSITIONS}])
+def test_times_of_clock_changes_are_read_back(options: dict[str, Any]) -> None:
+    late = make_plan(request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, **options)).plan
+    document = json.loads(json.dumps(plan_document(late, solve_s=0.5)))
+    assert plan_from_document(document) == late
+    assert late.transitions is not None
+    assert document["num_switches"] == 2
+
+
+@pytest.mark.parametrize(
+    ("transitions", "field", "message"),
+    [
+        (None, "transitions", "must be an object"),
+        ({"up_p5_s": -1.0}, "transitions.up_p5_s", "must be a number, not negative"),
+        ({"starts_settled": 1}, "transitions.starts_settled", "must be true or false"),
+        ({"colour": 1}, "transitions", "known fields: up_p5_s, "),
+        ({"up_p5_s": 0.1}, "transitions", "missing"),
+        (asdict(TRANSITIONS) | {"up_p5_s": 9.0}, "transitions", "up_p50_s must be from up_p5_s"),
+        (asdict(TRANSITIONS) | {"up_p5_s": None}, "transitions", ""),
+    ],
+)
+def test_wrong_times_of_clock_changes_are_refused(
+    transitions: object, field: str, message: str
+) -> None:
+    document = fresh_document() | {"transition_ms": None, "transitions": transitions}
+    with refuses(field, message):
+        plan_from_document(document)
 
 
 def places(document: object) -> list[tuple[str | int, ...]]:
@@ -85,6 +119,8 @@ def test_a_document_holds_what_the_plan_says() -> None:
         "slowdown_percent": 0.0,
         "lower_bound_j": None,
         "gap_percent": None,
+        "transition_ms": 0.0,
+        "num_switches": 2,
         "solve_s": 0.5,
         "stages": [
             [

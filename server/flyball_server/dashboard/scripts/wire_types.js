@@ -6,6 +6,20 @@
 /** @typedef {"except_last" | "always" | "never"} Checkpoint */
 
 /**
+ * @typedef {object} ClockTransitions
+ * @property {number | null} call_p50_s
+ * @property {number | null} call_p95_s
+ * @property {number} down_p50_s
+ * @property {number} down_p5_s
+ * @property {number} down_p95_s
+ * @property {boolean | null} queues_in_node
+ * @property {boolean} starts_settled
+ * @property {number} up_p50_s
+ * @property {number} up_p5_s
+ * @property {number} up_p95_s
+ */
+
+/**
  * @typedef {object} ComparedPlan
  * @property {number} energy_j
  * @property {number} iteration_time_s
@@ -68,6 +82,7 @@
  * @property {FrontierPoint[]} points
  * @property {number} reserve
  * @property {number} solve_s
+ * @property {ClockTransitions | null} transitions
  */
 
 /**
@@ -124,6 +139,8 @@
  * @property {string | null} run
  * @property {string} schedule
  * @property {string} target
+ * @property {number | null} transition_ms
+ * @property {ClockTransitions | null} transitions
  * @property {number[][] | null} virtual_stages
  */
 

@@ -44,6 +44,7 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "target": str,
         "effort": Effort,
         "reserve": float,
+        "transition_ms": float,
         "checkpoint": Checkpoint,
         "blocking_power_w": _numbers,
         "gpu": str,

@@ -13,7 +13,10 @@ from flyball_server.jobs.probing.probing_setup import probing_schedule
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ
+from flyball_server.planning.request_options import (
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    with_gpu_transitions,
+)
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.planning.schedules.explicit import (
@@ -121,7 +124,7 @@ def plan_request(
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
-        options=options,
+        options=with_gpu_transitions(options, window.transitions if window else None),
         reconfigure_granularity_mhz=granularity_mhz,
     )
 

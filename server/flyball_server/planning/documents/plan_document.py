@@ -6,12 +6,14 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
@@ -100,13 +102,13 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
-    return {**_prediction(plan, plan.num_stages, solve_s), "stages": stage_entries(plan.stages)}
+    return {**_prediction(plan, solve_s), "stages": stage_entries(plan.stages)}
 
 
 def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
     """Likewise for separate pipelines: `pipelines` in the place of `stages`."""
     return {
-        **_prediction(plan, plan.num_stages, solve_s),
+        **_prediction(plan, solve_s),
         "pipelines": [_pipeline_entry(pipeline) for pipeline in plan.pipelines],
     }
 
@@ -164,13 +166,13 @@ def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
     return DataParallelPlan(**_prediction_of(fields), pipelines=_planned_pipelines(pipelines))
 
 
-def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[str, Any]:
+def _prediction(plan: FrequencyPlan | DataParallelPlan, solve_s: float) -> dict[str, Any]:
     return {
         "policy": plan.policy,
         "reconfigure": plan.reconfigure,
         "schedule": plan.schedule,
         "target": plan.target,
-        "num_stages": num_stages,
+        "num_stages": plan.num_stages,
         "num_microbatches": plan.num_microbatches,
         "blocking_power_w": list(plan.blocking_power_w),
         "iteration_time_s": plan.iteration_time_s,
@@ -183,6 +185,8 @@ def _prediction(plan: PlanPrediction, num_stages: int, solve_s: float) -> dict[s
         "slowdown_percent": plan.slowdown_percent,
         "lower_bound_j": plan.lower_bound_j,
         "gap_percent": plan.gap_percent,
+        "transition_ms": plan.transition_ms,
+        "num_switches": plan.num_switches,
         "solve_s": solve_s,
         **_shape(plan),
     }
@@ -197,6 +201,8 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["weight_versions"] = list(plan.weight_versions)
     if plan.reserve:
         shape["reserve"] = plan.reserve
+    if plan.transition_ms is None:
+        shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
     if plan.considered:
         shape["considered"] = [asdict(schedule) for schedule in plan.considered]
     if plan.compared:
@@ -237,6 +243,7 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             else None
         ),
         "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
+        "transitions": _transitions(fields),
         "considered": tuple(
             _considered(entry, f"considered[{position}]")
             for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))
@@ -246,6 +253,32 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             for position, entry in enumerate(list_of(fields.get("compared", []), "compared"))
         ),
     }
+
+
+def _transitions(fields: dict[str, Any]) -> ClockTransitions | None:
+    """Times of clock changes: one delay, which older documents have not, or `transitions`."""
+    delay_ms = fields.get("transition_ms", 0.0)
+    try:
+        if delay_ms is not None:
+            delay_s = number_of(delay_ms, "transition_ms") / 1e3
+            return ClockTransitions.exact(delay_s) if delay_s else None
+        values = mapping_of(fields.get("transitions"), "transitions")
+        known = [field.name for field in dataclasses.fields(ClockTransitions)]
+        if not set(known) >= set(values):
+            raise PlanningError(f"known fields: {', '.join(known)}", field="transitions")
+        given: dict[str, Any] = {name: _time_or_flag(name, values[name]) for name in values}
+        return ClockTransitions(**given)
+    except (TransitionsError, TypeError) as error:
+        raise PlanningError(str(error), field="transitions") from None
+
+
+def _time_or_flag(name: str, value: object) -> float | bool | None:
+    where = f"transitions.{name}"
+    if value is None:
+        return None
+    if name.endswith("_s"):
+        return number_of(value, where)
+    return cast("bool", typed_of(value, bool, "true or false", where))
 
 
 def _compared(entry: object, where: str) -> ComparedPlan:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
@@ -46,6 +47,16 @@ def plan_rows(
         f"Stage {stage:>{stage_width}} | " + _joined(row, width, paint)
         for stage, row in enumerate(units)
     ]
+
+
+def lateness(transitions: ClockTransitions | None) -> str:
+    """Return how late clocks change, in a few words; None: at once."""
+    if transitions is None:
+        return "clock changes at once"
+    if transitions.exact_s is not None:
+        return f"clock changes {transitions.exact_s * 1e3:g} ms late"
+    up_ms, down_ms = transitions.up_p50_s * 1e3, transitions.down_p50_s * 1e3
+    return f"clock changes {up_ms:g} ms late up, {down_ms:g} ms down"
 
 
 def _joined(row: Sequence[tuple[str, int]], width: int, paint: Paint | None) -> str:

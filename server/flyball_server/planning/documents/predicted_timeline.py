@@ -128,8 +128,8 @@ def _stages(
             chunks=tuple(model.dag.instruction[node].chunk for node in nodes),
             clock_mhz=tuple(point.frequency_mhz for point in points),
             start_s=whole.start_s[in_whole],
-            duration_s=tuple(point.time_s for point in points),
-            energy_j=tuple(point.energy_j for point in points),
+            duration_s=whole.busy_s[in_whole],
+            energy_j=whole.busy_j[in_whole],
             float_s=whole.float_s[in_whole],
         )
 
@@ -149,7 +149,9 @@ def _periods(
     for stage, instructions in enumerate(schedule.stages):
         nodes = [node_of[stage, schedule.node_of(instruction)] for instruction in instructions]
         points = [model.points[node][assignment[node]] for node in nodes]
-        durations_s = [point.time_s / schedule.num_microbatches for point in points]
+        durations_s = [
+            whole.busy_s[first_node + node] / schedule.num_microbatches for node in nodes
+        ]
         yield TimelineRow(
             stage=stage,
             dp_rank=dp_rank,
@@ -160,7 +162,9 @@ def _periods(
             clock_mhz=tuple(point.frequency_mhz for point in points),
             start_s=(0.0, *itertools.accumulate(durations_s[:-1])),
             duration_s=tuple(durations_s),
-            energy_j=tuple(point.energy_j / schedule.num_microbatches for point in points),
+            energy_j=tuple(
+                whole.busy_j[first_node + node] / schedule.num_microbatches for node in nodes
+            ),
             float_s=(whole.float_s[first_node + nodes[0]],) * len(nodes),
         )
 

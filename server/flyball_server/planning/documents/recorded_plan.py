@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
@@ -132,6 +133,7 @@ def _model_of_stages(
         ),
     )
     model = build_model(profile, order, blocking_power_w)
+    model = replace(model, transitions=plan.transitions)
     clocks_mhz: dict[tuple[int, Instruction], int] = {}
     for stage, items in enumerate(stages):
         for item in items:

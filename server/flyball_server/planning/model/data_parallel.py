@@ -28,12 +28,11 @@ from flyball_server.planning.planner import (
     SEARCHING,
     PhaseReport,
     PlanRequest,
+    choose_clocks,
     model_of_request,
     planned_stages,
-    policy_request,
     prediction_of,
 )
-from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedule_choice import is_auto
@@ -314,9 +313,9 @@ def _choose(
     policy = request.options.policy
     # EnvPipe's policies find the outer envelope of one pipeline, the frontier the deadline of all.
     if policy in ENVPIPE_POLICIES:
-        choices = [choose(policy, policy_request(request, model)).assignment for model in models]
+        choices = [choose_clocks(request, model).assignment for model in models]
         return PolicyChoice(assignment=list(itertools.chain(*choices)))
-    return choose(policy, policy_request(request, joint))
+    return choose_clocks(request, joint)
 
 
 def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:

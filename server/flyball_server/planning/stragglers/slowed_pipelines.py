@@ -24,13 +24,12 @@ from flyball_server.planning.planner import (
     SEARCHING,
     PhaseReport,
     PlanRequest,
+    choose_clocks,
     make_plan,
     model_of_request,
     plan_of_choice,
-    policy_request,
     with_named_schedule,
 )
-from flyball_server.planning.policies import choose
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
@@ -123,7 +122,7 @@ def make_slowed_plan(
         [slowdowns] = classes
         model = slowed_model(model, slowdowns, share=1.0)
         report(SEARCHING)
-        choice = choose(request.options.policy, policy_request(request, model))
+        choice = choose_clocks(request, model)
         return plan_of_choice(request, model, choice)
     models = [
         slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
