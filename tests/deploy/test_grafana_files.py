@@ -83,7 +83,7 @@ def exported() -> dict[str, set[str]]:
     """Labels of every exported series by name, of a planner with a planned and a real job."""
     with live_planner() as planner:
         put_jobs(planner)
-        return {SAVED: {"job", "emulated"}} | told_labels(planner) | {"up": set()}
+        return {SAVED: {"training_job", "emulated"}} | told_labels(planner) | {"up": set()}
 
 
 @pytest.mark.usefixtures("prometheus_tools")

@@ -67,7 +67,7 @@ def test_every_metric_and_label_in_an_alert_is_told() -> None:
         put_jobs(planner)
         told = told_labels(planner) | {"up": set()}
     # Told only after measured steps at the highest clocks: docs/metrics.md.
-    told.setdefault("flyball_measured_saved_energy_joules", {"job", "emulated"})
+    told.setdefault("flyball_measured_saved_energy_joules", {"training_job", "emulated"})
     for alert in alerts():
         named = grafana.metrics_of(alert["expr"])
         assert named, alert["alert"]
@@ -79,8 +79,9 @@ def test_every_metric_and_label_in_an_alert_is_told() -> None:
 def test_an_alert_of_a_job_says_which_and_whether_its_gpus_are_emulated() -> None:
     for alert in alerts():
         text = " ".join(alert["annotations"].values())
-        is_of_a_job = "by (job, emulated)" in alert["expr"]
-        assert ("{{ $labels.job }}" in text and "{{ $labels.emulated }}" in text) or not is_of_a_job
+        is_of_a_job = "by (training_job, emulated)" in alert["expr"]
+        named = ("{{ $labels.training_job }}", "{{ $labels.emulated }}")
+        assert all(label in text for label in named) or not is_of_a_job
         assert alert["labels"]["severity"] in {"warning", "critical"}
         assert alert["for"]
 
@@ -88,7 +89,7 @@ def test_an_alert_of_a_job_says_which_and_whether_its_gpus_are_emulated() -> Non
 def test_alerts_name_calls_that_the_planner_has() -> None:
     known = {value for name, value in vars(routes).items() if name.isupper()}
     named = {
-        re.sub(r"\{\{ \$labels\.job \}\}", "{job_id}", path).rstrip(".;")
+        re.sub(r"\{\{ \$labels\.training_job \}\}", "{job_id}", path).rstrip(".;")
         for alert in alerts()
         for path in re.findall(r"GET (/(?:\{\{ .*? \}\}|\S)*)", alert["annotations"]["description"])
     }
@@ -104,8 +105,3 @@ def test_prometheus_finds_its_rules_where_compose_mounts_them() -> None:
     config = next(path for path in mounted if path.endswith(CONFIG.name))
     assert str(Path(config).with_name(beside)) in mounted
     assert RULES.name == beside
-
-
-def test_the_job_label_of_a_training_job_is_kept() -> None:
-    (scrape,) = yaml.safe_load(CONFIG.read_text())["scrape_configs"]
-    assert scrape["honor_labels"] is True

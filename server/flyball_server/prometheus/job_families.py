@@ -258,7 +258,7 @@ _STAGE_METRICS: tuple[
         " steps, over the ranks that could read it.",
     ),
 )
-_LABELS = ("job", "emulated")
+_LABELS = ("training_job", "emulated")
 
 
 def job_families(jobs: AllJobs) -> list[Family]:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 from prometheus_client.registry import Collector
 
 from flyball_server.jobs.errors import StoreError, StoreFullError
@@ -31,6 +38,8 @@ NO_ROUTE = "none"
 class ProcessMetrics:
     """Histograms and counters of one app, in a registry of its own; thread-safe.
 
+    Making one turns prometheus_client's `_created` series off, in the whole process.
+
     Args:
         num_waiting: function that returns the number of waiting long polls.
         jobs: collector of the metrics about jobs; None: no such metrics.
@@ -39,6 +48,7 @@ class ProcessMetrics:
     def __init__(
         self, *, num_waiting: Callable[[], int] = lambda: 0, jobs: Collector | None = None
     ) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
         self.registry = CollectorRegistry(auto_describe=False)
         build = Gauge(
             "flyball_build_info",

@@ -115,7 +115,7 @@ def samples(metric: Metric, *labels: str) -> Samples:
 
 def steps_on_plan(jobs: JobReading) -> dict[str, float]:
     """By job, how many steps were run on a plan."""
-    found = samples(metrics(jobs)["flyball_steps"], "job", "clocks")
+    found = samples(metrics(jobs)["flyball_steps"], "training_job", "clocks")
     return {job: value for (job, clocks), value in found.items() if clocks == "plan"}
 
 
@@ -126,21 +126,21 @@ def test_a_few_jobs_have_labels_and_others_add_up(services: JobServices, clock: 
     told = metrics(jobs)
     named = {f"job-{number}" for number in range(95, 100)}
     for metric in told.values():
-        found = {sample.labels["job"] for sample in metric.samples if "job" in sample.labels}
-        assert found <= named | {"other"}, metric.name
-    steps = samples(told["flyball_steps"], "job", "clocks")
+        found = {sample.labels.get("training_job") for sample in metric.samples}
+        assert found <= named | {"other", None}, metric.name
+    steps = samples(told["flyball_steps"], "training_job", "clocks")
     assert steps["other", "plan"] == 190
     assert steps["job-99", "plan"] == 2
-    assert samples(told["flyball_ranks_registered"], "job")[("other",)] == 190
+    assert samples(told["flyball_ranks_registered"], "training_job")[("other",)] == 190
     # What cannot be added up is not told of others.
-    assert ("other",) not in samples(told["flyball_plan_newest_version"], "job")
+    assert ("other",) not in samples(told["flyball_plan_newest_version"], "training_job")
 
 
 def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Clock) -> None:
     put_job(services, "emulated", num_steps=3)
     put_job(services, "real", num_steps=4, emulated=False)
     told = metrics(reading(services, clock, max_labelled=0))
-    steps = samples(told["flyball_steps"], "job", "emulated", "clocks")
+    steps = samples(told["flyball_steps"], "training_job", "emulated", "clocks")
     assert steps["other", "true", "plan"] == 3
     assert steps["other", "false", "plan"] == 4
     states = samples(told["flyball_jobs"], "emulated", "state")
@@ -257,15 +257,16 @@ def test_ranks_that_were_heard_of_lately_are_present(services: JobServices, cloc
         writer.touch_ranks("job", {0}, MOMENT)
     jobs = reading(services, clock)
     clock.now_s = services.life.rank_silence_s - 1
-    assert samples(metrics(jobs)["flyball_ranks_present"], "job") == {("job",): 1}
+    assert samples(metrics(jobs)["flyball_ranks_present"], "training_job") == {("job",): 1}
     clock.now_s = services.life.rank_silence_s + 1
-    assert samples(metrics(jobs)["flyball_ranks_present"], "job") == {("job",): 0}
+    assert samples(metrics(jobs)["flyball_ranks_present"], "training_job") == {("job",): 0}
 
 
 def test_without_energies_there_are_none(services: JobServices, clock: Clock) -> None:
     put_job(services, "job", num_steps=2, energy_j=None)
     told = metrics(reading(services, clock))
-    assert samples(told["flyball_measured_iteration_time_seconds"], "job") == {("job",): 0.9}
+    times = told["flyball_measured_iteration_time_seconds"]
+    assert samples(times, "training_job") == {("job",): 0.9}
     assert not told["flyball_measured_iteration_energy_joules"].samples
     assert not told["flyball_measured_stage_energy_joules"].samples
 
