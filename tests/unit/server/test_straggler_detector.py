@@ -21,8 +21,12 @@ from flyball_server.jobs.stragglers.detector import (
     Slowdowns,
     clock_times,
     find_slowdowns,
+    planned_clock_times,
     rank_step,
 )
+from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import Effort, PlanOptions
 
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
@@ -287,6 +291,55 @@ def test_clocks_that_the_profile_does_not_have_tell_nothing() -> None:
     detail = StepDetail(job_id="job", rank=0, step=0, by_clock=rows)
     assert rank_step(record, detail, clock_times(PROFILE, 0)) is None
     assert rank_step(record, replace(detail, by_clock=None), clock_times(PROFILE, 0)) is None
+
+
+def test_late_clock_changes_do_not_look_like_stragglers() -> None:
+    """Instructions of 5 and 9.2 ms, whose clocks come 5 ms late, on ranks that are not slow."""
+    points = {
+        key: tuple(
+            replace(point, time_s=point.time_s / 10, energy_j=point.energy_j / 10)
+            for point in of_key
+        )
+        for key, of_key in PROFILE.points.items()
+    }
+    profile = replace(PROFILE, points=points)
+    options = PlanOptions(blocking_power_w=(83.64,), effort=Effort.LOW, transition_ms=5.0)
+    request = PlanRequest(profile=profile, num_microbatches=12, options=options)
+    solved = make_plan(request)
+    simulated = simulate(solved.model, solved.assignment)
+    planned = planned_clock_times(profile, solved.plan)
+    worst_error = 0.0
+    for stage in range(2):
+        rows = tuple(
+            (
+                str(solved.model.dag.instruction[node].kind),
+                0,
+                solved.model.points[node][choice].frequency_mhz,
+                1,
+                simulated.busy_s[node],
+                0.0,
+            )
+            for node, choice in enumerate(solved.assignment)
+            if solved.model.dag.stage[node] == stage
+        )
+        record = StepRecord(
+            job_id="job", rank=stage, step=0, plan_version=1, time_s=1.0, energy_j=1.0
+        )
+        detail = StepDetail(job_id="job", rank=stage, step=0, by_clock=rows)
+        found = rank_step(record, detail, planned[stage])
+        profiled = rank_step(record, detail, clock_times(profile, stage))
+        assert found is not None
+        assert profiled is not None
+        for times in found.by_kind.values():
+            assert times.measured_s == pytest.approx(times.profiled_s)
+        errors = [times.measured_s / times.profiled_s - 1 for times in profiled.by_kind.values()]
+        worst_error = max(worst_error, *map(abs, errors))
+    assert worst_error > 0.005
+    at_once = make_plan(request.with_options(transition_ms=0.0)).plan
+    assert planned_clock_times(profile, at_once) == [
+        clock_times(profile, 0),
+        clock_times(profile, 1),
+    ]
 
 
 def test_times_are_summed_by_kind_over_clocks_and_chunks() -> None:

@@ -24,8 +24,8 @@ from flyball_server.jobs.stragglers.detector import (
     RankStep,
     SlowdownRules,
     Slowdowns,
-    clock_times,
     find_slowdowns,
+    planned_clock_times,
     rank_step,
 )
 from flyball_server.planning.probe_plan import ProbePlan
@@ -62,7 +62,7 @@ class DetectionWindow:
         self.first_step = self.newest_step = first_step
         self.by_rank: dict[int, deque[RankStep]] = {}
         self.newest: dict[int, int] = {}
-        self._times_s: dict[int, ClockTimes] = {}
+        self._times_s: list[ClockTimes] | None = None
 
     def advance(self, reader: JobReader) -> None:
         """Find the newest step on the version.
@@ -110,10 +110,13 @@ class DetectionWindow:
         return [step for of_rank in self.by_rank.values() for step in of_rank]
 
     def _stage_times_s(self, reader: JobReader, stage: int) -> ClockTimes:
-        """Return the profile's times, read once; a new profile requires a new object."""
-        if stage not in self._times_s:
+        """Return the version's times, computed once; a new profile requires a new object."""
+        if self._times_s is None:
             profile = reader.find_profile(self.job_id)
-            self._times_s[stage] = {} if profile is None else clock_times(profile, stage)
+            plan = require_plan(reader, self.job_id, self.version).plan
+            if profile is None or isinstance(plan, ProbePlan):
+                return {}
+            self._times_s = planned_clock_times(profile, plan)
         return self._times_s[stage]
 
 

@@ -1,7 +1,8 @@
 """Detection of stragglers from measurements, against their profile; pure.
 
 A ratio is the time that instructions took over their profiled time at the requested clock, so that
-a clock that was planned to be low does not make a rank slow. Ratios are pooled over the
+a clock that was planned to be low does not make a rank slow; where clocks change late, over their
+predicted time. Ratios are pooled over the
 instructions of a step, and judged over a window of steps: a single slow step has no effect, and
 neither has noise within the window's standard error.
 
@@ -20,6 +21,10 @@ from dataclasses import dataclass
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
+from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 from flyball_wire.closed_loop import StragglerReason
 
@@ -86,6 +91,38 @@ def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
         if of_stage == stage
         for point in points
     }
+
+
+def planned_clock_times(
+    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
+) -> list[ClockTimes]:
+    """Return the times that a plan's instructions are predicted to take, by stage.
+
+    Where clocks change late, this is the mean over the plan's instructions of a kind, chunk and
+    clock, so that no change looks like a slow GPU. Others, and all of a plan that does not fit the
+    profile, have their profiled times.
+    """
+    of_stages = [dict(clock_times(profile, stage)) for stage in range(profile.num_stages)]
+    if plan.transitions is None:
+        return list(of_stages)
+    try:
+        pipelines = models_of_merged_plan(profile, plan)
+    except PlanningError:
+        return list(of_stages)
+    sums: dict[tuple[int, tuple[str, int, int]], tuple[float, int]] = {}
+    for model, assignment in pipelines:
+        simulated = simulate(model, assignment)
+        repeats = model.schedule.num_microbatches if model.schedule.is_periodic else 1
+        for node, (stage, instruction) in enumerate(
+            zip(model.dag.stage, model.dag.instruction, strict=True)
+        ):
+            clock_mhz = model.points[node][assignment[node]].frequency_mhz
+            key = stage, (str(instruction.kind), instruction.chunk, clock_mhz)
+            sum_s, count = sums.get(key, (0.0, 0))
+            sums[key] = sum_s + simulated.busy_s[node], count + repeats
+    for (stage, alike), (sum_s, count) in sums.items():
+        of_stages[stage][alike] = sum_s / count
+    return list(of_stages)
 
 
 def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
