@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from flyball_client.cli.summaries import SUMMARIES
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
@@ -23,10 +24,30 @@ _BROKEN_PIPE = 141
 
 
 class _OneLineParser(argparse.ArgumentParser):
-    """Parser whose error is one line, without the usage."""
+    """Parser whose error is one line, without the usage; names the option that was meant."""
 
     def error(self, message: str) -> NoReturn:
         raise CommandError(f"{message}; see `{self.prog} --help`")
+
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride] - overloaded there
+        self,
+        args: Iterable[str] | None = None,
+        namespace: Any = None,  # noqa: ANN401 - as the parent's
+    ) -> Any:  # noqa: ANN401
+        words = list(sys.argv[1:] if args is None else args)
+        if self._subparsers is None:
+            self._refuse_misspelled(words)
+        return super().parse_known_args(words, namespace)
+
+    def _refuse_misspelled(self, words: Sequence[str]) -> None:
+        """Before a missing argument is reported, which may be the misspelled one."""
+        known = self._option_string_actions
+        for word in words:
+            if word == "--":
+                return
+            option = word.partition("=")[0]
+            if option.startswith("--") and option not in known and (meant := _meant(option, known)):
+                raise CommandError(f"no option {option!r}; {meant}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,7 +85,8 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"flyball {flyball_version()}")
         return 0
     if first not in commands:
-        return _complain(f"flyball: no command {first!r}; choose from {', '.join(commands)}")
+        meant = _meant(first, commands) or f"choose from {', '.join(commands)}"
+        return _complain(f"flyball: no command {first!r}; {meant}")
     return _run(first, _load(commands[first]), rest)
 
 
@@ -136,6 +158,12 @@ def _help(commands: dict[str, EntryPoint]) -> str:
             *lines,
         ]
     )
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Return `did you mean NAME?` for the most similar name; empty where none is similar."""
+    similar = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f"did you mean {similar[0]}?" if similar else ""
 
 
 def _complain(text: str, status: int = BAD_INPUT) -> int:

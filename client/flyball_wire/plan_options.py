@@ -63,8 +63,8 @@ class PlanOptions(Sent):
         policy: rule that gives each instruction its clock.
         reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it. Null: `balanced`,
             but `default` (none) for policy `uniform`, as EnvPipe's evaluation pairs them.
-        target: `fastest`, `slowdown:0.05`, `deadline:2.9` (s), `least-energy` or `power:8000`
-            (average W); EnvPipe's policies support `fastest` only.
+        target: `fastest`, `slowdown:0.05` or `slowdown:5%`, `deadline:2.9` (s), `least-energy` or
+            `power:8000` (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
         reserve: share by which instructions may take longer than profiled without a longer
             iteration, 0 to 0.5; only policy `frontier` uses it.

@@ -69,7 +69,7 @@ def _configure_target(parser: argparse.ArgumentParser) -> None:
         "target",
         metavar="TARGET",
         nargs="?",
-        help="fastest, slowdown:0.05, deadline:2.9 (s), least-energy or power:8000 (average W)",
+        help="fastest, slowdown:5%%, deadline:2.9 (s), least-energy or power:8000 (average W)",
     )
     for flag, names in (("policy", Policy), ("reconfigure", Reconfigure), ("effort", Effort)):
         parser.add_argument(f"--{flag}", choices=tuple(names), help=f"the new {flag}")

@@ -131,6 +131,8 @@ def _target(given: object) -> str | None:
     name, colon, number = given.partition(":")
     if not colon:
         return given if name in {"fastest", "least-energy"} else None
+    if name == "slowdown":
+        number = number.removesuffix("%")
     is_one = name in {"slowdown", "deadline", "power"} and _number(number) is not None
     return given if is_one else None
 
@@ -209,7 +211,7 @@ SETTINGS = (
     Setting(
         "target",
         "FLYBALL_TARGET",
-        "fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or power:8000 (W)",
+        "fastest, least-energy, slowdown:5%, deadline:2.9 (s) or power:8000 (W)",
         _target,
     ),
     _choice("effort", "FLYBALL_EFFORT", Effort),

@@ -54,7 +54,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         default=DEFAULT_TARGET,
-        help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})",
+        help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})".replace("%", "%%"),
     )
     parser.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"

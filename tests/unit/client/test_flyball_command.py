@@ -110,7 +110,13 @@ def test_a_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[
             ["succeed", "a", "--count", "x"],
             f"{SUCCEED} argument --count: invalid int value: 'x'; {SEE_HELP}\n",
         ),
-        (["succeed", "a", "--cou", "1"], f"{SUCCEED} unrecognized arguments: --cou 1; {SEE_HELP}"),
+        (["succeed", "a", "--all", "1"], f"{SUCCEED} unrecognized arguments: --all 1; {SEE_HELP}"),
+        (
+            ["succeed", "--cuont=1"],
+            f"{SUCCEED} no option '--cuont'; did you mean --count?\n",
+        ),
+        (["succeed", "--cou", "1"], f"{SUCCEED} no option '--cou'; did you mean --count?\n"),
+        (["sucede", "a"], "flyball: no command 'sucede'; did you mean succeed?\n"),
         (["nonsense"], "flyball: no command 'nonsense'; choose from "),
         (["--nonsense"], "flyball: no command '--nonsense'; choose from "),
         (

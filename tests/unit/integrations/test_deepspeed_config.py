@@ -294,7 +294,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         ),
         (
             {"flyball": {"target": "slowdown"}},
-            "flyball.target must be fastest, least-energy, slowdown:0.05, deadline:2.9 (s) or"
+            "flyball.target must be fastest, least-energy, slowdown:5%, deadline:2.9 (s) or"
             " power:8000 (W), not 'slowdown'",
         ),
         (
@@ -358,14 +358,17 @@ def test_powers_that_are_none_are_refused(value: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["fastest", "least-energy", "slowdown:0.05", "deadline:2.9", "power:8000"]
+    "target",
+    ["fastest", "least-energy", "slowdown:0.05", "slowdown:5%", "deadline:2.9", "power:8000"],
 )
 def test_every_target_that_is_taken_is_one_that_the_planner_reads(target: str) -> None:
     assert read_attachment({"flyball": {"target": target}}, {}).arguments["target"] == target
     parse_target(target)
 
 
-@pytest.mark.parametrize("target", ["", "slow", "slowdown:", "deadline:soon", "fastest:1", 3])
+@pytest.mark.parametrize(
+    "target", ["", "slow", "slowdown:", "deadline:soon", "deadline:5%", "fastest:1", 3]
+)
 def test_a_target_that_is_none_is_refused(target: object) -> None:
     with pytest.raises(ValueError, match=r"^flyball\.target must be fastest"):
         read_attachment({"flyball": {"target": target}}, {})

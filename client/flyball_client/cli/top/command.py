@@ -35,9 +35,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     interval = f"polling interval in s, {_SHORTEST_INTERVAL_S:g} to {_LONGEST_INTERVAL_S:g}"
     within = quantity(_SHORTEST_INTERVAL_S, _LONGEST_INTERVAL_S)
     add_option(parser, "--interval", within, "S", interval, default=2.0)
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--once", action="store_true", help="print the current state and exit")
-    form.add_argument(
+    parser.add_argument("--once", action="store_true", help="print the current state and exit")
+    parser.add_argument(
         "--json", action="store_true", help="print the current state as JSON and exit"
     )
 

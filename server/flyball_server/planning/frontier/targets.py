@@ -10,7 +10,7 @@ from flyball_server.planning.frontier.power_budget import plan_for_power
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.request_options import rounded_up
 
-TARGET_FORMS = ("fastest", "slowdown:0.05", "deadline:2.9", "least-energy", "power:8000")
+TARGET_FORMS = ("fastest", "slowdown:5%", "deadline:2.9", "least-energy", "power:8000")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """The target that `text` names.
+    """Return the target that `text` names; a slowdown is a share or, with `%`, in percent.
 
     Raises:
         PlanningError: it names none; the message lists the forms.
@@ -33,8 +33,9 @@ def parse_target(text: str) -> Target:
         raise PlanningError(f"unknown {text!r}; known: {', '.join(TARGET_FORMS)}", field="target")
     if not colon:
         return Target(kind=kind)
+    number_text = value_text.removesuffix("%") if kind == "slowdown" else value_text
     try:
-        value = float(value_text)
+        value = float(number_text) / (1 if number_text == value_text else 100)
     except ValueError:
         value = math.nan
     least = 0.0 if kind == "slowdown" else math.ulp(0.0)

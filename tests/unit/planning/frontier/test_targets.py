@@ -33,6 +33,7 @@ def test_a_slowdown_is_a_share_of_the_baseline() -> None:
     slower = plan("slowdown:0.1")
     assert BASELINE_S < slower.iteration_time_s <= BASELINE_S * 1.1
     assert slower.energy_j < plan("fastest").energy_j
+    assert parse_target("slowdown:10%") == parse_target("slowdown:0.1")
 
 
 def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
@@ -69,14 +70,23 @@ def test_an_unreachable_target_names_the_nearest_and_that_is_granted(
     "text",
     [
         *("", "soon", "fastest:1", "least-energy:", "slowdown", "slowdown:", "slowdown:x"),
-        *("slowdown:-0.1", "slowdown:nan", "deadline:0", "deadline:inf", "power:0"),
+        *(
+            "slowdown:-0.1",
+            "slowdown:nan",
+            "slowdown:%",
+            "slowdown:5%%",
+            "deadline:5%",
+            "deadline:0",
+            "deadline:inf",
+            "power:0",
+        ),
     ],
 )
 def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
     with pytest.raises(PlanningError) as refused:
         parse_target(text)
     assert refused.value.field == "target"
-    assert "slowdown:0.05" in refused.value.message or "as in" in refused.value.message
+    assert "slowdown:5%" in refused.value.message or "as in" in refused.value.message
 
 
 def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
