@@ -14,12 +14,16 @@ from flyball_client.gpu.emulated import (
     EmulatedGpu,
     EmulatedGpuSettings,
     EmulatedNode,
+    RandomTime,
 )
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.demo.options import demo_profile
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import RankPlan
@@ -163,6 +167,34 @@ def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) ->
     assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
     loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
     assert 0 < loss_s < loss_at_begin_s / 3
+
+
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.005, 0.005), (0.009, 0.004), (0.06, 0.11)])
+def test_the_planner_predicts_what_the_ranks_take(
+    plan: FrequencyPlan, up_s: float, down_s: float
+) -> None:
+    """Also where a delay is longer than an instruction, and the first clocks come late."""
+    settings = EmulatedGpuSettings(
+        call_time=RandomTime(),
+        delay_up=RandomTime(p50_s=up_s),
+        delay_down=RandomTime(p50_s=down_s),
+    )
+    with emulated_ranks(plan, settings) as ranks:
+        *_, step = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
+    late = replace(
+        plan,
+        transitions=ClockTransitions(
+            up_p5_s=up_s,
+            up_p50_s=up_s,
+            up_p95_s=up_s,
+            down_p5_s=down_s,
+            down_p50_s=down_s,
+            down_p95_s=down_s,
+        ),
+    )
+    time_s, energy_j = time_and_energy(*model_of_plan(PROFILE, late))
+    assert step[0].time_s == pytest.approx(time_s, rel=1e-6)
+    assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(energy_j, rel=1e-6)
 
 
 def test_by_default_an_iteration_is_as_long_as_the_baselines_and_takes_the_predicted_energy(
