@@ -123,6 +123,7 @@ class RankSession:
         if observer is None and isinstance(gpu, EmulatedDevice):
             observer = gpu
         self._observer = observer
+        self._is_emulated = gpu is not None and gpu.is_emulated
         self._is_strict = is_strict(os.environ, strict)
         self._governor = governor or make_governor(
             gpu, self._name, lease_s=lease_s, strict=self._is_strict
@@ -250,6 +251,26 @@ class RankSession:
     def clock_report(self) -> ClockReport:
         """Counts of the clocks that were set so far."""
         return self._governor.report()
+
+    def metrics(self, *, prefix: str = "flyball/") -> dict[str, float]:
+        """Return figures of the last measured step and totals of this session, for a log.
+
+        Of this rank's GPU alone; docs/metrics.md lists them. A figure that was not measured is
+        missing. Call it between two steps, from the thread of the hooks; it does no I/O.
+
+        Args:
+            prefix: Text before each name.
+        """
+        report = self._governor.report()
+        figures = self._recorder.metrics.values() | {
+            "total_num_clock_changes": float(report.num_switches),
+            "total_num_clock_failures": float(report.num_failures),
+            "total_num_dropped_measurements": float(self.num_dropped_measurements),
+            "sets_clocks": float(not self._governor.is_over),
+            "is_planner_lost": float(self._is_planner_lost()),
+            "is_emulated": float(self._is_emulated),
+        }
+        return {f"{prefix}{name}": value for name, value in figures.items()}
 
     # ------------------------------------------------------------------ the hooks
 

@@ -13,6 +13,7 @@ from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.step_metrics import StepMetrics
 from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -168,10 +169,12 @@ class StepRecorder:
 
     Attributes:
         timings: Timings of the instructions.
+        metrics: Figures of the measured steps.
     """
 
     def __init__(self, meter: StepMeter, history_length: int) -> None:
         self.timings = TimingRecorder(meter.clock_s)
+        self.metrics = StepMetrics()
         self._meter = meter
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
         self._plan: CompiledPlan | None = None
@@ -207,6 +210,7 @@ class StepRecorder:
         )
         self.timings.end_step()
         self._history.append(totals)
+        self.metrics.add(totals)
         if plan is None or plan.measurement_detail == MeasurementDetail.TOTALS:
             return totals
         return with_details(

@@ -1,0 +1,160 @@
+"""Figures for a training loop's log: by hand, against the history, and in the page's examples."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from tests.documentation.blocks import ROOT, Block, blocks_of
+from tests.unit.client.memory_planner import SessionMaker, compiled_plan
+from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.client.tiny_profile import HandClock, tiny_profile
+
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.session.rank_session import RankSession
+
+PLAN = (("forward", 0, 900), ("backward", 0, 1200))
+PAGE = ROOT / "docs/metrics.md"
+EXAMPLES = [block for block in blocks_of(PAGE) if block.language == "python"]
+
+
+def run_step(session: RankSession, *kinds: str) -> None:
+    session.on_step_begin()
+    for kind in kinds or ("forward", "backward"):
+        session.on_instruction_begin(kind)
+        session.on_instruction_end(kind)
+    session.on_step_end()
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def session(make_session: SessionMaker, clock: HandClock) -> RankSession:
+    """On an emulated GPU; a plan takes effect in step 1."""
+    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock, settings=IDEAL_GPU)
+    made = make_session(gpu, planner=None)
+    made.plans.put(compiled_plan(*PLAN), 1)
+    return made
+
+
+def test_they_are_the_last_steps_and_totals(session: RankSession, clock: HandClock) -> None:
+    assert session.metrics()["flyball/total_num_steps"] == 0
+    assert "flyball/step_time_s" not in session.metrics()
+    run_step(session)  # 3 s, 900 J
+    without_plan = session.metrics(prefix="")
+    assert (without_plan["step"], without_plan["plan_version"]) == (0, 0)
+    assert (without_plan["step_time_s"], without_plan["step_energy_j"]) == (3.0, 900.0)
+    assert without_plan["step_power_w"] == 300.0
+    run_step(session)  # 5 s, 650 J
+    planned = session.metrics(prefix="")
+    assert (planned["step"], planned["plan_version"]) == (1, 1)
+    assert (planned["step_time_s"], planned["step_energy_j"]) == (5.0, 650.0)
+    assert (planned["total_time_s"], planned["total_energy_j"]) == (8.0, 1550.0)
+    assert (planned["total_num_steps"], planned["total_num_steps_without_plan"]) == (2, 1)
+    assert planned["total_num_clock_changes"] == session.clock_report.num_switches > 0
+    session.on_step_begin()
+    session.on_instruction_begin("forward")
+    clock.move(2.5)
+    session.on_instruction_end("forward")
+    for _ in range(2):
+        session.on_instruction_begin("forward")
+        session.on_instruction_end("forward")
+    session.on_step_end()
+    run_step(session)
+    last = session.metrics(prefix="")
+    assert (last["step_num_overruns"], last["step_num_unplanned"]) == (0, 0)
+    assert (last["total_num_overruns"], last["total_num_unplanned"]) == (1, 2)
+    assert (last["sets_clocks"], last["is_planner_lost"], last["is_emulated"]) == (1, 0, 1)
+
+
+def test_totals_hold_more_steps_than_the_history(make_session: SessionMaker) -> None:
+    gpu = RecordingGpu()
+    session = make_session(gpu, planner=None, history_length=2)
+    for energy_j in (10.0, 30.0, 70.0, 150.0):
+        session.on_step_begin()
+        gpu.energy_j = energy_j
+        session.on_step_end()
+    metrics = session.metrics(prefix="")
+    assert (metrics["total_num_steps"], metrics["total_energy_j"]) == (4, 150.0)
+    assert metrics["is_emulated"] == 0
+    session.close()
+    assert session.metrics(prefix="") == metrics | {"sets_clocks": 0.0}
+
+
+def test_what_is_not_measured_is_missing(make_session: SessionMaker) -> None:
+    session = make_session(None, planner=None)
+    run_step(session)
+    names = set(session.metrics(prefix=""))
+    assert not names & {"step_energy_j", "step_power_w", "step_sm_clock_mhz", "total_energy_j"}
+    assert {"step_time_s", "total_time_s"} <= names
+    assert session.metrics()["flyball/sets_clocks"] == 0
+
+
+def test_every_figure_is_a_finite_float_and_documented(session: RankSession) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    for _ in range(2):
+        run_step(session)
+    for name, value in session.metrics().items():
+        assert type(value) is float, name
+        assert math.isfinite(value), name
+        assert f"`{name.removeprefix('flyball/')}`" in page, name
+
+
+class Loggers:
+    """False TensorBoard, Weights & Biases and MLflow that note each step's figures."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[int | None, dict[str, float]]] = []
+        self.scalars: dict[str, dict[int, float]] = {}
+
+    def note(self, metrics: dict[str, float], step: int | None = None) -> None:
+        self.noted.append((step, metrics))
+
+    def add_scalar(self, tag: str, value: float, global_step: int) -> None:
+        self.scalars.setdefault(tag, {})[global_step] = value
+
+    def modules(self) -> dict[str, ModuleType]:
+        writer = SimpleNamespace(add_scalar=self.add_scalar, close=MagicMock())
+        run = MagicMock()
+        run.log = self.note
+        return {
+            "torch.utils.tensorboard": _module(SummaryWriter=lambda log_dir: writer),
+            "wandb": _module(init=lambda project: run),
+            "mlflow": _module(start_run=MagicMock(), log_metrics=self.note),
+        }
+
+
+def _module(**names: object) -> ModuleType:
+    module = ModuleType("false")
+    vars(module).update(names)
+    return module
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=["TensorBoard", "Weights & Biases", "MLflow"])
+def test_the_pages_examples_log_each_step(
+    example: Block, session: RankSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loggers = Loggers()
+    for name, module in loggers.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def train_step(batch: int) -> float:
+        run_step(session)
+        return 0.5 * batch
+
+    exec(  # noqa: S102 - the page's own code
+        example.text, {"session": session, "batches": range(3), "train_step": train_step}
+    )
+    if loggers.scalars:
+        assert loggers.scalars["flyball/step_time_s"] == {0: 3.0, 1: 5.0, 2: 5.0}
+        assert loggers.scalars["flyball/total_energy_j"] == {0: 900.0, 1: 1550.0, 2: 2200.0}
+    else:
+        times_s = [metrics["flyball/step_time_s"] for _, metrics in loggers.noted]
+        assert times_s == [3.0, 5.0, 5.0]
+        assert [step for step, _ in loggers.noted] in ([None] * 3, [0, 1, 2])
