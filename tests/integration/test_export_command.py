@@ -58,6 +58,27 @@ def test_the_trace_has_the_plan_that_simulate_shows(
     assert critical == ["F0", "F0", "B0", "F1", "B1", "B1"]
 
 
+def test_clocks_that_come_late_stand_where_they_take_effect(
+    profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    late = ("--transition-ms", "250", "--chrome-trace", path)
+    assert flyball("export", profile, plan, *late).returncode == 0
+    events = trace_in(path)["traceEvents"]
+    clocks = [
+        (event["ts"], event["args"]["MHz"]) for event in events if event["name"] == "stage 0 clock"
+    ]
+    # F1's clock is requested as F0 ends, B1's as B0 ends.
+    simulated = json.loads(
+        flyball("simulate", profile, plan, "--transition-ms", "250", "--json").stdout
+    )
+    assert clocks[:2] == [(0, 1410), (1_250_000, 1000)]
+    assert [mhz for _, mhz in clocks] == [1410, 1000, 1410]
+    late_ms = [event["args"]["late_ms"] for event in events if event["ph"] == "X"]
+    assert late_ms.count(250.0) == 1
+    assert sum(late_ms) == pytest.approx(simulated["late_s"] * 1e3) == 250.0
+
+
 def test_data_parallel_pipelines_are_processes(profile: Path, tmp_path: Path) -> None:
     plan, path = tmp_path / "separate.json", tmp_path / "trace.json"
     made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", plan)

@@ -105,6 +105,7 @@ def _instructions(
                 "energy_j": simulation.busy_j[node],
                 "wait_ms": simulation.wait_s[node] * 1e3,
                 "float_ms": simulation.float_s[node] * 1e3,
+                **({"late_ms": simulation.late_s[node] * 1e3} if simulation.in_force else {}),
                 "on_critical_path": node in critical,
                 "microbatch": instruction.microbatch,
                 "chunk": instruction.chunk,
@@ -120,6 +121,8 @@ def _counters(
     end_us: int,
 ) -> Iterator[Event]:
     """Return each stage's clock, kept while it waits, and its power, summed over its ranks.
+
+    The clock is that of the instructions, or the one in force where clocks change late.
 
     Power is the blocking power from begin to end while no instruction runs, then 0: its integral
     is the iteration's energy.
@@ -138,12 +141,16 @@ def _counters(
         start_us = _microseconds(simulation.start_s[node])
         if start_us > free_us[stage]:
             yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])
-        if point.frequency_mhz != clock_mhz[stage]:
+        if not simulation.in_force and point.frequency_mhz != clock_mhz[stage]:
             clock_mhz[stage] = point.frequency_mhz
             yield sample(start_us, stage, "clock", "MHz", point.frequency_mhz)
         power_w = simulation.busy_j[node] / simulation.busy_s[node]
         yield sample(start_us, stage, "power", "W", power_w)
         free_us[stage] = _microseconds(simulation.finish_s[node])
+    for stage, of_stage in enumerate(simulation.in_force):
+        for from_s, mhz in of_stage:
+            if _microseconds(from_s) < end_us:
+                yield sample(max(0, _microseconds(from_s)), stage, "clock", "MHz", mhz)
     for stage in range(num_stages):
         if end_us > free_us[stage]:
             yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])

@@ -97,6 +97,7 @@ def _figures(simulation: Simulation) -> dict[str, Any]:
         "iteration_time_s": simulation.iteration_time_s,
         "energy_j": simulation.energy_j,
         "bubble_fraction": simulation.bubble_fraction,
+        **({"late_s": sum(simulation.late_s)} if simulation.in_force else {}),
     }
 
 
@@ -126,6 +127,12 @@ def _summary(simulation: Simulation, peak_activations: Sequence[int], schedule: 
         f"energy            {simulation.energy_j:.2f} J (predicted)\n"
         f"bubble fraction   {simulation.bubble_fraction:.4f}\n"
         f"peak activations  {peaks} microbatches{of_chunk}, by stage\n"
+        + (
+            f"late clocks       {sum(simulation.late_s):.4f} s at the clocks before, over all"
+            " stages\n"
+            if simulation.in_force
+            else ""
+        )
         + (f"weight versions   {versions}, by stage\n" if versions else "")
     )
 

@@ -67,6 +67,8 @@ def test_a_change_in_the_middle_of_an_instruction() -> None:
     # B: an eighth of its 2 s at the clock before; F: a fifth of its 1.25 s.
     assert run.duration_s == [1.0, 0.25 + 7 / 8 * 2.5, 0.25 + 4 / 5 * 1.0, 0.25 + 7 / 8 * 2.5]
     assert run.energy_j == pytest.approx([10.0, 30 / 8 + 20 * 7 / 8, 8 / 5 + 10 * 4 / 5, 21.25])
+    assert run.late_s == pytest.approx([0.0, 0.25, 0.25, 0.25])
+    assert run.in_force == [[(0.0, HIGH), (1.25, LOW), (3.6875, HIGH), (4.7375, LOW)]]
     assert [(change.instruction, change.request_s) for change in run.changes] == [
         (1, 1.0),
         (2, 3.4375),
@@ -106,12 +108,15 @@ def test_changes_overlap_where_the_delay_is_longer_than_an_instruction() -> None
     # Down from 4 s on, for F1's sake up from 6 s on, down from 7 s on: B1 gets 2 s of the first.
     assert run.duration_s == pytest.approx([1.0, 2.0, 1.0, 2.0 + 0.2 * 2.0])
     assert run.energy_j == pytest.approx([10.0, 30.0, 10.0, 0.8 * 20 + 0.2 * 30])
+    assert run.late_s == pytest.approx([0.0, 2.0, 0.0, 0.4])
 
 
 def test_a_change_that_a_later_request_overtakes_is_dropped() -> None:
     # B0 asks for 1410 MHz at 1.25 s, in force at 4.25 s; F1 for 1000 MHz at 3.75 s, at 4 s.
     run = run_of(1, [LOW, HIGH, LOW, LOW], times(3.0, 0.25))
     assert run.duration_s == [1.25, 2.5, 1.25, 2.5]
+    assert run.in_force == [[(0.0, LOW), (4.0, LOW)]]
+    assert run.late_s == [0.0, 2.5, 0.0, 0.0]
 
 
 def test_an_early_request_takes_effect_in_the_instruction_before() -> None:
@@ -160,7 +165,8 @@ def test_without_delays_it_is_the_simulator(
 ) -> None:
     model, assignment = drawn
     at_once = replace(model, transitions=times(0.0, starts_settled=starts_settled))
-    assert simulate(at_once, assignment) == simulate(model, assignment)
+    late = simulate(at_once, assignment)
+    assert replace(late, in_force=()) == simulate(model, assignment)
     assert time_and_energy(at_once, assignment) == time_and_energy(model, assignment)
 
 

@@ -28,6 +28,9 @@ class Simulation:
     Attributes:
         start_s, finish_s: per node of the DAG, s from the iteration's begin.
         busy_s, busy_j: per node, its duration in s and its energy without waiting in J.
+        late_s: per node, how long it runs at other clocks than its own, s.
+        in_force: per stage, where clocks change late: from when on, s, which clock is in force,
+            MHz, in order of time; the last ones may come after the end. Else empty.
         wait_s: per node, how long its stage was idle before it, s.
         float_s: per node, possible delay of its end without a longer iteration, s.
         critical_path: nodes of one longest path, in the order of time.
@@ -41,6 +44,7 @@ class Simulation:
     finish_s: tuple[float, ...]
     busy_s: tuple[float, ...]
     busy_j: tuple[float, ...]
+    late_s: tuple[float, ...]
     wait_s: tuple[float, ...]
     float_s: tuple[float, ...]
     critical_path: tuple[int, ...]
@@ -48,12 +52,13 @@ class Simulation:
     energy_j: float
     bubble_fraction: float
     peak_activations: tuple[int, ...]
+    in_force: tuple[tuple[tuple[float, int], ...], ...] = ()
 
 
 def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     """Run one iteration of `assignment` on paper."""
-    dag = model.dag
-    durations_s, energies_j = busy_times_and_energies(model, assignment)
+    dag, busy = model.dag, _busy(model, assignment)
+    durations_s = busy.duration_s
     finish_s = earliest_finish_s(dag, durations_s)
     # Not finish less duration: its rounding would show as a wait below zero.
     start_s = [
@@ -66,7 +71,8 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         start_s=tuple(start_s),
         finish_s=tuple(finish_s),
         busy_s=tuple(durations_s),
-        busy_j=tuple(energies_j),
+        busy_j=tuple(busy.energy_j),
+        late_s=tuple(busy.late_s),
         wait_s=tuple(
             start - (finish_s[before] if before != NONE else 0.0)
             for start, before in zip(start_s, dag.order_predecessor, strict=True)
@@ -76,58 +82,80 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         ),
         critical_path=tuple(critical_path(dag, durations_s, finish_s)),
         iteration_time_s=iteration_time_s,
-        energy_j=_energy_j(model, durations_s, energies_j, iteration_time_s),
+        energy_j=_energy_j(model, busy, iteration_time_s),
         bubble_fraction=1 - sum(durations_s) / (model.schedule.num_stages * iteration_time_s),
         peak_activations=peak_activations(model.schedule),
+        in_force=busy.in_force,
     )
 
 
 def time_and_energy(model: PipelineModel, assignment: Sequence[int]) -> tuple[float, float]:
     """Iteration time, s, and energy, J, as `simulate` has them, without the rest of it."""
-    durations_s, energies_j = busy_times_and_energies(model, assignment)
-    iteration_time_s = max(earliest_finish_s(model.dag, durations_s))
-    return iteration_time_s, _energy_j(model, durations_s, energies_j, iteration_time_s)
+    busy = _busy(model, assignment)
+    iteration_time_s = max(earliest_finish_s(model.dag, busy.duration_s))
+    return iteration_time_s, _energy_j(model, busy, iteration_time_s)
 
 
 def iteration_energy_j(
     model: PipelineModel, assignment: Sequence[int], iteration_time_s: float
 ) -> float:
     """Energy of one iteration that takes `iteration_time_s`, J (formula above)."""
-    busy = busy_times_and_energies(model, assignment, least_period_s=iteration_time_s)
-    return _energy_j(model, *busy, iteration_time_s)
+    busy = _busy(model, assignment, least_period_s=iteration_time_s)
+    return _energy_j(model, busy, iteration_time_s)
 
 
-def busy_times_and_energies(
-    model: PipelineModel, assignment: Sequence[int], *, least_period_s: float = 0.0
-) -> tuple[list[float], list[float]]:
-    """Per node, its duration in s and its energy without waiting in J.
+@dataclass(frozen=True, kw_only=True)
+class _Busy:
+    """Per node, what `Simulation` has of it."""
+
+    duration_s: list[float]
+    energy_j: list[float]
+    late_s: list[float]
+    in_force: tuple[tuple[tuple[float, int], ...], ...] = ()
+
+
+def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: float = 0.0) -> _Busy:
+    """Return what each node takes.
 
     Args:
         model: the pipeline.
         assignment: per node, an index into its operating points.
         least_period_s: the next iteration begins no sooner after this one's begin, s.
     """
+    num = model.dag.num_nodes
     if model.transitions is None:
         chosen = [points[choice] for points, choice in zip(model.points, assignment, strict=True)]
-        return [point.time_s for point in chosen], [point.energy_j for point in chosen]
+        return _Busy(
+            duration_s=[point.time_s for point in chosen],
+            energy_j=[point.energy_j for point in chosen],
+            late_s=[0.0] * num,
+        )
     clocked = model.clocked
     run = TransitionSimulator(model).run(clocked.clocks(assignment), least_period_s=least_period_s)
-    durations_s, energies_j = [0.0] * model.dag.num_nodes, [0.0] * model.dag.num_nodes
-    for node, duration_s, energy_j in zip(clocked.node, run.duration_s, run.energy_j, strict=True):
-        durations_s[node] += duration_s
-        energies_j[node] += energy_j
-    return durations_s, energies_j
+    sums = [[0.0] * num for _ in range(3)]
+    for of_nodes, of_instructions in zip(
+        sums, (run.duration_s, run.energy_j, run.late_s), strict=True
+    ):
+        for node, value in zip(clocked.node, of_instructions, strict=True):
+            of_nodes[node] += value
+    duration_s, energy_j, late_s = sums
+    return _Busy(
+        duration_s=duration_s,
+        energy_j=energy_j,
+        late_s=late_s,
+        in_force=tuple(
+            tuple((from_s, clocks_mhz[clock]) for from_s, clock in of_stage)
+            for of_stage, clocks_mhz in zip(run.in_force, clocked.clocks_mhz, strict=True)
+        ),
+    )
 
 
-def _energy_j(
-    model: PipelineModel,
-    durations_s: Sequence[float],
-    energies_j: Sequence[float],
-    iteration_time_s: float,
-) -> float:
+def _energy_j(model: PipelineModel, busy: _Busy, iteration_time_s: float) -> float:
     power_w = model.stage_blocking_power_w
     busy_j = 0.0
-    for stage, duration_s, energy_j in zip(model.dag.stage, durations_s, energies_j, strict=True):
+    for stage, duration_s, energy_j in zip(
+        model.dag.stage, busy.duration_s, busy.energy_j, strict=True
+    ):
         busy_j += energy_j - power_w[stage] * duration_s
     return busy_j + iteration_time_s * sum(power_w)
 

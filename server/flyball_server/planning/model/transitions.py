@@ -67,6 +67,9 @@ class TransitionRun:
     Attributes:
         start_s, duration_s, finish_s: s.
         energy_j: energy of the instruction, without waiting, J.
+        late_s: part of the duration at other clocks than the instruction's own, s.
+        in_force: per stage, from when on which clock is in force, in order of time; the first one
+            is so as the iteration begins, the last ones may come after its end.
         changes: changes that were requested, in the order in which they were found; those of an
             iteration's first instructions included.
     """
@@ -75,6 +78,8 @@ class TransitionRun:
     duration_s: list[float]
     finish_s: list[float]
     energy_j: list[float]
+    late_s: list[float]
+    in_force: list[list[tuple[float, int]]]
     changes: list[ClockChange]
 
     @property
@@ -242,8 +247,13 @@ class TransitionSimulator:
         in_force, all_on_their_way = at.in_force, at.on_their_way
         num = clocked.num_instructions
         start_s, duration_s, energy_j = [0.0] * num, [0.0] * num, [0.0] * num
+        late_s = [0.0] * num
         finish_s = [0.0] * (num + 1)  # the last one stands for NONE
         changes: list[ClockChange] = []
+        effects: list[_OnTheirWay] = [
+            [(0.0, clock), *on_their_way]
+            for clock, on_their_way in zip(in_force, all_on_their_way, strict=True)
+        ]
         is_early = {instruction for instruction, _ in after.values()}
 
         def request(instruction: int, now_s: float) -> None:
@@ -252,6 +262,10 @@ class TransitionSimulator:
             while on_their_way and on_their_way[-1][0] >= effect_s:
                 on_their_way.pop()
             on_their_way.append((effect_s, clocks[instruction]))
+            of_stage = effects[stage_of[instruction]]
+            while len(of_stage) > 1 and of_stage[-1][0] >= effect_s:
+                of_stage.pop()
+            of_stage.append((effect_s, clocks[instruction]))
             changes.append(ClockChange(instruction=instruction, request_s=now_s, effect_s=effect_s))
 
         for instruction in clocked.topological_order:
@@ -280,6 +294,9 @@ class TransitionSimulator:
                     in_force[stage],
                     on_their_way,
                 )
+                late_s[instruction] = _late_s(
+                    effects[stage], clocks[instruction], now_s, now_s + took_s
+                )
             duration_s[instruction] = took_s
             finish_s[instruction] = now_s + took_s
             if early is not None and early[1].is_at_end:
@@ -290,8 +307,23 @@ class TransitionSimulator:
             duration_s=duration_s,
             finish_s=finish_s,
             energy_j=energy_j,
+            late_s=late_s,
+            in_force=effects,
             changes=changes,
         )
+
+
+def _late_s(effects: _OnTheirWay, clock: int, start_s: float, finish_s: float) -> float:
+    """Return how long another clock than this one is in force between two times, s."""
+    late_s, until_s = 0.0, finish_s
+    for effect_s, other in reversed(effects):
+        if until_s <= start_s:
+            break
+        if effect_s < until_s:
+            if other != clock:
+                late_s += until_s - max(effect_s, start_s)
+            until_s = effect_s
+    return late_s
 
 
 def _compute(
