@@ -108,6 +108,22 @@ def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -
     )
 
 
+def test_late_clocks_are_in_a_jobs_plan_and_timeline(planner: LivePlanner) -> None:
+    """The second forward runs at 1410 MHz for 20 ms, a fifth of it; all else has its clock."""
+    planner.put_job(transition_ms=20.0)
+    planner.put_profile()
+    planner.put_ranks()
+    shown = timeline(planner)
+    assert shown.is_as_planned
+    row = shown.plan.rows[0]
+    assert row.clock_mhz == FIRST.clock_mhz
+    assert row.duration_s == pytest.approx((0.1, 0.02 + 0.8 * 0.11, 0.22, 0.2))
+    assert row.energy_j == pytest.approx((30.0, 0.2 * 30 + 0.8 * 26, 54.0, 62.0))
+    assert shown.plan.iteration_time_s == pytest.approx(0.9)
+    assert shown.plan.energy_j == pytest.approx(395.9 + 0.8 + 0.002 * 70)
+    assert shown.baseline == BASELINE
+
+
 def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
     """Stage 0: 0.3 s at 1410 MHz, 0.33 s at 1200 MHz: 1300 MHz on average."""
     planner.put_planned_job()
