@@ -157,6 +157,7 @@ class TransitionBatch:
         self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
         first_choice = np.cumsum([0, *map(len, clocked.clock_of_choice)])
         self._first_choice = first_choice[np.array(clocked.group)[in_levels], None]
+        self._table = np.concatenate([level.table for level in self._levels])
         power_w = np.array(model.stage_blocking_power_w)
         self._power_w = power_w[np.array(clocked.stage)[in_levels], None]
         self._waiting_power_w = float(power_w.sum())
@@ -186,7 +187,7 @@ class TransitionBatch:
         max_delay_s = np.maximum(*delays_s)
         num_changes = self._num_changes(float(max_delay_s.max()))
         at = _Clocks.settled(clocks[self._first], num_changes, num_bounds=1)
-        run = _Windows(clocks.shape)
+        run = _Windows(num_changes, clocks.shape)
         self._run(clocks, delays_s, at, np.full(at.base.shape, -np.inf), run)
         for _ in range(0 if times.starts_settled else NUM_ITERATIONS - 1):
             period_s = run.finish_s.max(axis=0)
@@ -197,11 +198,12 @@ class TransitionBatch:
                 break  # nothing is on its way as a stage begins again
             self._run(clocks, delays_s, at, requested_s, run)
         iteration_time_s = run.finish_s.max(axis=0)
-        busy_j = (run.energy_j - self._power_w * run.duration_s).sum(axis=0)
+        energy_j = self._energies_of(clocks, run)
+        busy_j = (energy_j - self._power_w * run.duration_s).sum(axis=0)
         return BatchRun(
             start_s=run.start_s[self._row_of].T,
             duration_s=run.duration_s[self._row_of].T,
-            energy_j=run.energy_j[self._row_of].T,
+            energy_j=energy_j[self._row_of].T,
             iteration_time_s=iteration_time_s,
             total_energy_j=busy_j + iteration_time_s * self._waiting_power_w,
         )
@@ -255,41 +257,56 @@ class TransitionBatch:
             run: filled.
         """
         finish_s = run.finish_s
+        own_s: FloatArray = self._times_s[self._table + clocks]
         for level in self._levels:
             cancellation_point()
             clock, here = clocks[level.rows], at.of(level.stage)
             free_s = finish_s[level.before]
             start_s = np.maximum(free_s, finish_s[level.source])
-            effect_s = np.where(level.is_first, requested_s[level.stage], free_s)
-            effect_s += np.where(clock < here.clocks[-1], *delays_s)
+            effect_s = np.where(clock < here.clocks[-1], *delays_s)
+            effect_s += np.where(level.is_first, requested_s[level.stage], free_s)
             here.request(clock, effect_s[None])
-            # Where a later request takes effect first, the one before has no part in anything.
-            np.minimum(here.effects_s[0, :-1], here.effects_s[0, -1], out=here.effects_s[0, :-1])
-            duration_s, energy_j = self._compute(level, start_s, here)
+            if len(here.clocks) > 1:
+                # One that a later request overtakes has no part in anything.
+                earlier_s, last_s = here.effects_s[0, :-1], here.effects_s[0, -1]
+                np.minimum(earlier_s, last_s, out=earlier_s)
+            duration_s = self._compute(level, start_s, here, own_s[level.rows], run)
             run.start_s[level.rows], run.duration_s[level.rows] = start_s, duration_s
-            run.energy_j[level.rows] = energy_j
             np.add(start_s, duration_s, out=finish_s[level.rows])
             at.put(level.stage, here)
 
     def _compute(
-        self, level: _Level, start_s: FloatArray, at: _Clocks
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return durations in s and energies in J; shape of each (num, num_plans)."""
-        now_s, left = start_s, np.ones_like(start_s)
-        energy_j = np.zeros_like(start_s)
-        clock = at.base
-        for effect_s, next_clock in zip(at.effects_s[0], at.clocks, strict=True):
+        self, level: _Level, start_s: FloatArray, at: _Clocks, own_s: FloatArray, run: _Windows
+    ) -> FloatArray:
+        """Return durations in s, and fill in the shares at clocks before.
+
+        Args:
+            level: the instructions.
+            start_s: their begins, s; shape (num, num_plans).
+            at: their stages.
+            own_s: their times at their own clocks, s.
+            run: shares and places of these are filled.
+        """
+        now_s, left, clock = start_s, np.float64(1.0), at.base
+        for change, next_clock in enumerate(at.clocks):
             place = level.table + clock
             time_s = self._times_s[place]
-            past_s = np.clip(effect_s - now_s, 0.0, left * time_s)
+            past_s = np.maximum(at.effects_s[0, change] - now_s, 0.0)
+            past_s = np.minimum(past_s, left * time_s, out=past_s)
             share = past_s / time_s
-            energy_j += share * self._energies_j[place]
+            run.shares[change, level.rows], run.places[change, level.rows] = share, place
             left = left - share
             now_s = now_s + past_s
             clock = next_clock
-        place = level.table + clock
-        energy_j += left * self._energies_j[place]
-        return (now_s - start_s) + left * self._times_s[place], energy_j
+        duration_s: FloatArray = (now_s - start_s) + left * own_s
+        return duration_s
+
+    def _energies_of(self, clocks: IndexArray, run: _Windows) -> FloatArray:
+        """Return each instruction's energy, J; shape (num_rows, num_plans)."""
+        left = 1 - run.shares.sum(axis=0)
+        energy_j: FloatArray = left * self._energies_j[self._table + clocks]
+        energy_j += (run.shares * self._energies_j[run.places]).sum(axis=0)
+        return energy_j
 
     def _latest_s(self, clocks: IndexArray, at: _Clocks) -> FloatArray:
         """Return the bound of an iteration's time; `at` is of its begin, and then of its end.
@@ -414,11 +431,17 @@ class TransitionBatch:
 
 
 class _Windows:
-    """Windows of an iteration, by row; `finish_s` has one more row, of zeros."""
+    """Windows of an iteration, by row; `finish_s` has one more row, of zeros.
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.start_s, self.duration_s, self.energy_j = (np.zeros(shape) for _ in range(3))
+    `shares` are those that run at the clocks before, and `places` where these clocks' times and
+    energies are; shape of both (num_changes, num_rows, num_plans).
+    """
+
+    def __init__(self, num_changes: int, shape: tuple[int, ...]) -> None:
+        self.start_s, self.duration_s = np.zeros(shape), np.zeros(shape)
         self.finish_s = np.zeros((shape[0] + 1, shape[1]))
+        self.shares = np.zeros((num_changes, *shape))
+        self.places = np.zeros((num_changes, *shape), dtype=np.int64)
 
 
 def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[_Level]]:
