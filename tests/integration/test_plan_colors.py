@@ -49,9 +49,9 @@ def without_colours(text: str) -> str:
 
 def commands(profile: str, plan: str) -> list[tuple[str, ...]]:
     return [
-        ("plan", profile, *ASKED),
-        ("plan", profile, *ASKED, *SEPARATE),
-        ("simulate", profile, plan),
+        ("plan", profile, *ASKED, "--timeline"),
+        ("plan", profile, *ASKED, *SEPARATE, "--timeline"),
+        ("simulate", profile, plan, "--timeline"),
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_terminal_gets_colours_and_the_same_text(profile: str, plan: str) -> N
 def test_a_terminal_that_is_to_have_none_gets_none(
     profile: str, environment: dict[str, str]
 ) -> None:
-    command = ("plan", profile, *ASKED)
+    command = ("plan", profile, *ASKED, "--timeline")
     assert shown(*command, **environment) == flyball(*command).stdout
 
 
@@ -113,7 +113,7 @@ def test_without_rich_there_are_no_colours_and_always_says_why(
     profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; sys.modules['rich'] = None; " + FLYBALL[2]
-    command = ("plan", profile, *ASKED)
+    command = ("plan", profile, *ASKED, "--timeline")
     with on_a_terminal(sys.executable, "-c", code, *command, size=(200, 60)) as running:
         assert running.end() == 0
         assert "\x1b" not in running.written.decode()

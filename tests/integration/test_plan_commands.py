@@ -43,7 +43,7 @@ def test_plan_prints_the_agreed_keys_and_the_figures_of_the_paper_example(profil
         "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
         "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
         "slowdown_percent", "lower_bound_j", "gap_percent", "transition_ms", "num_switches",
-        "solve_s", "compared", "stages",
+        "solve_s", "compared", "stages", "saving_sources",
     }  # fmt: skip
     assert set(document["baseline"]) == {"iteration_time_s", "energy_j"}
     assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}
@@ -107,15 +107,18 @@ def test_simulate_prints_the_agreed_keys(profile: Path, plan: Path) -> None:
     ]  # fmt: skip
 
 
-def test_without_json_the_plan_is_shown_row_by_row(profile: Path, plan: Path) -> None:
-    shown = flyball("plan", profile, *ASKED, "--policy", "envelope").stdout
+def test_a_summary_is_shown_and_the_rows_only_with_timeline(profile: Path, plan: Path) -> None:
+    asked = ("plan", profile, *ASKED, "--policy", "envelope")
+    shown = flyball(*asked, "--timeline").stdout
     assert "saves 8.29 %, +0.00 % time" in shown
     rows = (
         "Stage 0 | [F0 1410 0.0]     F1 1000 0.0      B0 1000 1750.0  [B1 1410 500.0]\n"
         "Stage 1 | [F0 1410 1000.0] [B0 1410 0.0]    [F1 1410 0.0]    [B1 1410 0.0]\n"
     )
     assert shown.endswith(rows)
-    assert flyball("simulate", profile, plan).stdout.count("Stage ") == 2
+    assert flyball(*asked).stdout == shown.removesuffix(f"\n{rows}")
+    simulated = flyball("simulate", profile, plan, "--timeline").stdout
+    assert simulated == flyball("simulate", profile, plan).stdout + f"\n{rows}"
 
 
 @pytest.mark.parametrize(

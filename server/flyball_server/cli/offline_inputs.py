@@ -211,6 +211,15 @@ def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: boo
     add_transition_arguments(parser, "the plan's own")
 
 
+def add_timeline_argument(parser: argparse.ArgumentParser) -> None:
+    """Add `--timeline`, which shows every instruction."""
+    parser.add_argument(
+        "--timeline",
+        action="store_true",
+        help="print a row per stage too: every instruction with its clock and its waiting",
+    )
+
+
 def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     """Return the simulated timeline for the arguments of `add_timeline_arguments`.
 

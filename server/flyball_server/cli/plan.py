@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.documents.plan_text import lateness, plan_rows
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
 from flyball_server.planning.frontier.targets import TARGET_FORMS
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
@@ -59,54 +61,66 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
     )
+    offline_inputs.add_timeline_argument(parser)
     add_color_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    system = color_system(arguments.color)
+    system = color_system(arguments.color) if arguments.timeline else None
     with ProgressLine("reading the profile") as progress:
-        document, text = _planned(arguments, progress, system)
+        solved, document, sources = _planned(arguments, progress)
     if arguments.output:
         offline_inputs.write_text(arguments.output, document + "\n")
-    print(document if arguments.json else text)
+    if arguments.json:
+        print(document)
+    else:
+        print(_summary(solved.plan, sources))
+        if arguments.timeline:
+            print("\n".join(["", *_timeline(solved, system)]))
     return 0
 
 
 def _planned(
-    arguments: argparse.Namespace, progress: ProgressLine, system: ColorSystem | None
-) -> tuple[str, str]:
-    """Return the plan as a document and, unless JSON is requested, as text."""
+    arguments: argparse.Namespace, progress: ProgressLine
+) -> tuple[SolvedPlan | SolvedDataParallelPlan, str, SavingSources]:
+    """Return the plan, its document and the sources of its saving."""
     try:
         request = pipeline_arguments.request_of(arguments)
         began_s = time.perf_counter()
+        solved: SolvedPlan | SolvedDataParallelPlan
         if isinstance(request, DataParallelRequest):
-            pipelines = make_data_parallel_plan(request, progress.show)
-            solve_s = time.perf_counter() - began_s
-            document = data_parallel_document(pipelines.plan, solve_s=solve_s)
-            text = "" if arguments.json else _data_parallel_text(pipelines, system)
+            solved = make_data_parallel_plan(request, progress.show)
+            solve_s, model = time.perf_counter() - began_s, solved.joint
+            document = data_parallel_document(solved.plan, solve_s=solve_s)
         else:
             solved = planner.make_plan(request, progress.show)
-            document = plan_document(solved.plan, solve_s=time.perf_counter() - began_s)
-            text = "" if arguments.json else _text(solved, system)
+            solve_s, model = time.perf_counter() - began_s, solved.model
+            document = plan_document(solved.plan, solve_s=solve_s)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None
-    return json.dumps(document), text
+    simulation = simulate(model, solved.assignment)
+    sources = saving_sources(model, simulation, solved.plan.baseline_iteration_time_s)
+    return solved, json.dumps({**document, "saving_sources": asdict(sources)}), sources
 
 
-def _text(solved: SolvedPlan, system: ColorSystem | None) -> str:
-    plan, model, assignment = solved.plan, solved.model, solved.assignment
+def _timeline(solved: SolvedPlan | SolvedDataParallelPlan, system: ColorSystem | None) -> list[str]:
+    """Return a row per stage with its instructions, and the legend of their colours."""
+    if isinstance(solved, SolvedDataParallelPlan):
+        models, assignments = solved.models, solved.assignments
+        paint, legend = row_colors(system, models, assignments)
+        simulation = simulate_jointly(models, assignments, solved.joint)
+        return [*legend, pipeline_blocks(models, assignments, simulation, paint)]
+    model, assignment = solved.model, solved.assignment
     paint, legend = row_colors(system, [model], [assignment])
-    rows = plan_rows(model, assignment, simulate(model, assignment), paint)
-    summary = _summary(plan, f"{plan.num_stages} stages")
-    return "\n".join([summary, *legend, *rows, *_considered_rows(plan)])
+    return [*legend, *plan_rows(model, assignment, simulate(model, assignment), paint)]
 
 
-def _considered_rows(plan: FrequencyPlan) -> list[str]:
+def _considered_rows(plan: PlanPrediction) -> list[str]:
     """Return the orders considered by `auto`, with the chosen one marked."""
     if not plan.considered:
         return []
-    rows = ["", "schedule            time, s     energy, J      bound, J   (predicted)"]
+    rows = ["schedule            time, s     energy, J      bound, J   (predicted)"]
     for entry in plan.considered:
         mark = "*" if entry.schedule == plan.schedule else " "
         figures = [
@@ -128,16 +142,10 @@ def _considered_rows(plan: FrequencyPlan) -> list[str]:
     return rows
 
 
-def _data_parallel_text(solved: SolvedDataParallelPlan, system: ColorSystem | None) -> str:
-    plan, models, assignments = solved.plan, solved.models, solved.assignments
-    paint, legend = row_colors(system, models, assignments)
-    simulation = simulate_jointly(models, assignments, solved.joint)
-    blocks = pipeline_blocks(models, assignments, simulation, paint)
-    shape = f"{len(plan.pipelines)} pipelines of {plan.num_stages} stages"
-    return "\n".join([_summary(plan, shape), *legend, blocks])
-
-
-def _summary(plan: FrequencyPlan | DataParallelPlan, shape: str) -> str:
+def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> str:
+    shape = f"{plan.num_stages} stages"
+    if isinstance(plan, DataParallelPlan):
+        shape = f"{len(plan.pipelines)} pipelines of {shape}"
     summary = (
         f"{plan.policy}, {plan.reconfigure}, {plan.schedule}: {shape},"
         f" {plan.num_microbatches} microbatches, target {plan.target}\n"
@@ -161,7 +169,27 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, shape: str) -> str:
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
-    return summary + _choice_without_delays(plan) + _worth_of_changes(plan)
+    summary += _sources(plan, sources) + _choice_without_delays(plan) + _worth_of_changes(plan)
+    return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
+
+
+def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
+    """Return the sources of the saving with their shares of the baseline's energy."""
+    named = (
+        ("imbalance", sources.imbalance_j, "slower where a stage waits for the heaviest one"),
+        (
+            "bubbles",
+            sources.bubbles_j,
+            "slower where a stage waits for the pipeline to fill or drain",
+        ),
+        ("time", sources.iteration_time_j, "slower as the iteration takes longer"),
+    )
+    return "".join(
+        f"saved by {name:11s}  {saved_j:12.2f}   {100 * saved_j / plan.baseline_energy_j:.2f} %:"
+        f" {how}\n"
+        for name, saved_j, how in named
+        if round(100 * abs(saved_j) / plan.baseline_energy_j, 2)
+    )
 
 
 def _choice_without_delays(plan: FrequencyPlan | DataParallelPlan) -> str:

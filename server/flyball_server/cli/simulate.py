@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyball_server.cli.offline_inputs import add_timeline_arguments, read_timeline
+from flyball_server.cli.offline_inputs import (
+    add_timeline_argument,
+    add_timeline_arguments,
+    read_timeline,
+)
 from flyball_server.cli.plots.clock_colors import (
     add_color_argument,
     color_system,
@@ -20,7 +23,6 @@ from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
-from flyball_server.planning.schedules._base import Schedule
 from flyball_wire.command import Command, CommandError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"draw the timeline, baseline and plan: {', '.join(PLOT_SUFFIXES)}",
     )
+    add_timeline_argument(parser)
     add_color_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
 
@@ -42,11 +45,15 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.plot:
         check_plot_path(arguments.plot)
-    system = color_system(arguments.color)
     timeline = read_timeline(arguments)
     if arguments.plot:
         _plot(timeline, arguments.plot)
-    print(json.dumps(_document(timeline)) if arguments.json else _text(timeline, system))
+    if arguments.json:
+        print(json.dumps(_document(timeline)))
+    else:
+        print(_summary(timeline))
+        if arguments.timeline:
+            print("\n".join(["", *_rows(timeline, color_system(arguments.color))]))
     return 0
 
 
@@ -76,20 +83,13 @@ def _document(timeline: PredictedTimeline) -> dict[str, Any]:
     return {**_figures(whole), "pipelines": pipelines}
 
 
-def _text(timeline: PredictedTimeline, system: ColorSystem | None) -> str:
-    """Return the figures as text; peaks are the highest of all pipelines."""
+def _rows(timeline: PredictedTimeline, system: ColorSystem | None) -> list[str]:
+    """Return a row per stage, and the legend of its colours."""
     simulation, models, assignments = timeline.simulation, timeline.models, timeline.assignments
-    most = [
-        max(held)
-        for held in zip(*(own.peak_activations for own in simulation.pipelines), strict=True)
-    ]
     paint, legend = row_colors(system, models, assignments)
     if timeline.is_data_parallel:
-        rows = [pipeline_blocks(models, assignments, simulation, paint)]
-    else:
-        rows = plan_rows(models[0], assignments[0], simulation.whole, paint)
-    summary = _summary(simulation.whole, most, models[0].schedule)
-    return "\n".join([summary, *legend, *rows])
+        return [*legend, pipeline_blocks(models, assignments, simulation, paint)]
+    return [*legend, *plan_rows(models[0], assignments[0], simulation.whole, paint)]
 
 
 def _figures(simulation: Simulation) -> dict[str, Any]:
@@ -118,22 +118,25 @@ def _instruction(model: PipelineModel, node: int) -> list[str | int]:
     return [str(kind), microbatch, chunk] if chunk else [str(kind), microbatch]
 
 
-def _summary(simulation: Simulation, peak_activations: Sequence[int], schedule: Schedule) -> str:
-    peaks = ", ".join(map(str, peak_activations))
+def _summary(timeline: PredictedTimeline) -> str:
+    """Return the figures as text; peaks are the highest of all pipelines."""
+    simulation, schedule = timeline.simulation.whole, timeline.models[0].schedule
+    held = zip(*(own.peak_activations for own in timeline.simulation.pipelines), strict=True)
+    peaks = ", ".join(str(max(of_stage)) for of_stage in held)
     of_chunk = f" of one of {schedule.num_chunks} chunks" if schedule.num_chunks > 1 else ""
     versions = ", ".join(map(str, schedule.weight_versions or ()))
     return (
         f"iteration time    {simulation.iteration_time_s:.4f} s (predicted)\n"
         f"energy            {simulation.energy_j:.2f} J (predicted)\n"
         f"bubble fraction   {simulation.bubble_fraction:.4f}\n"
-        f"peak activations  {peaks} microbatches{of_chunk}, by stage\n"
+        f"peak activations  {peaks} microbatches{of_chunk}, by stage"
         + (
-            f"late clocks       {sum(simulation.late_s):.4f} s at the clocks before, over all"
-            " stages\n"
+            f"\nlate clocks       {sum(simulation.late_s):.4f} s at the clocks before, over all"
+            " stages"
             if simulation.in_force
             else ""
         )
-        + (f"weight versions   {versions}, by stage\n" if versions else "")
+        + (f"\nweight versions   {versions}, by stage" if versions else "")
     )
 
 
