@@ -350,7 +350,6 @@ class TransitionBatch:
         """
         (first_s, last_s), (ready_s, late_s) = before, source
         effects_s = at.effects_s
-        at_once = effects_s
         # Waiting for the input, the instruction before ends at any time up to its being there.
         waiting = [
             np.array(
@@ -361,10 +360,12 @@ class TransitionBatch:
             )
             for input_s in (ready_s, late_s)
         ]
-        fast_s = self._extreme_s(level, at, at_once, is_slow=False)
-        slow_s = self._extreme_s(level, at, at_once, is_slow=True)
-        fast_after_wait_s = self._extreme_s(level, at, waiting[0], is_slow=False)
-        slow_after_wait_s = self._extreme_s(level, at, waiting[1], is_slow=True)
+        base_s: FloatArray = self._times_s[level.table + at.base]
+        times_s: FloatArray = self._times_s[level.table + at.clocks]
+        fast_s = _extreme_s(base_s, times_s, effects_s, is_slow=False)
+        slow_s = _extreme_s(base_s, times_s, effects_s, is_slow=True)
+        fast_after_wait_s = _extreme_s(base_s, times_s, waiting[0], is_slow=False)
+        slow_after_wait_s = _extreme_s(base_s, times_s, waiting[1], is_slow=True)
         no_wait_s = np.where(last_s >= ready_s, np.maximum(first_s, ready_s) + fast_s, np.inf)
         low_s = np.minimum(
             no_wait_s, np.where(first_s < ready_s, ready_s + fast_after_wait_s, np.inf)
@@ -383,52 +384,6 @@ class TransitionBatch:
         effects_s[1] -= shortest_s
         return low_s, high_s
 
-    def _extreme_s(
-        self, level: _Level, at: _Clocks, effects_s: FloatArray, *, is_slow: bool
-    ) -> FloatArray:
-        """Return the shortest or the longest durations, s.
-
-        Args:
-            level: the instructions.
-            at: their stages.
-            effects_s: bounds of each change's effect after the instruction's begin, s.
-            is_slow: the longest ones.
-        """
-        times_s: FloatArray = self._times_s[level.table + at.clocks]
-        base_s: FloatArray = self._times_s[level.table + at.base]
-        if len(times_s) == 1:
-            is_faster = base_s < times_s[0]
-            at_earliest = is_faster if is_slow else np.logical_not(is_faster)
-            earliest_s: FloatArray = effects_s[0, 0]
-            latest_s: FloatArray = effects_s[1, 0]
-            past_s = np.where(at_earliest, earliest_s, latest_s)
-            past_s = np.minimum(np.maximum(past_s, 0.0), base_s)
-            only_s: FloatArray = past_s + times_s[0] * (1 - past_s / base_s)
-            return only_s
-        # A moment's clock is that of the newest change that is in force for certain, or of a
-        # newer one that may be.
-        number = np.arange(len(times_s))[:, None, None]
-        worst_s = np.maximum if is_slow else np.minimum
-        none_s = -np.inf if is_slow else np.inf
-        ends_s = np.sort(np.maximum(effects_s, 0.0).reshape(-1, *base_s.shape), axis=0)
-        begin_s, duration_s = np.zeros(base_s.shape), np.zeros(base_s.shape)
-        left = np.ones(base_s.shape)
-        for end_s in (*ends_s, np.full(base_s.shape, np.inf)):
-            if (end_s == begin_s).all():
-                continue
-            is_certain = effects_s[1] <= begin_s
-            newest = np.where(is_certain, number, -1).max(axis=0)
-            may_be = (number == newest) | (number > newest) & (effects_s[0] <= begin_s)
-            time_s = worst_s.reduce(np.where(may_be, times_s, none_s), axis=0)
-            time_s = worst_s(time_s, np.where(newest < 0, base_s, none_s))
-            past_s = np.minimum(end_s - begin_s, left * time_s)
-            duration_s += past_s
-            left -= past_s / time_s
-            if (left <= _NOTHING_LEFT).all():
-                break
-            begin_s = end_s
-        return duration_s
-
 
 class _Windows:
     """Windows of an iteration, by row; `finish_s` has one more row, of zeros.
@@ -442,6 +397,51 @@ class _Windows:
         self.finish_s = np.zeros((shape[0] + 1, shape[1]))
         self.shares = np.zeros((num_changes, *shape))
         self.places = np.zeros((num_changes, *shape), dtype=np.int64)
+
+
+def _extreme_s(
+    base_s: FloatArray, times_s: FloatArray, effects_s: FloatArray, *, is_slow: bool
+) -> FloatArray:
+    """Return the shortest or the longest durations of instructions, s.
+
+    Args:
+        base_s: times at the clocks before all changes, s.
+        times_s: times at each change's clock, s; shape (num_changes, num, num_plans).
+        effects_s: bounds of each change's effect after the instruction's begin, s.
+        is_slow: the longest ones.
+    """
+    if len(times_s) == 1:
+        is_faster = base_s < times_s[0]
+        at_earliest = is_faster if is_slow else np.logical_not(is_faster)
+        earliest_s: FloatArray = effects_s[0, 0]
+        latest_s: FloatArray = effects_s[1, 0]
+        past_s = np.where(at_earliest, earliest_s, latest_s)
+        past_s = np.minimum(np.maximum(past_s, 0.0), base_s)
+        only_s: FloatArray = past_s + times_s[0] * (1 - past_s / base_s)
+        return only_s
+    # A moment's clock is that of the newest change that is in force for certain, or of a
+    # newer one that may be.
+    number = np.arange(len(times_s))[:, None, None]
+    worst_s = np.maximum if is_slow else np.minimum
+    none_s = -np.inf if is_slow else np.inf
+    ends_s = np.sort(np.maximum(effects_s, 0.0).reshape(-1, *base_s.shape), axis=0)
+    begin_s, duration_s = np.zeros(base_s.shape), np.zeros(base_s.shape)
+    left = np.ones(base_s.shape)
+    for end_s in (*ends_s, np.full(base_s.shape, np.inf)):
+        if (end_s == begin_s).all():
+            continue
+        is_certain = effects_s[1] <= begin_s
+        newest = np.where(is_certain, number, -1).max(axis=0)
+        may_be = (number == newest) | (number > newest) & (effects_s[0] <= begin_s)
+        time_s = worst_s.reduce(np.where(may_be, times_s, none_s), axis=0)
+        time_s = worst_s(time_s, np.where(newest < 0, base_s, none_s))
+        past_s = np.minimum(end_s - begin_s, left * time_s)
+        duration_s += past_s
+        left -= past_s / time_s
+        if (left <= _NOTHING_LEFT).all():
+            break
+        begin_s = end_s
+    return duration_s
 
 
 def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[_Level]]:
