@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import os
 import sys
@@ -12,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from typing import Any, NoReturn
 
-from flyball_client.cli.summaries import SUMMARIES
+from flyball_client.cli.summaries import GROUPS, SUMMARIES
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
 
 _GROUP = "flyball.commands"
@@ -84,6 +85,8 @@ def _dispatch(arguments: list[str]) -> int:
     if first == "--version":
         print(f"flyball {flyball_version()}")
         return 0
+    if first == "--completion":
+        return _complete("".join(rest[:1]), commands)
     if first not in commands:
         meant = _meant(first, commands) or f"choose from {', '.join(commands)}"
         return _complain(f"flyball: no command {first!r}; {meant}")
@@ -91,10 +94,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, command: Command, arguments: list[str]) -> int:
-    parser = _OneLineParser(
-        prog=f"flyball {name}", description=SUMMARIES.get(name), allow_abbrev=False
-    )
-    command.configure(parser)
+    parser = _parser(name, command)
     try:
         parsed = parser.parse_args(arguments)
     except SystemExit as finished:
@@ -105,6 +105,28 @@ def _run(name: str, command: Command, arguments: list[str]) -> int:
 
         parsed.recorded_runs_of = partial(planner_access.recorded_runs, parsed.planner)
     return command.run(parsed)
+
+
+def _parser(name: str, command: Command) -> _OneLineParser:
+    parser = _OneLineParser(
+        prog=f"flyball {name}", description=SUMMARIES.get(name), allow_abbrev=False
+    )
+    command.configure(parser)
+    return parser
+
+
+def _complete(shell: str, commands: dict[str, EntryPoint]) -> int:
+    """Print the script of a shell's completion; a command that cannot be loaded is left out."""
+    if shell != "bash":
+        raise CommandError(f"no completion for {shell!r}; there is one for bash")
+    from flyball_client.cli.completion import bash_completion  # noqa: PLC0415 - seldom needed
+
+    parsers = dict[str, argparse.ArgumentParser]()
+    for name, entry in commands.items():
+        with contextlib.suppress(CommandError):
+            parsers[name] = _parser(name, _load(entry))
+    print(bash_completion(parsers))
+    return 0
 
 
 def _commands() -> dict[str, EntryPoint]:
@@ -146,18 +168,23 @@ def _summary(entry: EntryPoint) -> str:
 
 def _help(commands: dict[str, EntryPoint]) -> str:
     width = max((len(name) for name in commands), default=0)
-    lines = [f"  {name:<{width}}  {_summary(entry)}" for name, entry in commands.items()]
-    return "\n".join(
-        [
-            "usage: flyball COMMAND [ARGUMENTS]",
-            "       flyball COMMAND --help | --version",
-            "",
-            "The governor for pipeline-parallel training.",
-            "",
-            "commands:",
-            *lines,
-        ]
-    )
+    names_of = {
+        title: [name for name in group if name in commands] for title, group in GROUPS.items()
+    }
+    grouped = {name for names in names_of.values() for name in names}
+    names_of["Of other packages"] = [name for name in commands if name not in grouped]
+    lines = [
+        "usage: flyball COMMAND [ARGUMENTS]",
+        "       flyball COMMAND --help",
+        "       flyball --version | --completion bash",
+        "",
+        "The governor for pipeline-parallel training.",
+    ]
+    for title, names in names_of.items():
+        if names:
+            lines += ["", f"{title}:"]
+            lines += [f"  {name:<{width}}  {_summary(commands[name])}" for name in names]
+    return "\n".join(lines)
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

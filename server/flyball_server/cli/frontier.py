@@ -30,17 +30,18 @@ NUM_COMPARED_ROWS = 6
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     pipeline_arguments.add_pipeline_arguments(parser)
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "--points",
         metavar="N",
         type=int,
         default=DEFAULT_NUM_POINTS,
         help=f"number of plans (default {DEFAULT_NUM_POINTS})",
     )
-    parser.add_argument(
+    output.add_argument(
         "--plot", metavar="FILE", type=Path, help=f"draw it: {', '.join(PLOT_SUFFIXES)}"
     )
-    parser.add_argument("--json", action="store_true", help="print the points as JSON, alone")
+    output.add_argument("--json", action="store_true", help="print the points as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:

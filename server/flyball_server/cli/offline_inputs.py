@@ -46,6 +46,10 @@ from flyball_wire.plan_options import PlanOptions
 N = TypeVar("N", int, float)
 
 
+# A parser or one of its groups.
+Arguments = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+
+
 def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
     """Add the positional PROFILE.csv."""
     parser.add_argument(
@@ -57,7 +61,7 @@ def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool =
     )
 
 
-def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> None:
+def add_blocking_power_argument(parser: Arguments, note: str) -> None:
     """Add `--blocking-power`, one value or one per stage."""
     parser.add_argument(
         "--blocking-power",
@@ -67,14 +71,14 @@ def add_blocking_power_argument(parser: argparse.ArgumentParser, note: str) -> N
     )
 
 
-def add_gpu_argument(parser: argparse.ArgumentParser) -> None:
+def add_gpu_argument(parser: Arguments) -> None:
     """Add `--gpu`, a name or a file."""
     parser.add_argument(
         "--gpu", metavar="NAME", help="entry of the GPU table, as a100, or a file, as ./mine.toml"
     )
 
 
-def add_transition_arguments(parser: argparse.ArgumentParser, default: str) -> None:
+def add_transition_arguments(parser: Arguments, default: str) -> None:
     """Add `--transition-ms`, `--transitions` and `--no-transitions`, one of which may be given."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
@@ -211,7 +215,7 @@ def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: boo
     add_transition_arguments(parser, "the plan's own")
 
 
-def add_timeline_argument(parser: argparse.ArgumentParser) -> None:
+def add_timeline_argument(parser: Arguments) -> None:
     """Add `--timeline`, which shows every instruction."""
     parser.add_argument(
         "--timeline",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flyball_server.cli import offline_inputs
+from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.cli.order_files import read_order
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
@@ -54,12 +55,37 @@ _NAMED_OPTIONS = tuple(
 )
 
 
-def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the profile, its schedule, and the plan options that all commands share."""
+def add_pipeline_arguments(parser: argparse.ArgumentParser) -> Arguments:
+    """Add the profile, its schedule, and the plan options that all commands share.
+
+    Returns:
+        The group of options that decide the clocks.
+    """
     offline_inputs.add_profile_argument(parser)
-    _add_order_arguments(parser)
-    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
+    _add_order_arguments(parser.add_argument_group("pipeline"))
+    _add_gpu_arguments(parser.add_argument_group("GPUs"))
+    clocks = parser.add_argument_group("clocks")
+    add_choice(
+        clocks,
+        "--effort",
+        Effort,
+        None,
+        f"policy frontier: search effort (default {Effort.NORMAL})",
+    )
+    clocks.add_argument(
+        "--reserve",
+        metavar="SHARE",
+        type=float,
+        default=PlanOptions.reserve,
+        help="policy frontier: share by which instructions may take longer than profiled without a"
+        " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
+    )
+    return clocks
+
+
+def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
+    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     offline_inputs.add_transition_arguments(parser, "0, clocks change at once")
     for option, what in (
         ("--activation-bytes", "held per microbatch in flight"),
@@ -72,31 +98,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> None:
             help=f"bytes {what}, one value or one per stage: limits the extra forwards of envpipe,"
             " and an order that does not fit is refused",
         )
-    parser.add_argument(
-        "--data-parallel",
-        choices=[MERGED, SEPARATE],
-        default=MERGED,
-        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
-        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
-    )
-    add_choice(
-        parser,
-        "--effort",
-        Effort,
-        None,
-        f"policy frontier: search effort (default {Effort.NORMAL})",
-    )
-    parser.add_argument(
-        "--reserve",
-        metavar="SHARE",
-        type=float,
-        default=PlanOptions.reserve,
-        help="policy frontier: share by which instructions may take longer than profiled without a"
-        " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
-    )
 
 
-def _add_order_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_order_arguments(parser: Arguments) -> None:
     parser.add_argument(
         "--microbatches",
         metavar="M",
@@ -126,9 +130,16 @@ def _add_order_arguments(parser: argparse.ArgumentParser) -> None:
         "schedule torchgpipe: microbatches that are computed forward again before their backward"
         f" (default {Checkpoint.EXCEPT_LAST})",
     )
+    parser.add_argument(
+        "--data-parallel",
+        choices=[MERGED, SEPARATE],
+        default=MERGED,
+        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
+        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
+    )
 
 
-def add_policy_arguments(parser: argparse.ArgumentParser, policies: Iterable[Policy]) -> None:
+def add_policy_arguments(parser: Arguments, policies: Iterable[Policy]) -> None:
     """Add `--policy` with these choices, and `--reconfigure`."""
     default = PlanOptions.policy if PlanOptions.policy in policies else Policy.ENVELOPE
     add_choice(parser, "--policy", policies, default, f"clock policy (default {default})")
@@ -143,7 +154,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser, policies: Iterable[Pol
 
 
 def add_choice(
-    parser: argparse.ArgumentParser,
+    parser: Arguments,
     option: str,
     names: Iterable[ChoiceT],
     default: ChoiceT | None,

@@ -51,19 +51,20 @@ _COMPARED: dict[str, str] = {
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    pipeline_arguments.add_pipeline_arguments(parser)
-    pipeline_arguments.add_policy_arguments(parser, Policy)
-    parser.add_argument(
+    clocks = pipeline_arguments.add_pipeline_arguments(parser)
+    pipeline_arguments.add_policy_arguments(clocks, Policy)
+    clocks.add_argument(
         "--target",
         default=DEFAULT_TARGET,
         help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})".replace("%", "%%"),
     )
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
     )
-    offline_inputs.add_timeline_argument(parser)
-    add_color_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
+    offline_inputs.add_timeline_argument(output)
+    add_color_argument(output)
+    output.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
 
 
 def _run(arguments: argparse.Namespace) -> int:

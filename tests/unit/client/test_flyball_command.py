@@ -74,6 +74,7 @@ def fixed_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flyball, "find_spec", lambda name: None)
     summaries = {"refuse": "always refuses", "succeed": "always succeeds"}
     monkeypatch.setattr(flyball, "SUMMARIES", summaries)
+    monkeypatch.setattr(flyball, "GROUPS", {"First": {"succeed": ""}, "None": {"gone": ""}})
 
 
 def test_a_command_gets_its_arguments_and_gives_the_status(
@@ -86,6 +87,13 @@ def test_a_command_gets_its_arguments_and_gives_the_status(
 def test_help_lists_every_command_and_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
+    first = lines.index("First:")
+    assert lines[first + 1 : first + 4] == [
+        "  succeed      always succeeds",
+        "",
+        "Of other packages:",
+    ]
+    assert "None:" not in lines
     assert "  refuse       always refuses" in lines
     clone = "in a clone of Flyball"
     assert f"  serve        needs the extra 'server': pip install '.[server]' {clone}" in lines

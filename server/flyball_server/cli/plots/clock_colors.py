@@ -7,12 +7,12 @@ colours are requested.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.planning.documents.plan_text import Paint, plan_rows
 from flyball_server.planning.model.data_parallel import JointSimulation
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -88,7 +88,7 @@ def _between(share: float) -> tuple[int, ...]:
     )
 
 
-def add_color_argument(parser: argparse.ArgumentParser) -> None:
+def add_color_argument(parser: Arguments) -> None:
     """Add the argument for coloured rows."""
     parser.add_argument(
         "--color",
