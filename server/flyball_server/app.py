@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from anyio import CapacityLimiter
 from fastapi import FastAPI
@@ -64,6 +65,9 @@ from flyball_server.views.history import HISTORIES_AT_ONCE, HistoryMemory
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_wire import routes
+
+if TYPE_CHECKING:
+    from flyball_server.tracing import Traces
 
 # Threads that wait for frontiers; Dask limits the concurrent solves itself.
 _DASK_FRONTIERS = 16
@@ -126,6 +130,7 @@ def create_app(
     *,
     planner: Planner = make_plan_only,
     reconcilers: Sequence[Reconciler] | None = None,
+    traces: Traces | None = None,
 ) -> FastAPI:
     """Create the planner's app.
 
@@ -135,26 +140,37 @@ def create_app(
             database.
         planner: function that makes plans.
         reconcilers: reconcilers of the loop; None: all.
+        traces: traces of calls and solves, stopped at shutdown; None: as the settings say.
 
     Raises:
         SettingsError: an environment variable is invalid.
     """
     chosen = load_settings() if settings is None else settings
+    if traces is None and chosen.traces:
+        traces = _traces()
     state = _planner_state(
         chosen,
         make_job_store(chosen.database, for_planner=True) if store is None else store,
         planner,
         all_reconcilers() if reconcilers is None else reconcilers,
+        traces,
     )
     state.services.store.listen(partial(_notify, state.waiters, state.reconcile_loop))
-    app = _bare_app()
+    app = _bare_app(traces)
     app.state.planner = state
     app.router.routes.extend(api_routes())
     if chosen.zeus_clients:
         app.router.routes.extend(zeus_routes.ROUTER.routes)
     add_problem_handlers(app)
-    _add_middleware(app, state)
+    _add_middleware(app, state, traces)
     return app
+
+
+def _traces() -> Traces:
+    # Imported here, since it needs an extra.
+    from flyball_server.tracing import Traces  # noqa: PLC0415
+
+    return Traces.over_otlp()
 
 
 def release_long_polls(app: FastAPI) -> None:
@@ -168,7 +184,7 @@ def release_long_polls(app: FastAPI) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
+async def _lifespan(app: FastAPI, *, traces: Traces | None) -> AsyncGenerator[None]:
     state: PlannerState = app.state.planner
     await run_in_threadpool(state.services.store.open)
     state.waiters.open()
@@ -184,6 +200,8 @@ async def _lifespan(app: FastAPI) -> AsyncGenerator[None]:
         await run_in_threadpool(state.reconcile_loop.stop)
         await run_in_threadpool(state.heartbeats.stop)
         await run_in_threadpool(state.services.store.close)
+        if traces is not None:
+            await run_in_threadpool(traces.stop)
 
 
 def _notify(waiters: JobWaiters, reconcile_loop: ReconcileLoop, job_id: str | None) -> None:
@@ -197,7 +215,11 @@ def _notify(waiters: JobWaiters, reconcile_loop: ReconcileLoop, job_id: str | No
 
 
 def _planner_state(
-    settings: Settings, store: JobStore, planner: Planner, reconcilers: Sequence[Reconciler]
+    settings: Settings,
+    store: JobStore,
+    planner: Planner,
+    reconcilers: Sequence[Reconciler],
+    traces: Traces | None,
 ) -> PlannerState:
     waiters, heartbeats, reconcile_loop = JobWaiters(), Heartbeats(), ReconcileLoop(reconcilers)
     reading = SharedReading(
@@ -206,7 +228,7 @@ def _planner_state(
     metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting, jobs=JobsCollector(reading))
     measured = MeasuredStore(store, metrics)
     services = replace(
-        _services(settings, measured, metrics),
+        _services(settings, measured, metrics, traces),
         planner=planner,
         enqueue_reconcile=reconcile_loop.enqueue_reconcile,
         is_reconciled_after_posts=reconcile_loop.runs_after_posts,
@@ -242,8 +264,10 @@ def _frontier_threads(settings: Settings) -> CapacityLimiter:
     )
 
 
-def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> JobServices:
-    return JobServices(
+def _services(
+    settings: Settings, store: JobStore, metrics: ProcessMetrics, traces: Traces | None
+) -> JobServices:
+    services = JobServices(
         store=store,
         notify_pollers=store.signal,
         life=settings.life,
@@ -255,9 +279,10 @@ def _services(settings: Settings, store: JobStore, metrics: ProcessMetrics) -> J
         ),
         observe_solve=metrics.observe_solve,
     )
+    return services if traces is None else replace(services, trace_solve=traces.solve)
 
 
-def _bare_app() -> FastAPI:
+def _bare_app(traces: Traces | None) -> FastAPI:
     return FastAPI(
         title="Flyball planner",
         version="v1",
@@ -267,11 +292,11 @@ def _bare_app() -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         swagger_ui_oauth2_redirect_url=None,
-        lifespan=_lifespan,
+        lifespan=partial(_lifespan, traces=traces),
     )
 
 
-def _add_middleware(app: FastAPI, state: PlannerState) -> None:
+def _add_middleware(app: FastAPI, state: PlannerState, traces: Traces | None) -> None:
     """Add the middleware; the one added last runs first."""
     settings = state.settings
     app.add_middleware(
@@ -290,6 +315,8 @@ def _add_middleware(app: FastAPI, state: PlannerState) -> None:
     app.add_middleware(HeaderCheck, max_header_bytes=settings.max_header_bytes)
     app.add_middleware(ResponseHeaders)
     app.add_middleware(CallMetrics, metrics=state.metrics)
+    if traces is not None:
+        app.add_middleware(traces.middleware)
     app.add_middleware(CallLog)
 
 

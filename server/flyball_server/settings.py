@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +23,8 @@ _PREFIX = "FLYBALL_"
 _SECRET = {"token", "database"}  # a database's address may contain a password
 # Stragglers and drift are measured over the last minutes, and ranks post late.
 _LEAST_STEP_RETENTION_S = 600.0
+# What flyball_server/tracing.py imports.
+_OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -75,6 +78,7 @@ class Settings(BaseSettings):
         step_retention_s: time for which measurements of single ranks are kept, s; 0: for ever.
         metrics_jobs: number of jobs with metrics of their own; the others share one label.
         metrics_open: /metrics needs no token.
+        traces: send OpenTelemetry traces of calls and solves; needs the extra `otel`.
         zeus_clients: serve the calls of Zeus's `PipelineFrequencyOptimizer`.
         zeus_defaults: name and options of jobs that Zeus's clients register, in the form of their
             `job_metadata`.
@@ -116,6 +120,7 @@ class Settings(BaseSettings):
     step_retention_s: _Seconds = LifeTimes.step_retention_s
     metrics_jobs: int = Field(default=20, ge=0, le=1000)
     metrics_open: bool = False
+    traces: bool = False
     zeus_clients: bool = False
     zeus_defaults: str | None = None
 
@@ -178,6 +183,13 @@ class Settings(BaseSettings):
     @classmethod
     def _lower(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
+
+    @field_validator("traces")
+    @classmethod
+    def _check_traces(cls, traces: bool) -> bool:
+        if traces and not all(map(_is_installed, _OTEL)):
+            raise ValueError("needs OpenTelemetry; install the extra otel")
+        return traces
 
     @field_validator("zeus_defaults")
     @classmethod
@@ -253,6 +265,13 @@ def load_settings(**options: Any) -> Settings:  # noqa: ANN401 - Settings checks
             name = name.lower().removeprefix(_PREFIX.lower())
         blamed = f"--{name.replace('_', '-')}" if name in given else _PREFIX + name.upper()
         raise SettingsError(f"{blamed} {_problem(name, fault)}") from None
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # a package around it is missing
+        return False
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import uvicorn
@@ -31,6 +31,9 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import make_plan_only
 from flyball_server.settings import Settings
 from flyball_wire import routes
+
+if TYPE_CHECKING:
+    from flyball_server.tracing import Traces
 
 # For clients of plain HTTP, which else read all authorities' certificates when they are made.
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -131,6 +134,7 @@ def live_planner(
     planning_processes: int = 0,
     planning_timeout_s: float = 600.0,
     send_buffer_bytes: int | None = None,
+    traces: Traces | None = None,
     **settings_too: Any,  # noqa: ANN401 - as Settings has them
 ) -> Iterator[LivePlanner]:
     """A planner on a free loopback port, served by a thread until the block ends.
@@ -151,6 +155,7 @@ def live_planner(
         TemporaryJobStore() if store is None else store,
         planner=planner,
         reconcilers=reconcilers,
+        traces=traces,
     )
     # With its protocol named, as `flyball serve` has it: asyncio turns Nagle's algorithm off for no
     # other, and a body sent behind its headers waits 40 ms for the client's acknowledgement.

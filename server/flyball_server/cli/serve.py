@@ -107,6 +107,8 @@ def _run(arguments: argparse.Namespace) -> int:
             _run_planner(settings, store, listener)
     except StoreError as error:
         raise command_refusal(error) from None
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
     return 0
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
 from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes, utc_now
@@ -39,10 +41,16 @@ class Solve:
 
 
 SolveObserver = Callable[[Solve], None]
+SolveTracer = Callable[[JobRecord, Callable[..., Any]], AbstractContextManager[None]]
 
 
 def _nobody_measures(solve: Solve) -> None:
     del solve
+
+
+def _nobody_traces(job: JobRecord, function: Callable[..., Any]) -> AbstractContextManager[None]:
+    del job, function
+    return nullcontext()
 
 
 def _ignored(job_id: str) -> None:
@@ -88,6 +96,8 @@ class JobServices:
         life: timeouts of ranks and jobs.
         max_jobs: limit of stored jobs; a further one is refused.
         observe_solve: callback after each try to plan a job; from any thread.
+        trace_solve: function that returns the context of each solve, of a plan, a frontier or a
+            profile, from its job and the function that solves; from any thread.
     """
 
     store: JobStore
@@ -103,3 +113,4 @@ class JobServices:
     life: LifeTimes = DEFAULT_LIFE
     max_jobs: int = 10_000
     observe_solve: SolveObserver = _nobody_measures
+    trace_solve: SolveTracer = _nobody_traces

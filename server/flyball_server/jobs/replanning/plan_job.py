@@ -15,8 +15,6 @@ from anyio import CapacityLimiter, to_thread
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     PlanningFailedError,
-    PlanningStoppedError,
-    UnknownJobError,
 )
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInputs
@@ -24,7 +22,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import is_raised_by_waits, plan_request
 from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot, slowed_plan
-from flyball_server.jobs.replanning.solve import SupersededError, is_same_work
+from flyball_server.jobs.replanning.solve import OBSOLETE, SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
@@ -188,7 +186,7 @@ def observed_solve(services: JobServices, policy: str) -> Generator[None]:
 
     try:
         yield
-    except (SupersededError, PlanningStoppedError, UnknownJobError):
+    except OBSOLETE:
         observe("superseded")
         raise
     except Exception:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future, wait
 from typing import Any, TypeVar
 
-from flyball_server.jobs.errors import PlanningStoppedError, StoreError
+from flyball_server.jobs.errors import PlanningStoppedError, StoreError, UnknownJobError
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
@@ -28,6 +28,10 @@ PLANNING_FIELD = "planning"
 
 class SupersededError(Exception):
     """The job's inputs have changed since; the result is obsolete."""
+
+
+# The result of a solve that they end is no longer wanted.
+OBSOLETE = (SupersededError, PlanningStoppedError, UnknownJobError)
 
 
 def solve(
@@ -51,6 +55,13 @@ def solve(
         PlanningError: raised by the function; or, with field `planning`: the solve exceeded the
             time limit, or its process ended, and did so again at a second attempt.
     """
+    with services.trace_solve(job, function):
+        return _solved(services, job, function, *args)
+
+
+def _solved(
+    services: JobServices, job: JobRecord, function: Callable[..., ResultT], *args: object
+) -> ResultT:
     lost: SolverLostError | None = None
     for _ in range(_NUM_ATTEMPTS):
         try:
