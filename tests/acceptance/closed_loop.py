@@ -195,13 +195,18 @@ def emulated_training(
     blocking_power_w: float,
     num_pipelines: int = 1,
     noise: float = 0.0,
+    token: str | None = None,
+    rank_token: str | None = None,
 ) -> Iterator[EmulatedTraining]:
     """Ranks on emulated GPUs of `truth`, the profile of one pipeline, known to the planner.
 
     Each GPU's noise (relative) has a seed of its own; `orders` are what each stage runs in a step.
+    `token` is for all calls but the ranks', which have `rank_token`.
     """
     with ExitStack() as opened:
-        planner = opened.enter_context(PlannerClient(planner_url, timeout_s=PATIENCE_S))
+        planner = opened.enter_context(
+            PlannerClient(planner_url, token=token, timeout_s=PATIENCE_S)
+        )
         ranks: list[EmulatedRank] = []
         gpus: list[EmulatedGpu] = []
         for number in range(num_pipelines * truth.num_stages):
@@ -220,7 +225,7 @@ def emulated_training(
                 rank=number,
                 stage=stage,
                 dp_rank=pipeline,
-                planner=opened.enter_context(PlannerClient(planner_url)),
+                planner=opened.enter_context(PlannerClient(planner_url, token=rank_token)),
                 times=LINK_TIMES,
             )
             opened.enter_context(session)

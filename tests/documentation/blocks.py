@@ -9,8 +9,13 @@ how it is run:
     <!-- exit status 1 -->                       of its commands; else 0, or refused as shown
     <!-- without a GPU -->                       its output is that of a machine without one
     <!-- in a terminal of its own -->            it goes on while what follows is run
+    <!-- terminal 2 -->                          typed there; see below
     <!-- until it is so -->                      repeated until the output is the one shown
     <!-- file NAME -->                           no command: what the file of this name holds
+
+A page that numbers its terminals is typed as a newcomer would: each terminal is a shell of its own,
+in which nothing is set and nothing of the installation found before `. .venv/bin/activate`, and one
+in which something goes on takes nothing more. A block without a number is for terminal 1.
 """
 
 from __future__ import annotations
@@ -29,9 +34,10 @@ FIGURES_VARY = "figures vary"
 EXIT_STATUS = "exit status "
 WITHOUT_GPU = "without a GPU"
 OWN_TERMINAL = "in a terminal of its own"
+TERMINAL = "terminal "
 UNTIL_SO = "until it is so"
 FILE = "file "
-NOTES = (NOT_RUN, FIGURES_VARY, EXIT_STATUS, WITHOUT_GPU, OWN_TERMINAL, UNTIL_SO, FILE)
+NOTES = (NOT_RUN, FIGURES_VARY, EXIT_STATUS, WITHOUT_GPU, OWN_TERMINAL, TERMINAL, UNTIL_SO, FILE)
 _BLOCK = re.compile(
     r"(?P<comments>(?:^ *<!--(?:(?!-->).)*-->\n)*)"
     r"^(?P<indent> *)```(?P<language>[^\n]*)\n(?P<text>.*?)^(?P=indent)```$",

@@ -14,6 +14,7 @@ _PART = "stage,instruction,frequency,time,energy,tp_rank\n" + "".join(
 )
 
 PREPARATIONS: dict[str, Preparation] = {
+    "README.md": Preparation(training="my-job"),
     "examples/README.md": Preparation(jobs=("llama",), num_stages=2),
     "docs/access.md": Preparation(certificate=True),
     "docs/commands.md": Preparation(

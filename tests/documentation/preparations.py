@@ -60,12 +60,23 @@ def put_files(preparation: Preparation, folder: Path) -> None:
 
 
 @contextmanager
-def prepared_jobs(url: str, preparation: Preparation, *, token: str | None) -> Iterator[None]:
-    """The page's jobs at its planner; one of them trains until the block ends."""
+def prepared_jobs(
+    url: str, preparation: Preparation, *, token: str | None = None, rank_token: str | None = None
+) -> Iterator[None]:
+    """The page's jobs at its planner; one of them trains until the block ends.
+
+    Args:
+        url: the planner's address.
+        preparation: what the page takes for granted.
+        token: an operator's; None: the planner asks for none.
+        rank_token: token of the ranks that train.
+    """
     with ExitStack() as opened:
         put_jobs(url, preparation.jobs, num_stages=preparation.num_stages, token=token)
         if preparation.training is not None:
-            opened.enter_context(training(url, preparation.training))
+            opened.enter_context(
+                training(url, preparation.training, token=token, rank_token=rank_token)
+            )
         yield
 
 
@@ -84,15 +95,24 @@ def put_jobs(
 
 
 @contextmanager
-def training(url: str, job: str) -> Iterator[None]:
+def training(
+    url: str, job: str, *, token: str | None = None, rank_token: str | None = None
+) -> Iterator[None]:
     """Eight emulated GPUs that train step after step on the plan until the block ends."""
     profile = load_example_profile()
     orders = one_forward_one_backward(NUM_STAGES, NUM_MICROBATCHES)
     power_w = load_gpu_window("a100").blocking_power_w
     assert power_w is not None
-    put_jobs(url, (job,))
+    put_jobs(url, (job,), token=token)
     with emulated_training(
-        url, job, profile, orders, blocking_power_w=power_w, noise=NOISE
+        url,
+        job,
+        profile,
+        orders,
+        blocking_power_w=power_w,
+        noise=NOISE,
+        token=token,
+        rank_token=rank_token,
     ) as ranks:
         ranks.train_until_in_force(1, max_steps=400)
         is_over = threading.Event()

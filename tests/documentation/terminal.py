@@ -74,23 +74,28 @@ class Terminal:
         folder: like a clone of the repository, for a user who has run nothing yet.
         port: of the planner that the page's addresses mean; None: there is none yet.
         names: what stands in the place of names on the page that were made anew.
+        is_bare: the installation is found only after `. .venv/bin/activate`.
+        number: of several in one folder.
     """
 
     folder: Path
     home: Path
     port: int | None = None
     names: dict[str, str] = field(default_factory=dict[str, str])
+    is_bare: bool = False
+    number: str = "1"
 
     def __post_init__(self) -> None:
         self._count = 0
         self._beside: list[Background] = []
-        self._furnish()
+        if not self.folder.exists():
+            self._furnish()
         reading, writing = os.pipe()
         self._statuses = reading
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
             cwd=self.folder,
-            env=_environment(self.home),
+            env=_environment(self.home, is_bare=self.is_bare),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -105,6 +110,7 @@ class Terminal:
         self.home.mkdir()
         for name in LINKED:
             (self.folder / name).symlink_to(ROOT / name)
+        (self.folder / ".venv").symlink_to(sys.prefix)
         shutil.copy(example_profile_path(), self.folder / "example.csv")
         # An answer of 400 and above is a failure; no meter of the progress.
         (self.home / ".curlrc").write_text("silent\nfail-with-body\n")
@@ -129,6 +135,8 @@ class Terminal:
         arguments = plain_arguments(self.as_here(command))
         if arguments is not None:
             folder, variables = self._folder_and_environment()
+            if shutil.which("flyball", path=variables["PATH"]) is None:
+                return 127, "flyball: command not found"
             status, said = run_plain(arguments, folder=folder, variables=variables)
             return status, self.as_on_the_page(said)
         script, output = self._files(command)
@@ -199,12 +207,12 @@ class Terminal:
 
     def _files(self, command: str) -> tuple[Path, Path]:
         self._count += 1
-        script = self.home / f"command-{self._count}.sh"
+        script = self.home / f"command-{self.number}-{self._count}.sh"
         script.write_text(f"{self.as_here(command)}\n", encoding="utf-8")
         return script, script.with_suffix(".out")
 
     def _folder_and_environment(self) -> tuple[str, dict[str, str]]:
-        place = self.home / "environment"
+        place = self.home / f"environment-{self.number}"
         self._send(
             f"{{ pwd; env -0; }} >{shlex.quote(str(place))}; printf '0\\n' >&{self._writing}"
         )
@@ -241,8 +249,15 @@ def search_path(environ: Mapping[str, str]) -> str:
     return f"{Path(sys.executable).parent}{os.pathsep}{environ.get('PATH', '')}"
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _path_without(folder: Path) -> str:
+    """Return PATH without this folder, under whatever name."""
+    found = os.environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(each for each in found if Path(each).resolve() != folder.resolve())
+
+
+def _environment(home: Path, *, is_bare: bool) -> dict[str, str]:
     """Of a user who has set nothing of Flyball's; a planner without a port takes a free one."""
+    installed = Path(sys.executable).parent
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -253,7 +268,7 @@ def _environment(home: Path) -> dict[str, str]:
         | _TORCHRUN
         | {
             "HOME": str(home),
-            "PATH": search_path(kept),
+            "PATH": _path_without(installed) if is_bare else search_path(kept),
             "XDG_RUNTIME_DIR": str(home),
             "FLYBALL_PORT": "0",
             "NO_PROXY": "127.0.0.1,localhost",

@@ -19,6 +19,7 @@ from tests.documentation.blocks import (
     NOT_RUN,
     OWN_TERMINAL,
     ROOT,
+    TERMINAL,
     UNTIL_SO,
     WITHOUT_GPU,
     Block,
@@ -37,6 +38,7 @@ from tests.planner.live import live_planner
 pytestmark = [pytest.mark.timeout(900)]
 _SERVE = re.compile(r"^(?:\w+=\S+ )*flyball serve\b(?!.*(?:&|--help)\s*$)", re.DOTALL)
 _PAUSE_S = 0.5
+_ACTIVATE = ". .venv/bin/activate"
 _PROGRAMS = ("curl", "awk", "torchrun")
 # The last that a command says when it refuses, and what the planner answers then.
 _REFUSAL = re.compile(r'(?:flyball [a-z]+: |\{"detail":).*')
@@ -56,18 +58,23 @@ def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
     page: str, tmp_path: Path
 ) -> None:
     preparation = PREPARATIONS.get(page, Preparation())
-    blocks = [block for block in blocks_of(ROOT / page) if not block.note(NOT_RUN)]
+    everything = blocks_of(ROOT / page)
+    blocks = [block for block in everything if not block.note(NOT_RUN)]
     _need_programs("\n".join(block.text for block in blocks if block.has_commands))
     with ExitStack() as opened:
-        terminal = Terminal(tmp_path / "clone", tmp_path / "home")
+        is_numbered = any(block.note(TERMINAL) for block in blocks)
+        terminal = Terminal(tmp_path / "clone", tmp_path / "home", is_bare=is_numbered)
         opened.callback(terminal.close)
         run = PageRun(terminal, preparation, opened)
         put_files(preparation, terminal.folder)
         if not any(_starts_planner(block) for block in blocks):
             run.open_planner()
-        for block in blocks:
-            run.block(block)
-        assert terminal.failed_beside() == []
+        for block in everything if is_numbered else blocks:
+            if block.note(NOT_RUN) is None:
+                run.block(block)
+            elif _ACTIVATE in block.text:  # where the page installs Flyball
+                assert terminal.run(_ACTIVATE)[0] == 0
+        assert run.failed_beside() == []
 
 
 @dataclass
@@ -75,6 +82,7 @@ class PageRun:
     """A page in the middle of its commands.
 
     Attributes:
+        terminal: the one in which the page begins.
         opened: what ends with the page.
     """
 
@@ -82,6 +90,14 @@ class PageRun:
     preparation: Preparation
     opened: ExitStack
     _is_prepared: bool = False
+
+    def __post_init__(self) -> None:
+        self._terminals = {self.terminal.number: self.terminal}
+        self._taken = dict[str, str]()
+
+    def failed_beside(self) -> list[str]:
+        """As of a terminal, of all of them."""
+        return [failed for each in self._terminals.values() for failed in each.failed_beside()]
 
     def open_planner(self) -> None:
         """A planner that runs already, where the page takes one for granted."""
@@ -97,18 +113,49 @@ class PageRun:
         if name := block.note(FILE):
             (self.terminal.folder / name).write_text(block.text, encoding="utf-8")
         elif block.has_commands and not _is_of_another_machine(block):
-            for step in steps_of(block):
-                self._step(block, step)
+            self.terminal = self._terminal_of(block)
+            steps = steps_of(block)
+            for step in steps:
+                self._step(block, step, is_last=step is steps[-1])
 
-    def _step(self, block: Block, step: Step) -> None:
+    def _terminal_of(self, block: Block) -> Terminal:
+        """The terminal of the block's number; a new one is a shell of its own."""
+        number = block.note(TERMINAL) or "1"
+        if number not in self._terminals:
+            first = self.terminal
+            terminal = Terminal(
+                first.folder,
+                first.home,
+                port=first.port,
+                names=first.names,
+                is_bare=first.is_bare,
+                number=number,
+            )
+            self.opened.callback(terminal.close)
+            self._terminals[number] = terminal
+        return self._terminals[number]
+
+    def _take_terminal(self, command: str) -> None:
+        """What goes on in a terminal leaves it to nothing else, where the page numbers them."""
+        if self.terminal.is_bare:
+            self._taken[self.terminal.number] = command
+
+    def _step(self, block: Block, step: Step, *, is_last: bool) -> None:
         figures_vary = block.note(FIGURES_VARY) is not None
+        if going_on := self._taken.get(self.terminal.number):
+            where = f"{block.page}:{step.line}: terminal {self.terminal.number}"
+            pytest.fail(f"{where} is taken by {going_on!r}", pytrace=False)
         if _SERVE.match(step.command):
             planner = self.terminal.start_planner(step.command)
+            self._take_terminal(step.command)
+            for terminal in self._terminals.values():
+                terminal.port = self.terminal.port
             self._prepare_jobs()
             shown = self.terminal.as_on_the_page(planner.printed())
             if not is_within(step.shown or "", shown):
                 pytest.fail(f"{block.page}:{step.line}: printed\n{shown}", pytrace=False)
-        elif block.note(OWN_TERMINAL) is not None:
+        elif block.note(OWN_TERMINAL) is not None and is_last:
+            self._take_terminal(step.command)
             beside = self.terminal.start(step.command)
             shown = step.shown or ""
             wait_for(beside, lambda: is_within(shown, beside.printed(), figures_vary=figures_vary))
@@ -131,9 +178,14 @@ class PageRun:
         if self._is_prepared:
             return
         self._is_prepared = True
-        token = self.terminal.variables().get("FLYBALL_TOKEN")
+        token = rank_token = self.terminal.variables().get("FLYBALL_TOKEN")
+        made = [name for name in self.terminal.names.values() if name.startswith("fb_")]
+        if token is None and made:  # the first is an operator's, as the planner wants it
+            token, rank_token = made[0], made[-1]
         url = f"http://127.0.0.1:{self.terminal.port}"
-        self.opened.enter_context(prepared_jobs(url, self.preparation, token=token))
+        self.opened.enter_context(
+            prepared_jobs(url, self.preparation, token=token, rank_token=rank_token)
+        )
 
 
 def fault(terminal: Terminal, block: Block, step: Step) -> str | None:
