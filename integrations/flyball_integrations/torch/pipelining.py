@@ -15,12 +15,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Literal, Unpack
 
 import torch
 import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
@@ -39,6 +40,7 @@ from flyball_integrations.torch.private_schedules import (
     send_at_once,
     stages_of,
 )
+from flyball_integrations.torch.rank_places import ParallelPlace, find_place
 from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
 from flyball_wire.messages import JobRegistration
 
@@ -111,9 +113,10 @@ def attach(
     optimizer: torch.optim.Optimizer | None = None,
     order: Literal["own", "envpipe"] = "own",
     free_memory_bytes: int | None = None,
-    dp_rank: int = 0,
-    tp_rank: int = 0,
-    cp_rank: int = 0,
+    device_mesh: DeviceMesh | None = None,
+    dp_rank: int | None = None,
+    tp_rank: int | None = None,
+    cp_rank: int | None = None,
     initial_step: int = 0,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
@@ -135,7 +138,10 @@ def attach(
             until then; for a `Schedule1F1B` only.
         free_memory_bytes: with `envpipe`: bytes of this rank's device free beside what 1F1B
             holds; default: found on a GPU, when two steps are over.
-        dp_rank: which of the data-parallel pipelines this rank belongs to, from 0.
+        device_mesh: mesh of all ranks, by which a rank's place in data, tensor and context
+            parallelism is found; default: that of the parameters that are DTensors.
+        dp_rank: which of the data-parallel pipelines this rank belongs to, from 0; instead of a
+            mesh, as the two that follow, of which one that is not given is 0 then.
         tp_rank: within the tensor-parallel group, from 0.
         cp_rank: within the context-parallel group, from 0.
         initial_step: number of the first step, where training resumes.
@@ -147,8 +153,9 @@ def attach(
 
     Raises:
         ValueError: Flyball is already attached, or cannot be to this schedule, an argument or a
-            variable of the environment cannot be used, or of a schedule with overlapped pairs,
-            another rank failed or did not come. Nothing stays open then.
+            variable of the environment cannot be used, there are several pipelines and neither
+            a mesh nor a place, or of a schedule with overlapped pairs, another rank failed or did
+            not come. Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
@@ -156,12 +163,16 @@ def attach(
     with ExitStack() as opened:
         with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
             _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
-            place = _layout(schedule, dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank)
+            place = find_place(
+                stages_of(schedule),
+                mesh=device_mesh,
+                told={"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank},
+            )
             ends = RankEnds(
                 opened,
                 options,
                 job_id=job_id,
-                layout=place,
+                layout=_layout(schedule, place),
                 initial_step=initial_step,
                 num_chunks=len(stages_of(schedule)),
             )
@@ -236,9 +247,9 @@ def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: i
     rehearse(schedule)
 
 
-def _layout(schedule: PipelineSchedule, **places: int) -> RankLayout:
+def _layout(schedule: PipelineSchedule, place: ParallelPlace) -> RankLayout:
     stage = stages_of(schedule)[0].group_rank
-    return RankLayout(rank=torch.distributed.get_rank(), stage=stage, **places)
+    return RankLayout(rank=torch.distributed.get_rank(), stage=stage, **asdict(place))
 
 
 def _open_session(

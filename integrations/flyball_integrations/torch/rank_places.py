@@ -1,0 +1,120 @@
+"""Place of a rank in data, tensor and context parallelism, from torch's device mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from flyball_integrations.torch.private_schedules import PipelineStage, root_mesh_of
+
+# Of torchtitan, and longer ones; a dimension with another name is of data parallelism.
+_TENSOR = ("tp", "tensor")
+_CONTEXT = ("cp", "context", "sp", "sequence")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelPlace:
+    """Ranks in data, tensor and context parallelism, from 0."""
+
+    dp_rank: int = 0
+    tp_rank: int = 0
+    cp_rank: int = 0
+
+
+def find_place(
+    stages: Sequence[PipelineStage], *, mesh: DeviceMesh | None, told: Mapping[str, int | None]
+) -> ParallelPlace:
+    """Return the place of this rank.
+
+    It is the one that is told; else that in the mesh, or in the mesh of the stages' parameters;
+    else, of a single pipeline, 0 in all three.
+
+    Args:
+        stages: stages of this rank.
+        mesh: mesh of all ranks; None: that of the parameters.
+        told: fields of the place that are given; None: this one is not.
+
+    Raises:
+        ValueError: the mesh is not of all ranks, or there is none and several pipelines.
+    """
+    given = {name: number for name, number in told.items() if number is not None}
+    if given and mesh is not None:
+        raise ValueError(f"device_mesh= already has the {next(iter(given))}; give one of the two")
+    if given:
+        return ParallelPlace(**given)
+    num_ranks = torch.distributed.get_world_size()
+    pipeline = torch.distributed.get_process_group_ranks(
+        stages[0].group or torch.distributed.group.WORLD
+    )
+    for found in (mesh,) if mesh is not None else _meshes_of(stages):
+        dimensions = [
+            each for each in _dimensions_of(found) if len(each.ranks) > 1 and each.ranks != pipeline
+        ]
+        if len(pipeline) * prod(len(each.ranks) for each in dimensions) == num_ranks:
+            return _place_in(dimensions)
+    if mesh is not None:
+        raise ValueError(
+            f"{mesh} is not of all {num_ranks} ranks in pipelines of {len(pipeline)}; give the one"
+            " that init_device_mesh returned"
+        )
+    if len(pipeline) < num_ranks:
+        raise ValueError(
+            f"{num_ranks} ranks in pipelines of {len(pipeline)}, and no parameter has a device mesh"
+            " of all of them: give device_mesh=, or dp_rank=, tp_rank= and cp_rank=, or the ranks"
+            " of a stage cannot be told apart"
+        )
+    return ParallelPlace()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Dimension:
+    """Dimension of a mesh: its name, its ranks with this one, and this one's position."""
+
+    name: str
+    ranks: list[int]
+    position: int
+
+
+def _meshes_of(stages: Sequence[PipelineStage]) -> Iterator[DeviceMesh]:
+    """Yield the meshes of the stages' parameters, each after the mesh that it is a part of."""
+    parameters = (each for stage in stages for each in stage.submod.parameters())
+    # Of those that are DTensors.
+    meshes = (getattr(each, "device_mesh", None) for each in parameters)
+    for mesh in {each: None for each in meshes if isinstance(each, DeviceMesh)}:
+        yield root_mesh_of(mesh)
+        yield mesh
+
+
+def _dimensions_of(mesh: DeviceMesh) -> list[_Dimension]:
+    """Return the dimensions of a mesh; none where this rank is not in it."""
+    found = (mesh.mesh == torch.distributed.get_rank()).nonzero().tolist()
+    if not found:
+        return []
+    (own,) = found
+    names = mesh.mesh_dim_names or ("",) * mesh.ndim
+    return [
+        _Dimension(
+            name=name.lower(),
+            ranks=mesh.mesh[(*own[:axis], slice(None), *own[axis + 1 :])].tolist(),
+            position=own[axis],
+        )
+        for axis, name in enumerate(names)
+    ]
+
+
+def _place_in(dimensions: Sequence[_Dimension]) -> ParallelPlace:
+    """Return the place; several dimensions of one kind are counted row by row."""
+    counted = {"dp_rank": 0, "tp_rank": 0, "cp_rank": 0}
+    for dimension in dimensions:
+        kind = "dp_rank"
+        if dimension.name.startswith(_TENSOR):
+            kind = "tp_rank"
+        elif dimension.name.startswith(_CONTEXT):
+            kind = "cp_rank"
+        counted[kind] = counted[kind] * len(dimension.ranks) + dimension.position
+    return ParallelPlace(**counted)
