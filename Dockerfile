@@ -11,7 +11,7 @@ COPY server server
 RUN python -m pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && python -m venv --without-pip /opt/flyball \
     && python -m pip --python /opt/flyball/bin/python install --no-cache-dir \
-        "$(echo /wheels/flyball-*.whl)[server,postgres]"
+        "$(echo /wheels/flyball-*.whl)[server,postgres,otel]"
 
 FROM python:3.11-slim-bookworm
 COPY --from=build /opt/flyball /opt/flyball

@@ -155,5 +155,5 @@ def test_what_the_dockerfile_copies_makes_the_whole_wheel(tmp_path: Path) -> Non
 def test_the_image_is_installed_with_extras_that_there_are() -> None:
     extras = re.findall(r"\[([\w,]+)\]", IMAGE.requirement)[0].split(",")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {"server", "postgres"} == set(extras)
+    assert {"server", "postgres", "otel"} == set(extras)
     assert set(extras) <= set(project["optional-dependencies"])
