@@ -117,15 +117,15 @@ def _parser(name: str, command: Command) -> _OneLineParser:
 
 def _complete(shell: str, commands: dict[str, EntryPoint]) -> int:
     """Print the script of a shell's completion; a command that cannot be loaded is left out."""
-    if shell != "bash":
-        raise CommandError(f"no completion for {shell!r}; there is one for bash")
-    from flyball_client.cli.completion import bash_completion  # noqa: PLC0415 - seldom needed
+    from flyball_client.cli.completion import SHELLS, completion_script  # noqa: PLC0415 - seldom
 
+    if shell not in SHELLS:
+        raise CommandError(f"no completion for {shell!r}; give {' or '.join(SHELLS)}")
     parsers = dict[str, argparse.ArgumentParser]()
     for name, entry in commands.items():
         with contextlib.suppress(CommandError):
             parsers[name] = _parser(name, _load(entry))
-    print(bash_completion(parsers))
+    print(completion_script(shell, parsers))
     return 0
 
 
@@ -176,7 +176,7 @@ def _help(commands: dict[str, EntryPoint]) -> str:
     lines = [
         "usage: flyball COMMAND [ARGUMENTS]",
         "       flyball COMMAND --help",
-        "       flyball --version | --completion bash",
+        "       flyball --version | --completion SHELL",
         "",
         "The governor for pipeline-parallel training.",
     ]

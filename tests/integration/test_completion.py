@@ -1,4 +1,4 @@
-"""Completion in bash: what a TAB offers behind a beginning of a command line."""
+"""Completion in bash and zsh: what a TAB offers behind the beginning of a command line."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def test_a_tab_offers_commands_options_and_their_choices(
     assert (done.stdout.split(), done.stderr) == (offered.split(), "")
 
 
+def test_zsh_takes_the_same_script_through_its_bashcompinit(script: Path) -> None:
+    done = flyball("--completion", "zsh").stdout.splitlines()
+    assert done[1] == "autoload -U bashcompinit && bashcompinit"
+    assert done[2:] == script.read_text().splitlines()[1:]
+
+
 def test_a_shell_without_completion_is_refused() -> None:
-    assert "there is one for bash" in refusal(flyball("--completion", "tcsh"))
-    assert "there is one for bash" in refusal(flyball("--completion"))
+    assert "give bash or zsh" in refusal(flyball("--completion", "tcsh"))
+    assert "give bash or zsh" in refusal(flyball("--completion"))

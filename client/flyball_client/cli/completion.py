@@ -1,4 +1,4 @@
-"""Completion of commands, options and their choices in a shell."""
+"""Completion of commands, options and their choices in bash and zsh."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from collections.abc import Iterator, Mapping
 from typing import cast
 
 _SCRIPT = """\
-# Completion of flyball in bash: eval "$(flyball --completion bash)"
-_flyball() {
+# Completion of flyball: eval "$(flyball --completion %s)"
+%s_flyball() {
     local current=${COMP_WORDS[COMP_CWORD]} words="" before
-    before=" ${COMP_WORDS[*]:1:COMP_CWORD-1}"
+    before=" ${COMP_WORDS[*]:1:$((COMP_CWORD - 1))}"
     case "$before " in
 %s
     esac
     case "$before " in
 %s
     esac
-    [ -n "$words" ] && mapfile -t COMPREPLY < <(compgen -W "$words" -- "$current")
+    [ -n "$words" ] && COMPREPLY=( $(compgen -W "$words" -- "$current") )
 }
 complete -o default -F _flyball flyball"""
 
 
-def bash_completion(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """Return a script for bash, which completes file names where nothing else fits.
+# Shell -> what it needs before a completion for bash.
+SHELLS = {"bash": "", "zsh": "autoload -U bashcompinit && bashcompinit\n"}
+
+
+def completion_script(shell: str, parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """Return a script that completes file names where nothing else fits.
 
     Args:
+        shell: one of SHELLS.
         parsers: command -> its parser.
     """
     top = [
@@ -36,9 +41,8 @@ def bash_completion(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     for name, parser in parsers.items():
         options += _options(f" {name}", parser)
         values += _values(f" {name}", parser)
-    return _SCRIPT % tuple(
-        "\n".join(f"        {line}" for line in lines) for lines in (top + options, values)
-    )
+    cases = ("\n".join(f"        {line}" for line in lines) for lines in (top + options, values))
+    return _SCRIPT % (shell, SHELLS[shell], *cases)
 
 
 def _options(path: str, parser: argparse.ArgumentParser) -> Iterator[str]:
