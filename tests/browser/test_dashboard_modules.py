@@ -35,6 +35,7 @@ NONE = "\u2013"
         ("counted(1234567, 'step')", "1 234 567 steps"),
         ("targetText('deadline:2.8837280000000014')", "deadline 2.88373 s"),
         ("targetText('slowdown:0.055')", "slowdown 5.5 %"),
+        ("targetText('slowdown:5.5%')", "slowdown 5.5 %"),
         ("targetText('power:1250000')", "power 1250000 W"),
         ("targetText('later:1')", "later:1"),
         ("targetText('power:')", "power:"),

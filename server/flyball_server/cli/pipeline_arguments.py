@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from flyball_server.cli import offline_inputs
 from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.cli.order_files import read_order
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.targets import TARGET_FORMS
 from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
@@ -26,6 +27,7 @@ from flyball_server.planning.schedules.explicit import EXPLICIT
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import (
     DEFAULT_SCHEDULE,
+    DEFAULT_TARGET,
     Checkpoint,
     Effort,
     PlanOptions,
@@ -55,24 +57,43 @@ _NAMED_OPTIONS = tuple(
 )
 
 
-def add_pipeline_arguments(parser: argparse.ArgumentParser) -> Arguments:
+def add_pipeline_arguments(
+    parser: argparse.ArgumentParser,
+    *,
+    policies: Collection[Policy] = (),
+    has_target: bool = False,
+) -> None:
     """Add the profile, its schedule, and the plan options that all commands share.
 
-    Returns:
-        The group of options that decide the clocks.
+    Args:
+        parser: the command's.
+        policies: choices of `--policy`; with none there is neither it nor `--reconfigure`.
+        has_target: add `--target`.
     """
     offline_inputs.add_profile_argument(parser)
     _add_order_arguments(parser.add_argument_group("pipeline"))
     _add_gpu_arguments(parser.add_argument_group("GPUs"))
     clocks = parser.add_argument_group("clocks")
+    if policies:
+        _add_policy_arguments(clocks, policies)
+    if has_target:
+        clocks.add_argument(
+            "--target",
+            default=DEFAULT_TARGET,
+            help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})".replace("%", "%%"),
+        )
+    _add_search_arguments(clocks)
+
+
+def _add_search_arguments(parser: Arguments) -> None:
     add_choice(
-        clocks,
+        parser,
         "--effort",
         Effort,
         None,
         f"policy frontier: search effort (default {Effort.NORMAL})",
     )
-    clocks.add_argument(
+    parser.add_argument(
         "--reserve",
         metavar="SHARE",
         type=float,
@@ -80,7 +101,6 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser) -> Arguments:
         help="policy frontier: share by which instructions may take longer than profiled without a"
         " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
     )
-    return clocks
 
 
 def _add_gpu_arguments(parser: Arguments) -> None:
@@ -139,7 +159,7 @@ def _add_order_arguments(parser: Arguments) -> None:
     )
 
 
-def add_policy_arguments(parser: Arguments, policies: Iterable[Policy]) -> None:
+def _add_policy_arguments(parser: Arguments, policies: Iterable[Policy]) -> None:
     """Add `--policy` with these choices, and `--reconfigure`."""
     default = PlanOptions.policy if PlanOptions.policy in policies else Policy.ENVELOPE
     add_choice(parser, "--policy", policies, default, f"clock policy (default {default})")

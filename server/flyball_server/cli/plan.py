@@ -22,7 +22,6 @@ from flyball_server.planning.documents.plan_document import data_parallel_docume
 from flyball_server.planning.documents.plan_text import lateness, plan_rows
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
-from flyball_server.planning.frontier.targets import TARGET_FORMS
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     SolvedDataParallelPlan,
@@ -35,7 +34,7 @@ from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
-from flyball_wire.plan_options import DEFAULT_TARGET, Policy
+from flyball_wire.plan_options import Policy
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
@@ -51,13 +50,7 @@ _COMPARED: dict[str, str] = {
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    clocks = pipeline_arguments.add_pipeline_arguments(parser)
-    pipeline_arguments.add_policy_arguments(clocks, Policy)
-    clocks.add_argument(
-        "--target",
-        default=DEFAULT_TARGET,
-        help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})".replace("%", "%%"),
-    )
+    pipeline_arguments.add_pipeline_arguments(parser, policies=tuple(Policy), has_target=True)
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"

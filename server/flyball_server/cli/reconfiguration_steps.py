@@ -34,8 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _request(argv: Sequence[str] | None) -> PlanRequest:
     parser = argparse.ArgumentParser(description="The plan after each reconfiguring step.")
-    pipeline_arguments.add_pipeline_arguments(parser)
-    pipeline_arguments.add_policy_arguments(parser, ENVPIPE_POLICIES)
+    pipeline_arguments.add_pipeline_arguments(parser, policies=ENVPIPE_POLICIES)
     request = pipeline_arguments.request_of(parser.parse_args(argv))
     if isinstance(request, DataParallelRequest):
         raise CommandError("--data-parallel separate: pipelines are reconfigured one by one")

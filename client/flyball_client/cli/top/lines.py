@@ -158,7 +158,8 @@ def target_text(target: str) -> str:
     name, _, figure = target.partition(":")
     try:
         unit, factor = _TARGET_UNITS[name]
-        value = factor * float(figure)
+        is_percent = name == "slowdown" and figure.endswith("%")
+        value = float(figure[:-1]) if is_percent else factor * float(figure)
     except (KeyError, ValueError):
         return drawable(target)
     return f"{name} {float(f'{value:.6g}'):.15g} {unit}"

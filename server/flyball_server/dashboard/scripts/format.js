@@ -120,9 +120,10 @@ const TARGET_UNITS = new Map([
  * @param {string} target
  */
 export function targetText(target) {
-  const [name, figure] = target.split(":");
+  const [name, figure = ""] = target.split(":");
   const known = TARGET_UNITS.get(name);
-  const value = Number(figure || Number.NaN);
+  const isPercent = name === "slowdown" && figure.endsWith("%");
+  const value = isPercent ? Number(figure.slice(0, -1)) / 100 : Number(figure || Number.NaN);
   if (known === undefined || !Number.isFinite(value)) return target;
   return `${name} ${Number((known.factor * value).toPrecision(6))}${GAP}${known.unit}`;
 }
