@@ -163,7 +163,7 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> 
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
-    summary += _sources(plan, sources) + _choice_without_delays(plan) + _worth_of_changes(plan)
+    summary += _sources(plan, sources) + _of_late_changes(plan) + _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
 
@@ -186,13 +186,14 @@ def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
     )
 
 
-def _choice_without_delays(plan: FrequencyPlan | DataParallelPlan) -> str:
+def _of_late_changes(plan: FrequencyPlan | DataParallelPlan) -> str:
     if plan.transitions is None or not plan.num_switches:
         return ""
-    return (
-        f"{plan.num_switches} clock changes an iteration; the clocks were chosen as if they changed"
-        " at once, time and energy count the delays\n"
-    )
+    if plan.policy == Policy.FRONTIER and not plan.target.startswith("power:"):
+        how = "clocks, time and energy count their delays"
+    else:
+        how = "the clocks were chosen as if they changed at once, time and energy count the delays"
+    return f"{plan.num_switches} clock changes an iteration; {how}\n"
 
 
 def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:

@@ -22,7 +22,7 @@ from flyball_server.planning.model.pipeline_model import (
     build_model,
     check_draw,
 )
-from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -126,13 +126,12 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
     report(BUILDING)
     if is_auto(request.options.schedule):
         chosen = _chosen_schedule(request, report)
-        choice = _under_transitions(
-            chosen.model,
-            PolicyChoice(
-                assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
-            ),
+        choice = PolicyChoice(
+            assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
         )
         named = request.with_options(schedule=chosen.name)
+        if chosen.model.transitions is not None:  # orders are compared as if there were none
+            choice = choose_clocks(named, chosen.model)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
         return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
     model = model_of_request(request)
@@ -183,31 +182,23 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
 def choose_clocks(request: PlanRequest, model: PipelineModel) -> PolicyChoice:
     """Return what the request's policy chooses for this model.
 
-    Policies choose as if clocks changed at once.
+    Policy `frontier` alone chooses with the times of clock changes; the others are evaluated with
+    them.
 
     Raises:
         PlanningError, TargetUnreachableError: as for `make_plan`.
     """
-    at_once = PolicyRequest(
-        model=model.without_transitions(),
-        options=request.options,
-        reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
+    policy = request.options.policy
+    if policy != Policy.FRONTIER:
+        model = model.without_transitions()
+    return choose(
+        policy,
+        PolicyRequest(
+            model=model,
+            options=request.options,
+            reconfigure_granularity_mhz=request.reconfigure_granularity_mhz,
+        ),
     )
-    return _under_transitions(model, choose(request.options.policy, at_once))
-
-
-def _under_transitions(model: PipelineModel, choice: PolicyChoice) -> PolicyChoice:
-    """Return a choice made as if clocks changed at once; its bound only where it still is one.
-
-    The bound is on plans that are as fast as this one would be if clocks changed at once.
-    """
-    if model.transitions is None or choice.lower_bound_j is None:
-        return choice
-    late_s, _ = time_and_energy(model, choice.assignment)
-    at_once_s, _ = time_and_energy(model.without_transitions(), choice.assignment)
-    if late_s <= at_once_s * (1 + RELATIVE_TIME_TOLERANCE):
-        return choice
-    return replace(choice, lower_bound_j=None)
 
 
 def _pipeline_digest(request: PlanRequest) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.slow
 
 HEAVY = {"numpy", "scipy", "fastapi", "uvicorn"}
-SOLVERS = {"scipy", "highspy"}
+SOLVERS = {"scipy"}
 IMPORT = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])

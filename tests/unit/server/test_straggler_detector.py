@@ -26,7 +26,7 @@ from flyball_server.jobs.stragglers.detector import (
 )
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 PROFILE = load_example_profile().select_stages((0, 1))
 CLOCKS_MHZ = sorted({point.frequency_mhz for points in PROFILE.points.values() for point in points})
@@ -303,7 +303,9 @@ def test_late_clock_changes_do_not_look_like_stragglers() -> None:
         for key, of_key in PROFILE.points.items()
     }
     profile = replace(PROFILE, points=points)
-    options = PlanOptions(blocking_power_w=(83.64,), effort=Effort.LOW, transition_ms=5.0)
+    options = PlanOptions(
+        blocking_power_w=(83.64,), policy=Policy.ENVELOPE, effort=Effort.LOW, transition_ms=5.0
+    )
     request = PlanRequest(profile=profile, num_microbatches=12, options=options)
     solved = make_plan(request)
     simulated = simulate(solved.model, solved.assignment)

@@ -78,6 +78,7 @@ class Rounding:
 
     Attributes:
         slowest_time_s: iteration time with every instruction at its slowest point, s.
+        mean_step_j: how much a step to the next slower clock saves on average, J.
     """
 
     def __init__(
@@ -97,8 +98,8 @@ class Rounding:
         )
         self._waiting_power_w = float(network.waiting_power_w)
         self._annealing = Annealing(self._events, self._points, self._waiting_power_w)
-        self._mean_step_j = _mean_cost_step_j(curves)
-        self._hot_j = max(HOT_STEPS * self._mean_step_j, HOT_HILLS * _mean_hill_j(curves))
+        self.mean_step_j = _mean_cost_step_j(curves)
+        self._hot_j = max(HOT_STEPS * self.mean_step_j, HOT_HILLS * _mean_hill_j(curves))
         if dag.num_nodes <= TINY_INSTRUCTIONS:
             self._hot_j *= HOTTER
 
@@ -164,11 +165,11 @@ class Rounding:
             is_hot: for a rounding; else the plan's order is worth keeping, as a neighbour's is.
             seed: seed of the random numbers.
         """
-        if self._mean_step_j == 0 or num_steps == 0:  # one useful clock each: nothing to choose
+        if self.mean_step_j == 0 or num_steps == 0:  # one useful clock each: nothing to choose
             return plans
         event_s = plans.event_s.copy()
-        hot_j = self._hot_j if is_hot else WARM_STEPS * self._mean_step_j
-        temperatures_j = (hot_j, COLD_STEPS * self._mean_step_j)
+        hot_j = self._hot_j if is_hot else WARM_STEPS * self.mean_step_j
+        temperatures_j = (hot_j, COLD_STEPS * self.mean_step_j)
         self._annealing.anneal(event_s, deadlines_s, num_steps, temperatures_j, seed)
         return plans.or_better(self._at(event_s))
 

@@ -164,6 +164,7 @@ class DeadlineSolver:
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
+        mean_step_j: how much a step to the next slower clock saves on average, J.
     """
 
     def __init__(
@@ -185,6 +186,7 @@ class DeadlineSolver:
         self._least_bound_j = -math.inf if is_waiting_free else _busy_energy_j(self.model)
         self.fastest_time_s = float(self._rounding.fastest().end_s[0])
         self.slowest_time_s = self._rounding.slowest_time_s
+        self.mean_step_j = self._rounding.mean_step_j
 
     @property
     def num_instructions(self) -> int:

@@ -2,20 +2,84 @@
 
 from __future__ import annotations
 
-from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.targets import parse_target, plan_for_target
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
+from flyball_server.planning.frontier.targets import deadline_of, parse_target, plan_for_target
+from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.request_options import rounded_up
+from flyball_wire.plan_options import Effort
+
+# A plan that is late by its clock changes is made for an earlier deadline too, by so much of that.
+EARLIER = 1.1
 
 
 def frontier(request: PolicyRequest) -> PolicyChoice:
     """One clock per instruction near the relaxed optimum of the target's deadline.
 
-    Option `reconfigure` is not used.
+    Where clock changes take time, the plan meets the deadline with them. For a power budget it is
+    made as if they took none. Option `reconfigure` is not used.
     """
-    model = request.model
+    model = request.model.without_transitions()
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     solver = DeadlineSolver(model, reserve=request.options.reserve)
     plan = plan_for_target(solver, target, baseline_s, solver.num_steps(request.options.effort))
-    return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
+    if request.model.transitions is None:
+        return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
+    assignment = plan.assignment
+    if target.kind != "power":
+        assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
+    return PolicyChoice(
+        assignment=assignment, lower_bound_j=_bound_j(request.model, solver, assignment)
+    )
+
+
+def _in_time(
+    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment, deadline_s: float
+) -> Assignment:
+    """Return the plan of least energy that is found to meet the deadline with its clock changes.
+
+    Args:
+        request: the request.
+        solver: of the pipeline as if clocks changed at once.
+        assignment: its plan for the deadline.
+        deadline_s: s; infinite for the least energy of all.
+
+    Raises:
+        TargetUnreachableError: no plan is found that meets it.
+    """
+    options = request.options
+    search = TransitionSearch(with_reserve(request.model, options.reserve), solver.mean_step_j)
+    starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
+    late_s = search.times_s([assignment])[0] - deadline_s
+    earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
+    if late_s > 0 and earlier_s > solver.fastest_time_s:
+        earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
+        starts += [earlier, search.raised(earlier, deadline_s)]
+    price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
+    waiting_w = sum(request.model.stage_blocking_power_w)
+    num_steps = search.num_steps(options.effort) if solver.mean_step_j else 0
+    found = search.improved(starts, deadline_s, max(-price_w, waiting_w), num_steps)
+    if found is None:
+        fastest_s = min(search.times_s(starts))
+        raise TargetUnreachableError(
+            f"no plan found takes {deadline_s:g} s with the times of its clock changes; the fastest"
+            f" found takes {rounded_up(fastest_s)} s",
+            field="target",
+        )
+    return found
+
+
+def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
+    """Return what no plan as fast as this one needs less than, with or without delays, J.
+
+    While a clock has not changed yet, an instruction runs at points that the profile has: what it
+    takes lies on a line between them, so above the hull that the bound is for.
+    """
+    time_s, _ = time_and_energy(model, assignment)
+    time_s = min(max(time_s, solver.fastest_time_s), solver.slowest_time_s)
+    return solver.bound_j(solver.relax(time_s))

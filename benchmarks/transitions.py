@@ -1,0 +1,221 @@
+"""Plans where clock changes take time, beside what else a user could run. Predicted, not measured.
+
+The shipped profile of 8 stages x 12 microbatches, scaled to three lengths of its instructions,
+under some delays of clock changes: one exact delay, or delays that vary, under which a plan has to
+be in time whatever they are. Beside the plan for these delays stand the plan that is made as if
+clocks changed at once, EnvPipe's, and one clock per stage.
+
+Run `python benchmarks/transitions.py [--json] [--large]`; README.md beside this file says how to
+read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.examples import load_example_profile
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.model.transitions import TransitionSimulator
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
+from tiled_profile import tile_profile
+
+BLOCKING_POWER_W = 83.64
+NUM_MICROBATCHES = 12
+# Scale of the shipped profile, whose forwards take about 50 ms and backwards 92, delay in ms, and
+# the least saving in %.
+EXACT = ((1, 5, 15.0), (1 / 4, 5, 14.2), (1 / 4, 20, 13.6), (1, 46, 13.4), (1 / 10, 5, 12.0))
+# The same with median delays up and down; they are 0.6 to 1.3 times as long.
+VARYING = ((1, 5, 5, 14.8), (1 / 4, 5, 5, 14.0), (1 / 4, 20, 20, 12.8), (1, 46, 5.75, 13.2))
+SHORTEST, LONGEST = 0.6, 1.3
+MAX_EXACT_PERCENT, MAX_VARYING_PERCENT = 1e-4, 0.05
+LARGE_STAGES, LARGE_MICROBATCHES, LARGE_MAX_S, SEED = 64, 256, 40.0, 20231
+OTHERS = {
+    "as if at once": PlanOptions(policy=Policy.FRONTIER),
+    "envelope": PlanOptions(policy=Policy.ENVELOPE),
+    "constant": PlanOptions(policy=Policy.CONSTANT, reconfigure=Reconfigure.BALANCED),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatePlan:
+    """A plan under delays.
+
+    Attributes:
+        forward_ms: length of an average forward at the highest clocks.
+        up_ms, down_ms: median delays of changes to a higher and to a lower clock.
+        varies: delays are 0.6 to 1.3 times as long; else exact.
+        name: `flyball`, or what stands beside it.
+        slowdown_percent: of the iteration against the highest clocks, at most, %.
+        saving_percent: of energy at median delays, %.
+        num_switches: clock changes of an iteration.
+        gap_percent: above the bound, %; None for plans without one.
+        planning_s: s.
+    """
+
+    forward_ms: float
+    up_ms: float
+    down_ms: float
+    varies: bool
+    name: str
+    slowdown_percent: float
+    saving_percent: float
+    num_switches: int
+    gap_percent: float | None
+    planning_s: float
+
+
+def scaled(profile: StageProfile, scale: float) -> StageProfile:
+    """The profile with all times and energies so much smaller."""
+    points = {
+        key: tuple(
+            replace(one, time_s=scale * one.time_s, energy_j=scale * one.energy_j) for one in of_key
+        )
+        for key, of_key in profile.points.items()
+    }
+    return replace(profile, points=points)
+
+
+def transitions_of(up_ms: float, down_ms: float, *, varies: bool) -> ClockTransitions:
+    """Times of clock changes; an iteration's first clock is in force as it begins."""
+    low, high = (SHORTEST, LONGEST) if varies else (1.0, 1.0)
+    up_s, down_s = up_ms / 1e3, down_ms / 1e3
+    return ClockTransitions(
+        up_p5_s=low * up_s,
+        up_p50_s=up_s,
+        up_p95_s=high * up_s,
+        down_p5_s=low * down_s,
+        down_p50_s=down_s,
+        down_p95_s=high * down_s,
+        starts_settled=True,
+    )
+
+
+def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) -> list[LatePlan]:
+    """Flyball's plan and those beside it."""
+    profile = scaled(load_example_profile(), scale)
+    forwards_s = [
+        points[0].time_s for (_, kind), points in profile.points.items() if kind == "forward"
+    ]
+    plans: list[LatePlan] = []
+    for name, options in {"flyball": PlanOptions(), **OTHERS}.items():
+        request = PlanRequest(
+            profile=profile,
+            num_microbatches=NUM_MICROBATCHES,
+            options=replace(options, blocking_power_w=(BLOCKING_POWER_W,), transitions=transitions),
+        )
+        began_s = time.perf_counter()
+        at_once = name == "as if at once"
+        made = request.with_options(transitions=None) if at_once else request
+        solved = make_plan(made)
+        planning_s = time.perf_counter() - began_s
+        model = replace(solved.model, transitions=transitions)
+        batch, choices = TransitionBatch(model), np.array([solved.assignment])
+        run = batch.run(choices)
+        latest_s = batch.latest_time_s(choices) if varies else run.iteration_time_s
+        baseline = solved.plan
+        clocks = model.clocked.clocks(solved.assignment)
+        plans.append(
+            LatePlan(
+                forward_ms=1e3 * sum(forwards_s) / len(forwards_s),
+                up_ms=1e3 * transitions.up_p50_s,
+                down_ms=1e3 * transitions.down_p50_s,
+                varies=varies,
+                name=name,
+                slowdown_percent=100 * float(latest_s[0] / baseline.baseline_iteration_time_s - 1),
+                saving_percent=100 * float(1 - run.total_energy_j[0] / baseline.baseline_energy_j),
+                num_switches=TransitionSimulator(model).num_switches(clocks),
+                gap_percent=None if at_once else solved.plan.gap_percent,
+                planning_s=planning_s,
+            )
+        )
+    return plans
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All plans, and their limits."""
+    plans: list[LatePlan] = []
+    limits: list[Limit] = []
+    cases = [(scale, delay_ms, delay_ms, least, False) for scale, delay_ms, least in EXACT]
+    cases += [(*case, True) for case in VARYING]
+    for scale, up_ms, down_ms, least, varies in cases:
+        show_progress(f"scale {scale:g}, {up_ms:g} ms up, {down_ms:g} ms down, varies: {varies}")
+        transitions = transitions_of(up_ms, down_ms, varies=varies)
+        found = plans_under(scale, transitions, varies=varies)
+        plans += found
+        ours = found[0]
+        where = _delays(ours)
+        most = MAX_VARYING_PERCENT if varies else MAX_EXACT_PERCENT
+        limits += [
+            at_least(f"{where}: saving, %", ours.saving_percent, least),
+            at_most(f"{where}: slowdown, %", ours.slowdown_percent, most),
+        ]
+    large_s: float | None = None
+    if arguments.large:
+        show_progress(f"{LARGE_STAGES} x {LARGE_MICROBATCHES}")
+        large_s = _large_s()
+        limits.append(at_most("64 x 256 with 5 ms: planning, s", large_s, LARGE_MAX_S))
+    return Report(
+        figures={"plans": [asdict(plan) for plan in plans], "large_planning_s": large_s},
+        text=_text(plans),
+        limits=tuple(limits),
+    )
+
+
+def _large_s() -> float:
+    request = PlanRequest(
+        profile=tile_profile(load_example_profile(), LARGE_STAGES, SEED),
+        num_microbatches=LARGE_MICROBATCHES,
+        options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=5.0),
+    )
+    began_s = time.perf_counter()
+    plan = make_plan(request).plan
+    took_s = time.perf_counter() - began_s
+    show_progress(
+        f"saves {plan.saving_percent:.3f} % at {plan.slowdown_percent:+.4f} % time, {took_s:.1f} s"
+    )
+    return took_s
+
+
+def _delays(plan: LatePlan) -> str:
+    delay = f"{plan.up_ms:g}" if plan.up_ms == plan.down_ms else f"{plan.up_ms:g}/{plan.down_ms:g}"
+    return f"F {plan.forward_ms:.3g} ms, {delay} ms{', varying' if plan.varies else ''}"
+
+
+def _text(plans: list[LatePlan]) -> str:
+    return table(
+        ["", "plan", "slowdown, %", "saving, %", "switches", "gap, %", "planning, s"],
+        [
+            [
+                _delays(plan) if plan.name == "flyball" else "",
+                plan.name,
+                f"{plan.slowdown_percent:+.3f}",
+                f"{plan.saving_percent:.3f}",
+                str(plan.num_switches),
+                "" if plan.gap_percent is None else f"{plan.gap_percent:.3f}",
+                f"{plan.planning_s:.1f}",
+            ]
+            for plan in plans
+        ],
+    )
+
+
+def main() -> int:
+    """Print the figures; 0 where all are within their limits, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--large", action="store_true", help="plan 64 stages x 256 microbatches too: a minute"
+    )
+    return run_benchmark(parser, measure)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

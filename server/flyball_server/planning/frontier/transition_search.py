@@ -1,0 +1,315 @@
+"""Clocks of least energy where clock changes take time: a search from a plan made without delays.
+
+A plan that is made as if clocks changed at once is late under delays, and changes clocks where
+that is not worth it. The search changes the clocks of short runs of instructions and runs whole
+iterations under the delays (`model/transition_batches.py`), hundreds of plans at once: a step
+tries many changes of the current plan, each by itself, and then the good ones together, the best
+first, the best two, and so on, as far as they do not overlap. Which ones are good is drawn by a
+temperature that falls, and lateness has a price that rises, so the search passes through plans
+that are late and ends with one that is not.
+
+Where delays vary, a plan's time is what no delays between their 5th and 95th percentiles exceed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.dag import NONE
+from flyball_server.planning.model.finish_times import latest_finish_s
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
+from flyball_server.planning.model.transition_batches import BatchRun, TransitionBatch
+from flyball_wire.plan_options import Effort
+
+FloatArray = NDArray[np.float64]
+IndexArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+# Changes that a step tries, and sets of them, by the number of instructions: memory and time.
+MAX_CHANGES, MIN_CHANGES, INSTRUCTIONS_AT_ONCE = 384, 16, 80_000
+CHANGES_PER_SET = 6
+# Steps of a search, by the number of instructions.
+STEPPED = {Effort.LOW: 20_000, Effort.NORMAL: 200_000, Effort.HIGH: 1_200_000}
+MIN_STEPS = {Effort.LOW: 10, Effort.NORMAL: 30, Effort.HIGH: 300}
+MAX_STEPS = {Effort.LOW: 100, Effort.NORMAL: 1_000, Effort.HIGH: 6_000}
+# A search is some in a row, each from the best plan so far: their share of the steps, and their
+# first temperatures in mean cost steps between neighbouring clocks. Where delays are short the
+# first is the one that counts, where they are long the second.
+PHASES = ((0.25, 3.2), (0.4, 10.0), (0.15, 5.0), (0.2, 3.2))
+COOLING_POWER = 3
+# Raising clocks until a plan is in time: share of the late instructions in the first round, its
+# growth from round to round, by which part of the difference a clock is raised, and most rounds.
+RAISED_SHARE, RAISED_GROWTH, RAISED_PART, MAX_RAISES = 0.1, 1.03, 0.1, 300
+# The price of lateness in prices of time: the first, and the last.
+FIRST_PRICE, LAST_PRICE = 2.0, 20.0
+# Of the changes: those of one instruction, of some in a row, and of whole stages.
+ONE_SHARE, SOME_SHARE = 0.6, 0.35
+MAX_IN_A_ROW = 8
+# Of the changes: those to the clock of a neighbour; the others are steps up or down.
+NEIGHBOUR_SHARE = 0.6
+SMALL_SHARE, SMALL_STEP, LARGE_STEP = 0.75, 2, 4
+# In the choice of a set, what each further change in it is worth, in temperatures.
+CHANGE_WORTH = 0.25
+_SEED = 1
+
+
+class TransitionSearch:
+    """Search for the clocks of one pipeline whose clock changes take time.
+
+    Args:
+        model: the pipeline, with the times of its clock changes.
+        cost_step_j: how much a step to the next lower clock saves on average, J.
+    """
+
+    def __init__(self, model: PipelineModel, cost_step_j: float) -> None:
+        assert model.transitions is not None  # noqa: S101 - the caller has seen to it
+        self._batch, self._transitions = TransitionBatch(model), model.transitions
+        self._is_exact = model.transitions.exact_s is not None
+        self._cost_step_j = cost_step_j
+        clocked, dag = model.clocked, model.dag
+        group_of = dict(zip(clocked.node, clocked.group, strict=True))
+        group = np.array([group_of[node] for node in range(dag.num_nodes)])
+        self._dag, self._num_nodes = dag, dag.num_nodes
+        # Stages of a steady-state period do not wait for each other.
+        self._has_paths = clocked.num_instructions == dag.num_nodes
+        self._before = np.array(dag.order_predecessor)
+        stage = np.array(dag.stage)
+        self._num_clocks = np.array(list(map(len, clocked.clocks_mhz)))[stage]
+        most = int(self._num_clocks.max())
+        self._clock_of_choice = _padded(clocked.clock_of_choice, most)[group]
+        self._choice_of_clock = _padded(
+            [_choices(of_choice, most) for of_choice in clocked.clock_of_choice], most
+        )[group]
+        self._times_s = np.array(
+            [[*times_s, *[times_s[-1]] * (most - len(times_s))] for times_s in clocked.times_s]
+        )[group]
+        stages: IndexArray = np.arange(len(clocked.first) + 1)
+        ends: IndexArray = np.searchsorted(stage, stages)
+        self._first, self._end = ends[stage], ends[stage + 1]
+        self._num_changes = min(
+            MAX_CHANGES, max(MIN_CHANGES, INSTRUCTIONS_AT_ONCE // self._num_nodes)
+        )
+
+    def num_steps(self, effort: Effort) -> int:
+        """Steps that a search of this pipeline gets."""
+        wanted = max(MIN_STEPS[effort], STEPPED[effort] // self._num_nodes)
+        return min(wanted, MAX_STEPS[effort])
+
+    def times_s(self, assignments: Sequence[Assignment]) -> list[float]:
+        """Return what no iteration of a plan exceeds under the delays, s."""
+        times_s: list[float] = self._judged(np.array(assignments))[0].tolist()
+        return times_s
+
+    def raised(self, assignment: Assignment, deadline_s: float) -> Assignment:
+        """Return the plan with clocks raised, bit by bit, until it meets the deadline.
+
+        An instruction that takes long because it begins at a lower clock than its own, and that is
+        on a path that is too long, has the clock of the instruction before it raised towards its
+        own. Some of them at a time: after each the paths are others. Where there are none, all
+        clocks of such paths are raised.
+        """
+        choices = np.array(assignment)
+        if not (self._has_paths and np.isfinite(deadline_s)):
+            return assignment
+        draws, nodes = np.random.default_rng(_SEED), np.arange(self._num_nodes)
+        for number in range(MAX_RAISES):
+            cancellation_point()
+            clocks = self._clock_of_choice[nodes, choices]
+            is_on_path, is_long = self._too_long(choices, clocks, deadline_s)
+            if not is_on_path.any():
+                break
+            late = np.flatnonzero(is_on_path & is_long & (self._before != NONE))
+            wanted = clocks.copy()
+            if len(late):
+                late = late[draws.random(len(late)) < RAISED_SHARE * RAISED_GROWTH**number]
+                before = self._before[late]
+                by = np.ceil(RAISED_PART * (clocks[before] - clocks[late])).astype(np.int64)
+                np.minimum.at(wanted, before, clocks[before] - by)
+            else:
+                wanted = np.where(is_on_path, np.maximum(0, clocks - 1), clocks)
+            choices = self._choice_of_clock[nodes, wanted]
+        raised: Assignment = choices.tolist()
+        return raised
+
+    def _too_long(
+        self, choices: IndexArray, clocks: IndexArray, deadline_s: float
+    ) -> tuple[BoolArray, BoolArray]:
+        """Per node, whether it is on a path that is too long, and longer than at its own clock."""
+        tolerance_s = RELATIVE_TIME_TOLERANCE * deadline_s
+        time_s = self._judged(choices[None])[0][0]
+        run = self._estimated_run(choices[None])
+        durations_s = run.duration_s[0]
+        if time_s <= deadline_s + tolerance_s:
+            none = np.zeros(self._num_nodes, dtype=np.bool_)
+            return none, none
+        end_s = deadline_s + min(0.0, run.iteration_time_s[0] - time_s)
+        latest_s = np.array(latest_finish_s(self._dag, durations_s.tolist(), end_s))
+        is_on_path = run.start_s[0] + durations_s > latest_s + tolerance_s
+        own_s = self._times_s[np.arange(self._num_nodes), clocks]
+        return is_on_path, durations_s > own_s * (1 + RELATIVE_TIME_TOLERANCE)
+
+    def improved(
+        self,
+        assignments: Iterable[Assignment],
+        deadline_s: float,
+        time_price_w: float,
+        num_steps: int,
+    ) -> Assignment | None:
+        """Return the plan of least energy that is found; None: none meets the deadline.
+
+        Args:
+            assignments: plans to begin with; the search goes on from the best one.
+            deadline_s: iteration time, under all delays, s.
+            time_price_w: about the energy that a second of the iteration's time is worth, W.
+            num_steps: number of steps.
+        """
+        choices = np.array(list(assignments))
+        times_s, energies_j = self._judged(choices)
+        late_s = np.maximum(0.0, times_s - deadline_s)
+        start = choices[int((energies_j + FIRST_PRICE * time_price_w * late_s).argmin())]
+        found = _Best(deadline_s * (1 + RELATIVE_TIME_TOLERANCE))
+        found.see(choices, times_s, energies_j)
+        draws = np.random.default_rng(_SEED)
+        for share, hot in PHASES:
+            phase = _Phase(
+                deadline_s=deadline_s,
+                time_price_w=time_price_w,
+                hot_j=hot * self._cost_step_j,
+                num_steps=round(share * num_steps),
+            )
+            self._anneal(start, phase, found, draws)
+            if found.choices is not None:
+                start = found.choices
+        return None if found.choices is None else found.choices.tolist()
+
+    def _anneal(
+        self, choices: IndexArray, phase: _Phase, found: _Best, draws: np.random.Generator
+    ) -> None:
+        now_s = self._judged(choices[None])[0][0]
+        for step in range(phase.num_steps):
+            cancellation_point()
+            hot_j, price_w = phase.at(step)
+            changed = self._changed(choices, draws)
+            times_s, energies_j = self._estimated(np.concatenate([choices[None], changed]))
+            times_s += now_s - times_s[0]
+            scores_j = phase.scores_j(times_s, energies_j, price_w)
+            worse_j = scores_j[1:] - scores_j[0]
+            allowed_j = hot_j * draws.exponential(size=len(worse_j))
+            is_good = (worse_j < allowed_j) & (changed != choices).any(axis=1)
+            order = np.argsort(worse_j - allowed_j)
+            sets = self._sets(choices, changed[order[is_good[order]]])
+            if not len(sets):
+                continue
+            times_s, energies_j = self._judged(sets)
+            found.see(sets, times_s, energies_j)
+            worth_j = CHANGE_WORTH * hot_j * np.arange(len(sets))
+            scores_j = phase.scores_j(times_s, energies_j, price_w) - worth_j
+            best = int(scores_j.argmin())
+            choices, now_s = sets[best], times_s[best]
+
+    def _estimated(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
+        """Return times in s and energies in J: where delays vary, with the likely worst of each."""
+        run = self._estimated_run(choices)
+        return run.iteration_time_s, run.total_energy_j
+
+    def _estimated_run(self, choices: IndexArray) -> BatchRun:
+        times = self._transitions
+        return self._batch.run(choices, up_s=times.up_p95_s, down_s=times.down_p5_s)
+
+    def _judged(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
+        """Return times in s that are never exceeded, and energies in J at the median delays."""
+        run = self._batch.run(choices)
+        if self._is_exact:
+            return run.iteration_time_s, run.total_energy_j
+        return self._batch.latest_time_s(choices), run.total_energy_j
+
+    def _changed(self, choices: IndexArray, draws: np.random.Generator) -> IndexArray:
+        """Return random changes of a plan, each by itself; shape (num_changes, num_nodes)."""
+        num, nodes = self._num_changes, np.arange(self._num_nodes)
+        clocks = self._clock_of_choice[nodes, choices]
+        kind, begin = draws.random(num), draws.integers(0, self._num_nodes, num)
+        in_a_row = np.where(kind < ONE_SHARE, 1, draws.integers(2, MAX_IN_A_ROW + 1, num))
+        is_stage = kind >= ONE_SHARE + SOME_SHARE
+        first, end = self._first[begin], self._end[begin]
+        begin = np.where(is_stage, first, begin)
+        stop = np.where(is_stage, end, np.minimum(begin + in_a_row, end))
+        # Beyond a stage's begin is its end: an iteration follows one of the same plan.
+        left = np.where(begin > first, begin - 1, end - 1)
+        right = np.where(stop < end, stop, first)
+        neighbour = np.where(draws.random(num) < 0.5, left, right)
+        most = np.where(draws.random(num) < SMALL_SHARE, SMALL_STEP, LARGE_STEP)
+        step = draws.integers(1, most + 1) * draws.choice([-1, 1], num)
+        takes = draws.random(num) < NEIGHBOUR_SHARE
+        wanted = np.where(takes[:, None], clocks[neighbour][:, None], clocks + step[:, None])
+        wanted = np.clip(wanted, 0, self._num_clocks - 1)
+        is_in = (nodes >= begin[:, None]) & (nodes < stop[:, None])
+        return np.where(is_in, self._choice_of_clock[nodes, wanted], choices)
+
+    def _sets(self, choices: IndexArray, changed: IndexArray) -> IndexArray:
+        """Return the plan with the first change, with the first two, ...; none overlap."""
+        sets: list[IndexArray] = []
+        is_changed = np.zeros(self._num_nodes, dtype=np.bool_)
+        for one in changed:
+            differs = one != choices
+            if (is_changed & differs).any():
+                continue
+            is_changed |= differs
+            sets.append(np.where(differs, one, sets[-1] if sets else choices))
+            if len(sets) * CHANGES_PER_SET >= self._num_changes:
+                break
+        return np.array(sets)
+
+
+class _Phase:
+    """How an annealing of some steps goes."""
+
+    def __init__(
+        self, *, deadline_s: float, time_price_w: float, hot_j: float, num_steps: int
+    ) -> None:
+        self._deadline_s, self._time_price_w = deadline_s, time_price_w
+        self._hot_j, self.num_steps = hot_j, num_steps
+
+    def at(self, step: int) -> tuple[float, float]:
+        """Return a step's temperature, J, and its price of lateness, W."""
+        share = step / self.num_steps
+        price_w = self._time_price_w * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
+        return self._hot_j * (1 - share) ** COOLING_POWER, price_w
+
+    def scores_j(self, times_s: FloatArray, energies_j: FloatArray, price_w: float) -> FloatArray:
+        """Return plans' energies with the price of their lateness, J."""
+        scores_j: FloatArray = energies_j + price_w * np.maximum(0.0, times_s - self._deadline_s)
+        return scores_j
+
+
+class _Best:
+    """The plan of least energy that was seen to meet the deadline; `choices` is None until then."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self._deadline_s = deadline_s
+        self._energy_j = np.inf
+        self.choices: IndexArray | None = None
+
+    def see(self, choices: IndexArray, times_s: FloatArray, energies_j: FloatArray) -> None:
+        """Keep the best of these plans, if it is better."""
+        energies_j = np.where(times_s <= self._deadline_s, energies_j, np.inf)
+        best = int(energies_j.argmin())
+        if energies_j[best] < self._energy_j:
+            self._energy_j, self.choices = float(energies_j[best]), choices[best]
+
+
+def _choices(clock_of_choice: Sequence[int], num_clocks: int) -> list[int]:
+    """Return per clock the choice with the lowest clock that is at least as high, or the first."""
+    return [
+        max(0, sum(of_choice <= clock for of_choice in clock_of_choice) - 1)
+        for clock in range(num_clocks)
+    ]
+
+
+def _padded(rows: Sequence[Sequence[int]], num_columns: int) -> IndexArray:
+    """Return rows of at most so many columns, their last entries repeated."""
+    return np.array([[*row, *[row[-1]] * (num_columns - len(row))] for row in rows])
