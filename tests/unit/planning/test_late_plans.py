@@ -77,6 +77,22 @@ def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target:
     assert plan.lower_bound_j <= every.total_energy_j[as_fast].min() * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("share", [0.95, 0.8, 0.65])
+def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
+    request = request_of(load_example_profile(), 4, effort=Effort.LOW)
+    baseline = make_plan(request.with_options(policy=Policy.BASELINE)).plan
+    budget_w = share * baseline.energy_j / baseline.iteration_time_s
+    target = f"power:{budget_w}"
+    at_once = make_plan(request.with_options(target=target))
+    plan = make_plan(request.with_options(target=target, transition_ms=20.0)).plan
+    late_s, late_j = time_and_energy(
+        replace(at_once.model, transitions=ClockTransitions.exact(0.02)), at_once.assignment
+    )
+    assert plan.energy_j / plan.iteration_time_s <= budget_w
+    if late_j / late_s <= budget_w:
+        assert plan.iteration_time_s == late_s
+
+
 def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
     times = ClockTransitions(
         up_p5_s=0.003,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.targets import deadline_of, parse_target, plan_for_target
@@ -15,27 +18,75 @@ from flyball_wire.plan_options import Effort
 
 # A plan that is late by its clock changes is made for an earlier deadline too, by so much of that.
 EARLIER = 1.1
+# One that is above its power budget by them is made for a lower one: so often, and by so much.
+LOWER_BUDGETS, LOWER = 8, 1.1
 
 
 def frontier(request: PolicyRequest) -> PolicyChoice:
     """One clock per instruction near the relaxed optimum of the target's deadline.
 
-    Where clock changes take time, the plan meets the deadline with them. For a power budget it is
-    made as if they took none. Option `reconfigure` is not used.
+    Where clock changes take time, the plan meets the target with them; within a power budget it is
+    the fastest as if they took none. Option `reconfigure` is not used.
     """
     model = request.model.without_transitions()
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     solver = DeadlineSolver(model, reserve=request.options.reserve)
-    plan = plan_for_target(solver, target, baseline_s, solver.num_steps(request.options.effort))
+    num_steps = solver.num_steps(request.options.effort)
+    plan = plan_for_target(solver, target, baseline_s, num_steps)
     if request.model.transitions is None:
         return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
     assignment = plan.assignment
-    if target.kind != "power":
+    if target.kind == "power":
+
+        def planned(budget_w: float) -> Assignment:
+            less = replace(target, value=budget_w)
+            return plan_for_target(solver, less, baseline_s, num_steps).assignment
+
+        assignment = _within_budget(request.model, target.value, assignment, planned)
+    else:
         assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
     return PolicyChoice(
         assignment=assignment, lower_bound_j=_bound_j(request.model, solver, assignment)
     )
+
+
+def _within_budget(
+    model: PipelineModel,
+    budget_w: float,
+    assignment: Assignment,
+    planned: Callable[[float], Assignment],
+) -> Assignment:
+    """Return a plan that draws no more than the budget with its clock changes.
+
+    Args:
+        model: the pipeline, with the times of its clock changes.
+        budget_w: average power, W.
+        assignment: the plan for this budget as if clocks changed at once.
+        planned: plans for another budget, in W.
+
+    Raises:
+        TargetUnreachableError: no plan is found that draws as little.
+    """
+    asked_w, drawn_w = budget_w, _power_w(model, assignment)
+    for _ in range(LOWER_BUDGETS):
+        if drawn_w <= budget_w:
+            return assignment
+        asked_w -= LOWER * (drawn_w - budget_w)
+        assignment = planned(asked_w)
+        drawn_w = _power_w(model, assignment)
+    if drawn_w <= budget_w:
+        return assignment
+    raise TargetUnreachableError(
+        f"no plan found draws {budget_w:g} W on average with the times of its clock changes; the"
+        f" last one draws {rounded_up(drawn_w)} W",
+        field="target",
+    )
+
+
+def _power_w(model: PipelineModel, assignment: Assignment) -> float:
+    time_s, energy_j = time_and_energy(model, assignment)
+    return energy_j / time_s
 
 
 def _in_time(
