@@ -65,15 +65,20 @@ def test_labels_name_the_origin_of_a_mark(
     assert marks(modules, **changes)[-1]["label"] == label
 
 
-def test_a_point_has_its_figures_and_its_exact_deadline(modules: Modules) -> None:
-    sentence, target = modules.run(
+def test_a_point_has_its_figures_its_slowdown_and_its_exact_deadline(modules: Modules) -> None:
+    sentence, slowdown, deadline, faster = modules.run(
         "frontier_curve",
-        "[m.pointSentence(point, baseline), m.targetOf(point)]",
+        "[m.pointSentence(point, baseline), m.targetOf(point, baseline), m.deadlineOf(point),"
+        " m.targetOf({ deadline_s: 1.5 }, baseline)]",
         point={**point(2.2, 800.0, 784.0), "deadline_s": 2.8290389777777794},
         baseline=FRONTIER["baseline"],
     )
     assert sentence == "2.200 s, 800.0 J; saves 20.0 %, +10.00 % time; gap 2.04 %; predicted"
-    assert float(target.removeprefix("deadline:")) == 2.8290389777777794
+    assert float(deadline.removeprefix("deadline:")) == 2.8290389777777794
+    share = float(slowdown.removeprefix("slowdown:"))
+    baseline_s = FRONTIER["baseline"]["iteration_time_s"]
+    assert baseline_s * (1 + share) == pytest.approx(2.8290389777777794, rel=1e-9)
+    assert faster == "deadline:1.5"
 
 
 def test_another_profile_or_schedule_needs_a_new_frontier(modules: Modules) -> None:
@@ -217,7 +222,7 @@ def test_a_plan_chosen_while_another_is_planned_can_be_run_after_it(modules: Mod
     found, targets, progress = on_panel(modules, body)
     assert progress == ["Version 4 is made. It waits until 2 ranks have it.", False]
     assert found == [[False, True, "Cancel"], [False, False, "Cancel"]]
-    assert targets == ["deadline:2", "deadline:2.2"]
+    assert targets == ["slowdown:0", "slowdown:0.1"]
 
 
 def test_an_outdated_frontier_says_so_and_offers_no_plan(modules: Modules) -> None:

@@ -191,10 +191,26 @@ export function pointSentence(point, baseline) {
   return `${time}, ${energy}; saves ${saving}, ${slowdown} time; gap ${gap}; predicted`;
 }
 
+/** Slowdowns are rounded up to these digits, but for rounding errors: the point's plan fits. */
+const SLOWDOWN_DIGITS = 9;
+
 /**
- * Return the target that gives a point's plan.
+ * Return the target that gives a point's plan, in time relative to the highest clocks: it can still
+ * be met when a GPU becomes slower. A point that is faster than these has its deadline.
  * @param {FrontierPoint} point
+ * @param {ComparedPlan} baseline
  */
-export function targetOf({ deadline_s }) {
+export function targetOf({ deadline_s }, baseline) {
+  const slowdown = deadline_s / baseline.iteration_time_s - 1;
+  if (slowdown < 0) return deadlineOf({ deadline_s });
+  const scale = 10 ** SLOWDOWN_DIGITS;
+  return `slowdown:${Math.ceil(slowdown * scale - 1e-3) / scale}`;
+}
+
+/**
+ * Return the target that keeps a point's deadline, whatever the highest clocks take.
+ * @param {Pick<FrontierPoint, "deadline_s">} point
+ */
+export function deadlineOf({ deadline_s }) {
   return `deadline:${deadline_s}`;
 }

@@ -3,7 +3,7 @@
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
 import { counted, targetText } from "./format.js";
-import { pointSentence, pointWords, targetOf } from "./frontier_curve.js";
+import { deadlineOf, pointSentence, pointWords, targetOf } from "./frontier_curve.js";
 import { isOver } from "./job_words.js";
 
 /**
@@ -72,12 +72,18 @@ export class FrontierTarget {
    */
   confirm(point, baseline) {
     const { time, energy, saving, slowdown } = pointWords(point, baseline);
-    const action = { disabled: this._isBusy, onclick: () => this._run(point) };
-    const run = make("button.primary", action, "Run this plan");
+    /** @param {string} target */
+    const action = (target) => ({
+      disabled: this._isBusy,
+      onclick: () => this._run(point, target),
+    });
+    const run = make("button.primary", action(targetOf(point, baseline)), "Run this plan");
+    const keep = make("button.keep", action(deadlineOf(point)), "Keep this deadline");
+    keep.title = "Also when a GPU becomes slower, as long as a plan can";
     const cancel = make("button", { onclick: () => this.leave() }, "Cancel");
     const change = `saves ${saving}, ${slowdown} time against the baseline (predicted)`;
     const words = `${time}, ${energy}, ${change}`;
-    setChildren(this._strip, make("p", make("strong", "Run this: "), words), run, cancel);
+    setChildren(this._strip, make("p", make("strong", "Run this: "), words), run, keep, cancel);
     this._strip.hidden = false;
     this._point = point;
     this._onPoint(point);
@@ -101,11 +107,11 @@ export class FrontierTarget {
     this._onPoint(null);
   }
 
-  /** @param {FrontierPoint} point */
-  async _run(point) {
+  /** @param {FrontierPoint} point @param {string} target */
+  async _run(point, target) {
     if (this._isBusy) return;
     const hadFocus = this._strip.contains(document.activeElement);
-    const isDone = await this._put(targetOf(point));
+    const isDone = await this._put(target);
     // Another point may have been chosen meanwhile, or none.
     if (this._isGone || this._point !== point) return;
     if (!isDone) {
@@ -180,7 +186,8 @@ export class FrontierTarget {
   _setBusy(isBusy) {
     this._isBusy = isBusy;
     for (const button of this.element.querySelectorAll("button")) {
-      button.disabled = isBusy && (button.type === "submit" || button.className === "primary");
+      const plans = button.type === "submit" || ["primary", "keep"].includes(button.className);
+      button.disabled = isBusy && plans;
     }
   }
 
