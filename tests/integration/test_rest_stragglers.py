@@ -45,7 +45,7 @@ def test_an_announcement_is_answered_at_once_and_the_plan_follows(planner: LiveP
     assert plan["version"] == 2
     before, after = plans(planner)
     assert after["baseline"]["iteration_time_s"] > before["baseline"]["iteration_time_s"]
-    assert after["lower_bound_j"] <= after["energy_j"]
+    assert after["lower_bound_j"] <= after["energy_j"] * (1 + 1e-12)
     [listed] = planner.http.get(STRAGGLERS).json()
     assert listed == {**view, "is_planned": True}
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_wire import closed_loop, messages, plan_options
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
@@ -40,6 +41,7 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - annotation
         int: st.integers(),
         str: st.text(),
         type(None): st.none(),
+        ClockTransitions: clock_transitions(),
     }
     if hint in simple:
         return simple[hint]
@@ -52,6 +54,25 @@ def values_of(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - annotation
     if get_origin(hint) is dict:
         return st.dictionaries(st.text(), values_of(members[1]), max_size=3)
     return st.one_of(*map(values_of, members))
+
+
+@st.composite
+def clock_transitions(draw: st.DrawFn) -> ClockTransitions:
+    """Times of clock changes whose percentiles rise, as the type asks for."""
+    times_s = [sorted(draw(st.lists(st.floats(0, 10), min_size=3, max_size=3))) for _ in range(3)]
+    has_calls = draw(st.booleans())
+    return ClockTransitions(
+        up_p5_s=times_s[0][0],
+        up_p50_s=times_s[0][1],
+        up_p95_s=times_s[0][2],
+        down_p5_s=times_s[1][0],
+        down_p50_s=times_s[1][1],
+        down_p95_s=times_s[1][2],
+        call_p50_s=times_s[2][0] if has_calls else None,
+        call_p95_s=times_s[2][1] if has_calls else None,
+        queues_in_node=draw(st.none() | st.booleans()),
+        starts_settled=draw(st.booleans()),
+    )
 
 
 def objects_of(wire_type: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any wire type
