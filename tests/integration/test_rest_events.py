@@ -232,7 +232,8 @@ def test_a_store_that_fails_is_reported_once_and_the_stream_goes_on(
             store.fails = True
             problem = listener.wait_for("trouble")
             assert "job store is not available" in problem["detail"]
-            assert planner.http.get(EVENTS).status_code == 503
+            # What is read quickly may be read a moment later than what failed first.
+            wait_until(lambda: planner.http.get(EVENTS, params=AT_ONCE).status_code == 503)
             store.fails = False
             wait_until(lambda: names(listener)[-1] == "overview")
             assert names(listener).count("trouble") == 1
