@@ -55,7 +55,7 @@ class HighsRelaxation:
         return relaxed_optimum(
             self._network,
             deadline_s,
-            np.asarray(solution.col_value)[: self._network.num_events] * self._unit_s,
+            np.asarray(solution.col_value[: self._network.num_events]) * self._unit_s,
             np.asarray(solution.row_dual) * self._unit_w,
         )
 

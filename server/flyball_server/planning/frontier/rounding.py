@@ -118,7 +118,8 @@ class Rounding:
             deadlines_s: a plan takes at most this long; not less than the fastest; shape
                 (num_plans,).
         """
-        curve, table, wanted_s = self._events.curve[:, None], self._points, finish_s.T
+        curve, table = self._events.curve[:, None], self._points
+        fastest = table.first[curve]
         event_s = np.repeat(self.fastest().event_s, len(deadlines_s), axis=0)
         late = np.arange(len(deadlines_s))
         for shrinking in SHRINKINGS:
@@ -127,11 +128,10 @@ class Rounding:
                 nodes: IndexArray,
                 start_s: FloatArray,
                 share: float = 1.0 - shrinking,
-                late: IndexArray = late,
+                wanted_s: FloatArray = finish_s.T[:, late],
             ) -> FloatArray:
-                window_s = (wanted_s[nodes][:, late] - start_s) * share
-                points = table.points(curve[nodes], window_s)
-                finish_s: FloatArray = table.times_s[np.maximum(points, table.first[curve[nodes]])]
+                points = table.points(curve[nodes], (wanted_s[nodes] - start_s) * share)
+                finish_s: FloatArray = table.times_s[np.maximum(points, fastest[nodes])]
                 finish_s += start_s
                 return finish_s
 

@@ -174,10 +174,12 @@ class _Aims:
             energy_j: energy of an iteration of each plan in J, of the same shape.
         """
         shape = (-1,) + (1,) * (time_s.ndim - 1)
-        deadline_s, budget_w = self.deadline_s.reshape(shape), self.budget_w.reshape(shape)
+        late_s = time_s - self.deadline_s.reshape(shape) * (1 + RELATIVE_TIME_TOLERANCE)
+        if not np.isfinite(self.budget_w).any():
+            return np.where(late_s > 0, late_s, -1 / energy_j)
+        budget_w = self.budget_w.reshape(shape)
         has_budget = np.isfinite(budget_w)
         most_j = np.where(has_budget, budget_w, 0.0) * time_s * (1 + RELATIVE_TIME_TOLERANCE)
-        late_s = time_s - deadline_s * (1 + RELATIVE_TIME_TOLERANCE)
         excess = np.where(has_budget, energy_j - most_j, late_s)
         cost = np.where(has_budget, time_s + _TIE * energy_j / self.usual_power_w, energy_j)
         return np.where(excess > 0, excess, -1 / cost)
