@@ -225,6 +225,7 @@ def test_envpipes_log_gives_its_last_plan_and_its_profile(folder: Path) -> None:
         ("a.py", "[[1410, 1410], [1410]]", (), "clocks without instructions must be two for each"),
         ("scheds.py", "[[('forward', 1)]]", (), "kernel schedules must be text"),
         ("a.sched.json", "[]", (), "the folder's name does not tell the pipeline's shape; give"),
+        ("a.sched.json", "[]", ("--stages", "2"), "--stages and --microbatches go together: give"),
         ("a.sched.json", "{}", ("--stages", "2", "--microbatches", "1"), "no whole pipelines of"),
         ("a.log", "Stage 0 | F0 1410\n", (), "line 1: must be units such as [F0 1410 0.0]"),
         ("a.log", "nothing", (), "has no lines '[ENVPIPE] Minimum sm freq for stage 0 : MHZ'"),

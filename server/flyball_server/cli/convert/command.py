@@ -14,38 +14,9 @@ from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.profile_forms import merged_text, same_ranks_text, wide_text
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import parse_csv, parse_stage_profile
-from flyball_server.cli import offline_inputs
-from flyball_server.cli.convert import plan_files
-from flyball_server.cli.convert.envpipe_files import (
-    has_plan,
-    has_profile,
-    log_rows,
-    plan_of_log,
-    profile_log_text,
-    profile_of_log,
-)
+from flyball_server.cli import offline_inputs, order_files
+from flyball_server.cli.convert import envpipe_files, kareus_files, perseus_files, plan_files
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules, named_schedule
-from flyball_server.cli.convert.kareus_files import (
-    KeptRow,
-    is_kareus_header,
-    kareus_profile,
-    kernels_of_profile,
-    kernels_of_scheds,
-    plan_of_scheds,
-    scheds_text,
-)
-from flyball_server.cli.convert.perseus_files import (
-    freqs_text,
-    plan_of_freqs,
-    plan_of_sched_json,
-    sched_json_text,
-)
-from flyball_server.cli.order_files import (
-    order_document,
-    order_of_document,
-    order_of_torch_csv,
-    torch_csv_text,
-)
 from flyball_server.cli.pipeline_arguments import add_choice
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.errors import PlanningError
@@ -74,24 +45,27 @@ class _PlanFormat:
 
 
 def _read_torch(text: str, _: Given) -> ForeignPlan:
-    return ForeignPlan(schedule=named_schedule(explicit_order(*order_of_torch_csv(text))))
+    return ForeignPlan(
+        schedule=named_schedule(explicit_order(*order_files.order_of_torch_csv(text)))
+    )
 
 
 def _read_order(text: str, _: Given) -> ForeignPlan:
     return ForeignPlan(
-        schedule=named_schedule(explicit_order(*order_of_document(json.loads(text))))
+        schedule=named_schedule(explicit_order(*order_files.order_of_document(json.loads(text))))
     )
 
 
 def _read_sched_json(text: str, given: Given) -> ForeignPlan:
-    is_shape = given.stages is not None and given.microbatches is not None
-    shape = (given.stages, given.microbatches) if is_shape else None
-    return plan_of_sched_json(text, given.input.absolute().parent.name, shape)
+    if (given.stages is None) != (given.microbatches is None):
+        raise CommandError("--stages and --microbatches go together: give both or neither")
+    shape = None if given.stages is None else (given.stages, given.microbatches)
+    return perseus_files.plan_of_sched_json(text, given.input.absolute().parent.name, shape)
 
 
 def _write_envpipe(plan: ForeignPlan, given: Given) -> str:
     if given.profile is None:
-        return log_rows(plan)
+        return envpipe_files.log_rows(plan)
     model, assignment = plan_files.model_of(plan, *_profile_and_power(given))
     return "\n".join([*plan_rows(model, assignment, simulate(model, assignment)), ""])
 
@@ -105,20 +79,26 @@ _PLAN_FORMATS: Mapping[str, _PlanFormat] = {
     ),
     "order": _PlanFormat(
         read=_read_order,
-        write=lambda plan, _: json.dumps(order_document(plan.order)) + "\n",
+        write=lambda plan, _: json.dumps(order_files.order_document(plan.order)) + "\n",
     ),
-    "torch": _PlanFormat(read=_read_torch, write=lambda plan, _: torch_csv_text(plan.order)),
+    "torch": _PlanFormat(
+        read=_read_torch, write=lambda plan, _: order_files.torch_csv_text(plan.order)
+    ),
     "freqs": _PlanFormat(
-        read=lambda text, _: plan_of_freqs(text), write=lambda plan, _: freqs_text(plan)
+        read=lambda text, _: perseus_files.plan_of_freqs(text),
+        write=lambda plan, _: perseus_files.freqs_text(plan),
     ),
     "sched-json": _PlanFormat(
-        read=_read_sched_json, write=lambda plan, given: sched_json_text(plan, given.ranks)
+        read=_read_sched_json,
+        write=lambda plan, given: perseus_files.sched_json_text(plan, given.ranks),
     ),
     "scheds": _PlanFormat(
-        read=lambda text, _: plan_of_scheds(text),
-        write=lambda plan, given: scheds_text(plan, by_microbatch=given.by_microbatch),
+        read=lambda text, _: kareus_files.plan_of_scheds(text),
+        write=lambda plan, given: kareus_files.scheds_text(plan, by_microbatch=given.by_microbatch),
     ),
-    "envpipe-plan": _PlanFormat(read=lambda text, _: plan_of_log(text), write=_write_envpipe),
+    "envpipe-plan": _PlanFormat(
+        read=lambda text, _: envpipe_files.plan_of_log(text), write=_write_envpipe
+    ),
 }
 FORMATS = (*_PLAN_FORMATS, *_PROFILE_FORMATS)
 
@@ -134,6 +114,13 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             choices=FORMATS,
             help=f"format of {what}: {', '.join(FORMATS)} (default: by its name and content)",
         )
+    _add_plan_arguments(parser)
+    _add_profile_arguments(parser)
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON, alone")
+
+
+def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile",
         metavar="PROFILE.csv",
@@ -153,26 +140,28 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="to scheds: a pair per microbatch, as Kareus without activation checkpointing",
     )
+    _add_counts(
+        parser,
+        {
+            "--stages": "from sched-json: number of stages (default: as the folder's name says)",
+            "--microbatches": "from sched-json: number of microbatches (default: likewise)",
+            "--ranks": "to sched-json: number of ranks (default: one pipeline)",
+            "--pipeline": "from plan: dp_rank of a plan of separate pipelines",
+        },
+    )
+
+
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     add_choice(
         parser,
         "--keep",
-        KeptRow,
-        KeptRow.LEAST_ENERGY,
+        kareus_files.KeptRow,
+        kareus_files.KeptRow.LEAST_ENERGY,
         "from kareus-profile: row to keep of several at one clock; least energy counts above"
-        f" --blocking-power where given (default {KeptRow.LEAST_ENERGY})",
+        f" --blocking-power where given (default {kareus_files.KeptRow.LEAST_ENERGY})",
     )
-    for option, what in (
-        ("--stages", "from sched-json: number of stages (default: as the folder's name says)"),
-        ("--microbatches", "from sched-json: number of microbatches (default: likewise)"),
-        ("--ranks", "to sched-json: number of ranks (default: one pipeline)"),
-        ("--pipeline", "from plan: dp_rank of a plan of separate pipelines"),
-        ("--highest-clock", "from envpipe-profile: highest clock, MHz (default: the log's plan's)"),
-        *(
-            (f"--{column.replace('_', '-')}", f"write {column} N into every row of a profile")
-            for column in RANK_COLUMNS
-        ),
-    ):
-        parser.add_argument(option, metavar="N", type=_count, help=what)
+    highest = "from envpipe-profile: highest clock, MHz (default: the log's plan's)"
+    _add_counts(parser, {"--highest-clock": highest})
     parser.add_argument(
         "--computing-power",
         metavar="W,W",
@@ -180,11 +169,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="from envpipe-profile: power of a GPU that computes at the highest clock, and at the"
         " clock of least energy",
     )
+    _add_counts(
+        parser,
+        {
+            f"--{column.replace('_', '-')}": f"write {column} N into every row of a profile"
+            for column in RANK_COLUMNS
+        },
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--wide", action="store_true", help="profile: write all four rank columns")
     form.add_argument("--merge", action="store_true", help="profile: merge all ranks of a stage")
-    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON, alone")
+
+
+def _add_counts(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
+    for option, what in options.items():
+        parser.add_argument(option, metavar="N", type=_count, help=what)
 
 
 def _count(text: str) -> int:
@@ -237,7 +236,7 @@ def _text_of(path: Path) -> str:
 
 
 def _format_of_input(given: Given, text: str) -> str:
-    """The format that name and content tell; a log may hold EnvPipe's plan and its profile."""
+    """Return the format by name and content; a log may hold EnvPipe's plan and its profile."""
     path: Path = given.input
     if path.name.endswith(_SCHED_JSON_SUFFIX):
         return "sched-json"
@@ -254,14 +253,14 @@ def _format_of_csv(text: str) -> str:
     columns = [cell.strip() for cell in text.lstrip("\ufeff").partition("\n")[0].split(",")]
     if "instruction" not in columns:
         return "torch"
-    return _KAREUS if is_kareus_header(columns) else _PROFILE
+    return _KAREUS if kareus_files.is_kareus_header(columns) else _PROFILE
 
 
 def _format_of_log(given: Given, text: str) -> str:
-    if given.target in _PROFILE_FORMATS or not has_plan(text):
+    if given.target in _PROFILE_FORMATS or not envpipe_files.has_plan(text):
         return _ENVPIPE_PROFILE
     is_for_csv = given.target is None and given.output.suffix == ".csv"
-    return _ENVPIPE_PROFILE if is_for_csv and has_profile(text) else "envpipe-plan"
+    return _ENVPIPE_PROFILE if is_for_csv and envpipe_files.has_profile(text) else "envpipe-plan"
 
 
 def _format_of_output(path: Path, read_as: str) -> str:
@@ -278,7 +277,7 @@ def _format_of_output(path: Path, read_as: str) -> str:
 
 
 def _converted(text: str, read_as: str, write_as: str, given: Given) -> tuple[str, dict[str, int]]:
-    """The text to write, and what is to be said of it."""
+    """Return the text to write, and counts to print."""
     if read_as in _PROFILE_FORMATS or write_as in _PROFILE_FORMATS:
         if not (read_as in _PROFILE_FORMATS and write_as in _PROFILE_FORMATS):
             raise CommandError(
@@ -301,15 +300,15 @@ def _converted_profile(
 ) -> tuple[str, dict[str, int]]:
     note: dict[str, int] = {}
     if read_as == _ENVPIPE_PROFILE:
-        text = profile_of_log(text, given.highest_clock, given.computing_power)
+        text = envpipe_files.profile_of_log(text, given.highest_clock, given.computing_power)
     elif read_as == _KAREUS:
         power_w = _power_of_kareus(given)
-        kept = kareus_profile(text, given.keep, power_w)
+        kept = kareus_files.kareus_profile(text, given.keep, power_w)
         text, note = kept.text, {"num_rows_left_out": kept.num_left_out}
     elif write_as == _PROFILE:
         text = _in_another_form(given)
     if write_as == _ENVPIPE_PROFILE:
-        return profile_log_text(parse_stage_profile(text)), note
+        return envpipe_files.profile_log_text(parse_stage_profile(text)), note
     return text, {"num_rows": len(parse_csv(text)[1]), **note}
 
 
@@ -350,8 +349,8 @@ def _kernels_of(path: Path, plan: ForeignPlan) -> KernelSchedules:
     text = _text_of(path)
     try:
         if path.suffix == ".csv":
-            return kernels_of_profile(text, plan)
-        return kernels_of_scheds(text, plan.schedule)
+            return kareus_files.kernels_of_profile(text, plan)
+        return kareus_files.kernels_of_scheds(text, plan.schedule)
     except PlanningError as error:
         raise CommandError(f"{path}: {error}") from None
     except ProfileError as error:

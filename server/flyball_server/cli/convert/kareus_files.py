@@ -52,12 +52,10 @@ class KareusProfile:
 
     Attributes:
         text: the profile as CSV, its knob columns kept.
-        num_rows: rows kept.
         num_left_out: rows at a clock that another row is kept for.
     """
 
     text: str
-    num_rows: int
     num_left_out: int
 
 
@@ -90,7 +88,6 @@ def kareus_profile(text: str, kept: KeptRow, blocking_power_w: float) -> KareusP
             best[key] = row
     return KareusProfile(
         text=csv_text(columns, [row.cells for row in best.values()]),
-        num_rows=len(best),
         num_left_out=len(rows) - len(best),
     )
 
@@ -210,14 +207,9 @@ def scheds_text(plan: ForeignPlan, *, by_microbatch: bool) -> str:
             for instruction, knobs in zip(instructions, kernels, strict=True)
         ]
         if by_microbatch:
-            pairs: Mapping[int, list[tuple[str, ...]]] = {
-                microbatch: [
-                    row
-                    for instruction, row in zip(instructions, rows, strict=True)
-                    if instruction.microbatch == microbatch
-                ]
-                for microbatch in range(plan.schedule.num_microbatches)
-            }
+            pairs: dict[int, list[tuple[str, ...]]] = {}
+            for instruction, row in zip(instructions, rows, strict=True):
+                pairs.setdefault(instruction.microbatch, []).append(row)
             lines.append(str([tuple(pair) for pair in pairs.values()]))
         else:
             lines.append(str(rows))
