@@ -28,14 +28,14 @@ def environment(live: LivePlanner, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def jobs(*arguments: str | Path) -> str:
-    """What the command prints."""
+    """Run `flyball jobs`; return its output."""
     done = flyball("jobs", *arguments)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
 def document(*arguments: str | Path) -> Any:  # noqa: ANN401 - JSON
-    """What it prints as JSON."""
+    """Return the output with `--json`, parsed."""
     return json.loads(jobs(*arguments, "--json"))
 
 

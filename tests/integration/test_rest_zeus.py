@@ -13,6 +13,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
+from flyball_server.http.zeus import routes
 from flyball_server.jobs.auth.access import create_token
 
 INFO = {"job_id": "", "pp_degree": 2, "dp_degree": 1, "tp_degree": 1, "world_size": 2}
@@ -195,7 +196,10 @@ def test_the_calls_are_off_unless_asked_for(planner: LivePlanner) -> None:
     assert register(planner.http, DEFAULTS).status_code == 404
 
 
-def test_a_rank_that_waits_is_woken_by_the_profile(zeus: LivePlanner) -> None:
+def test_a_rank_that_waits_is_woken_by_the_profile(
+    zeus: LivePlanner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "_PERIOD_S", 600.0)  # no look in between finds the plan
     start(zeus, "waits")
     waiting = zeus.state.waiters
     before = waiting.num_waiting
