@@ -21,19 +21,20 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_server.planning import request_options
 from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.solver import with_reserve
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     make_data_parallel_plan,
 )
+from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
-from flyball_wire.plan_options import Effort, PlanOptions, Policy
+from flyball_wire.plan_options import Effort, Policy
 
 LATE_MS = 200.0
 
@@ -91,6 +92,33 @@ def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
     assert plan.energy_j / plan.iteration_time_s <= budget_w
     if late_j / late_s <= budget_w:
         assert plan.iteration_time_s == late_s
+
+
+@pytest.mark.parametrize("delay_ms", [100.0, 1300.0])
+def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_bound(
+    delay_ms: float,
+) -> None:
+    reserve = 0.1
+    request = three_clocks_request(transition_ms=delay_ms, reserve=reserve)
+    solved = make_plan(request)
+    model, bound_j = solved.model, solved.plan.lower_bound_j
+    longer = with_reserve(model, reserve)
+    share = np.array(
+        [
+            long[0].time_s / own[0].time_s
+            for long, own in zip(longer.points, model.points, strict=True)
+        ]
+    )
+    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    every = TransitionBatch(model).run(choices)
+    longest_s = earliest_finishes_s(model.dag, (every.duration_s * share).T).max(axis=0)
+    own = int((choices == solved.assignment).all(axis=1).argmax())
+    keeps_it = longest_s <= longest_s[own] * (1 + 1e-9)
+    no_faster = every.iteration_time_s >= every.iteration_time_s[own] * (1 - 1e-9)
+    assert longest_s[own] <= solved.plan.baseline_iteration_time_s * (1 + 1e-9)
+    assert bound_j is not None
+    assert bound_j <= every.total_energy_j[keeps_it & no_faster].min() * (1 + 1e-12)
+    assert bound_j >= 0.85 * solved.plan.energy_j
 
 
 def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
@@ -171,17 +199,6 @@ def test_a_slowdown_factor_scales_instructions_and_no_delays() -> None:
     assert simulate(twice, assignment).iteration_time_s == pytest.approx(
         2 * simulate(half_as_late, assignment).iteration_time_s
     )
-
-
-def test_the_table_of_a_gpu_applies_only_where_it_is_switched_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    of_gpu, plain = load_gpu_window("a40").transitions, PlanOptions()
-    assert request_options.with_gpu_transitions(plain, of_gpu) == plain
-    monkeypatch.setattr(request_options, "APPLY_GPU_TRANSITIONS", True)
-    assert request_options.with_gpu_transitions(plain, of_gpu).transitions == of_gpu
-    for given in (PlanOptions(transition_ms=0.0), PlanOptions(transitions=of_gpu)):
-        assert request_options.with_gpu_transitions(given, None) == given
 
 
 def test_two_ways_to_say_how_late_are_refused() -> None:

@@ -13,16 +13,15 @@ from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.curves import model_curves
-from flyball_server.planning.frontier.event_network import (
-    END,
-    EventNetwork,
-    FloatArray,
-    build_network,
-)
+from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
 from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS, RoundedPlans, Rounding
-from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
+from flyball_server.planning.model.finish_times import (
+    FloatArray,
+    earliest_finish_s,
+    latest_finish_s,
+)
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.request_options import check_reserve
@@ -221,13 +220,18 @@ class DeadlineSolver:
             return replace(relaxed, lower_bound_j=self._least_bound_j, bound_slope_w=0.0)
         return relaxed
 
-    def bound_j(self, relaxed: RelaxedOptimum) -> float:
+    def bound_j(self, relaxed: RelaxedOptimum, unused_s: float | None = None) -> float:
         """Return what no plan needs less than that keeps the reserve at the deadline, J.
 
-        The plan itself uses none of it, so it may wait less by the reserve of its longest path.
+        A plan that uses none of its reserve ends earlier, and waits less.
+
+        Args:
+            relaxed: the optimum for the deadline.
+            unused_s: by how much the plans end earlier at most, s; None: by the reserve of a path
+                as long as the deadline.
         """
-        longest_s = self._reserve * relaxed.deadline_s
-        bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * longest_s
+        unused_s = self._reserve * relaxed.deadline_s if unused_s is None else unused_s
+        bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * unused_s
         return max(bound_j, self._least_bound_j)
 
     def _without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
@@ -334,11 +338,10 @@ class DeadlineSolver:
         """
         iteration_time_s, energy_j = time_and_energy(self.model, plan.assignment)
         deadline_s = plan.relaxed.deadline_s
-        added_s = max(0.0, min(deadline_s - iteration_time_s, self._reserve * deadline_s))
-        bound_j = plan.relaxed.lower_bound_j - self._network.waiting_power_w * added_s
+        unused_s = max(0.0, min(deadline_s - iteration_time_s, self._reserve * deadline_s))
         return replace(
             plan,
-            relaxed=replace(plan.relaxed, lower_bound_j=max(bound_j, self._least_bound_j)),
+            relaxed=replace(plan.relaxed, lower_bound_j=self.bound_j(plan.relaxed, unused_s)),
             iteration_time_s=iteration_time_s,
             energy_j=energy_j,
         )

@@ -11,7 +11,7 @@ from flyball_server.planning.frontier.targets import deadline_of, parse_target, 
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import time_and_energy
+from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import rounded_up
 from flyball_wire.plan_options import Effort
@@ -46,9 +46,8 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
         assignment = _within_budget(request.model, target.value, assignment, planned)
     else:
         assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
-    return PolicyChoice(
-        assignment=assignment, lower_bound_j=_bound_j(request.model, solver, assignment)
-    )
+    bound_j = _bound_j(request.model, solver, assignment, request.options.reserve)
+    return PolicyChoice(assignment=assignment, lower_bound_j=bound_j)
 
 
 def _within_budget(
@@ -125,12 +124,28 @@ def _in_time(
     return found
 
 
-def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
-    """Return what no plan as fast as this one needs less than, with or without delays, J.
+def _bound_j(
+    model: PipelineModel, solver: DeadlineSolver, assignment: Assignment, reserve: float
+) -> float:
+    """Return what no plan needs less than that keeps the reserve and is as fast as this one, J.
 
     While a clock has not changed yet, an instruction runs at points that the profile has: what it
-    takes lies on a line between them, so above the hull that the bound is for.
+    takes lies on a line between them, so above the hull that the bound is for. With all of its
+    reserve used, the plan ends at the deadline of the bound.
     """
-    time_s, _ = time_and_energy(model, assignment)
-    time_s = min(max(time_s, solver.fastest_time_s), solver.slowest_time_s)
-    return solver.bound_j(solver.relax(time_s))
+    simulation = simulate(model, assignment)
+    longer = with_reserve(model, reserve)
+    longest_s = max(
+        earliest_finish_s(
+            model.dag,
+            [
+                busy_s * long[choice].time_s / own[choice].time_s
+                for busy_s, long, own, choice in zip(
+                    simulation.busy_s, longer.points, model.points, assignment, strict=True
+                )
+            ],
+        )
+    )
+    deadline_s = min(max(longest_s, solver.fastest_time_s), solver.slowest_time_s)
+    unused_s = max(0.0, longest_s - simulation.iteration_time_s)
+    return solver.bound_j(solver.relax(deadline_s), unused_s)
