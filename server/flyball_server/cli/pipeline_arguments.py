@@ -18,7 +18,6 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    with_gpu_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
@@ -223,7 +222,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,
-        options=with_gpu_transitions(options, gpu.transitions if gpu else None),
+        options=options,
         reconfigure_granularity_mhz=(
             gpu.reconfigure_granularity_mhz if gpu else DEFAULT_RECONFIGURE_GRANULARITY_MHZ
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-from dataclasses import replace
 
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_server.planning.errors import PlanningError
@@ -12,8 +11,6 @@ from flyball_wire.plan_options import MAX_RESERVE, PlanOptions, Policy
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # Beyond these a GPU is another one, or stopped.
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
-# The times of clock changes that the table of a `gpu` has: used where none are given, or not.
-APPLY_GPU_TRANSITIONS = False
 
 
 def check_reserve(reserve: float, policy: Policy = Policy.FRONTIER) -> None:
@@ -46,19 +43,6 @@ def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
             field="transition_ms",
         )
     return ClockTransitions.exact(options.transition_ms / 1e3) if options.transition_ms else None
-
-
-def with_gpu_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:
-    """Return the options with the times that the GPU table has, where none are given.
-
-    Args:
-        options: options of a plan.
-        of_gpu: times of its GPU; None: the table has none.
-    """
-    is_given = options.transition_ms is not None or options.transitions is not None
-    if is_given or not APPLY_GPU_TRANSITIONS:
-        return options
-    return replace(options, transitions=of_gpu)
 
 
 def rounded_up(value: float) -> str:

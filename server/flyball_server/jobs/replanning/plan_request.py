@@ -15,7 +15,6 @@ from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    with_gpu_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
@@ -124,7 +123,7 @@ def plan_request(
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
-        options=with_gpu_transitions(options, window.transitions if window else None),
+        options=options,
         reconfigure_granularity_mhz=granularity_mhz,
     )
 

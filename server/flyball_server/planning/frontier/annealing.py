@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
-from flyball_server.planning.frontier.event_network import END, EventNetwork, FloatArray, IndexArray
-from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.frontier.event_network import END, EventNetwork
+from flyball_server.planning.model.dag import NONE, DependencyDag, IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
 
 # Random shifts of an event in a step, beside none.
 NUM_SHIFTS = 7

@@ -19,17 +19,15 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_server.planning.frontier.curves import CostPoint, ModelCurves
-from flyball_server.planning.model.dag import DependencyDag
+from flyball_server.planning.model.dag import DependencyDag, IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 BEGIN, DEADLINE, END = 0, 1, 2
 """Events of every network: time 0, the given deadline, and the iteration's end."""
 
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
 Hull = tuple[CostPoint, ...]
 
 

@@ -16,18 +16,14 @@ from scipy import sparse
 from scipy.sparse import linalg
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.frontier.event_network import (
-    BEGIN,
-    DEADLINE,
-    EventNetwork,
-    FloatArray,
-    IndexArray,
-)
+from flyball_server.planning.frontier.event_network import BEGIN, DEADLINE, EventNetwork
 from flyball_server.planning.frontier.relaxation import (
     RelaxedOptimum,
     certified_bound,
     relaxed_optimum,
 )
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
 
 # scipy has no types: what it returns is unknown to a type checker.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

@@ -19,19 +19,16 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS
 from flyball_server.planning.frontier.solver import SEED, DeadlinePlan, DeadlineSolver
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray, earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path, time_and_energy
 from flyball_server.planning.request_options import rounded_up
-
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
 
 # Ratio of neighbouring deadlines of the grid, less 1.
 DEADLINE_STEP = 5e-4

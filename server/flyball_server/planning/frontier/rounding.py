@@ -9,9 +9,13 @@ import numpy as np
 
 from flyball_server.planning.frontier.annealing import Annealing, EventTimes, PointTable
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
-from flyball_server.planning.frontier.event_network import EventNetwork, FloatArray, IndexArray
-from flyball_server.planning.model.dag import DependencyDag
-from flyball_server.planning.model.finish_times import earliest_finishes_s, forward_pass_of_many
+from flyball_server.planning.frontier.event_network import EventNetwork
+from flyball_server.planning.model.dag import DependencyDag, IndexArray
+from flyball_server.planning.model.finish_times import (
+    FloatArray,
+    earliest_finishes_s,
+    forward_pass_of_many,
+)
 from flyball_server.planning.model.pipeline_model import Assignment
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error

@@ -14,20 +14,19 @@ Where delays vary, a plan's time is what no delays between their 5th and 95th pe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.dag import NONE
-from flyball_server.planning.model.finish_times import latest_finish_s
+from flyball_server.planning.model.dag import NONE, IndexArray
+from flyball_server.planning.model.finish_times import FloatArray, latest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.model.transition_batches import BatchRun, TransitionBatch
 from flyball_wire.plan_options import Effort
 
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 # Changes that a step tries, and sets of them, by the number of instructions: memory and time.
@@ -265,24 +264,24 @@ class TransitionSearch:
         return np.array(sets)
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Phase:
-    """How an annealing of some steps goes."""
+    """Temperature and price of lateness during an annealing of `num_steps` steps."""
 
-    def __init__(
-        self, *, deadline_s: float, time_price_w: float, hot_j: float, num_steps: int
-    ) -> None:
-        self._deadline_s, self._time_price_w = deadline_s, time_price_w
-        self._hot_j, self.num_steps = hot_j, num_steps
+    deadline_s: float
+    time_price_w: float
+    hot_j: float
+    num_steps: int
 
     def at(self, step: int) -> tuple[float, float]:
         """Return a step's temperature, J, and its price of lateness, W."""
         share = step / self.num_steps
-        price_w = self._time_price_w * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
-        return self._hot_j * (1 - share) ** COOLING_POWER, price_w
+        price_w = self.time_price_w * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
+        return self.hot_j * (1 - share) ** COOLING_POWER, price_w
 
     def scores_j(self, times_s: FloatArray, energies_j: FloatArray, price_w: float) -> FloatArray:
         """Return plans' energies with the price of their lateness, J."""
-        scores_j: FloatArray = energies_j + price_w * np.maximum(0.0, times_s - self._deadline_s)
+        scores_j: FloatArray = energies_j + price_w * np.maximum(0.0, times_s - self.deadline_s)
         return scores_j
 
 

@@ -29,11 +29,10 @@ from numpy.typing import NDArray
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.transitions import NUM_ITERATIONS
-
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
 
 # Share of an instruction that is a rounding error.
 _NOTHING_LEFT = 1e-12

@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions
 from flyball_server.planning.model.dag import NONE
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -242,65 +243,39 @@ class TransitionSimulator:
     ) -> TransitionRun:
         """Run the instructions; `at` is of the iteration's begin, and then of its end."""
         clocked, times_s, energies_j = self._clocked, self._times_s, self._energies_j
-        order, data = clocked.order_predecessor, clocked.data_predecessor
-        stage_of, last = clocked.stage, clocked.last
-        in_force, all_on_their_way = at.in_force, at.on_their_way
+        order, data, stage_of = clocked.order_predecessor, clocked.data_predecessor, clocked.stage
         num = clocked.num_instructions
-        start_s, duration_s, energy_j = [0.0] * num, [0.0] * num, [0.0] * num
-        late_s = [0.0] * num
+        start_s, duration_s, energy_j, late_s = ([0.0] * num for _ in range(4))
         finish_s = [0.0] * (num + 1)  # the last one stands for NONE
-        changes: list[ClockChange] = []
-        effects: list[_OnTheirWay] = [
-            [(0.0, clock), *on_their_way]
-            for clock, on_their_way in zip(in_force, all_on_their_way, strict=True)
-        ]
+        requests = _Requests(clocked, clocks, delays_s, at)
         is_early = {instruction for instruction, _ in after.values()}
-
-        def request(instruction: int, now_s: float) -> None:
-            on_their_way = all_on_their_way[stage_of[instruction]]
-            effect_s = now_s + delays_s[instruction]
-            while on_their_way and on_their_way[-1][0] >= effect_s:
-                on_their_way.pop()
-            on_their_way.append((effect_s, clocks[instruction]))
-            of_stage = effects[stage_of[instruction]]
-            while len(of_stage) > 1 and of_stage[-1][0] >= effect_s:
-                of_stage.pop()
-            of_stage.append((effect_s, clocks[instruction]))
-            changes.append(ClockChange(instruction=instruction, request_s=now_s, effect_s=effect_s))
-
         for instruction in clocked.topological_order:
             stage, before = stage_of[instruction], order[instruction]
             free_s, source_s = finish_s[before], finish_s[data[instruction]]
             now_s = free_s if free_s > source_s else source_s
             start_s[instruction] = now_s
             if before == NONE:
-                requested_s = at.requested_s
-                if requested_s is not None and clocks[instruction] != clocks[last[stage]]:
-                    request(instruction, requested_s[stage])
+                requests.make_first(instruction)
             elif clocks[instruction] != clocks[before] and instruction not in is_early:
-                request(instruction, free_s)
+                requests.make(instruction, free_s)
             early = after.get(instruction)
             if early is not None and not early[1].is_at_end:
-                request(early[0], now_s + early[1].offset_s)
-            on_their_way = all_on_their_way[stage]
+                requests.make(early[0], now_s + early[1].offset_s)
+            clock, on_their_way = at.in_force[stage], at.on_their_way[stage]
             if not on_their_way:
-                took_s = times_s[instruction][in_force[stage]]
-                energy_j[instruction] = energies_j[instruction][in_force[stage]]
+                took_s = times_s[instruction][clock]
+                energy_j[instruction] = energies_j[instruction][clock]
             else:
-                took_s, energy_j[instruction], in_force[stage] = _compute(
-                    now_s,
-                    times_s[instruction],
-                    energies_j[instruction],
-                    in_force[stage],
-                    on_their_way,
+                took_s, energy_j[instruction], at.in_force[stage] = _compute(
+                    now_s, times_s[instruction], energies_j[instruction], clock, on_their_way
                 )
                 late_s[instruction] = _late_s(
-                    effects[stage], clocks[instruction], now_s, now_s + took_s
+                    requests.effects[stage], clocks[instruction], now_s, now_s + took_s
                 )
             duration_s[instruction] = took_s
             finish_s[instruction] = now_s + took_s
             if early is not None and early[1].is_at_end:
-                request(early[0], finish_s[instruction] + early[1].offset_s)
+                requests.make(early[0], finish_s[instruction] + early[1].offset_s)
         finish_s.pop()
         return TransitionRun(
             start_s=start_s,
@@ -308,9 +283,56 @@ class TransitionSimulator:
             finish_s=finish_s,
             energy_j=energy_j,
             late_s=late_s,
-            in_force=effects,
-            changes=changes,
+            in_force=requests.effects,
+            changes=requests.changes,
         )
+
+
+class _Requests:
+    """Requests of one iteration.
+
+    Args:
+        clocked: the instructions.
+        clocks: per instruction, its clock.
+        delays_s: per instruction, the delay of its request, s.
+        at: the stages at the iteration's begin; changes that are requested are put on their way.
+
+    Attributes:
+        changes: changes that were requested, in the order in which they were found.
+        effects: per stage, times of effect in s and clocks of all that took or will take effect.
+    """
+
+    def __init__(
+        self,
+        clocked: ClockedInstructions,
+        clocks: Sequence[int],
+        delays_s: Sequence[float],
+        at: _StageClocks,
+    ) -> None:
+        self._clocked, self._clocks, self._delays_s, self._at = clocked, clocks, delays_s, at
+        self.changes: list[ClockChange] = []
+        self.effects: list[_OnTheirWay] = [
+            [(0.0, clock), *on_their_way]
+            for clock, on_their_way in zip(at.in_force, at.on_their_way, strict=True)
+        ]
+
+    def make(self, instruction: int, now_s: float) -> None:
+        """Request an instruction's clock."""
+        stage, effect_s = self._clocked.stage[instruction], now_s + self._delays_s[instruction]
+        # All effects of an iteration begin with the clock in force at its begin.
+        for effects, num_kept in ((self._at.on_their_way[stage], 0), (self.effects[stage], 1)):
+            while len(effects) > num_kept and effects[-1][0] >= effect_s:  # overtaken
+                effects.pop()
+            effects.append((effect_s, self._clocks[instruction]))
+        change = ClockChange(instruction=instruction, request_s=now_s, effect_s=effect_s)
+        self.changes.append(change)
+
+    def make_first(self, instruction: int) -> None:
+        """Request the clock of a stage's first instruction, if it was not the last one's."""
+        stage, requested_s = self._clocked.stage[instruction], self._at.requested_s
+        last = self._clocked.last[stage]
+        if requested_s is not None and self._clocks[instruction] != self._clocks[last]:
+            self.make(instruction, requested_s[stage])
 
 
 def _late_s(effects: _OnTheirWay, clock: int, start_s: float, finish_s: float) -> float:

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.targets import Target, deadline_of, parse_target
-from flyball_server.planning.model.finish_times import earliest_finishes_s
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, critical_path
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -29,8 +30,6 @@ from flyball_server.planning.request_options import rounded_up
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import PlanOptions, Policy
 
-FloatArray = NDArray[np.float64]
-IndexArray = NDArray[np.int64]
 BoolArray = NDArray[np.bool_]
 
 # A change of two stages moves each by at most this many of its clocks. The number of such changes
