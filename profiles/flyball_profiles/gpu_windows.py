@@ -22,7 +22,6 @@ from flyball_profiles.clock_transitions import (
     TRANSITIONS,
     ClockTransitions,
     TransitionsError,
-    check_keys,
     transitions_of_table,
 )
 from flyball_profiles.limited_file import read_text
@@ -224,14 +223,13 @@ def _parsed(name: str, text: str, file: str) -> GpuWindow:
 
 
 def read_transitions(path: Path) -> ClockTransitions:
-    """Read times of clock changes: a TOML file with the table `[transitions]` and nothing else.
+    """Read times of clock changes: the table `[transitions]` of a GPU file, or of one without more.
 
     Raises:
         TransitionsError: the file cannot be read, or is malformed; one line with file and key.
     """
     try:
         document = tomllib.loads(read_text(path))
-        check_keys(document, {TRANSITIONS}, "")
         return transitions_of_table(document.get(TRANSITIONS))[0]
     except OSError as error:
         raise TransitionsError(f"{path}: {error.strerror or error}") from None
