@@ -53,8 +53,10 @@ def start_job(
 def _registered(reader: JobReader, job_id: str) -> JobSpec | None:
     """Return the job's specification, with the blocking power of its online profiling."""
     job = reader.find_job(job_id)
-    if job is None or job.spec.blocking_power_w is not None:
-        return None if job is None else job.spec
+    if job is None:
+        return None
+    if job.spec.blocking_power_w is not None:
+        return job.spec
     profiling = reader.find_loop_state(job_id).profiling
     power_w = None if profiling is None else profiling.blocking_power_w
     return replace(job.spec, blocking_power_w=power_w)
