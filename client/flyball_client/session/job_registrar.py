@@ -10,7 +10,7 @@ from flyball_client.api.errors import PlannerError, PlannerRefusedError
 from flyball_client.api.planner_client import MAX_WAIT_S, PlannerClient
 from flyball_client.session.planner_calls import Backoff, PlannerThread
 from flyball_client.session.process_caller import open_caller
-from flyball_client.session.rank_settings import launch_of
+from flyball_client.session.rank_registration import launch_of
 from flyball_wire.messages import JobRegistration
 
 _FIRST_PAUSE_S = 0.5

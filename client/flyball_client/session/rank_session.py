@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 from collections.abc import Callable
 from types import TracebackType
 
@@ -29,20 +28,16 @@ from flyball_client.session.instruction_timings import Begun, InstructionTiming,
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_calls import RankCalls
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_client.session.rank_registration import registration_of_rank
 from flyball_client.session.rank_settings import (
     WithoutPlanner,
     check_without_planner,
     is_strict,
-    launch_of,
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
-from flyball_wire.command import flyball_version
 from flyball_wire.messages import RankRegistration, StepMeasurement
 
 _logger = logging.getLogger(__name__)
-
-# Name and UUID in the registration of a rank without a GPU.
-_NO_GPU = "none"
 
 
 class RankSession:
@@ -147,7 +142,7 @@ class RankSession:
         if planner is not None:
             self._link = self._make_link(
                 RankCalls(planner, job_id, rank),
-                _registration_of(gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)),
+                registration_of_rank(gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)),
                 times or LinkTimes(),
             )
         self._own_process = OwnProcess(self._turn_off)
@@ -479,28 +474,3 @@ class RankSession:
         except Exception as error:
             self._observer = None
             _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
-
-
-def _registration_of(
-    gpu: GpuDevice | None,
-    supported_mhz: tuple[int, ...],
-    stage: int,
-    layout: tuple[int, int, int],
-) -> RankRegistration:
-    """Return the rank's registration; `layout` is its dp, tp and cp rank."""
-    dp_rank, tp_rank, cp_rank = layout
-    launch = launch_of(os.environ)
-    return RankRegistration(
-        stage=stage,
-        host=socket.gethostname(),
-        gpu_name=_NO_GPU if gpu is None else gpu.name,
-        gpu_uuid=_NO_GPU if gpu is None else gpu.uuid,
-        emulated=gpu is not None and gpu.is_emulated,
-        client_version=flyball_version(),
-        dp_rank=dp_rank,
-        tp_rank=tp_rank,
-        cp_rank=cp_rank,
-        sm_clocks_mhz=supported_mhz or None,
-        run=launch.run,
-        restart_count=launch.restart_count,
-    )

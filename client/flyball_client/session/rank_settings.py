@@ -16,38 +16,6 @@ from flyball_client.gpu.open_gpu import open_local_gpu
 _logger = logging.getLogger(__name__)
 
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-# torchrun's name of a run that has none.
-_UNNAMED = "none"
-_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
-_RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
-_MAX_CHARACTERS = 256
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """Run of a job, as its launcher names it; None: not known.
-
-    Attributes:
-        run: Name of the run.
-        restart_count: Number of automatic restarts of that run.
-    """
-
-    run: str | None = None
-    restart_count: int | None = None
-
-
-def launch_of(environ: Mapping[str, str]) -> Launch:
-    """Return the run that torchrun, Slurm, PBS or LSF name; unusable values are left out."""
-    runs = (environ.get(name, "") for name in _RUNS)
-    usable = (run for run in runs if run not in {"", _UNNAMED} and run.isprintable())
-    counts = (environ.get(name, "") for name in _RESTART_COUNTS)
-    digits = (count for count in counts if count.isascii() and count.isdigit() and len(count) < 10)
-    run, count = next(usable, None), next(digits, None)
-    return Launch(
-        run=None if run is None else run[:_MAX_CHARACTERS],
-        restart_count=None if count is None else int(count),
-    )
-
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
 
