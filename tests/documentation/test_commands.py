@@ -136,7 +136,7 @@ class PageRun:
         return self._terminals[number]
 
     def _take_terminal(self, command: str) -> None:
-        """What goes on in a terminal leaves it to nothing else, where the page numbers them."""
+        """Mark the terminal as occupied by a running command, if the page numbers its terminals."""
         if self.terminal.is_bare:
             self._taken[self.terminal.number] = command
 
