@@ -120,11 +120,11 @@ def attach(
     initial_step: int = 0,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
-    """Attach the planner's clocks to this rank; call it once on every rank.
+    """Attach the planner's clocks to this rank, and return its session, already started.
 
-    Global rank 0 registers the job, with the order of all pipeline ranks as the schedule has
-    it; every rank registers itself. Without planner or plan, training runs at the GPU's default
-    clocks. `schedule.eval` is not hooked. A step is one `schedule.step`.
+    Call it once on every rank. Global rank 0 registers the job, with the order of all pipeline
+    ranks as the schedule has it; every rank registers itself. Without planner or plan, training
+    runs at the GPU's default clocks. `schedule.eval` is not hooked. A step is one `schedule.step`.
 
     Where the schedule has overlapped pairs, the order of messages changes with it: all ranks wait
     for each other, and where one fails, all do.
@@ -140,45 +140,31 @@ def attach(
             holds; default: found on a GPU, when two steps are over.
         device_mesh: mesh of all ranks, by which a rank's place in data, tensor and context
             parallelism is found; default: that of the parameters that are DTensors.
-        dp_rank: which of the data-parallel pipelines this rank belongs to, from 0; instead of a
-            mesh, as the two that follow, of which one that is not given is 0 then.
-        tp_rank: within the tensor-parallel group, from 0.
-        cp_rank: within the context-parallel group, from 0.
+        dp_rank: rank in data parallelism, from 0, instead of a mesh; 0 if only tp or cp is given.
+        tp_rank: likewise in tensor parallelism.
+        cp_rank: likewise in context parallelism.
         initial_step: number of the first step, where training resumes.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.
 
-    Returns:
-        The rank's session, already started.
-
     Raises:
-        ValueError: Flyball is already attached, or cannot be to this schedule, an argument or a
-            variable of the environment cannot be used, there are several pipelines and neither
-            a mesh nor a place, or of a schedule with overlapped pairs, another rank failed or did
-            not come. Nothing stays open then.
+        ValueError: Flyball is already attached, or cannot be attached to this schedule; an argument
+            or environment variable cannot be used; several pipelines have neither mesh nor ranks;
+            with overlapped pairs, another rank failed or did not attach. Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
+    told = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
     with ExitStack() as opened:
         with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
             _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
-            place = find_place(
-                stages_of(schedule),
-                mesh=device_mesh,
-                told={"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank},
-            )
-            ends = RankEnds(
-                opened,
-                options,
-                job_id=job_id,
-                layout=_layout(schedule, place),
-                initial_step=initial_step,
-                num_chunks=len(stages_of(schedule)),
+            place = find_place(stages_of(schedule), mesh=device_mesh, told=told)
+            ends = _open_ends(
+                opened, options, schedule, place, job_id=job_id, initial_step=initial_step
             )
             session = _open_session(ends, schedule, optimizer, order, free_memory_bytes)
-        # `detach` closes all of it, the last first.
-        schedule.__dict__[_ATTACHMENT] = opened.pop_all()
+        schedule.__dict__[_ATTACHMENT] = opened.pop_all()  # `detach` closes it, last first
     return session
 
 
@@ -247,9 +233,25 @@ def _check_order(schedule: PipelineSchedule, *, order: str, free_memory_bytes: i
     rehearse(schedule)
 
 
-def _layout(schedule: PipelineSchedule, place: ParallelPlace) -> RankLayout:
-    stage = stages_of(schedule)[0].group_rank
-    return RankLayout(rank=torch.distributed.get_rank(), stage=stage, **asdict(place))
+def _open_ends(
+    opened: ExitStack,
+    options: AttachOptions,
+    schedule: PipelineSchedule,
+    place: ParallelPlace,
+    *,
+    job_id: str,
+    initial_step: int,
+) -> RankEnds:
+    stages = stages_of(schedule)
+    rank, stage = torch.distributed.get_rank(), stages[0].group_rank
+    return RankEnds(
+        opened,
+        options,
+        job_id=job_id,
+        layout=RankLayout(rank=rank, stage=stage, **asdict(place)),
+        initial_step=initial_step,
+        num_chunks=len(stages),
+    )
 
 
 def _open_session(
