@@ -8,6 +8,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from flyball_wire.errors import FlyballError
 
+GPU_VARIABLE = "FLYBALL_GPU"
+"""Environment variable that chooses an emulated GPU; not set: the GPU is a real one."""
+
 
 class GpuError(FlyballError):
     """A GPU call failed."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError
@@ -19,9 +19,8 @@ from flyball_profiles.stage_profile_csv import read_stage_profile
 
 _logger = logging.getLogger(__name__)
 
-VARIABLE = "FLYBALL_GPU"
 _PREFIX = "emulated:"
-_FORM = "emulated:PROFILE.csv, perhaps with ,time_scale=S or ,blocking_power_w=W behind it"
+_FORM = "emulated:PROFILE.csv, optionally followed by ,time_scale=S and ,blocking_power_w=W"
 _OPTION = re.compile(r",(time_scale|blocking_power_w)=([^,]*)$")
 # Of the profile that is shipped; it decides no plan.
 _DEFAULT_POWER_OF = "a100"
@@ -42,24 +41,21 @@ class EmulatedChoice:
     blocking_power_w: float | None = None
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> EmulatedChoice | None:
-        """Read the variable; None: it is not set, and the GPU is a real one.
+    def parse(cls, text: str) -> EmulatedChoice:
+        """Return the choice in the text of the variable.
 
         Raises:
-            ValueError: It cannot be used; the text names it.
+            ValueError: It cannot be used; the message names the variable.
         """
-        text = environ.get(VARIABLE)
-        if not text:
-            return None
         if not text.startswith(_PREFIX):
-            raise ValueError(f"{VARIABLE} must be {_FORM}, not {text!r}")
+            raise ValueError(f"{GPU_VARIABLE} must be {_FORM}, not {text!r}")
         rest, options = text.removeprefix(_PREFIX), dict[str, float]()
         while (found := _OPTION.search(rest)) is not None:
             name, value = found.groups()
             options.setdefault(name, _number(name, value))
             rest = rest[: found.start()]
         if not rest:
-            raise ValueError(f"{VARIABLE} names no profile; it must be {_FORM}")
+            raise ValueError(f"{GPU_VARIABLE} names no profile; it must be {_FORM}")
         return cls(profile=Path(rest), **options)
 
     def open(
@@ -97,13 +93,13 @@ class EmulatedChoice:
                 time_scale=self.time_scale,
             )
         except ProfileError as error:
-            raise ValueError(f"{VARIABLE}: {error.located(str(self.profile))}") from None
+            raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
         except ValueError as error:
-            raise ValueError(f"{VARIABLE}: {self.profile}: {error}") from None
+            raise ValueError(f"{GPU_VARIABLE}: {self.profile}: {error}") from None
         _logger.warning(
             "the GPU of this rank is emulated (%s): stage %d of %s, %g W while it waits; no real"
             " clock is set",
-            VARIABLE,
+            GPU_VARIABLE,
             stage,
             self.profile,
             power_w,
@@ -116,8 +112,10 @@ def _number(name: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and (value > 0 or (value == 0 and name != "time_scale"))):
-        raise ValueError(f"{VARIABLE}: {name} must be a positive number, not {text!r}")
+    may_be_zero = name != "time_scale"
+    if not (0 < value < math.inf or (value == 0 and may_be_zero)):
+        bound = "at least 0" if may_be_zero else "above 0"
+        raise ValueError(f"{GPU_VARIABLE}: {name} must be a number, {bound}, not {text!r}")
     return value
 
 

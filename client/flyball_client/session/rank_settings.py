@@ -10,7 +10,7 @@ from typing import Literal, cast, get_args
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
-from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
 
 _logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class RankSettings:
             GpuError, OSError: With `strict`, the GPU cannot be found or opened.
         """
         number = self.local_rank if local_rank is None else local_rank
-        if environ.get("FLYBALL_GPU"):
+        if environ.get(GPU_VARIABLE):
             return _open_emulated(
                 environ,
                 local_rank=number,
@@ -146,16 +146,15 @@ def _open_emulated(
     stage: int | None,
     num_chunks: int,
     blocking_power_w: float | None,
-) -> GpuDevice | None:
+) -> GpuDevice:
     # Imported here, since ranks of real GPUs do not need it.
     from flyball_client.gpu.emulated_choice import EmulatedChoice  # noqa: PLC0415
 
-    choice = EmulatedChoice.read(environ)
-    if choice is None:
-        return None
+    choice = EmulatedChoice.parse(environ[GPU_VARIABLE])
     if stage is None:
         raise ValueError(
-            "FLYBALL_GPU: an emulated GPU needs the stage of its rank: open_gpu(..., stage=STAGE)"
+            f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
+            " open_gpu(..., stage=STAGE)"
         )
     rank = environ.get("RANK", "")
     return choice.open(

@@ -6,12 +6,15 @@ import logging
 from pathlib import Path
 
 import pytest
+from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.gpu.emulated_choice import EmulatedChoice
+from flyball_client.session import rank_settings
 from flyball_client.session.rank_settings import RankSettings
 from flyball_profiles.gpu_windows import load_gpu_window
 
+# The stages differ in their clocks.
 PROFILE = """stage,instruction,frequency,time,energy
 0,forward,1410,0.1,30
 0,backward,1410,0.2,60
@@ -38,15 +41,19 @@ def file(tmp_path: Path) -> Path:
             "emulated:p.csv,time_scale=0.2,blocking_power_w=0",
             EmulatedChoice(profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0),
         ),
-        ("", None),
     ],
 )
-def test_options_follow_the_file(text: str, choice: EmulatedChoice | None) -> None:
-    assert EmulatedChoice.read({"FLYBALL_GPU": text}) == choice
+def test_options_follow_the_file(text: str, choice: EmulatedChoice) -> None:
+    assert EmulatedChoice.parse(text) == choice
 
 
-def test_without_the_variable_the_gpu_is_a_real_one() -> None:
-    assert EmulatedChoice.read({}) is None
+@pytest.mark.parametrize("environ", [{}, {"FLYBALL_GPU": ""}])
+def test_without_the_variable_the_gpu_is_a_real_one(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RecordingGpu()
+    monkeypatch.setattr(rank_settings, "open_local_gpu", lambda *_: real)
+    assert RankSettings.read(environ).open_gpu(environ, stage=0) is real
 
 
 @pytest.mark.parametrize(
@@ -54,8 +61,13 @@ def test_without_the_variable_the_gpu_is_a_real_one() -> None:
     [
         ("0", "FLYBALL_GPU must be emulated:PROFILE.csv"),
         ("emulated:", "FLYBALL_GPU names no profile"),
-        ("emulated:p.csv,time_scale=0", "FLYBALL_GPU: time_scale must be a positive number"),
-        ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a positive number"),
+        (
+            "emulated:p.csv,time_scale=0",
+            "FLYBALL_GPU: time_scale must be a number, above 0, not '0'",
+        ),
+        ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a number, at least 0"),
+        ("emulated:p.csv,blocking_power_w=-1", "blocking_power_w must be a number, at least 0"),
+        ("emulated:p.csv,blocking_power_w=inf", "blocking_power_w must be a number, at least 0"),
         ("emulated:none.csv", r"FLYBALL_GPU: none\.csv: "),
     ],
 )
