@@ -151,7 +151,6 @@ def test_an_interruption_is_status_130_without_a_word(capsys: pytest.CaptureFixt
 
 SHOW_MUCH = """
 import sys
-import tomllib
 from flyball_client import __main__ as flyball
 flyball._dispatch = lambda arguments: print("x" * 1_000_000) or 0
 sys.exit(flyball.main(["anything"]))
