@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
@@ -51,8 +52,8 @@ class RankEnds:
         opened: stack for further resources.
 
     Raises:
-        ValueError: the planner's address or token cannot be one, or a variable of the
-            environment cannot be used.
+        ValueError: the planner's address or token cannot be one, or an option or a variable of
+            the environment cannot be used.
         GpuError, OSError: with `strict`, this rank's GPU cannot be found, or the machine lacks
             something else.
     """
@@ -69,7 +70,8 @@ class RankEnds:
     ) -> None:
         self.opened = opened
         self._initial_step = initial_step
-        self._options = options
+        self._fields = registered_fields(options)
+        self._observer = options.get("observer")
         self._job_id = job_id
         self._layout = layout
         self._settings = RankSettings.read(
@@ -89,7 +91,7 @@ class RankEnds:
                 os.environ,
                 stage=layout.stage,
                 num_chunks=num_chunks,
-                blocking_power_w=_blocking_power_w(options, layout.stage),
+                blocking_power_w=_blocking_power_w(self._fields, layout.stage),
             )
             if gpu is not None:
                 opened.callback(_close, gpu)
@@ -104,7 +106,7 @@ class RankEnds:
         registration = replace(
             pipeline,
             emulated=self._gpu is not None and self._gpu.is_emulated,
-            **registered_fields(self._options),
+            **self._fields,
         )
         planner = self._planner if self._layout.rank == 0 else None
         registering = Registering(planner, job_id=self._job_id, registration=registration)
@@ -117,7 +119,7 @@ class RankEnds:
             gpu=self._gpu,
             job_id=self._job_id,
             planner=self._planner,
-            observer=self._options.get("observer"),
+            observer=self._observer,
             without_planner=self._settings.without_planner,
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,
@@ -129,9 +131,8 @@ class RankEnds:
         return session
 
 
-def _blocking_power_w(options: AttachOptions, stage: int) -> float | None:
-    """Return the blocking power in W that the options have for a stage; None: none."""
-    fields = registered_fields(options)
+def _blocking_power_w(fields: Mapping[str, Any], stage: int) -> float | None:
+    """Return the blocking power in W of a stage in the registered fields; None: not given."""
     if (powers_w := fields.get("blocking_power_w")) is not None:
         return float(powers_w[stage] if stage < len(powers_w) else powers_w[0])
     if "gpu" not in fields:

@@ -20,6 +20,7 @@ from flyball_integrations.deepspeed.config_file import attach_configured, read_a
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_integrations.deepspeed.settings import SCHEDULES
 from flyball_integrations.shared import attachment, order_agreement
+from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_server.planning.schedule_choice import candidate_schedules
 from flyball_wire.messages import JobRegistration
 
@@ -228,6 +229,31 @@ def test_the_environment_gives_it_an_emulated_gpu_and_the_envpipe_import_too(
     detach(made)
     assert registered == [True, True]
     assert opened.log == []  # no real one
+
+
+@pytest.mark.usefixtures("opened")
+@pytest.mark.parametrize(
+    ("options", "power_w"),
+    [
+        ({"gpu_type": "a40"}, 70.38),
+        ({"blocking_power_w": (50.0, 60.0)}, 60.0),
+        ({"blocking_power_w": 50.0, "gpu_type": "a40"}, 50.0),
+    ],
+)
+def test_an_emulated_gpu_waits_at_the_power_that_its_job_is_planned_with(
+    options: AttachOptions,
+    power_w: float,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "profile.csv").write_text(profile_csv())
+    monkeypatch.setenv("FLYBALL_GPU", f"emulated:{tmp_path / 'profile.csv'}")
+    made = engine()
+    made.stage_id = 1
+    attach(made, job_id="job", **options)
+    detach(made)
+    assert f"stage 1 of {tmp_path / 'profile.csv'}, {power_w:g} W while it waits" in caplog.text
 
 
 @pytest.mark.parametrize(
