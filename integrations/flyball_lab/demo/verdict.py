@@ -13,9 +13,9 @@ from flyball_wire.messages import JobStep, JobView, PlanView
 
 TOLERANCE_PERCENT = 3.0
 # Share of an iteration, at a time scale of 1, that the computer's own work may take beside the
-# emulated instructions; no prediction has it. Transfers over gloo, DeepSpeed's optimizer and the
-# hooks took 36 to 63 ms of wall time an iteration of 1.65 s on two cores, 2.2 to 3.8 %, in both
-# phases and at loads from 1 to 10.
+# emulated instructions; the predictions do not include it. Transfers over gloo, DeepSpeed's
+# optimizer and the hooks took 36 to 63 ms of wall time an iteration of 1.65 s on two cores, 2.2 to
+# 3.8 %, in both phases and at loads from 1 to 10.
 _OWN_WORK_PERCENT = 6.0
 # Clock changes cost 0.13 % (tests/integration/test_clock_requests.py), and the computer's own work
 # differed by up to 1.1 % between the phases of a run.
@@ -197,24 +197,26 @@ def _prediction_was_missed(phases: Sequence[Phase], time_percent: float) -> str 
             ),
             ("energy", measured.energy_j, predicted.energy_j, TOLERANCE_PERCENT),
         ):
-            off_percent = error_percent(value, expected)
-            if abs(off_percent) > allowed_percent:
-                return (
-                    f"measured {quantity} of the {name} is {off_percent:+.1f} % from the"
-                    f" prediction, and at most {allowed_percent:g} % are allowed; on a busy"
-                    " computer a larger --time-scale helps"
-                )
+            figure = f"{quantity} of the {name}"
+            if missed := _missed(figure, error_percent(value, expected), allowed_percent):
+                return missed
     return None
 
 
 def _iterations_differ(baseline: Phase, plan: Phase) -> str | None:
     measured = plan.measured.iteration_time_s / baseline.measured.iteration_time_s
     predicted = plan.predicted.iteration_time_s / baseline.predicted.iteration_time_s
-    off_percent = error_percent(measured, predicted)
-    if abs(off_percent) <= COMPARISON_TOLERANCE_PERCENT:
+    return _missed(
+        "iteration time of the plan, relative to the baseline's,",
+        error_percent(measured, predicted),
+        COMPARISON_TOLERANCE_PERCENT,
+    )
+
+
+def _missed(figure: str, off_percent: float, allowed_percent: float) -> str | None:
+    if abs(off_percent) <= allowed_percent:
         return None
     return (
-        f"measured iteration time of the plan, beside the baseline's, is {off_percent:+.1f} % from"
-        f" the prediction, and at most {COMPARISON_TOLERANCE_PERCENT:g} % are allowed; on a busy"
-        " computer a larger --time-scale helps"
+        f"measured {figure} is {off_percent:+.1f} % from the prediction, and at most"
+        f" {allowed_percent:g} % are allowed; on a busy computer a larger --time-scale helps"
     )

@@ -198,7 +198,7 @@ def test_what_the_computer_takes_of_its_own_may_be_a_larger_share_where_time_run
                 "measured_baseline": measurement(energy_j=101.0, iteration_time_s=1.0),
                 "measured_plan": measurement(energy_j=91.0, iteration_time_s=1.021),
             },
-            "iteration time of the plan, beside the baseline's, is +2.1 %",
+            "iteration time of the plan, relative to the baseline's, is +2.1 %",
         ),
     ],
 )
