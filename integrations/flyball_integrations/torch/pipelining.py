@@ -155,11 +155,11 @@ def attach(
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
-    told = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
+    given = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
     with ExitStack() as opened:
         with on_all_ranks_or_none() if has_pairs(schedule) else nullcontext():
             _check(schedule, optimizer, order=order, free_memory_bytes=free_memory_bytes)
-            place = find_place(stages_of(schedule), mesh=device_mesh, told=told)
+            place = find_place(stages_of(schedule), mesh=device_mesh, given=given)
             ends = _open_ends(
                 opened, options, schedule, place, job_id=job_id, initial_step=initial_step
             )

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from flyball_integrations.torch.private_schedules import PipelineStage, root_mesh_of
 
-# Of torchtitan, and longer ones; a dimension with another name is of data parallelism.
+# torchtitan's names, and longer ones; dimensions with other names are data parallelism.
 _TENSOR = ("tp", "tensor")
 _CONTEXT = ("cp", "context", "sp", "sequence")
 
@@ -27,26 +27,26 @@ class ParallelPlace:
 
 
 def find_place(
-    stages: Sequence[PipelineStage], *, mesh: DeviceMesh | None, told: Mapping[str, int | None]
+    stages: Sequence[PipelineStage], *, mesh: DeviceMesh | None, given: Mapping[str, int | None]
 ) -> ParallelPlace:
     """Return the place of this rank.
 
-    It is the one that is told; else that in the mesh, or in the mesh of the stages' parameters;
-    else, of a single pipeline, 0 in all three.
+    Given ranks take precedence over the mesh, and that over the mesh of the stages' parameters. In
+    a single pipeline without a mesh, all three are 0.
 
     Args:
         stages: stages of this rank.
         mesh: mesh of all ranks; None: that of the parameters.
-        told: fields of the place that are given; None: this one is not.
+        given: fields of the place; None: not given.
 
     Raises:
         ValueError: the mesh is not of all ranks, or there is none and several pipelines.
     """
-    given = {name: number for name, number in told.items() if number is not None}
-    if given and mesh is not None:
-        raise ValueError(f"device_mesh= already has the {next(iter(given))}; give one of the two")
-    if given:
-        return ParallelPlace(**given)
+    ranks = {name: number for name, number in given.items() if number is not None}
+    if ranks and mesh is not None:
+        raise ValueError(f"device_mesh= already has the {next(iter(ranks))}; give one of the two")
+    if ranks:
+        return ParallelPlace(**ranks)
     num_ranks = torch.distributed.get_world_size()
     pipeline = torch.distributed.get_process_group_ranks(
         stages[0].group or torch.distributed.group.WORLD

@@ -29,7 +29,7 @@ from flyball_wire import routes
 
 CPU = torch.device("cpu")
 WIDTH = 16
-UNTOLD = {"dp_rank": None, "tp_rank": None, "cp_rank": None}
+NOT_GIVEN = {"dp_rank": None, "tp_rank": None, "cp_rank": None}
 Parallelize = Callable[[nn.Module, Any], None]
 
 
@@ -76,7 +76,7 @@ def test_every_rank_has_a_place_of_its_own_by_its_coordinates(
         at = dict(zip(shape, own, strict=True))
         with rank_of(rank, num_ranks):
             mesh = mesh_of(shape)
-            place = find_place((stage_in(mesh, pipeline),), mesh=mesh, told=UNTOLD)
+            place = find_place((stage_in(mesh, pipeline),), mesh=mesh, given=NOT_GIVEN)
         expected = {"dp_rank": 0, "tp_rank": 0, "cp_rank": 0}
         for kind, names in kinds.items():
             for name in names:
@@ -106,22 +106,22 @@ def test_the_mesh_is_found_by_the_parameters(parallelize: Parallelize) -> None:
             mesh = mesh_of({"dp": 2, "pp": 2, "tp": 2})
             stage = stage_in(mesh, "pp")
             parallelize(stage.submod, mesh)
-            place = find_place((stage,), mesh=None, told=UNTOLD)
+            place = find_place((stage,), mesh=None, given=NOT_GIVEN)
         assert (place.dp_rank, place.tp_rank, place.cp_rank) == (dp_rank, tp_rank, 0)
 
 
-def test_a_place_that_is_told_wins_and_one_pipeline_needs_none() -> None:
+def test_given_ranks_take_precedence_and_one_pipeline_needs_no_mesh() -> None:
     with rank_of(5, 8):
         mesh = mesh_of({"dp": 2, "pp": 2, "tp": 2})
         stage = stage_in(mesh, "pp")
         do_both(stage.submod, mesh)
-        place = find_place((stage,), mesh=None, told={**UNTOLD, "dp_rank": 7})
+        place = find_place((stage,), mesh=None, given={**NOT_GIVEN, "dp_rank": 7})
         assert (place.dp_rank, place.tp_rank, place.cp_rank) == (7, 0, 0)
         with pytest.raises(ValueError, match=r"device_mesh= already has the tp_rank"):
-            find_place((stage,), mesh=mesh, told={**UNTOLD, "tp_rank": 1})
+            find_place((stage,), mesh=mesh, given={**NOT_GIVEN, "tp_rank": 1})
     with rank_of(3, 4):
         stage = PipelineStage(nn.Linear(WIDTH, WIDTH), 3, 4, CPU)
-        assert set(vars(find_place((stage,), mesh=None, told=UNTOLD)).values()) == {0}
+        assert set(vars(find_place((stage,), mesh=None, given=NOT_GIVEN)).values()) == {0}
 
 
 def test_several_pipelines_that_cannot_be_told_apart_are_refused() -> None:
@@ -129,9 +129,9 @@ def test_several_pipelines_that_cannot_be_told_apart_are_refused() -> None:
         mesh = mesh_of({"dp": 2, "pp": 2, "tp": 2})
         stage = stage_in(mesh, "pp")
         with pytest.raises(ValueError, match=r"8 ranks in pipelines of 2.*give device_mesh="):
-            find_place((stage,), mesh=None, told=UNTOLD)
+            find_place((stage,), mesh=None, given=NOT_GIVEN)
         with pytest.raises(ValueError, match=r"tp=2.*is not of all 8 ranks"):
-            find_place((stage,), mesh=mesh["tp"], told=UNTOLD)
+            find_place((stage,), mesh=mesh["tp"], given=NOT_GIVEN)
 
 
 def test_a_rank_registers_at_the_place_of_its_mesh(
