@@ -142,7 +142,7 @@ class PlanWait:
 
     Attributes:
         is_waiting: true until the phases end.
-        is_measured: true as soon as the script has been told that they ended.
+        is_measured: true once `finish_reconfigure` has returned True.
     """
 
     def __init__(self, engine: PipelineEngine, session: RankSession | None, limit_s: float) -> None:
@@ -151,7 +151,7 @@ class PlanWait:
         self._until_s = time.monotonic() + limit_s
         self._has_warned = False
         self.is_measured = False
-        # A rank that is not attached, or not told of a planner, never has a plan.
+        # A rank that is not attached, or has no planner, never has a plan.
         self.is_waiting = not self._any_rank(session is None or limit_s == 0)[0]
 
     def end_step(self) -> None:
@@ -174,12 +174,12 @@ class PlanWait:
             last = session.history[-1:]
             if last and last[0].plan_version is None:
                 self._warn(
-                    f"step {last[0].step} ran without a plan, at default clocks: what the script"
-                    " measures is not of the plan alone; flyball report tells the steps apart"
+                    f"step {last[0].step} ran without a plan, at default clocks, and the script"
+                    " measures it too; flyball report lists such steps separately"
                 )
 
     def _any_rank(self, *facts: bool) -> list[bool]:
-        """Return of each fact whether it is true on any rank."""
+        """Return, for each fact, whether it is true on any rank."""
         flags = torch.tensor(facts, dtype=torch.int, device=self._engine.device)
         comm.all_reduce(flags, op=comm.ReduceOp.MAX)
         return [bool(flag) for flag in flags.tolist()]

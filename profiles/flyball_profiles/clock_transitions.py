@@ -39,7 +39,7 @@ class TransitionsError(ValueError):
 class ClockTransitions:
     """Times of one GPU's clock changes, 0 to 10 s.
 
-    The delay of a change counts from its request, that is from the begin of the call that sets
+    The delay of a change counts from its request, that is from the start of the call that sets
     the clock, to its effect. Until then the GPU computes at the clock before.
 
     Attributes:

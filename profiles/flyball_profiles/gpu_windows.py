@@ -29,7 +29,7 @@ from flyball_profiles.limited_file import read_text
 GPU_FOLDER_VARIABLE = "FLYBALL_GPU_FOLDER"
 """Variable that names a folder with the GPU files of one's own."""
 MEASURE_BLOCKING_POWER = "flyball profile blocking-power"
-"""Command that measures what the table may not have."""
+"""Command that measures the blocking power of a GPU."""
 
 _SHIPPED = resources.files("flyball_profiles") / "gpus"
 _SUFFIX = ".toml"

@@ -35,7 +35,7 @@ NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = PROFILE.num_stages, 8, 83.64
 DELAY_S = 0.005
 
 RequestedAt = Callable[[float, float], float]
-"""Moment of a request, of the end of the instruction before and the begin of its own, in s."""
+"""Moment of a request, of the end of the instruction before and the start of its own, in s."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""`flyball jobs`: the planner's jobs, looked at and changed."""
+"""`flyball jobs`: list, show, change and delete the planner's jobs."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _configure_timetable(parser: argparse.ArgumentParser) -> None:
         action="append",
         nargs="+",
         metavar="WORD",
-        help="FROM UNTIL TARGET, perhaps DAYS: 22:00 06:00 power:8000 mon,tue, or ISO 8601 times"
+        help="FROM UNTIL TARGET [DAYS]: 22:00 06:00 power:8000 mon,tue, or ISO 8601 times"
         " with an offset; may be given again; replaces the timetable",
     )
     parser.add_argument(

@@ -66,7 +66,7 @@ class EmulatedChoice:
         seed: int = 0,
         blocking_power_w: float | None = None,
     ) -> EmulatedGpu:
-        """Make the GPU of a rank, with one line in the log that says so.
+        """Return the emulated GPU of a rank, and log one line about it.
 
         Args:
             stage: Stage of the rank.
