@@ -45,12 +45,6 @@ GIVEN: dict[str, Any] = {
 }
 
 
-def shipped_gpu_file(name: str) -> str:
-    """Return a file of the GPU table."""
-    file = resources.files("flyball_profiles") / "gpus" / f"{name}.toml"
-    return file.read_text(encoding="utf-8")
-
-
 def attach(engine: object, *, job_id: str, **options: Unpack[AttachOptions]) -> None:
     """As an integration's."""
     check_options(attach, options)
@@ -80,10 +74,10 @@ def test_one_blocking_power_needs_no_list() -> None:
 
 
 def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:
-    path, a40 = tmp_path / "own.toml", load_gpu_window("a40")
-    text = shipped_gpu_file("a40")
-    path.write_text(text[text.index("[transitions") :], encoding="utf-8")
-    assert registered_fields({"transitions": path}) == {"transitions": a40.transitions}
+    a40 = load_gpu_window("a40")
+    with resources.as_file(resources.files("flyball_profiles") / "gpus" / "a40.toml") as path:
+        for given in (path, str(path)):
+            assert registered_fields({"transitions": given}) == {"transitions": a40.transitions}
     with pytest.raises(ValueError, match=r"none\.toml: No such file"):
         registered_fields({"transitions": str(tmp_path / "none.toml")})
 

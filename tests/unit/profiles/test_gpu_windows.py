@@ -50,7 +50,7 @@ blocking_power_w = { value = 100, source = "measured" }
         ("rtx5090", 3090, 1650, None),
     ],
 )
-def test_the_shipped_windows_are_the_published_ones(
+def test_the_shipped_windows_are_as_their_sources_say(
     name: str, filter_max_mhz: int, filter_min_mhz: int, blocking_power_w: float | None
 ) -> None:
     shipped = load_gpu_window(name)
