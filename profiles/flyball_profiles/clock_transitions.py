@@ -121,7 +121,7 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
     """
     keys = {*_PERCENTILES, _QUEUE}
     figures = _mapping(table, TRANSITIONS)
-    check_keys(figures, keys, TRANSITIONS)
+    _check_keys(figures, keys, TRANSITIONS)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for figure, percentiles in _PERCENTILES.items():
@@ -129,7 +129,7 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
         if figure not in figures and figure == _CALL:
             continue
         entry = _mapping(figures.get(figure), where)
-        check_keys(entry, {*percentiles, "source"}, where)
+        _check_keys(entry, {*percentiles, "source"}, where)
         for percentile in percentiles:
             name = f"{figure.removesuffix('_ms')}_{percentile}_s"
             values[name] = _time_s(entry.get(percentile), f"{where}.{percentile}")
@@ -137,7 +137,7 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
     if _QUEUE in figures:
         where = f"{TRANSITIONS}.{_QUEUE}"
         entry = _mapping(figures[_QUEUE], where)
-        check_keys(entry, {"value", "source"}, where)
+        _check_keys(entry, {"value", "source"}, where)
         if not isinstance(entry.get("value"), bool):
             raise TransitionsError(f"{where}.value must be true or false")
         values[_QUEUE], sources[_QUEUE] = entry["value"], _source(entry, where)
@@ -155,15 +155,10 @@ def _mapping(value: object, where: str) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value)
 
 
-def check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Check that a table has no other keys.
-
-    Raises:
-        TransitionsError: it has; the text names the first.
-    """
+def _check_keys(table: Mapping[str, Any], known: set[str], where: str) -> None:
     unknown = sorted(set(table) - known)
     if unknown:
-        place = f"{where}.{unknown[0]}" if where else unknown[0]
+        place = f"{where}.{unknown[0]}"
         raise TransitionsError(f"unknown key {place!a}; known: {', '.join(sorted(known))}")
 
 

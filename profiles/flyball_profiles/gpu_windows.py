@@ -223,7 +223,7 @@ def _parsed(name: str, text: str, file: str) -> GpuWindow:
 
 
 def read_transitions(path: Path) -> ClockTransitions:
-    """Read times of clock changes: the table `[transitions]` of a GPU file, or of one without more.
+    """Read times of clock changes: the table `[transitions]` of a GPU file, or of its own file.
 
     Raises:
         TransitionsError: the file cannot be read, or is malformed; one line with file and key.
