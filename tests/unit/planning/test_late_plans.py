@@ -121,7 +121,8 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
     assert bound_j >= 0.85 * solved.plan.energy_j
 
 
-def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
+@pytest.mark.parametrize("starts_settled", [True, False])
+def test_where_delays_vary_a_plan_is_in_time_for_any_of_them(starts_settled: bool) -> None:
     times = ClockTransitions(
         up_p5_s=0.003,
         up_p50_s=0.005,
@@ -129,7 +130,7 @@ def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
         down_p5_s=0.003,
         down_p50_s=0.005,
         down_p95_s=0.0065,
-        starts_settled=True,
+        starts_settled=starts_settled,
     )
     points = {
         key: tuple(replace(one, time_s=one.time_s / 4, energy_j=one.energy_j / 4) for one in of_key)
@@ -145,7 +146,7 @@ def test_where_delays_vary_a_plan_is_in_time_for_any_of_them() -> None:
         delays_s = [draws.uniform(0.003, 0.0065) for _ in clocks]
         assert simulator.run(clocks, delays_s).end_s <= deadline_s
     exact = make_plan(request.with_options(transitions=None, transition_ms=5.0)).plan
-    assert 0 < solved.plan.saving_percent < exact.saving_percent + 0.1
+    assert 0.9 * exact.saving_percent < solved.plan.saving_percent < exact.saving_percent + 0.1
 
 
 def test_a_deadline_that_no_clock_change_could_meet_is_refused_with_the_nearest() -> None:

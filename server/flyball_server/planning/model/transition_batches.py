@@ -222,9 +222,16 @@ class TransitionBatch:
         latest_s = self._latest_s(clocks, at)
         if times.starts_settled:
             return latest_s
-        # All that is on its way at an iteration's end was requested before that, if only just.
+        # The next iteration begins no earlier than a stage's last instruction ends.
+        begin_s = np.maximum(at.effects_s[1], 0.0)
+        at.effects_s[0], at.effects_s[1] = -np.inf, begin_s
+        latest_s = self._latest_s(clocks, at)
+        goes_on = (at.effects_s[1] <= begin_s).all(axis=(0, 1))
+        if goes_on.all():
+            return latest_s
+        # Where changes take longer than iterations, they may be on their way for any time.
         at.effects_s[0], at.effects_s[1] = -np.inf, longest_s
-        return self._latest_s(clocks, at)
+        return np.where(goes_on, latest_s, self._latest_s(clocks, at))
 
     def _clocks(self, choices: IndexArray) -> IndexArray:
         """Per instruction, in the order of levels, its clock; shape (num_rows, num_plans)."""
