@@ -300,7 +300,7 @@ def test_ranks_in_kubernetes_find_the_planner_and_zeusd() -> None:
     (group,) = rank["securityContext"]["supplementalGroups"]
     arguments = container_of("DaemonSet", "zeusd")["args"]
     assert f"--socket-gid={group}" in arguments
-    # As docs/privileges.md gives the socket away: to a group, not to everybody.
+    # As docs/clocks.md gives the socket away: to a group, not to everybody.
     assert "--socket-permissions=660" in arguments
     guard = container_of("DaemonSet", "flyball-guard")
     assert guard["args"] == ["guard", f"--group={group}"]
