@@ -8,7 +8,7 @@ from typing import Any
 from benchmark_report import Limit, at_most, table
 
 MAX_REACH_S = 20.0
-# docs/database.md has the size, of SQLite.
+# docs/operations.md has the size, of SQLite.
 MAX_BYTES_A_MEASUREMENT = 150.0
 MAX_MEMORY_GROWTH = 0.1
 

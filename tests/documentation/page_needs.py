@@ -16,11 +16,11 @@ _PART = "stage,instruction,frequency,time,energy,tp_rank\n" + "".join(
 PREPARATIONS: dict[str, Preparation] = {
     "README.md": Preparation(training="my-job"),
     "examples/README.md": Preparation(jobs=("llama",), num_stages=2),
-    "docs/access.md": Preparation(certificate=True),
     "docs/commands.md": Preparation(
         jobs=("new",), training="gpt3", files=(("measured/model-v100.csv", _PROFILE),)
     ),
     "docs/deepspeed.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
+    "docs/deploy.md": Preparation(certificate=True),
     "docs/envpipe.md": Preparation(jobs=("gpt",), files=(("profile.csv", _PROFILE),)),
     "docs/failures.md": Preparation(jobs=("gpt",)),
     "docs/from-zeus.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),

@@ -1,4 +1,4 @@
-"""The size of measurements that docs/database.md states."""
+"""The size of measurements that docs/operations.md states."""
 
 from __future__ import annotations
 
