@@ -22,7 +22,7 @@ PREPARATIONS: dict[str, Preparation] = {
     "docs/deepspeed.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
     "docs/deploy.md": Preparation(certificate=True),
     "docs/envpipe.md": Preparation(jobs=("gpt",), files=(("profile.csv", _PROFILE),)),
-    "docs/failures.md": Preparation(jobs=("gpt",)),
+    "docs/failures.md": Preparation(training="gpt3"),
     "docs/from-zeus.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
     "docs/megatron.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
     "docs/profiling.md": Preparation(
@@ -33,6 +33,5 @@ PREPARATIONS: dict[str, Preparation] = {
         )
     ),
     "docs/report.md": Preparation(training="gpt3"),
-    "docs/stragglers.md": Preparation(training="gpt3"),
     "docs/targets.md": Preparation(jobs=("gpt3",)),
 }
