@@ -1,5 +1,5 @@
 # The planner: docker build --tag flyball:0.1.0 .
-# How to run it: docs/deploy.md. Everything is set by the variables of docs/settings.md.
+# How to run it: docs/deploy.md. Everything is set by the variables of docs/commands.md.
 
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /source

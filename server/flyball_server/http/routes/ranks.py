@@ -120,7 +120,7 @@ async def post_measurements(
 ) -> messages.Accepted:
     """Store time and energy of the rank's steps; a step posted again replaces the older one.
 
-    If `report` of the rank's plan requests it, steps have measurements of their instructions.
+    If `measurement_detail` of the rank's plan asks for it, steps have their instructions' times.
     A `plan_version` that the job does not have is a 422 without a `plan_id`; with one the step is
     kept apart as run on an unknown plan, and counts in no total.
     """
