@@ -9,6 +9,7 @@ DEMO_ARGS ?=
 PYTEST_ARGS ?=
 # BENCH_ARGS="--profiles DIR" names the folder of published stage profiles.
 BENCH_ARGS ?=
+TAG ?=
 # SOAK_ARGS="--kills 5000 --seed 2".
 SOAK_ARGS ?=
 TORCH := torch==2.13.0
@@ -29,7 +30,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-oldest check check-dashboard bench soak screenshots docs serve wheel clean prerequisites compiler
+.PHONY: demo test quick test-oldest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -101,8 +102,26 @@ docs: $(VENV)/installed
 serve: $(VENV)/installed
 	@$(BIN)/flyball serve
 
-wheel: $(VENV)/installed
-	$(BIN)/python -m build --wheel
+# What is uploaded, in dist, and the bill of materials of a planner, build/release/flyball.cdx.json.
+# TAG=v0.1.0: and the version is the tag's.
+release: $(VENV)/installed
+	rm -rf dist build/release
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --no-isolation --wheel --outdir build/release/from-tree
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --without-pip build/release/planner
+	$(BIN)/python -m pip --python build/release/planner/bin/python install --quiet $(PIP_ARGS) \
+	  "$$(echo dist/*.whl)[server]"
+	$(BIN)/cyclonedx-py environment build/release/planner --pyproject pyproject.toml \
+	  --output-reproducible --output-file build/release/flyball.cdx.json
+	$(BIN)/python -m tests.release.distributions $(TAG)
+
+# Built and started where a container engine runs.
+image:
+	@engine=$$(for each in docker podman; do $$each info >/dev/null 2>&1 && echo $$each && break; done); \
+	if [ -z "$$engine" ]; then echo "image: no container engine runs here; the tests lint it"; else \
+	  $$engine build --tag flyball:checked . && $$engine run --rm --read-only --network none \
+	    flyball:checked --version; fi
 
 clean:
 	rm -rf $(VENV) build dist

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from flyball_wire import routes
 DEPLOY = ROOT / "deploy"
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
 UNIT = DEPLOY / "systemd/flyball-planner.service"
+RELEASE_WORKFLOW = ".github/workflows/release.yml"
 GUARD_UNIT = DEPLOY / "systemd/flyball-guard.service"
 # 0 is the best, 100 no protection at all; the guard has capabilities, and the GPUs.
 EXPOSURES = {UNIT: 20, GUARD_UNIT: 45}
@@ -119,11 +121,12 @@ def unit_lines(section: str, unit: Path = UNIT) -> list[tuple[str, str]]:
     [
         ("hadolint", "Dockerfile"),
         ("check-jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"),
+        ("check-jsonschema", "--builtin-schema", "vendor.github-workflows", RELEASE_WORKFLOW),
         ("yamllint", "--strict", "-c", "deploy/.yamllint.yml", "docker-compose.yml", "deploy"),
         ("shellcheck", "deploy/slurm/train.sbatch"),
         ("kubernetes-validate", "--strict", *(str(file) for file in KUBERNETES)),
     ],
-    ids=lambda command: command[0],
+    ids=lambda command: " ".join((command[0], Path(command[-1]).name)),
 )
 def test_a_linter_has_nothing_to_say(
     command: Sequence[str], monkeypatch: pytest.MonkeyPatch
@@ -149,6 +152,14 @@ def test_a_unit_is_one_that_systemd_takes_and_finds_well_protected(
 
 
 # ------------------------------------------------------------------ true
+
+
+def test_every_tag_of_the_image_is_the_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pages = (*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md")
+    for file in (*FILES, *pages):
+        tags = set(re.findall(r"\bflyball:(\d[\w.-]*)", file.read_text()))
+        assert tags <= {project["version"]}, file
 
 
 def test_every_variable_that_a_file_names_is_a_setting() -> None:
