@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ CALLS: dict[str, Callable[[ClockGovernor], object]] = {
     "pause": lambda governor: governor.pause(),
     "give_up": lambda governor: governor.give_up(RuntimeError("a reason")),
     "report": lambda governor: governor.report(),
+    "last_call": lambda governor: governor.last_call(),
     "is_over": lambda governor: governor.is_over,
     "close": lambda governor: governor.close(),
 }
@@ -139,6 +141,27 @@ class TestClockGovernor:
         started.governor.start()
         started.set_and_wait(1200)
         assert started.num_calls(SET) == 2
+
+    def test_a_call_is_timed(self, started: Governed) -> None:
+        assert started.governor.last_call() is None
+        started.nvml.set_latency_us(20_000)
+        began_s = time.monotonic()
+        started.governor.set_mhz(1410)
+        wait_until(lambda: started.governor.last_call() is not None, "the call has returned")
+        call = started.governor.last_call()
+        assert call is not None
+        assert call.sm_clock_mhz == 1410
+        assert began_s <= call.requested_s <= call.began_s
+        assert 0.02 <= call.returned_s - call.began_s <= time.monotonic() - began_s
+        started.governor.pause()
+        assert started.governor.last_call() is None
+
+    def test_a_call_that_fails_is_not_timed(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.nvml.fail(SET, UNKNOWN)
+        started.governor.set_mhz(1200)
+        wait_until(lambda: started.governor.report().num_failures, "it has failed")
+        assert started.governor.last_call() is None
 
     def test_the_latest_request_wins(self, started: Governed) -> None:
         for sm_clock_mhz in range(210, 1200, 15):

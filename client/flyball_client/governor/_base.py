@@ -6,6 +6,8 @@ import logging
 from dataclasses import dataclass
 from typing import Protocol
 
+from flyball_client.gpu._base import ClockCall
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReport:
@@ -103,6 +105,10 @@ class ClockGovernor(Protocol):
 
     def report(self) -> ClockReport:
         """Return the counts so far."""
+        ...
+
+    def last_call(self) -> ClockCall | None:
+        """Return the call of the last request for a clock; None: it has not returned, or failed."""
         ...
 
     def close(self) -> None:

@@ -80,6 +80,7 @@ class ClockController:
         except (GpuError, ValueError) as error:
             self._on_failure(error, is_first=is_first)
             return
+        words[word.RETURNED_NS] = time.monotonic_ns()
         self._num_failures_in_a_row = 0
         words[word.IN_FORCE_MHZ] = sm_clock_mhz
         words[word.NUM_SWITCHES] += 1

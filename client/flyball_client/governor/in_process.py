@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from flyball_client.governor._base import ClockReport, log_given_up
 from flyball_client.governor.clock_controller import HOPELESS_ERRORS, READ_PERIOD_S, SETTLE_S
-from flyball_client.gpu._base import ClockLimit, EmulatedDevice, GpuDevice
+from flyball_client.gpu._base import ClockCall, ClockLimit, EmulatedDevice, GpuDevice
 
 _logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class InProcessGovernor:
         self._clock_s = gpu.emulated_time_s if isinstance(gpu, EmulatedDevice) else time.monotonic
         self._next_read_s = 0.0
         self._report = ClockReport()
+        self._last_call: ClockCall | None = None
 
     @property
     def is_over(self) -> bool:
@@ -51,6 +52,7 @@ class InProcessGovernor:
         if sm_clock_mhz == self._in_force_mhz or self._is_over:
             return
         may_have_been_locked, self._may_be_locked = self._may_be_locked, True
+        self._last_call, began_s = None, time.monotonic()
         try:
             self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
         except Exception as error:
@@ -60,6 +62,12 @@ class InProcessGovernor:
             self.give_up(error)
             return
         self._in_force_mhz = sm_clock_mhz
+        self._last_call = ClockCall(
+            sm_clock_mhz=sm_clock_mhz,
+            requested_s=began_s,
+            began_s=began_s,
+            returned_s=time.monotonic(),
+        )
         self._count(num_switches=1)
         self._let_settle()
 
@@ -80,6 +88,7 @@ class InProcessGovernor:
 
     def pause(self) -> None:
         """Restore the clock until the next one is set."""
+        self._last_call = None
         if not self._may_be_locked:
             return
         try:
@@ -100,6 +109,12 @@ class InProcessGovernor:
     def report(self) -> ClockReport:
         """Return the counts so far."""
         return self._report
+
+    def last_call(self) -> ClockCall | None:
+        """Return the last request's call."""
+        if self._last_call is None or not isinstance(self._gpu, EmulatedDevice):
+            return self._last_call
+        return self._gpu.last_call()
 
     def close(self) -> None:
         """Restore the clock permanently, if it may be locked."""

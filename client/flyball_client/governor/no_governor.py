@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_client.governor._base import ClockReport
+from flyball_client.gpu._base import ClockCall
 
 
 class NoGovernor:
@@ -34,6 +35,10 @@ class NoGovernor:
     def report(self) -> ClockReport:
         """Return no counts."""
         return ClockReport()
+
+    def last_call(self) -> ClockCall | None:
+        """Return None: no clock is set."""
+        return None
 
     def close(self) -> None:
         """Do nothing."""

@@ -19,7 +19,7 @@ from flyball_client.governor.own_process import OwnProcess
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.governor.state_folder import StateRefusedError, default_state_dir
-from flyball_client.gpu._base import GpuAddress, GpuError, GpuPermissionError
+from flyball_client.gpu._base import ClockCall, GpuAddress, GpuError, GpuPermissionError
 from flyball_client.gpu.open_gpu import may_set_clocks
 
 _logger = logging.getLogger(__name__)
@@ -187,6 +187,21 @@ class ProcessGovernor:
             sm_clock_mhz=words[word.SM_CLOCK_MHZ] or None,
             num_samples=num_samples,
             samples_mhz=samples_mhz,
+        )
+
+    def last_call(self) -> ClockCall | None:
+        """Return the call of the last request for a clock; None: it has not returned, or failed."""
+        if self._last_report is not None or not self._requested_mhz:
+            return None
+        words, request = self._words, self._last_request
+        began_ns, returned_ns = words[word.DELIVERED_NS], words[word.RETURNED_NS]
+        if words[word.SERVED] != request or not words[word.REQUESTED_NS] <= began_ns <= returned_ns:
+            return None
+        return ClockCall(
+            sm_clock_mhz=request & word.MHZ_MASK,
+            requested_s=words[word.REQUESTED_NS] / 1e9,
+            began_s=began_ns / 1e9,
+            returned_s=returned_ns / 1e9,
         )
 
     def close(self) -> None:

@@ -46,6 +46,9 @@ SAMPLES: Final = 23
 number; see `with_sample` and `samples_of`. One word, so that both are read consistently. At five
 readings a second it overflows after 150 days."""
 
+RETURNED_NS: Final = 24
+"""CLOCK_MONOTONIC after the last GPU call that set a clock, ns."""
+
 STARTING: Final = 0
 READY: Final = 1
 ENDED: Final = 2

@@ -71,6 +71,25 @@ class SmClockRange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockCall:
+    """One call that set a GPU's clock; moments are of the system's monotonic clock.
+
+    An emulated GPU in virtual time has a clock of its own.
+
+    Attributes:
+        sm_clock_mhz: Clock that was set, MHz.
+        requested_s: Moment of the request, in s.
+        began_s: Start of the call in s. A call waits there for those to other GPUs of the node.
+        returned_s: End of the call in s.
+    """
+
+    sm_clock_mhz: int
+    requested_s: float
+    began_s: float
+    returned_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuAddress:
     """Address by which another process on this machine opens the same GPU.
 
@@ -184,4 +203,8 @@ class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
 
     def emulated_time_s(self) -> float:
         """Return the emulated seconds since the device was created."""
+        ...
+
+    def last_call(self) -> ClockCall | None:
+        """Return the last call that set the clock; None: there was none, or it is not over."""
         ...

@@ -11,7 +11,7 @@ import uuid as uuids
 from collections.abc import Mapping
 from typing import Protocol
 
-from flyball_client.gpu._base import ClockLimit, GpuError
+from flyball_client.gpu._base import ClockCall, ClockLimit, GpuError
 from flyball_client.gpu.emulated_execution import (
     ClockCalls,
     EmulatedGpuSettings,
@@ -76,8 +76,9 @@ class EmulatedGpu:
     """Emulated GPU of one rank of one stage; a GpuDevice and an InstructionObserver.
 
     The profile's energies are divided by the stage's number of ranks. Without a lock it runs at
-    the stage's highest profiled clock. A call that sets a clock returns at once; the clock takes
-    effect as the settings say, also in the middle of an instruction. Where a kind has no point at
+    the stage's highest profiled clock. A request returns at once; its call runs in emulated time,
+    as if a governor process made it, and queues with those of the node. The clock takes effect as
+    the settings say, also in the middle of an instruction. Where a kind has no point at
     the clock in force, its next point above is used, else its highest.
 
     Attributes:
@@ -181,6 +182,21 @@ class EmulatedGpu:
             raise ValueError(f"no instruction is running on {self.name}")
         self._execution.advance(self.emulated_time_s())
         return self._wall_s(self._execution.completion_s())
+
+    def last_call(self) -> ClockCall | None:
+        """Return the last call that set the clock; None: there was none, or it is not over.
+
+        Its moments are of the device's wall clock, in s.
+        """
+        call = self._calls.last_call
+        if call is None or call.returned_s > self.emulated_time_s():
+            return None
+        return ClockCall(
+            sm_clock_mhz=call.sm_clock_mhz,
+            requested_s=self._wall_s(call.requested_s),
+            began_s=self._wall_s(call.began_s),
+            returned_s=self._wall_s(call.returned_s),
+        )
 
     def set_slowdown(self, slowdown: float) -> None:
         """Emulate a straggler.
@@ -299,11 +315,16 @@ class EmulatedGpu:
         now_s = (wall_s - self._started_s) / self._time_scale
         self._execution.advance(now_s)
         if calls.is_waiting(now_s):
-            calls.replace_waiting(sm_clock_mhz)
+            calls.replace_waiting(sm_clock_mhz, now_s)
         else:
-            call_time_s = calls.draw_call_time_s() * self._time_scale
-            starts_s = self._node.book_s(wall_s, call_time_s)
-            calls.begin(sm_clock_mhz, now_s + (starts_s - wall_s) / self._time_scale)
+            call_time_s = calls.draw_call_time_s()
+            starts_s = self._node.book_s(wall_s, call_time_s * self._time_scale)
+            calls.begin(
+                sm_clock_mhz,
+                now_s,
+                starts_s=now_s + (starts_s - wall_s) / self._time_scale,
+                call_time_s=call_time_s,
+            )
         self._execution.set_changes(calls.changes(now_s))
 
     def _wall_s(self, emulated_s: float) -> float:

@@ -24,6 +24,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TypeVar
 
+from flyball_client.gpu._base import ClockCall
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 T = TypeVar("T")
@@ -414,16 +415,23 @@ class Execution:
 class ClockCalls:
     """Calls that set the clock of one GPU, with the moments of their effects.
 
-    A call that has not begun yet takes the newest clock in place of its own. Where a later call
-    takes effect before an earlier one, that one is dropped. Moments are emulated seconds.
+    One call is made at a time. A request during a call waits for its end, and is replaced by a
+    later one until then; from then on it is in the queue of the node, with its clock. Where a
+    later call takes effect before an earlier one, that one is dropped. Moments are emulated
+    seconds.
 
     Args:
         clock_mhz: Clock in force at the beginning, MHz.
         settings: Physics.
+
+    Attributes:
+        requested_mhz: Clock that was requested last, MHz.
+        last_call: Last call, which may be still to come; None: there was none.
     """
 
     def __init__(self, clock_mhz: int, settings: EmulatedGpuSettings) -> None:
         self.requested_mhz = clock_mhz
+        self.last_call: ClockCall | None = None
         self._settings = settings
         # Apart from that of the instructions, whose draws are the same with and without delays.
         self._generator = random.Random(f"clock calls {settings.seed}")
@@ -436,17 +444,34 @@ class ClockCalls:
         return self._settings.call_time.draw_s(self._generator)
 
     def is_waiting(self, now_s: float) -> bool:
-        """Return whether the last call has not begun yet."""
-        return self._starts_s > now_s
+        """Return whether the last request still waits for the end of the call before."""
+        call = self.last_call
+        return call is not None and call.began_s > now_s
 
-    def begin(self, clock_mhz: int, starts_s: float) -> None:
-        """Add a call that begins at this moment."""
+    def begin(self, clock_mhz: int, now_s: float, *, starts_s: float, call_time_s: float) -> None:
+        """Add a call, requested now, that reaches the GPU at a moment and takes a time.
+
+        Args:
+            clock_mhz: Clock to set, MHz.
+            now_s: Moment of the request.
+            starts_s: Moment at which the calls of the node before it are over.
+            call_time_s: Time of the call from then on, s.
+        """
+        free_s = now_s if self.last_call is None else max(now_s, self.last_call.returned_s)
         self._before_mhz, self._starts_s = self.requested_mhz, starts_s
+        self.last_call = ClockCall(
+            sm_clock_mhz=clock_mhz,
+            requested_s=now_s,
+            began_s=min(free_s, starts_s),
+            returned_s=starts_s + call_time_s,
+        )
         self._add(clock_mhz)
 
-    def replace_waiting(self, clock_mhz: int) -> None:
-        """Give the call that has not begun yet this clock."""
+    def replace_waiting(self, clock_mhz: int, now_s: float) -> None:
+        """Give the call that waits this clock, requested now."""
         self._changes.pop()
+        if self.last_call is not None:
+            self.last_call = replace(self.last_call, sm_clock_mhz=clock_mhz, requested_s=now_s)
         self._add(clock_mhz)
 
     def changes(self, now_s: float) -> list[tuple[float, int]]:

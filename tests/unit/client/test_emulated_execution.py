@@ -148,7 +148,28 @@ def test_calls_of_one_node_run_one_at_a_time() -> None:
         assert bench.gpu.sm_clock_mhz() == 700
 
 
-def test_a_call_that_waits_in_the_queue_takes_the_newest_clock() -> None:
+def test_a_call_in_the_nodes_queue_keeps_its_clock_and_is_over_when_it_was_served() -> None:
+    """Another GPU's call takes 10 ms first; this one's second request waits until 20 ms."""
+    settings, node = replace(IDEAL_GPU, call_time=exact(0.01)), EmulatedNode()
+    other, bench = (Bench.of(settings, node=node) for _ in range(2))
+    other.gpu.lock_sm_clock_mhz(700)
+    bench.gpu.lock_sm_clock_mhz(1200)
+    bench.wait_until(0.002)
+    bench.gpu.lock_sm_clock_mhz(700)
+    bench.wait_until(0.0101)
+    assert bench.gpu.sm_clock_mhz() == 1200
+    assert bench.gpu.last_call() is None
+    bench.wait_until(0.0201)
+    assert bench.gpu.sm_clock_mhz() == 700
+    bench.wait_until(0.0301)
+    call = bench.gpu.last_call()
+    assert call is not None
+    assert call.sm_clock_mhz == 700
+    moments_s = (call.requested_s, call.began_s, call.returned_s)
+    assert [moment_s - 1000 for moment_s in moments_s] == pytest.approx([0.002, 0.02, 0.03])
+
+
+def test_a_request_during_a_call_takes_the_newest_clock() -> None:
     settings = replace(IDEAL_GPU, call_time=exact(0.01))
     bench = Bench.of(settings)
     bench.gpu.lock_sm_clock_mhz(1200)  # begins at once
