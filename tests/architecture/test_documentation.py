@@ -220,8 +220,8 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
         ("schedules.md", [*SCHEDULES, AUTO]),
         ("model.md", list(RECONFIGURATIONS)),
         ("rest.md", [str(state) for state in JobState]),
-        ("profiles.md", [str(kind) for kind in InstructionKind]),
-        ("profiles.md", list(gpu_names())),
+        ("profiling.md", [str(kind) for kind in InstructionKind]),
+        ("profiling.md", list(gpu_names())),
     ],
     ids=["kinds", "policies", "schedules", "reconfigurations", "states", "columns", "GPUs"],
 )

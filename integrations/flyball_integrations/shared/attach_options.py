@@ -45,7 +45,7 @@ class PlanningOptions(TypedDict, total=False):
             precedence over `gpu_type`. One of the two is needed unless `profiling` is `online`.
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
-            (docs/profiles.md); not beside `transition_ms`.
+            (docs/profiling.md); not beside `transition_ms`.
     """
 
     gpu_type: str | None
