@@ -19,12 +19,10 @@ PREPARATIONS: dict[str, Preparation] = {
     "docs/commands.md": Preparation(
         jobs=("new",), training="gpt3", files=(("measured/model-v100.csv", _PROFILE),)
     ),
-    "docs/deepspeed.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
+    "docs/deepspeed.md": Preparation(jobs=("my-job", "gpt"), files=(("profile.csv", _PROFILE),)),
     "docs/deploy.md": Preparation(certificate=True),
-    "docs/envpipe.md": Preparation(jobs=("gpt",), files=(("profile.csv", _PROFILE),)),
     "docs/failures.md": Preparation(training="gpt3"),
     "docs/from-zeus.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
-    "docs/megatron.md": Preparation(jobs=("my-job",), files=(("profile.csv", _PROFILE),)),
     "docs/profiling.md": Preparation(
         files=(
             ("s0-t0.csv", _PART.format(rank=0)),
