@@ -30,6 +30,5 @@ PREPARATIONS: dict[str, Preparation] = {
             ("old.csv", _PROFILE),
         )
     ),
-    "docs/report.md": Preparation(training="gpt3"),
-    "docs/targets.md": Preparation(jobs=("gpt3",)),
+    "docs/savings.md": Preparation(jobs=("llama",), training="gpt3"),
 }
