@@ -86,7 +86,7 @@ def test_the_first_page_has_its_picture(site: Path) -> None:
 
 def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
-    assert len(pages) > 40
+    assert len(pages) > 30
     for page in pages:
         for address in read(page).loaded:
             parts = urlsplit(address)
@@ -98,11 +98,11 @@ def test_no_page_loads_anything_from_elsewhere(site: Path) -> None:
 
 
 def test_links_to_files_outside_of_the_documentation_lead_to_them(site: Path) -> None:
-    guide, examples = read(site / "integration-guide.html"), read(site / "examples" / "index.html")
+    guide, examples = read(site / "frameworks.html"), read(site / "examples" / "index.html")
     assert "examples/hand_written_loop.py" in guide.links
     example = site / "examples" / "hand_written_loop.py"
     assert example.read_text() == (ROOT / "examples" / "hand_written_loop.py").read_text()
-    assert "../integration-guide.html" in examples.links
+    assert any(link.startswith("../frameworks.html") for link in examples.links)
 
 
 def test_every_link_within_the_site_leads_to_a_page_and_a_place_on_it(site: Path) -> None:

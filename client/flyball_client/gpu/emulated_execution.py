@@ -86,7 +86,7 @@ class EmulatedGpuSettings:
     """Physics of an emulated GPU; times in emulated seconds.
 
     The defaults are measurements of V100 (calls) and of A40 and A100 (delays) that others have
-    published (docs/emulation.md); stall, power lag, power limit and noise are off.
+    published (docs/evaluation.md#emulated-gpus); stall, power lag, power limit and noise are off.
 
     Attributes:
         call_time: Time of a call that sets a clock. Calls to GPUs of one node run one at a time.

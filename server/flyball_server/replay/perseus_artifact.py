@@ -2,7 +2,7 @@
 
 The artifact (github.com/ml-energy/zeus, branch kronos, folder sosp24_data) holds two files a run:
 `N.sched.json` with a clock for each command of Merak's 1F1B, `N.prof.json` with what each rank
-measured. docs/replay.md says how they are read.
+measured. docs/evaluation.md says how they are read.
 """
 
 from __future__ import annotations

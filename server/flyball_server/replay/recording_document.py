@@ -1,6 +1,6 @@
 """The document of recorded runs: read strictly, and written.
 
-docs/replay.md describes it, docs/recorded-runs.schema.json is its schema.
+docs/evaluation.md describes it, docs/recorded-runs.schema.json is its schema.
 """
 
 from __future__ import annotations
