@@ -215,10 +215,10 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
 @pytest.mark.parametrize(
     ("page", "names"),
     [
-        ("model.md", [str(kind) for kind in InstructionKind]),
-        ("model.md", list(POLICIES)),
+        ("theory.md", [str(kind) for kind in InstructionKind]),
+        ("theory.md", list(POLICIES)),
         ("schedules.md", [*SCHEDULES, AUTO]),
-        ("model.md", list(RECONFIGURATIONS)),
+        ("theory.md", list(RECONFIGURATIONS)),
         ("rest.md", [str(state) for state in JobState]),
         ("profiling.md", [str(kind) for kind in InstructionKind]),
         ("profiling.md", list(gpu_names())),
