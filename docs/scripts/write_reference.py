@@ -1,9 +1,10 @@
-"""Write docs/rest.md and docs/commands.md from their templates and the code.
+"""Write docs/rest.md, docs/commands.md and docs/metrics.md from their templates and the code.
 
 Usage: python -m docs.scripts.write_reference
 
 A template (docs/scripts/reference/NAME.in) is the page with `{{PART}}` lines. REST parts come from
-the API's OpenAPI document, commands from their parsers, settings from the planner's Settings.
+the API's OpenAPI document, commands from their parsers, settings from the planner's Settings,
+metrics from their collectors.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.scripts.command_reference import command_part
+from docs.scripts.metrics_reference import metrics_part
 from docs.scripts.rest_reference import rest_part
 from docs.scripts.settings_reference import settings_part
 
 DOCS = Path(__file__).resolve().parents[1]
 TEMPLATES = Path(__file__).with_name("reference")
-PAGES = ("commands.md", "rest.md")
+PAGES = ("commands.md", "metrics.md", "rest.md")
 _PART = re.compile(r"^\{\{([a-z]+)((?: [\w-]+)*)\}\}$", re.MULTILINE)
 _WRITERS: dict[str, Callable[[str], str]] = {
     "command": command_part,
+    "metrics": metrics_part,
     "rest": rest_part,
     "settings": settings_part,
 }
