@@ -172,6 +172,27 @@ class TimetableStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MissedTarget:
+    """A target that a job's plans met until conditions changed, as with a straggler.
+
+    Attributes:
+        target: target that no plan meets now; it is planned for again when conditions change.
+        nearest: target of the nearest plan, which the job runs instead.
+    """
+
+    target: str
+    nearest: str
+
+    @property
+    def text(self) -> str:
+        """Line for people."""
+        return (
+            f"target {self.target} cannot be met any more; the job runs the nearest plan,"
+            f" {self.nearest}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparisonStatus:
     """Progress of a comparison.
 

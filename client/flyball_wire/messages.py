@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
@@ -331,6 +332,8 @@ class JobView:
         problem: reason of the failure of the newest planning; null: it did not fail.
         created_at: time of its registration, ISO 8601, UTC.
         notes: lines for people: what it is waiting for, what is unusual.
+        missed: target that cannot be met any more, with that of the plan that runs instead; null:
+            the newest plan meets its target.
     """
 
     job_id: str
@@ -342,6 +345,7 @@ class JobView:
     problem: str | None
     created_at: str
     notes: tuple[str, ...] = ()
+    missed: MissedTarget | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

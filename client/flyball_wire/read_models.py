@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate
+from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate, MissedTarget
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -125,7 +125,10 @@ class JobOverview:
         num_ranks: number of ranks that it is registered with, each with one GPU.
         num_registered, num_present: number of ranks that have registered, and that have called
             recently.
-        policy, target: current policy and target; `target` follows a timetable.
+        policy, target: policy and target of the active version, or the newest while none is
+            active; those asked for while there is no version or one of profiling.
+        missed: target that cannot be met any more, with that of the plan that runs instead; null:
+            the newest plan meets its target.
         predicted: prediction for the active version, or the newest while none is active; null: no
             version yet, or one of profiling.
         measured: newest measurement; null: no complete step yet.
@@ -168,6 +171,7 @@ class JobOverview:
     last_seen_at: str
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
+    missed: MissedTarget | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

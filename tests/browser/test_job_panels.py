@@ -108,10 +108,38 @@ def test_a_target_of_the_timetable_in_force_is_named(
     }
     path = routes.fill(routes.TIMETABLE, job_id="job")
     planner.http.put(path, json={"windows": [window]}).raise_for_status()
+    wait_until(lambda: acknowledge_newest(planner) == 2)
     open_job(browser_page, planner)
     expect(browser_page.locator("#panel-frontier form")).to_contain_text("target least-energy")
     progress = plan_for(browser_page, "slowdown", "3")
     expect(progress).to_contain_text("The timetable has least-energy in force")
+
+
+def acknowledge_newest(planner: LivePlanner) -> int:
+    """All ranks acknowledge the newest version; return it."""
+    path = routes.fill(routes.JOB, job_id="job")
+    version = int(planner.http.get(path).json()["newest_version"])
+    acknowledge(planner, version)
+    return version
+
+
+def test_a_target_that_a_straggler_makes_unreachable_is_named(
+    browser_page: Page, planner: LivePlanner
+) -> None:
+    path = routes.fill(routes.TARGET, job_id="job")
+    planner.http.put(path, json={"target": "deadline:0.91"}).raise_for_status()
+    acknowledge(planner, 2)
+    dashboard = open_job(browser_page, planner)
+    expect(dashboard.fact("Target")).to_have_text("deadline 0.91\u202fs")
+    straggler = {"rank": 1, "slowdown": 1.15}
+    planner.http.post(routes.fill(routes.STRAGGLERS, job_id="job"), json=straggler)
+    wait_until(lambda: acknowledge_newest(planner) > 2)
+    nearest = "deadline 0.99\u202fs, nearest to deadline 0.91\u202fs"
+    expect(dashboard.fact("Target")).to_have_text(nearest)
+    expect(browser_page.locator("#panel-frontier form")).to_contain_text(nearest)
+    notes = browser_page.get_by_role("list", name="Notes")
+    expect(notes).to_contain_text("target deadline:0.91 cannot be met any more")
+    expect(dashboard.open().row("job")).to_contain_text(nearest)
 
 
 def test_the_frontier_and_timeline_appear_with_the_profile(

@@ -37,6 +37,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         "active_version": 1,
         "policy": "frontier",
         "target": "fastest",
+        "missed": None,
         **dict.fromkeys(_NOT_MEASURED),
         "num_steps": 0,
         "is_caught_up": True,

@@ -50,6 +50,29 @@ def test_an_announcement_is_answered_at_once_and_the_plan_follows(planner: LiveP
     assert listed == {**view, "is_planned": True}
 
 
+def test_a_deadline_that_a_straggler_makes_unreachable_keeps_the_nearest_plan(
+    planner: LivePlanner,
+) -> None:
+    job = routes.fill(routes.JOB, job_id="job")
+    target = routes.fill(routes.TARGET, job_id="job")
+    fastest_s = plans(planner)[0]["baseline"]["iteration_time_s"]
+    asked = f"deadline:{1.01 * fastest_s:.6g}"
+    assert planner.http.put(target, json={"target": asked}).status_code == 200
+    planner.http.post(STRAGGLERS, json={"rank": 1, "slowdown": 1.15}).raise_for_status()
+    wait_until(lambda: planner.http.get(job).json()["missed"] is not None)
+    view = planner.http.get(job).json()
+    nearest = plans(planner)[-1]["target"]
+    assert view["missed"] == {"target": asked, "nearest": nearest}
+    assert (view["state"], view["registration"]["target"]) == ("planned", asked)
+    assert any(asked in note and nearest in note for note in view["notes"])
+    overview = planner.http.get(routes.fill(routes.JOB_OVERVIEW, job_id="job")).json()
+    assert (overview["target"], overview["missed"]) == (nearest, view["missed"])
+    refused = planner.http.put(target, json={"target": f"deadline:{fastest_s:.6g}"})
+    assert refused.status_code == 422
+    overview = planner.http.get(routes.fill(routes.JOB_OVERVIEW, job_id="job")).json()
+    assert (overview["state"], overview["target"]) == ("planning-failed", nearest)
+
+
 def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
     planner: LivePlanner,
 ) -> None:

@@ -59,6 +59,7 @@ class Running:
     effort: str = "normal"
     policy: Policy = Policy.FRONTIER
     schedule: str = "1f1b"
+    target: str = "fastest"
     now: datetime = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     pacing: StragglerReconciler = field(default_factory=StragglerReconciler)
     step: int = 0
@@ -79,6 +80,7 @@ class Running:
             effort=self.effort,
             policy=self.policy,
             schedule=self.schedule,
+            target=self.target,
         )
         register_job(self.services, "job", spec)
         for rank in range(num_ranks):

@@ -29,6 +29,8 @@ def job_as_line(job: JobView) -> str:
     plan = "no plan yet" if job.newest_version is None else f"plan {job.newest_version}"
     options = job.registration
     line = f"{job.job_id}: {job.state}, {plan} ({options.policy}, target {options.target})"
+    if job.missed is not None:
+        line = f"{line}; {job.missed.text}"
     return line if job.problem is None else f"{line}; {job.problem}"
 
 

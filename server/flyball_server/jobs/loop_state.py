@@ -11,7 +11,7 @@ from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
-from flyball_wire.closed_loop import ProfilingResult, StragglerReason, Timetable
+from flyball_wire.closed_loop import MissedTarget, ProfilingResult, StragglerReason, Timetable
 from flyball_wire.plan_options import Effort
 
 
@@ -136,6 +136,7 @@ class JobLoopState(Record):
         profiling: state of online profiling; None: not profiled online, or not started.
         inputs: current planning inputs.
         planned_inputs: planning inputs of the newest plan.
+        missed: target that the newest plan misses, having met it earlier; None: it meets its own.
         made: plan versions that were solved with the job's own effort, newest last.
     """
 
@@ -147,4 +148,5 @@ class JobLoopState(Record):
     profiling: ProfilingResult | None = None
     inputs: PlanningInputs = PlanningInputs()
     planned_inputs: PlanningInputs = PlanningInputs()
+    missed: MissedTarget | None = None
     made: tuple[MadePlan, ...] = ()

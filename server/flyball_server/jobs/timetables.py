@@ -276,8 +276,11 @@ def _check_policy(job: JobRecord, timetable: Timetable) -> None:
 def _status(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableStatus:
     timetable = loop_state.timetable
     change = None if timetable is None else next_change(timetable, services.now())
+    current_target = loop_state.planned_inputs.target or job.spec.target
+    if loop_state.missed is not None:
+        current_target = loop_state.missed.nearest
     return TimetableStatus(
         timetable=timetable,
-        current_target=loop_state.planned_inputs.target or job.spec.target,
+        current_target=current_target,
         next_change=None if change is None else change.isoformat(),
     )

@@ -20,8 +20,23 @@ class PlanningError(ValueError):
 
 
 class TargetUnreachableError(PlanningError):
-    """No plan meets the target; the message says what can be met."""
+    """No plan meets the target; the message says what can be met.
+
+    `nearest_target` is the nearest target that a plan meets; None: a target of another kind than
+    an iteration time was asked for.
+    """
+
+    def __init__(self, message: str, *, field: str, nearest_target: str | None = None) -> None:
+        super().__init__(message, field=field)
+        self.nearest_target = nearest_target
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """It crosses with the nearest target."""
+        return _made_again, (type(self), self.message, self.field, self.nearest_target)
 
 
-def _made_again(kind: type[PlanningError], message: str, field: str) -> PlanningError:
-    return kind(message, field=field)
+def _made_again(kind: type[PlanningError], message: str, field: str, *rest: str) -> PlanningError:
+    error = kind(message, field=field)
+    if isinstance(error, TargetUnreachableError):
+        [error.nearest_target] = rest
+    return error

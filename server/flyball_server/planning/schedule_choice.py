@@ -25,6 +25,7 @@ from flyball_server.planning.model.simulator import (
     simulate,
 )
 from flyball_server.planning.plan import ConsideredSchedule
+from flyball_server.planning.request_options import rounded_up
 from flyball_wire.plan_options import Effort, PlanOptions
 
 AUTO = "auto"
@@ -120,7 +121,9 @@ def choose_schedule(
     if best is None or best.plan is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in search.why_not.items())
         raise TargetUnreachableError(
-            f"no order meets {options.target!r}: {reasons}", field="target"
+            f"no order meets {options.target!r}: {reasons}",
+            field="target",
+            nearest_target=search.nearest_target,
         )
     return ScheduleChoice(
         name=best.name,
@@ -149,6 +152,7 @@ class _Search:
         self._reserve = reserve
         self._candidates: dict[str, _Candidate] = {}
         self.why_not: dict[str, str] = {}
+        self._fastest_s: list[float] = []
 
     def add(self, name: str, model: PipelineModel | PlanningError) -> None:
         if isinstance(model, PlanningError):
@@ -159,6 +163,7 @@ class _Search:
         if target.kind == "deadline":
             if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:
                 self.why_not[name] = f"takes at least {solver.fastest_time_s:.6g} s"
+                self._fastest_s.append(solver.fastest_time_s)
                 return
             # The sums of equal orders' times may differ by their rounding.
             target = Target(kind="deadline", value=max(target.value, solver.fastest_time_s))
@@ -169,6 +174,11 @@ class _Search:
             target=target,
             bound_j=_bound_j(solver, target),
         )
+
+    @property
+    def nearest_target(self) -> str | None:
+        """Deadline of the fastest order of those that miss theirs; None: none does."""
+        return f"deadline:{rounded_up(min(self._fastest_s))}" if self._fastest_s else None
 
     def best(self) -> _Candidate | None:
         best: _Candidate | None = None

@@ -16,6 +16,7 @@ from flyball_wire.read_models import JobOverview
 def job_overview(facts: JobFacts) -> JobOverview:
     """Return an immutable copy of a job's current figures."""
     job, spec, savings = facts.job, facts.job.spec, facts.totals.savings()
+    policy, target = facts.options or (spec.policy, spec.target)
     with_steps = [version for version in savings.versions if version.num_steps]
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
     return JobOverview(
@@ -30,8 +31,9 @@ def job_overview(facts: JobFacts) -> JobOverview:
         num_present=facts.ranks.present,
         newest_version=facts.newest_version,
         active_version=facts.active_version,
-        policy=spec.policy,
-        target=facts.planned_target or spec.target,
+        policy=policy,
+        target=target,
+        missed=facts.missed,
         predicted=facts.prediction,
         measured=facts.newest,
         measured_baseline_time_s=compared.baseline_time_s,

@@ -18,7 +18,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.views.job_totals import JobTotals
 from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
-from flyball_wire.closed_loop import Estimate
+from flyball_wire.closed_loop import Estimate, MissedTarget
 from flyball_wire.messages import PlanVersion
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
@@ -68,8 +68,10 @@ class JobFacts:
         planned_clocks_mhz: mean clock of this version by stage, MHz.
         measured_stages: measurements of the newest steps by stage.
         is_caught_up: true if all settled steps are in `totals`.
-        planned_target: target from the timetable in the newest planning; None: the job's own.
-        target_revision: `planned_revision` that `planned_target` belongs to; -1: none yet.
+        options: policy and target of the version that `prediction` belongs to; None: no version,
+            or one of profiling.
+        missed: target that the newest plan misses; None: it meets its target.
+        missed_revision: `planned_revision` that `missed` belongs to; -1: none yet.
         active_at: time of the last call of its ranks, UTC.
     """
 
@@ -87,8 +89,9 @@ class JobFacts:
     measured_stages: tuple[StageMeasurement, ...] = ()
     saved_j: Estimate | None = None
     is_caught_up: bool = False
-    planned_target: str | None = None
-    target_revision: int = -1
+    options: tuple[str, str] | None = None
+    missed: MissedTarget | None = None
+    missed_revision: int = -1
     active_at: datetime
     read_at_s: float = float("-inf")
     plans: dict[int, PlanFacts] = field(default_factory=dict)
@@ -228,9 +231,9 @@ def _read_job(
     job = facts.job
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
-    if facts.target_revision != job.planned_revision:
-        facts.planned_target = reader.find_loop_state(job.job_id).planned_inputs.target
-        facts.target_revision = job.planned_revision
+    if facts.missed_revision != job.planned_revision:
+        facts.missed = reader.find_loop_state(job.job_id).missed
+        facts.missed_revision = job.planned_revision
     facts.emulated = job.spec.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,
@@ -272,6 +275,7 @@ def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool])
             break
     known = None if told is None else facts.plans.get(told)
     facts.prediction = None if known is None else known.prediction
+    facts.options = None if known is None else known.options
     facts.stages = () if known is None else known.stages
     facts.planned_clocks_mhz = () if known is None else known.stage_clocks_mhz
     for entry in versions:

@@ -129,6 +129,7 @@ class PlanFacts:
 
     Attributes:
         kinds: steps that run at the highest clocks, counted from a first step of 0.
+        options: policy and target that it was planned with; None: a probe plan.
         prediction: predicted iteration; None: a probe plan.
         stages: predictions by stage; empty if unknown.
         stage_clocks_mhz: mean planned clock of each stage, MHz.
@@ -136,6 +137,7 @@ class PlanFacts:
     """
 
     kinds: StepKinds
+    options: tuple[str, str] | None = None
     prediction: PredictedIteration | None = None
     stages: tuple[StagePrediction, ...] = ()
     stage_clocks_mhz: tuple[float, ...]
@@ -169,6 +171,7 @@ def plan_facts(
     is_alike = isinstance(plan, FrequencyPlan) and profile is not None
     return PlanFacts(
         kinds=step_kinds(record),
+        options=(plan.policy, plan.target),
         prediction=predicted_iteration(plan),
         stages=_stages(plan, profile) if is_alike else (),  # type: ignore[arg-type]  # so checked
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),

@@ -22,12 +22,13 @@ from tests.planner.samples import (
 )
 
 from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
+from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.services import JobServices
 from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, job_families
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
 from flyball_server.views.report import get_report
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.read_models import MeasuredIteration, StepClocks
 
 Samples = dict[tuple[str, ...], float]
@@ -352,20 +353,28 @@ def test_savings_equal_the_reports(services: JobServices, shared: SharedReading)
     )
 
 
-def test_a_timetables_target_is_shown(services: JobServices, shared: SharedReading) -> None:
+def test_the_target_is_that_of_the_plan_that_runs_and_a_missed_one_is_named(
+    services: JobServices, shared: SharedReading
+) -> None:
     put_job(services, "job", first_step=10)
-    assert shared.overview_of("job").target == "fastest"
+    missed = MissedTarget(target="deadline:1.8", nearest="deadline:1.9")
     with services.store.writing("job") as writer:
         job = writer.find_job("job")
         assert job is not None
-        writer.save_job(job.evolve(inputs_revision=1, planned_revision=1))
-        inputs = PlanningInputs(target="power:900")
-        writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=inputs))
-    assert shared.overview_of("job").target == "power:900"
+        spec = replace(job.spec, target=missed.target)
+        writer.save_job(job.evolve(spec=spec, inputs_revision=1, planned_revision=1))
+        writer.save_loop_state(JobLoopState(job_id="job", missed=missed))
+        nearest = replace(frequency_plan(), target=missed.nearest)
+        writer.add_plan(plan_record(job_id="job", version=2, plan=nearest))
+    found = shared.overview_of("job")
+    assert (found.target, found.missed) == ("fastest", missed)
+    with services.store.writing("job") as writer:
+        writer.name_first_step("job", 2, 20)
+    assert shared.overview_of("job").target == missed.nearest
     with services.store.writing("job") as writer:
         writer.save_job(job.evolve(inputs_revision=2, planned_revision=2))
         writer.save_loop_state(JobLoopState(job_id="job"))
-    assert shared.overview_of("job").target == "fastest"
+    assert shared.overview_of("job").missed is None
 
 
 def test_a_closed_store_fails(services: JobServices, shared: SharedReading, clock: Clock) -> None:

@@ -209,22 +209,6 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     assert plan.baseline_iteration_time_s > job.plan.baseline_iteration_time_s
 
 
-def test_a_deadline_that_a_straggler_makes_unreachable_is_said_and_the_older_plan_holds() -> None:
-    job = Running(effort="low")
-    deadline_s = job.plan.baseline_iteration_time_s * 1.05
-    change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
-    job.announce(0, 1.5)
-    job.settle()
-    summary = get_job(job.services, "job")
-    assert summary.job.state == JobState.PLANNING_FAILED
-    assert "the fastest takes" in (summary.job.problem or "")
-    assert summary.newest_version == 2
-    assert not list_stragglers(job.services, "job")[0].is_planned
-    withdraw_straggler(job.services, "job", 0)
-    job.settle()
-    assert get_job(job.services, "job").job.state == JobState.PLANNED
-
-
 def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
     job = Running()
     job.announce(1, 1.2, for_s=100)

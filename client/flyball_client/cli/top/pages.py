@@ -256,6 +256,11 @@ def _title(reading: JobReading, now: datetime) -> list[Span]:
         Span(f"{job.num_stages} stages, {job.num_microbatches} microbatches"),
         Span(drawable(job.schedule)),
         Span(f"{drawable(job.policy)}, target {target_text(job.target)}"),
+        *(
+            []
+            if job.missed is None
+            else [Span(f"misses {target_text(job.missed.target)}", Tone.WARN)]
+        ),
         Span(version or "no plan yet"),
         Span(f"{job.num_steps} steps"),
         Span(f"last heartbeat {age_text(job.last_seen_at, now)} ago", Tone.MUTED),

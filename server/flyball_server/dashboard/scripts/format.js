@@ -1,6 +1,6 @@
 // Formatting of figures: SI units with a prefix, per cent, intervals, times of day.
 
-/** @import { Estimate } from "./wire_types.js" */
+/** @import { Estimate, JobOverview } from "./wire_types.js" */
 
 const MINUS = "\u2212";
 const GAP = "\u202f"; // narrow, and no line breaks there
@@ -126,6 +126,15 @@ export function targetText(target) {
   const value = isPercent ? Number(figure.slice(0, -1)) / 100 : Number(figure || Number.NaN);
   if (known === undefined || !Number.isFinite(value)) return target;
   return `${name} ${Number((known.factor * value).toPrecision(6))}${GAP}${known.unit}`;
+}
+
+/**
+ * Format a job's target: that of the plan that runs, and the one that it misses.
+ * @param {JobOverview} job
+ */
+export function jobTarget({ target, missed }) {
+  const runs = targetText(target);
+  return missed === null ? runs : `${runs}, nearest to ${targetText(missed.target)}`;
 }
 
 /**

@@ -2,7 +2,7 @@
 
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
-import { counted, targetText } from "./format.js";
+import { counted, jobTarget, targetText } from "./format.js";
 import { deadlineOf, pointSentence, pointWords, targetOf } from "./frontier_curve.js";
 import { isOver } from "./job_words.js";
 
@@ -60,8 +60,9 @@ export class FrontierTarget {
     this._state = state;
     this._form.hidden = !canChange;
     if (!canChange) this.drop();
-    const { policy, target } = state.overview;
-    setText(this._inForce, `In force: policy ${policy}, target ${targetText(target)}`);
+    const { overview } = state;
+    const inForce = `In force: policy ${overview.policy}, target ${jobTarget(overview)}`;
+    setText(this._inForce, inForce);
     this._tellProgress();
   }
 

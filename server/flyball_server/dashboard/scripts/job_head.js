@@ -2,7 +2,7 @@
 
 import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
-import { clockTime, count, joules, percent, seconds, targetText } from "./format.js";
+import { clockTime, count, jobTarget, joules, percent, seconds } from "./format.js";
 import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
 
 /**
@@ -144,7 +144,7 @@ function facts(state, timetable) {
 
 /** @param {JobOverview} job @param {TimetableStatus | null} timetable */
 function targetFact(job, timetable) {
-  const target = targetText(job.target);
+  const target = jobTarget(job);
   if (timetable === null || timetable.timetable === null) return target;
   if (timetable.next_change === null) return `${target} (timetable)`;
   return `${target} (timetable; may change at ${clockTime(new Date(timetable.next_change))})`;

@@ -1,6 +1,6 @@
 // Search and order of the table of jobs.
 
-import { targetText } from "./format.js";
+import { jobTarget } from "./format.js";
 import { isRunning } from "./job_words.js";
 
 /** @import { JobOverview } from "./wire_types.js" */
@@ -33,7 +33,7 @@ export function searched(jobs, words) {
   return jobs.filter((job) => {
     const kind = job.emulated ? "emulated" : "real";
     // As shown, and as in the API.
-    const targets = [targetText(job.target).replace("\u202f", " "), job.target];
+    const targets = [jobTarget(job).replaceAll("\u202f", " "), job.target];
     const texts = [job.job_id, job.state, job.schedule, job.policy, ...targets, kind];
     const text = texts.join(" ").toLowerCase();
     return wanted.every((word) => text.includes(word));

@@ -1,7 +1,7 @@
 // One row of the table of jobs; each figure is marked as measured or predicted.
 
 import { make, makeSvg } from "./elements.js";
-import { count, interval, joules, percent, seconds, targetText } from "./format.js";
+import { count, interval, jobTarget, joules, percent, seconds } from "./format.js";
 import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
 
 /** @import { Estimate, JobOverview } from "./wire_types.js" */
@@ -26,14 +26,14 @@ export function jobCells(job, now) {
 
 /** @param {JobOverview} job */
 function nameCell(job) {
-  const { job_id, num_stages, num_microbatches, schedule, policy, target } = job;
+  const { job_id, num_stages, num_microbatches, schedule, policy } = job;
   const pipeline = `${num_stages} stages \u00d7 ${num_microbatches} microbatches, ${schedule}`;
   return make(
     "th.job-name",
     { scope: "row" },
     make("a", { href: `#/jobs/${encodeURIComponent(job_id)}` }, job_id),
     job.emulated && emulatedBadge(),
-    note(`${pipeline}; ${policy}, ${targetText(target)}`),
+    note(`${pipeline}; ${policy}, ${jobTarget(job)}`),
   );
 }
 

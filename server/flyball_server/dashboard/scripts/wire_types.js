@@ -97,6 +97,7 @@
  * @property {MeasuredIteration | null} measured
  * @property {Estimate | null} measured_baseline_energy_j
  * @property {Estimate | null} measured_baseline_time_s
+ * @property {MissedTarget | null} missed
  * @property {number | null} newest_version
  * @property {number} num_microbatches
  * @property {number} num_present
@@ -151,6 +152,7 @@
  * @property {number | null} active_version
  * @property {string} created_at
  * @property {string} job_id
+ * @property {MissedTarget | null} missed
  * @property {number | null} newest_version
  * @property {string[]} notes
  * @property {string | null} problem
@@ -168,6 +170,12 @@
  * @property {number} last_step
  * @property {number} num_steps
  * @property {number | null} version
+ */
+
+/**
+ * @typedef {object} MissedTarget
+ * @property {string} nearest
+ * @property {string} target
  */
 
 /** @typedef {"plan" | "comparison" | "separate" | "probe"} PlanKind */

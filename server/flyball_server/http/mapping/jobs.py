@@ -113,6 +113,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         problem=job.problem,
         created_at=job.created_at.isoformat(),
         notes=notes,
+        missed=summary.missed,
     )
 
 

@@ -9,6 +9,7 @@ from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import PlanVersion
 
 
@@ -20,6 +21,7 @@ class JobSummary:
         newest_version: newest plan version; None: no version yet.
         active_version: newest version with a first step; None: none yet.
         versions: all its versions, rising.
+        missed: target that the newest plan misses; None: it meets its target.
     """
 
     job: JobRecord
@@ -27,6 +29,7 @@ class JobSummary:
     newest_version: int | None
     active_version: int | None
     versions: tuple[PlanVersion, ...] = ()
+    missed: MissedTarget | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -78,12 +81,14 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         newest_version=newest_version(versions),
         active_version=max(active, default=None),
         versions=versions,
+        missed=reader.find_loop_state(job.job_id).missed,
     )
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    return job_notes(
+    missed = () if summary.missed is None else (summary.missed.text,)
+    return missed + job_notes(
         summary.job,
         summary.ranks,
         summary.versions,

@@ -21,7 +21,12 @@ from flyball_server.jobs.loop_state import JobLoopState, MadePlan, PlanningInput
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import JobSummary, newest_plan, require_job, summarise
 from flyball_server.jobs.replanning.plan_request import is_raised_by_waits, plan_request
-from flyball_server.jobs.replanning.slowed_plan import SlowedPlan, read_snapshot, slowed_plan
+from flyball_server.jobs.replanning.slowed_plan import (
+    PlanningSnapshot,
+    SlowedPlan,
+    read_snapshot,
+    slowed_plan,
+)
 from flyball_server.jobs.replanning.solve import OBSOLETE, SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.contract import JobReader
@@ -29,6 +34,7 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import Adaptation, JobSpec, JobState, MeasurementDetail
 
 # Number of jobs that the reconcile loop plans concurrently; each solve occupies a thread.
@@ -252,17 +258,19 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
             raise failure from error
         return None
     solve_s = time.perf_counter() - started_s
-    return _store_plan(services, job, planned, planned_inputs=loop_state.inputs, solve_s=solve_s)
+    missed = missed_target(request.options.target, planned)
+    return _store_plan(services, snapshot, planned, missed=missed, solve_s=solve_s)
 
 
 def _store_plan(
     services: JobServices,
-    job: JobRecord,
+    snapshot: PlanningSnapshot,
     planned: SlowedPlan,
     *,
-    planned_inputs: PlanningInputs,
+    missed: MissedTarget | None,
     solve_s: float,
 ) -> JobSummary | None:
+    job, planned_inputs = snapshot.job, snapshot.loop_state.inputs
     with services.store.writing(job.job_id) as writer:
         now = require_job(writer, job.job_id)
         if not is_same_work(job, now):
@@ -287,6 +295,7 @@ def _store_plan(
         now = now.evolve(planned_revision=job.inputs_revision)
         writer.save_job(now)
         after = with_planned(loop_state, planned, planned_inputs, record.version)
+        after = after.evolve(missed=missed)
         if after != loop_state:
             writer.save_loop_state(after)
         summary = summarise(writer, now)
@@ -296,7 +305,15 @@ def _store_plan(
         _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
     else:
         _log_version(record, planned)
+    if missed is not None and missed != loop_state.missed:
+        _LOG.warning("job %s: %s", job.job_id, missed.text)
     return summary
+
+
+def missed_target(target: str, planned: SlowedPlan) -> MissedTarget | None:
+    """Return the target if the plan is the nearest one instead; None: it meets the target."""
+    nearest = planned.plan.target
+    return None if nearest == target else MissedTarget(target=target, nearest=nearest)
 
 
 def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:

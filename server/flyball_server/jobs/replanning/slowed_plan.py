@@ -14,6 +14,7 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_job, re
 from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.memoize import profile_digest
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
@@ -24,6 +25,9 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
 )
+
+# Targets that are tried after one that cannot be met; a search may miss the time that it named.
+_NUM_NEARER = 2
 
 
 def request_digest(slowed: SlowedRequest) -> str:
@@ -62,8 +66,8 @@ class PlanningSnapshot:
     Attributes:
         profile: profile of the job; None: not uploaded or measured yet.
         ranks: ranks registered so far.
-        running_schedule: order of the newest version, read for schedule `auto`; None: not read,
-            or no such plan.
+        running_schedule: order of the newest version; None: no such plan.
+        planned_target: target that the newest version was planned for; None: no such plan.
     """
 
     job: JobRecord
@@ -71,6 +75,7 @@ class PlanningSnapshot:
     loop_state: JobLoopState
     ranks: tuple[RankRecord, ...]
     running_schedule: str | None
+    planned_target: str | None
 
 
 def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
@@ -80,14 +85,18 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         UnknownJobError: the job does not exist.
     """
     job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
-    newest = newest_plan(reader, job_id) if is_auto(job.spec.schedule) else None
-    is_planned = newest is not None and not isinstance(newest.plan, ProbePlan)
+    newest = newest_plan(reader, job_id)
+    plan = None if newest is None or isinstance(newest.plan, ProbePlan) else newest.plan
+    planned_target = None if plan is None else plan.target
+    if loop_state.missed is not None:
+        planned_target = loop_state.missed.target
     return PlanningSnapshot(
         job=job,
         profile=reader.find_profile(job_id),
         loop_state=loop_state,
         ranks=reader.list_ranks(job_id),
-        running_schedule=newest.plan.schedule if newest is not None and is_planned else None,
+        running_schedule=None if plan is None else plan.schedule,
+        planned_target=planned_target,
     )
 
 
@@ -96,7 +105,9 @@ def slowed_plan(
 ) -> SlowedPlan:
     """Return the plan for a request, with the slowdown factors of the job's planning inputs.
 
-    A plan made for the same inputs earlier in this run of the job is reused.
+    A plan made for the same inputs earlier in this run of the job is reused. If the newest plan was
+    made for the same target and no plan meets it any more, the result is the nearest plan, with
+    the target that this one meets.
 
     Args:
         services: services of the use cases; their planner makes a plan without slowdown factors.
@@ -117,7 +128,7 @@ def slowed_plan(
     made = _made_before(services, snapshot, _digest(job, slowed, request.options.schedule))
     if made is not None:
         return made
-    plan = _solved(services, snapshot, slowed)
+    plan = _nearest(services, snapshot, slowed)
     return SlowedPlan(
         plan=plan,
         digest=_digest(job, slowed, plan.schedule),
@@ -125,10 +136,25 @@ def slowed_plan(
     )
 
 
-def _solved(
+def _nearest(
     services: JobServices, snapshot: PlanningSnapshot, slowed: SlowedRequest
 ) -> FrequencyPlan | DataParallelPlan:
-    job = snapshot.job
+    """Return the plan for the target, or for the nearest one if it was met and cannot be."""
+    is_kept = slowed.request.options.target == snapshot.planned_target
+    for _ in range(_NUM_NEARER):
+        try:
+            return _solved(services, snapshot.job, slowed)
+        except TargetUnreachableError as error:
+            if not is_kept or error.nearest_target is None:
+                raise
+            request = slowed.request.with_options(target=error.nearest_target)
+            slowed = replace(slowed, request=request)
+    return _solved(services, snapshot.job, slowed)
+
+
+def _solved(
+    services: JobServices, job: JobRecord, slowed: SlowedRequest
+) -> FrequencyPlan | DataParallelPlan:
     if not slowed.slowdowns:
         return solve(services, job, services.planner, slowed.request)
     return solve(services, job, make_slowed_plan, slowed)

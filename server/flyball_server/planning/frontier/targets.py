@@ -70,9 +70,10 @@ def plan_for_target(
         return plan_for_power(solver, target.value, baseline_time_s, num_steps)
     wanted_s = deadline_of(target, baseline_time_s)
     if wanted_s < solver.fastest_time_s:
+        fastest = rounded_up(solver.fastest_time_s)
         raise TargetUnreachableError(
-            f"no plan takes {wanted_s:g} s;"
-            f" the fastest takes {rounded_up(solver.fastest_time_s)} s",
+            f"no plan takes {wanted_s:g} s; the fastest takes {fastest} s",
             field="target",
+            nearest_target=f"deadline:{fastest}",
         )
     return solver.plan_within(wanted_s, num_steps)

@@ -115,11 +115,12 @@ def _in_time(
     num_steps = search.num_steps(options.effort) if solver.mean_step_j else 0
     found = search.improved(starts, deadline_s, max(-price_w, waiting_w), num_steps)
     if found is None:
-        fastest_s = min(search.times_s(starts))
+        fastest = rounded_up(min(search.times_s(starts)))
         raise TargetUnreachableError(
             f"no plan found takes {deadline_s:g} s with the times of its clock changes; the fastest"
-            f" found takes {rounded_up(fastest_s)} s",
+            f" found takes {fastest} s",
             field="target",
+            nearest_target=f"deadline:{fastest}",
         )
     return found
 

@@ -1,0 +1,128 @@
+"""Targets that a job's plans met until conditions changed.
+
+At the highest clocks an iteration of two stages and four microbatches takes 5 x 0.3 = 1.5 s. If
+stage 1 takes 15 % longer it is the bottleneck: 0.1 + 4 x 0.345 + 0.2 = 1.68 s.
+"""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from tests.planner.running import Running, slow, two_stages
+from tests.planner.use_cases import change_target, put_profile
+
+from flyball_profiles.stage_profile_csv import parse_stage_profile
+from flyball_server.jobs.errors import PlanningFailedError
+from flyball_server.jobs.reconcile.plans import TimetableReconciler
+from flyball_server.jobs.registry.inspection import get_job, notes
+from flyball_server.jobs.stragglers.announcements import withdraw_straggler
+from flyball_server.jobs.timetables import get_timetable, put_timetable
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_wire.closed_loop import MissedTarget, Timetable, TimetableWindow
+from flyball_wire.messages import JobState
+from flyball_wire.plan_options import TargetChange
+
+DEADLINE = "deadline:1.6"
+MISSED = MissedTarget(target=DEADLINE, nearest="deadline:1.68")
+
+
+def is_kept(job: Running, missed: MissedTarget | None) -> bool:
+    summary = get_job(job.services, "job")
+    assert (summary.job.state, summary.job.problem) == (JobState.PLANNED, None)
+    assert summary.job.spec.target == DEADLINE, "what was asked for stays"
+    assert job.plan.target == (DEADLINE if missed is None else missed.nearest)
+    assert job.plan.energy_j < job.plan.baseline_energy_j
+    is_said = missed is not None and missed.text in notes(job.services, summary)
+    return summary.missed == missed and is_said is (missed is not None)
+
+
+def test_a_straggler_leaves_the_nearest_plan_and_its_end_the_target() -> None:
+    job = Running(effort="low", target=DEADLINE)
+    assert is_kept(job, None)
+    job.announce(1, 1.15)
+    job.settle()
+    assert is_kept(job, MISSED)
+    assert job.plan.iteration_time_s == pytest.approx(1.68)
+    job.announce(1, 1.3)
+    job.settle()
+    assert is_kept(job, MissedTarget(target=DEADLINE, nearest="deadline:1.86"))
+    withdraw_straggler(job.services, "job", 1)
+    job.settle()
+    assert is_kept(job, None)
+    assert job.plan.iteration_time_s <= 1.6
+
+
+def test_a_measured_straggler_leaves_the_nearest_plan_refined_by_the_jobs_own_effort() -> None:
+    job = Running(adaptation="frontier", target=DEADLINE)
+    for _ in range(4):
+        job.run(30, slow(1, 1.15))
+        job.acknowledged()
+    [detected] = job.loop_state.detected
+    assert detected.slowdown == pytest.approx(1.15, rel=0.01)
+    assert job.loop_state.missed is not None
+    assert job.loop_state.inputs.effort is None
+    assert is_kept(job, job.loop_state.missed)
+    assert job.plan.iteration_time_s == pytest.approx(1.68, rel=0.01)
+
+
+def test_a_new_profile_leaves_the_nearest_plan() -> None:
+    job = Running(effort="low", target=DEADLINE)
+    put_profile(job.services, "job", two_stages(1.2))
+    assert job.loop_state.missed is not None
+    assert is_kept(job, job.loop_state.missed)
+    assert job.plan.iteration_time_s == pytest.approx(1.2 * 1.5)
+
+
+def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
+    job = Running(effort="low")
+    job.announce(1, 1.15)
+    job.settle()
+    before = job.newest
+    with pytest.raises(PlanningFailedError, match=r"fastest takes 1\.68 s"):
+        change_target(job.services, "job", TargetChange(target=DEADLINE))
+    job.announce(1, 1.2)
+    job.settle()
+    summary = get_job(job.services, "job")
+    assert (summary.job.state, summary.missed) == (JobState.PLANNING_FAILED, None)
+    assert job.newest == before
+
+
+def test_a_timetables_target_that_cannot_be_met_at_its_begin_is_refused() -> None:
+    job = Running(effort="low")
+    always = TimetableWindow(from_time="00:00", until_time="00:00", target="deadline:1.4")
+    put_timetable(job.services, "job", Timetable(windows=(always,)))
+    TimetableReconciler()(job.services, "job")
+    assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
+    assert job.plan.target == "fastest"
+
+
+def test_a_timetable_names_the_target_of_the_plan_that_runs() -> None:
+    job = Running(effort="low", target=DEADLINE)
+    job.announce(1, 1.15)
+    job.settle()
+    assert get_timetable(job.services, "job").current_target == MISSED.nearest
+
+
+def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:
+    job = Running(effort="low")
+    power_w = job.plan.energy_j / job.plan.iteration_time_s
+    change_target(job.services, "job", TargetChange(target=f"power:{power_w:.0f}"))
+    before = job.newest
+    rows = [
+        f"{stage},{kind},{mhz},{time_s},{3 * power_w * time_s * mhz / 1400}"
+        for stage in range(2)
+        for kind, time_s in (("forward", 0.1), ("backward", 0.2))
+        for mhz in (1400, 1300)
+    ]
+    csv = "stage,instruction,frequency,time,energy\n" + "\n".join(rows) + "\n"
+    with pytest.raises(PlanningFailedError, match="on average"):
+        put_profile(job.services, "job", parse_stage_profile(csv))
+    assert job.newest == before
+
+
+def test_the_nearest_target_crosses_from_a_planning_process() -> None:
+    error = TargetUnreachableError("no", field="target", nearest_target="deadline:1.68")
+    crossed = pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making
+    assert (crossed.message, crossed.field) == ("no", "target")
+    assert crossed.nearest_target == "deadline:1.68"
