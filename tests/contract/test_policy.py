@@ -67,7 +67,7 @@ class TestPolicy:
         time_s = simulate(model, choice.assignment).iteration_time_s
         assert time_s <= baseline_s * (1 + 1e-9)
 
-    @settings(max_examples=40)  # each tries up to some thousand plans
+    @settings(max_examples=20)  # each tries up to some thousand plans
     @given(model=any_enumerable_models())
     def test_knows_no_bound_above_the_best_of_all_plans(
         self, policy: Policy, model: PipelineModel

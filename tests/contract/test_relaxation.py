@@ -215,7 +215,7 @@ class TestRelaxation:
             )
             assert one.event_time_s.tobytes() == other.event_time_s.tobytes()
 
-    @settings(max_examples=60)
+    @settings(max_examples=25)
     @given(model=models(max_stages=3, max_microbatches=3), share=st.sampled_from(SHARES))
     def test_noisy_pipelines_are_no_exception(
         self, relaxation: RelaxationClass, model: PipelineModel, share: float

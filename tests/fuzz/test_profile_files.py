@@ -24,7 +24,7 @@ ODD_CELLS = (
 )  # fmt: skip
 CELLS = tuple(profile_csv().replace("\n", ",").split(","))
 bounded = settings(
-    max_examples=60,
+    max_examples=25,
     derandomize=True,
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -240,7 +240,7 @@ def models_of_plausible(request: DataParallelRequest) -> list[PipelineModel]:
         raise
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(enumerable_requests(), st.sampled_from([0.0, 0.05, 0.3]))
 def test_bound_below_best_of_all_below_plan_and_no_plan_late(
     request: DataParallelRequest, slowdown: float

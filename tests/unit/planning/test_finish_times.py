@@ -13,7 +13,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from .tiny_pipelines import assigned_models
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(assigned_models())
 def test_finish_times_are_those_of_the_longest_paths(
     assigned: tuple[PipelineModel, list[int]],

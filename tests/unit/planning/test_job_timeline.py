@@ -195,7 +195,7 @@ def check(timeline: PredictedTimeline, rows: Sequence[TimelineRow]) -> None:
             assert begin_s == pytest.approx(ends_s[r][at], abs=CLOSE * end_s)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_requests())
 def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
     request: PlanRequest,

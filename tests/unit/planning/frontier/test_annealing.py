@@ -19,7 +19,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 SOLVER_ERROR = 1e-6
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(models(), st.integers(0, 3), st.integers(0, 1000))
 def test_no_instruction_has_events_of_two_patches_and_one_patch_at_most_has_a_sink(
     model: PipelineModel, num_growths: int, seed: int
@@ -53,7 +53,7 @@ def test_points_are_those_of_a_plain_search() -> None:
         assert costs_j.tolist() == expected_j
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(models(max_stages=3, max_microbatches=4), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
 def test_a_mixed_optimum_is_certified_and_as_near_as_its_triangle_says(
     model: PipelineModel, first: float, last: float, share: float

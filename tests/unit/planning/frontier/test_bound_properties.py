@@ -62,7 +62,7 @@ def deadline_within_s(model: PipelineModel, share: float) -> float:
 shares = st.one_of(st.sampled_from([0.0, 0.5, 1.0]), st.floats(0, 1.5))
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(small_models, shares)
 def test_a_textbook_program_has_the_same_optimum(model: PipelineModel, share: float) -> None:
     deadline_s = deadline_within_s(model, share)
@@ -80,7 +80,7 @@ def test_the_bound_of_one_microbatch_on_one_stage_is_what_the_hand_computes(
     assert bound_j(four_plan_model(), deadline_s) == pytest.approx(energy_j, rel=1e-9)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(small_models)
 def test_the_bound_never_rises_with_the_deadline_and_is_convex(model: PipelineModel) -> None:
     solver = DeadlineSolver(model)
@@ -99,7 +99,7 @@ def test_the_bound_never_rises_with_the_deadline_and_is_convex(model: PipelineMo
             assert line_j <= other.lower_bound_j + tolerance_j
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(small_models, shares, st.sampled_from([1e-3, 0.3, 7.5, 1e3]), st.booleans())
 def test_scaling_energies_or_times_scales_the_bound(
     model: PipelineModel, share: float, factor: float, scales_time: bool
@@ -131,7 +131,7 @@ def test_a_backward_in_two_parts_may_use_its_float_in_either() -> None:
         assert bound_j(model, deadline_s) == pytest.approx(expected_j, rel=1e-9)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(any_models(), st.sampled_from([1e-3, 1e-6]), st.sampled_from([0.0, 0.1]))
 def test_a_bound_is_not_below_what_computing_takes(
     model: PipelineModel, share: float, reserve: float

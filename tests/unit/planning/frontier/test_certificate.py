@@ -20,7 +20,7 @@ from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(enumerable_models(), st.data())
 def test_no_prices_prove_more_than_the_best_plan_of_all(
     model: PipelineModel, data: st.DataObject
@@ -43,7 +43,7 @@ def test_good_prices_prove_the_optimum_worked_out_by_hand() -> None:
     assert certified_bound(network, np.array([13.0, 13.0, 13.0]), 3.25)[0] < 35
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(models(max_stages=3, max_microbatches=3), st.floats(1, 2))
 def test_the_prices_that_a_solver_finds_make_it_tight(
     model: PipelineModel, slowdown: float

@@ -57,7 +57,7 @@ def test_without_a_reserve_nothing_changes(too_small: float) -> None:
     assert with_reserve(model, too_small) is model
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(small_models, reserves)
 def test_the_baseline_takes_no_longer(model: PipelineModel, reserve: float) -> None:
     longer = with_reserve(model, reserve)
@@ -66,7 +66,7 @@ def test_the_baseline_takes_no_longer(model: PipelineModel, reserve: float) -> N
     assert after_s == pytest.approx(before_s, rel=1e-9)
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(small_models, reserves, st.data())
 def test_each_choice_of_clocks_costs_what_it_did_but_for_waiting_longer(
     model: PipelineModel, reserve: float, data: st.DataObject
@@ -82,7 +82,7 @@ def test_each_choice_of_clocks_costs_what_it_did_but_for_waiting_longer(
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(small_models, reserves)
 def test_a_plan_meets_its_deadline_with_every_reserve_used(
     model: PipelineModel, reserve: float
@@ -96,7 +96,7 @@ def test_a_plan_meets_its_deadline_with_every_reserve_used(
     assert (plan.iteration_time_s, plan.energy_j) == time_and_energy(model, plan.assignment)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(enumerable_models(), reserves, st.floats(0, 0.3))
 def test_no_plan_that_keeps_the_reserve_and_is_no_faster_is_below_the_bound(
     model: PipelineModel, reserve: float, later: float

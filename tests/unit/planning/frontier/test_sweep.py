@@ -22,7 +22,7 @@ def assert_is_frontier(plans: list[DeadlinePlan]) -> None:
         assert plan.energy_j >= plan.lower_bound_j * (1 - 1e-9)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(model=models(max_stages=3, max_microbatches=3))
 def test_no_plan_of_a_frontier_is_beaten_by_another_nor_below_its_bound(
     model: PipelineModel,

@@ -100,7 +100,7 @@ def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
         },
     )
     request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
-    budgets_w = (820, 840, 870, 900, 950, 1030, 1070, 1120)
+    budgets_w = (820, 840, 900, 950)
     plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
     times_s = [plan.iteration_time_s for plan in plans]
     assert times_s == sorted(times_s, reverse=True)
