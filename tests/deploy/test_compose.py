@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 from tests.deploy.compose import SECRETS, read_compose
@@ -21,7 +22,7 @@ from tests.planner.live import serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 from tests.planner.samples import registration
-from tests.postgres.server import PostgresServer
+from tests.postgres.server import PostgresServer, compose_version
 
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
@@ -108,6 +109,15 @@ def planners(postgres_server: PostgresServer) -> Iterator[tuple[Service, Service
         for planner in (first, second):
             wait_until(planner.is_ready)
         yield first, second
+
+
+def test_its_postgresql_is_the_one_that_the_tests_ran(postgres_server: PostgresServer) -> None:
+    with closing(psycopg.connect(postgres_server.address())) as connection:
+        version = connection.info.server_version // 10000
+    if str(version) != compose_version():
+        pytest.skip(f"this machine has PostgreSQL {version}")
+    operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    assert f"tested with PostgreSQL {version} " in operations.replace("|", " ")
 
 
 def test_prometheus_gets_metrics_by_its_token_and_nobody_without(

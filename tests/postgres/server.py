@@ -28,6 +28,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from tests.debian_packages import find_or_install
+from tests.deploy.compose import read_compose
 from tests.planner.ports import free_port
 
 PATIENCE_S = 60.0
@@ -146,13 +147,16 @@ class PostgresServer:
 
 
 @contextmanager
-def private_postgres() -> Iterator[PostgresServer]:
+def private_postgres(binaries: Path | None = None) -> Iterator[PostgresServer]:
     """A server of one's own until the block ends.
+
+    Args:
+        binaries: the folder of `initdb` and `postgres`; None: those of `postgres_binaries`.
 
     Raises:
         MissingProgramError: there are no binaries, and none could be installed.
     """
-    binaries = postgres_binaries()
+    binaries = postgres_binaries() if binaries is None else binaries
     # Not in pytest's folder, which is closed to the account that PostgreSQL runs as.
     with tempfile.TemporaryDirectory(prefix="flyball-postgres-") as folder:
         server = PostgresServer(binaries, Path(folder))
@@ -178,8 +182,20 @@ def _find_binaries() -> Path | None:
     on_path = shutil.which("initdb")
     if on_path is not None:
         return Path(on_path).resolve().parent
-    folders = [file.parent for file in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    return max(folders, key=lambda folder: float(folder.parent.name), default=None)
+    found = binaries_by_version()
+    return found.get(compose_version()) or found.get(max(found, default=""))
+
+
+def binaries_by_version() -> dict[str, Path]:
+    """Return the folders of Debian's PostgreSQLs on this machine, by major version."""
+    files = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    return {file.parents[1].name: file.parent for file in files}
+
+
+def compose_version() -> str:
+    """Return the major version that docker-compose.yml starts."""
+    image: str = read_compose()["services"]["postgres"]["image"]
+    return image.removeprefix("postgres:").partition("-")[0]
 
 
 def _account() -> pwd.struct_passwd | None:

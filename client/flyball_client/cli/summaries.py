@@ -14,6 +14,7 @@ GROUPS = {
     "Run the planner": {
         "serve": "run the planner, which sends plans to ranks",
         "token": "make, list and revoke access tokens of the planner",
+        "db": "back the planner's database up, and restore it",
     },
     "Follow and change jobs, on the planner": {
         "jobs": "list, show, change and delete the planner's jobs",

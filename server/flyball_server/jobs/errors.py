@@ -34,6 +34,7 @@ JobsError
     ├── StoreDamagedError
     ├── StoreForeignError
     ├── StoreTooNewError
+    ├── BackupError
     └── StoreClosedError
 """
 
@@ -195,6 +196,10 @@ class StoreForeignError(StoreError):
 
 class StoreTooNewError(StoreError):
     """Database {location} has schema {found}, newer than {known}; use a newer Flyball."""
+
+
+class BackupError(StoreError):
+    """{problem}."""
 
 
 class StoreClosedError(StoreError):

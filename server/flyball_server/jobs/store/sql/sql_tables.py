@@ -40,6 +40,26 @@ def newest_schema() -> int:
     return 1 + len(MIGRATIONS)
 
 
+def newest_usable_schema() -> int:
+    """Return the newest schema version of which this Flyball can use a database."""
+    return newest_schema()
+
+
+def check_schema(connection: Connection, *, location: object) -> int:
+    """Return the schema version of a database that this Flyball can use.
+
+    Raises:
+        StoreForeignError: it is empty or not Flyball's.
+        StoreTooNewError: a newer Flyball has written it.
+    """
+    found = _schema_version(connection, location)
+    if found is None:
+        raise StoreForeignError(location=location)
+    if found > newest_usable_schema():
+        raise StoreTooNewError(location=location, found=found, known=newest_usable_schema())
+    return found
+
+
 def migrate(connection: Connection, *, location: str) -> None:
     """Migrate the database of this writing transaction to the newest schema.
 
@@ -77,7 +97,7 @@ def in_dialect(statement: str, dialect: str) -> str:
     return statement.replace(" INTEGER", " BIGINT") if dialect == "postgresql" else statement
 
 
-def _schema_version(connection: Connection, location: str) -> int | None:
+def _schema_version(connection: Connection, location: object) -> int | None:
     """Return the schema version of the database; None if it is empty."""
     inspector = inspect(connection)
     tables = inspector.get_table_names()
