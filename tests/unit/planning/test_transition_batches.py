@@ -26,6 +26,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.model.transition_rows import InstructionRows
 from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.schedules import make_schedule
 
@@ -152,6 +153,30 @@ def test_no_delays_of_a_range_make_an_iteration_longer_than_its_bound(
         assert max(ends_s) <= latest_s * (1 + 1e-9)
         looseness.append(latest_s / max(ends_s) - 1)
     assert np.mean(looseness) < 0.01
+
+
+@pytest.mark.parametrize("starts_settled", [True, False])
+def test_delays_shorter_than_all_instructions_are_run_as_any_others(
+    starts_settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = Random(7)
+    for _ in range(20):
+        model = random_model(draws)
+        shortest_ms = 1e3 * min(point.time_s for points in model.points for point in points)
+        ranges_ms = [sorted(draws.uniform(0, 0.99) * shortest_ms for _ in "abc") for _ in "ud"]
+        batch = TransitionBatch(
+            model, times(*ranges_ms[0], *ranges_ms[1], starts_settled=starts_settled)
+        )
+        choices = random_choices(model, draws, 4)
+        for is_first in (True, False):
+            monkeypatch.setattr(InstructionRows, "most_within", lambda *_: 0)
+            short, short_s = batch.run(choices, is_first=is_first), batch.latest_time_s(choices)
+            monkeypatch.setattr(InstructionRows, "most_within", lambda *_: 2)
+            long, long_s = batch.run(choices, is_first=is_first), batch.latest_time_s(choices)
+            assert short.start_s == pytest.approx(long.start_s)
+            assert short.duration_s == pytest.approx(long.duration_s)
+            assert short.energy_j == pytest.approx(long.energy_j)
+            assert short_s == pytest.approx(long_s)
 
 
 def test_a_late_change_down_makes_an_iteration_shorter() -> None:

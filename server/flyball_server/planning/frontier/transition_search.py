@@ -30,22 +30,25 @@ from flyball_wire.plan_options import Effort
 BoolArray = NDArray[np.bool_]
 
 # Changes that a step tries, and sets of them, by the number of instructions: memory and time.
-MAX_CHANGES, MIN_CHANGES, INSTRUCTIONS_AT_ONCE = 384, 16, 80_000
+MAX_CHANGES = {Effort.LOW: 192, Effort.NORMAL: 192, Effort.HIGH: 384}
+MIN_CHANGES, INSTRUCTIONS_AT_ONCE = 16, 80_000
 CHANGES_PER_SET = 6
 # Steps of a search, by the number of instructions.
-STEPPED = {Effort.LOW: 20_000, Effort.NORMAL: 200_000, Effort.HIGH: 1_200_000}
+STEPPED = {Effort.LOW: 20_000, Effort.NORMAL: 60_000, Effort.HIGH: 300_000}
 MIN_STEPS = {Effort.LOW: 10, Effort.NORMAL: 30, Effort.HIGH: 300}
-MAX_STEPS = {Effort.LOW: 100, Effort.NORMAL: 1_000, Effort.HIGH: 6_000}
+MAX_STEPS = {Effort.LOW: 100, Effort.NORMAL: 300, Effort.HIGH: 1_500}
 # A search is some in a row, each from the best plan so far: their share of the steps, and their
 # first temperatures in mean cost steps between neighbouring clocks. Where delays are short the
-# first is the one that counts, where they are long the second.
-PHASES = ((0.25, 3.2), (0.4, 10.0), (0.15, 5.0), (0.2, 3.2))
+# first is the one that counts, where they are long the second. The last one goes downhill only.
+PHASES = ((0.25, 3.2), (0.35, 10.0), (0.15, 5.0), (0.15, 3.2), (0.1, 0.0))
 COOLING_POWER = 3
 # Raising clocks until a plan is in time: share of the late instructions in the first round, its
 # growth from round to round, by which part of the difference a clock is raised, and most rounds.
 RAISED_SHARE, RAISED_GROWTH, RAISED_PART, MAX_RAISES = 0.1, 1.03, 0.1, 300
-# The price of lateness in prices of time: the first, and the last.
-FIRST_PRICE, LAST_PRICE = 2.0, 20.0
+# The same where a search ends late, which it does by little.
+MAX_REPAIRS = 60
+# The price of lateness in prices of time: the first, the last, and where nothing else is left.
+FIRST_PRICE, LAST_PRICE, FINAL_PRICE = 2.0, 20.0, 1000.0
 # Of the changes: those of one instruction, of some in a row, and of whole stages.
 ONE_SHARE, SOME_SHARE = 0.6, 0.35
 MAX_IN_A_ROW = 8
@@ -62,10 +65,11 @@ class TransitionSearch:
 
     Args:
         model: the pipeline, with the times of its clock changes.
-        cost_step_j: how much a step to the next lower clock saves on average, J.
+        cost_step_j: how much a step to the next lower clock saves on average, J; 0: no search.
+        effort: effort of the search.
     """
 
-    def __init__(self, model: PipelineModel, cost_step_j: float) -> None:
+    def __init__(self, model: PipelineModel, cost_step_j: float, effort: Effort) -> None:
         assert model.transitions is not None  # noqa: S101 - the caller has seen to it
         self._batch, self._transitions = TransitionBatch(model), model.transitions
         self._is_exact = model.transitions.exact_s is not None
@@ -91,20 +95,19 @@ class TransitionSearch:
         ends: IndexArray = np.searchsorted(stage, stages)
         self._first, self._end = ends[stage], ends[stage + 1]
         self._num_changes = min(
-            MAX_CHANGES, max(MIN_CHANGES, INSTRUCTIONS_AT_ONCE // self._num_nodes)
+            MAX_CHANGES[effort], max(MIN_CHANGES, INSTRUCTIONS_AT_ONCE // self._num_nodes)
         )
-
-    def num_steps(self, effort: Effort) -> int:
-        """Steps that a search of this pipeline gets."""
         wanted = max(MIN_STEPS[effort], STEPPED[effort] // self._num_nodes)
-        return min(wanted, MAX_STEPS[effort])
+        self._num_steps = min(wanted, MAX_STEPS[effort]) if cost_step_j else 0
 
     def times_s(self, assignments: Sequence[Assignment]) -> list[float]:
         """Return what no iteration of a plan exceeds under the delays, s."""
         times_s: list[float] = self._judged(np.array(assignments))[0].tolist()
         return times_s
 
-    def raised(self, assignment: Assignment, deadline_s: float) -> Assignment:
+    def raised(
+        self, assignment: Assignment, deadline_s: float, max_rounds: int = MAX_RAISES
+    ) -> Assignment:
         """Return the plan with clocks raised, bit by bit, until it meets the deadline.
 
         An instruction that takes long because it begins at a lower clock than its own, and that is
@@ -116,7 +119,7 @@ class TransitionSearch:
         if not (self._has_paths and np.isfinite(deadline_s)):
             return assignment
         draws, nodes = np.random.default_rng(_SEED), np.arange(self._num_nodes)
-        for number in range(MAX_RAISES):
+        for number in range(max_rounds):
             cancellation_point()
             clocks = self._clock_of_choice[nodes, choices]
             is_on_path, is_long = self._too_long(choices, clocks, deadline_s)
@@ -157,7 +160,6 @@ class TransitionSearch:
         assignments: Iterable[Assignment],
         deadline_s: float,
         time_price_w: float,
-        num_steps: int,
     ) -> Assignment | None:
         """Return the plan of least energy that is found; None: none meets the deadline.
 
@@ -165,7 +167,6 @@ class TransitionSearch:
             assignments: plans to begin with; the search goes on from the best one.
             deadline_s: iteration time, under all delays, s.
             time_price_w: about the energy that a second of the iteration's time is worth, W.
-            num_steps: number of steps.
         """
         choices = np.array(list(assignments))
         times_s, energies_j = self._judged(choices)
@@ -179,16 +180,19 @@ class TransitionSearch:
                 deadline_s=deadline_s,
                 time_price_w=time_price_w,
                 hot_j=hot * self._cost_step_j,
-                num_steps=round(share * num_steps),
+                num_steps=round(share * self._num_steps),
             )
-            self._anneal(start, phase, found, draws)
+            ended = self._anneal(start, phase, found, draws)
+            repaired = np.array([self.raised(ended.tolist(), deadline_s, MAX_REPAIRS)])
+            found.see(repaired, *self._judged(repaired))
             if found.choices is not None:
                 start = found.choices
         return None if found.choices is None else found.choices.tolist()
 
     def _anneal(
         self, choices: IndexArray, phase: _Phase, found: _Best, draws: np.random.Generator
-    ) -> None:
+    ) -> IndexArray:
+        """Return the plan that a phase ends with; it may be late."""
         now_s = self._judged(choices[None])[0][0]
         for step in range(phase.num_steps):
             cancellation_point()
@@ -210,6 +214,7 @@ class TransitionSearch:
             scores_j = phase.scores_j(times_s, energies_j, price_w) - worth_j
             best = int(scores_j.argmin())
             choices, now_s = sets[best], times_s[best]
+        return choices
 
     def _estimated(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
         """Return times in s and energies in J: where delays vary, with the likely worst of each."""
@@ -218,11 +223,11 @@ class TransitionSearch:
 
     def _estimated_run(self, choices: IndexArray) -> BatchRun:
         times = self._transitions
-        return self._batch.run(choices, up_s=times.up_p95_s, down_s=times.down_p5_s)
+        return self._batch.run(choices, up_s=times.up_p95_s, down_s=times.down_p5_s, is_first=True)
 
     def _judged(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
         """Return times in s that are never exceeded, and energies in J at the median delays."""
-        run = self._batch.run(choices)
+        run = self._batch.run(choices, is_first=True)
         if self._is_exact:
             return run.iteration_time_s, run.total_energy_j
         return self._batch.latest_time_s(choices), run.total_energy_j
@@ -275,6 +280,8 @@ class _Phase:
 
     def at(self, step: int) -> tuple[float, float]:
         """Return a step's temperature, J, and its price of lateness, W."""
+        if not self.hot_j:
+            return 0.0, self.time_price_w * FINAL_PRICE
         share = step / self.num_steps
         price_w = self.time_price_w * FIRST_PRICE * (LAST_PRICE / FIRST_PRICE) ** share
         return self.hot_j * (1 - share) ** COOLING_POWER, price_w

@@ -19,19 +19,18 @@ Where several clocks may be in force at a moment, the slowest of them counts.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.clocked_instructions import ClockedInstructions
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.short_transitions import ShortTransitions
+from flyball_server.planning.model.transition_rows import InstructionRows, Level
 from flyball_server.planning.model.transitions import NUM_ITERATIONS
 
 # Share of an instruction that is a rounding error.
@@ -54,26 +53,6 @@ class BatchRun:
     energy_j: FloatArray
     iteration_time_s: FloatArray
     total_energy_j: FloatArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Level:
-    """Instructions that wait for none of each other.
-
-    Attributes:
-        rows: their places in the order of levels.
-        stage: per instruction, its stage.
-        before, source: rows of its predecessors, or the row after the last.
-        table: index of its time and energy at its stage's highest clock; shape (num, 1).
-        is_first: whether it is the first of its stage; shape (num, 1).
-    """
-
-    rows: slice
-    stage: IndexArray
-    before: IndexArray
-    source: IndexArray
-    table: IndexArray
-    is_first: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,23 +123,7 @@ class TransitionBatch:
 
     def __init__(self, model: PipelineModel, transitions: ClockTransitions | None = None) -> None:
         self._transitions = transitions or model.transitions or ClockTransitions.exact(0.0)
-        self._clocked = clocked = model.clocked
-        in_levels, self._levels = _levels(clocked)
-        self._row_of = np.empty_like(in_levels)
-        self._row_of[in_levels] = np.arange(len(in_levels))
-        self._first = self._row_of[list(clocked.first)]
-        self._last = self._row_of[list(clocked.last)]
-        self._node = np.array(clocked.node)[in_levels]
-        self._times_s = np.concatenate([np.array(times_s) for times_s in clocked.times_s])
-        self._energies_j = np.concatenate([np.array(of_group) for of_group in clocked.energies_j])
-        self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
-        first_choice = np.cumsum([0, *map(len, clocked.clock_of_choice)])
-        self._first_choice = first_choice[np.array(clocked.group)[in_levels], None]
-        self._table = np.concatenate([level.table for level in self._levels])
-        power_w = np.array(model.stage_blocking_power_w)
-        self._power_w = power_w[np.array(clocked.stage)[in_levels], None]
-        self._waiting_power_w = float(power_w.sum())
-        self._num_on_their_way: dict[float, int] = {}
+        self._rows = InstructionRows(model)
 
     def run(
         self,
@@ -168,6 +131,7 @@ class TransitionBatch:
         *,
         up_s: FloatArray | float | None = None,
         down_s: FloatArray | float | None = None,
+        is_first: bool = False,
     ) -> BatchRun:
         """Return an iteration of each plan with exact delays, as `TransitionSimulator.run` does.
 
@@ -177,34 +141,26 @@ class TransitionBatch:
             up_s: delay of changes to a higher clock in s, one for all or one per plan; None: the
                 median.
             down_s: likewise of changes to a lower clock.
+            is_first: one iteration alone, whose first clocks are requested as it begins, unless
+                they are settled anyway.
         """
-        times, clocks = self._transitions, self._clocks(choices)
+        times, clocks = self._transitions, self._rows.clocks(choices)
         delays_s = (
             np.asarray(times.up_p50_s if up_s is None else up_s),
             np.asarray(times.down_p50_s if down_s is None else down_s),
         )
-        max_delay_s = np.maximum(*delays_s)
-        num_changes = self._num_changes(float(max_delay_s.max()))
-        at = _Clocks.settled(clocks[self._first], num_changes, num_bounds=1)
-        run = _Windows(num_changes, clocks.shape)
-        self._run(clocks, delays_s, at, np.full(at.base.shape, -np.inf), run)
-        for _ in range(0 if times.starts_settled else NUM_ITERATIONS - 1):
-            period_s = run.finish_s.max(axis=0)
-            at.effects_s[...] -= period_s
-            requested_s = run.finish_s[self._last] - period_s
-            latest_s = np.maximum(at.effects_s.max(axis=(0, 1)), requested_s + max_delay_s)
-            if (latest_s <= run.start_s[self._first]).all():
-                break  # nothing is on its way as a stage begins again
-            self._run(clocks, delays_s, at, requested_s, run)
-        iteration_time_s = run.finish_s.max(axis=0)
-        energy_j = self._energies_of(clocks, run)
-        busy_j = (energy_j - self._power_w * run.duration_s).sum(axis=0)
+        num_changes = 1 + self._rows.most_within(float(np.maximum(*delays_s).max()))
+        run = self._short_run if num_changes == 1 else self._long_run
+        start_s, duration_s, energy_j = run(clocks, delays_s, is_first=is_first)
+        rows = self._rows
+        iteration_time_s = (start_s + duration_s).max(axis=0)
+        busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
         return BatchRun(
-            start_s=run.start_s[self._row_of].T,
-            duration_s=run.duration_s[self._row_of].T,
-            energy_j=energy_j[self._row_of].T,
+            start_s=start_s[rows.row_of].T,
+            duration_s=duration_s[rows.row_of].T,
+            energy_j=energy_j[rows.row_of].T,
             iteration_time_s=iteration_time_s,
-            total_energy_j=busy_j + iteration_time_s * self._waiting_power_w,
+            total_energy_j=busy_j + iteration_time_s * rows.waiting_power_w,
         )
 
     def latest_time_s(self, choices: IndexArray) -> FloatArray:
@@ -216,9 +172,15 @@ class TransitionBatch:
         Args:
             choices: shape (num_plans, num_nodes).
         """
-        times, clocks = self._transitions, self._clocks(choices)
+        times, clocks, rows = self._transitions, self._rows.clocks(choices), self._rows
         longest_s = max(times.up_p95_s, times.down_p95_s)
-        at = _Clocks.settled(clocks[self._first], self._num_changes(longest_s), num_bounds=2)
+        num_changes = 1 + rows.most_within(longest_s)
+        if num_changes == 1:
+            short = ShortTransitions(rows, clocks, starts_settled=times.starts_settled)
+            return short.latest_s(
+                (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
+            )
+        at = _Clocks.settled(clocks[rows.first], num_changes, num_bounds=2)
         latest_s = self._latest_s(clocks, at)
         if times.starts_settled:
             return latest_s
@@ -233,16 +195,49 @@ class TransitionBatch:
         at.effects_s[0], at.effects_s[1] = -np.inf, longest_s
         return np.where(goes_on, latest_s, self._latest_s(clocks, at))
 
-    def _clocks(self, choices: IndexArray) -> IndexArray:
-        """Per instruction, in the order of levels, its clock; shape (num_rows, num_plans)."""
-        clocks: IndexArray = self._clock_of_choice[self._first_choice + choices.T[self._node]]
-        return clocks
+    def _short_run(
+        self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray], *, is_first: bool
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return begins in s, durations in s and energies in J; shape (num_rows, num_plans)."""
+        rows, starts_settled = self._rows, self._transitions.starts_settled
+        if is_first and not starts_settled:
+            return ShortTransitions(rows, clocks, starts_settled=False).run(*delays_s, 0.0)
+        ran = ShortTransitions(rows, clocks, starts_settled=True).run(*delays_s, 0.0)
+        if starts_settled:
+            return ran
+        short, max_delay_s = (
+            ShortTransitions(rows, clocks, starts_settled=False),
+            np.maximum(*delays_s),
+        )
+        for _ in range(NUM_ITERATIONS - 1):
+            start_s, duration_s, _ = ran
+            finish_s = start_s + duration_s
+            requested_s = finish_s[rows.last] - finish_s.max(axis=0)
+            if (requested_s + max_delay_s <= start_s[rows.first]).all():
+                break
+            ran = short.run(*delays_s, requested_s)
+        return ran
 
-    def _num_changes(self, longest_s: float) -> int:
-        """Return the most changes that can be on their way at once, the newest included."""
-        if longest_s not in self._num_on_their_way:
-            self._num_on_their_way[longest_s] = 1 + _most_within(self._clocked, longest_s)
-        return self._num_on_their_way[longest_s]
+    def _long_run(
+        self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray], *, is_first: bool
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return the same where changes may be on their way for longer than an instruction."""
+        rows, max_delay_s = self._rows, np.maximum(*delays_s)
+        num_changes = 1 + rows.most_within(float(max_delay_s.max()))
+        run = _Windows(num_changes, clocks.shape)
+        starts_settled = self._transitions.starts_settled
+        begins_at = clocks[rows.last if is_first and not starts_settled else rows.first]
+        at = _Clocks.settled(begins_at, num_changes, num_bounds=1)
+        self._run(clocks, delays_s, at, np.zeros(at.base.shape), run)
+        for _ in range(0 if starts_settled or is_first else NUM_ITERATIONS - 1):
+            period_s = run.finish_s.max(axis=0)
+            at.effects_s[...] -= period_s
+            requested_s = run.finish_s[rows.last] - period_s
+            latest_s = np.maximum(at.effects_s.max(axis=(0, 1)), requested_s + max_delay_s)
+            if (latest_s <= run.start_s[rows.first]).all():
+                break  # nothing is on its way as a stage begins again
+            self._run(clocks, delays_s, at, requested_s, run)
+        return run.start_s, run.duration_s, self._energies_of(clocks, run)
 
     def _run(
         self,
@@ -263,8 +258,8 @@ class TransitionBatch:
             run: filled.
         """
         finish_s = run.finish_s
-        own_s: FloatArray = self._times_s[self._table + clocks]
-        for level in self._levels:
+        own_s: FloatArray = self._rows.times_s[self._rows.table + clocks]
+        for level in self._rows.levels:
             cancellation_point()
             clock, here = clocks[level.rows], at.of(level.stage)
             free_s = finish_s[level.before]
@@ -282,7 +277,7 @@ class TransitionBatch:
             at.put(level.stage, here)
 
     def _compute(
-        self, level: _Level, start_s: FloatArray, at: _Clocks, own_s: FloatArray, run: _Windows
+        self, level: Level, start_s: FloatArray, at: _Clocks, own_s: FloatArray, run: _Windows
     ) -> FloatArray:
         """Return durations in s, and fill in the shares at clocks before.
 
@@ -296,7 +291,7 @@ class TransitionBatch:
         now_s, left, clock = start_s, np.float64(1.0), at.base
         for change, next_clock in enumerate(at.clocks):
             place = level.table + clock
-            time_s = self._times_s[place]
+            time_s = self._rows.times_s[place]
             past_s = np.maximum(at.effects_s[0, change] - now_s, 0.0)
             past_s = np.minimum(past_s, left * time_s, out=past_s)
             share = past_s / time_s
@@ -310,8 +305,8 @@ class TransitionBatch:
     def _energies_of(self, clocks: IndexArray, run: _Windows) -> FloatArray:
         """Return each instruction's energy, J; shape (num_rows, num_plans)."""
         left = 1 - run.shares.sum(axis=0)
-        energy_j: FloatArray = left * self._energies_j[self._table + clocks]
-        energy_j += (run.shares * self._energies_j[run.places]).sum(axis=0)
+        energy_j: FloatArray = left * self._rows.energies_j[self._rows.table + clocks]
+        energy_j += (run.shares * self._rows.energies_j[run.places]).sum(axis=0)
         return energy_j
 
     def _latest_s(self, clocks: IndexArray, at: _Clocks) -> FloatArray:
@@ -323,7 +318,7 @@ class TransitionBatch:
         up_s, down_s = (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
         earliest_s = np.zeros((clocks.shape[0] + 1, clocks.shape[1]))
         latest_s = np.zeros_like(earliest_s)
-        for level in self._levels:
+        for level in self._rows.levels:
             cancellation_point()
             clock, here = clocks[level.rows], at.of(level.stage)
             is_up = clock < here.clocks[-1]
@@ -341,7 +336,7 @@ class TransitionBatch:
 
     def _interval(
         self,
-        level: _Level,
+        level: Level,
         at: _Clocks,
         before: tuple[FloatArray, FloatArray],
         source: tuple[FloatArray, FloatArray],
@@ -366,12 +361,20 @@ class TransitionBatch:
             )
             for input_s in (ready_s, late_s)
         ]
-        base_s: FloatArray = self._times_s[level.table + at.base]
-        times_s: FloatArray = self._times_s[level.table + at.clocks]
-        fast_s = _extreme_s(base_s, times_s, effects_s, is_slow=False)
-        slow_s = _extreme_s(base_s, times_s, effects_s, is_slow=True)
-        fast_after_wait_s = _extreme_s(base_s, times_s, waiting[0], is_slow=False)
-        slow_after_wait_s = _extreme_s(base_s, times_s, waiting[1], is_slow=True)
+        base_s: FloatArray = self._rows.times_s[level.table + at.base]
+        times_s: FloatArray = self._rows.times_s[level.table + at.clocks]
+        # Both at once, side by side.
+        base_s, times_s = np.tile(base_s, 2), np.tile(times_s, 2)
+        (fast_s, fast_after_wait_s), (slow_s, slow_after_wait_s) = (
+            np.split(
+                _extreme_s(
+                    base_s, times_s, np.concatenate([effects_s, after], axis=-1), is_slow=is_slow
+                ),
+                2,
+                axis=-1,
+            )
+            for after, is_slow in zip(waiting, (False, True), strict=True)
+        )
         no_wait_s = np.where(last_s >= ready_s, np.maximum(first_s, ready_s) + fast_s, np.inf)
         low_s = np.minimum(
             no_wait_s, np.where(first_s < ready_s, ready_s + fast_after_wait_s, np.inf)
@@ -416,15 +419,6 @@ def _extreme_s(
         effects_s: bounds of each change's effect after the instruction's begin, s.
         is_slow: the longest ones.
     """
-    if len(times_s) == 1:
-        is_faster = base_s < times_s[0]
-        at_earliest = is_faster if is_slow else np.logical_not(is_faster)
-        earliest_s: FloatArray = effects_s[0, 0]
-        latest_s: FloatArray = effects_s[1, 0]
-        past_s = np.where(at_earliest, earliest_s, latest_s)
-        past_s = np.minimum(np.maximum(past_s, 0.0), base_s)
-        only_s: FloatArray = past_s + times_s[0] * (1 - past_s / base_s)
-        return only_s
     # A moment's clock is that of the newest change that is in force for certain, or of a
     # newer one that may be.
     number = np.arange(len(times_s))[:, None, None]
@@ -448,47 +442,3 @@ def _extreme_s(
             break
         begin_s = end_s
     return duration_s
-
-
-def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[_Level]]:
-    """Return all instructions, level by level, and the levels."""
-    num = clocked.num_instructions
-    depth = np.zeros(num + 1, dtype=np.int64)
-    depth[num] = -1  # stands for NONE
-    order, data = clocked.order_predecessor, clocked.data_predecessor
-    for instruction in clocked.topological_order:
-        depth[instruction] = 1 + max(depth[order[instruction]], depth[data[instruction]])
-    in_levels = np.argsort(depth[:num], kind="stable")
-    row_of = np.empty(num + 1, dtype=np.int64)
-    row_of[in_levels], row_of[num] = np.arange(num), num
-    before, source = row_of[np.array(order)][in_levels], row_of[np.array(data)][in_levels]
-    first_time = np.cumsum([0, *map(len, clocked.times_s)])
-    table = first_time[np.array(clocked.group)[in_levels], None]
-    stage = np.array(clocked.stage)[in_levels]
-    ends = np.cumsum(np.bincount(depth[:num]))
-    return in_levels, [
-        _Level(
-            rows=(rows := slice(begin, end)),
-            stage=stage[rows],
-            before=before[rows],
-            source=source[rows],
-            table=table[rows],
-            is_first=(before[rows] == num)[:, None],
-        )
-        for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
-    ]
-
-
-def _most_within(clocked: ClockedInstructions, time_s: float) -> int:
-    """Return the most instructions, one after the other on a stage, that may end within a time."""
-    shortest_s = np.array([min(clocked.times_s[group]) for group in clocked.group])
-    stage = np.array(clocked.stage)
-    most = 0
-    for one in range(len(clocked.first)):
-        of_stage_s = shortest_s[stage == one]
-        num = len(of_stage_s)
-        ends_s = np.cumsum(np.tile(of_stage_s, 2 + math.ceil(time_s / of_stage_s.sum())))
-        begins_s = ends_s[:num] - of_stage_s
-        within = np.searchsorted(ends_s, begins_s + time_s, side="left") - np.arange(num)
-        most = max(most, int(within.max()))
-    return most

@@ -32,7 +32,11 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     solver = DeadlineSolver(model, reserve=request.options.reserve)
-    num_steps = solver.num_steps(request.options.effort)
+    effort = request.options.effort
+    is_start = request.model.transitions is not None and target.kind != "power"
+    if is_start and effort == Effort.NORMAL:
+        effort = Effort.LOW  # the search under delays goes on from it
+    num_steps = solver.num_steps(effort)
     plan = plan_for_target(solver, target, baseline_s, num_steps)
     if request.model.transitions is None:
         return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
@@ -103,7 +107,8 @@ def _in_time(
         TargetUnreachableError: no plan is found that meets it.
     """
     options = request.options
-    search = TransitionSearch(with_reserve(request.model, options.reserve), solver.mean_step_j)
+    longer = with_reserve(request.model, options.reserve)
+    search = TransitionSearch(longer, solver.mean_step_j, options.effort)
     starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
     late_s = search.times_s([assignment])[0] - deadline_s
     earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
@@ -112,8 +117,7 @@ def _in_time(
         starts += [earlier, search.raised(earlier, deadline_s)]
     price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
     waiting_w = sum(request.model.stage_blocking_power_w)
-    num_steps = search.num_steps(options.effort) if solver.mean_step_j else 0
-    found = search.improved(starts, deadline_s, max(-price_w, waiting_w), num_steps)
+    found = search.improved(starts, deadline_s, max(-price_w, waiting_w))
     if found is None:
         fastest = rounded_up(min(search.times_s(starts)))
         raise TargetUnreachableError(

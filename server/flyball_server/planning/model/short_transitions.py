@@ -1,0 +1,178 @@
+"""Iterations of many plans at once under delays shorter than every instruction.
+
+At most one change is then on its way, and only into the instruction that requested it: the clock
+before an instruction is that of the one before it, and all that does not depend on begins and ends
+is worked out for all instructions at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.transition_rows import InstructionRows, Level
+
+Bounds = tuple[FloatArray, FloatArray]
+"""Lowest and highest, s."""
+
+
+class ShortTransitions:
+    """Iterations of many plans whose clocks change before the instruction ends.
+
+    Args:
+        rows: the instructions.
+        clocks: clock of each instruction in each plan; shape (num_rows, num_plans).
+        starts_settled: whether each stage's first clock is in force as an iteration begins.
+    """
+
+    def __init__(self, rows: InstructionRows, clocks: IndexArray, *, starts_settled: bool) -> None:
+        self._rows, self._clocks = rows, clocks
+        before = clocks[rows.previous]
+        if starts_settled:
+            before[rows.first] = clocks[rows.first]
+        self._is_up = clocks < before
+        own, old = rows.table + clocks, rows.table + before
+        self._own_s: FloatArray = rows.times_s[own]
+        self._old_s: FloatArray = rows.times_s[old]
+        # A second at the clock before makes the instruction so much longer.
+        self._longer: FloatArray = 1 - self._own_s / self._old_s
+        self._own_j: FloatArray = rows.energies_j[own]
+        self._more_w: FloatArray = (rows.energies_j[old] - self._own_j) / self._old_s
+
+    def run(
+        self, up_s: FloatArray, down_s: FloatArray, requested_s: FloatArray | float
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return begins in s, durations in s and energies in J; shape (num_rows, num_plans).
+
+        Args:
+            up_s: delay of changes to a higher clock in s, one for all or one per plan.
+            down_s: likewise to a lower clock.
+            requested_s: when each stage's first clock was requested, s; one for all, or shape
+                (num_stages, num_plans).
+        """
+        delay_s = np.where(self._is_up, up_s, down_s)
+        delay_s[self._rows.first] += requested_s
+        shape = self._clocks.shape
+        finish_s = np.zeros((shape[0] + 1, shape[1]))  # the last row stands for NONE
+        start_s, past_s = np.empty(shape), np.empty(shape)
+        for level in self._rows.levels:
+            cancellation_point()
+            at = level.rows
+            free_s = finish_s[level.before]
+            begin_s = np.maximum(free_s, finish_s[level.source], out=start_s[at])
+            free_s += delay_s[at]
+            old_s = self._cut(at, np.subtract(free_s, begin_s, out=past_s[at]))
+            np.multiply(old_s, self._longer[at], out=free_s)
+            free_s += begin_s
+            np.add(free_s, self._own_s[at], out=finish_s[at])
+        return (
+            start_s,
+            self._own_s + past_s * self._longer,
+            self._own_j + past_s * self._more_w,
+        )
+
+    def latest_s(self, up_s: tuple[float, float], down_s: tuple[float, float]) -> FloatArray:
+        """Return the bound of an iteration's time, s; shape (num_plans,).
+
+        Args:
+            up_s: least and longest delay of changes to a higher clock, s.
+            down_s: likewise to a lower clock.
+        """
+        least_s, most_s = (np.where(self._is_up, *both) for both in zip(up_s, down_s, strict=True))
+        # Of an iteration's first clock nothing is known but that it was requested before.
+        least_s[self._rows.first] = -np.inf
+        is_slower = self._longer < 0  # at its own clock than at the one before
+        windows = _Windows(
+            is_slower=is_slower,
+            slow_delay_s=np.where(is_slower, least_s, most_s),
+            fast_delay_s=np.where(is_slower, most_s, least_s),
+        )
+        slow_s, fast_s = (
+            self._duration_s(slice(None), delay_s.copy())
+            for delay_s in (windows.slow_delay_s, windows.fast_delay_s)
+        )
+        ends = np.zeros((2, self._clocks.shape[0] + 1, self._clocks.shape[1]))
+        for level in self._rows.levels:
+            cancellation_point()
+            at = level.rows
+            before = ends[0, level.before], ends[1, level.before]
+            source = ends[0, level.source], ends[1, level.source]
+            ends[0, at] = self._earliest_s(level, windows, before, source[0], fast_s[at])
+            ends[1, at] = self._latest_s(level, windows, before, source[1], slow_s[at])
+        end_s: FloatArray = ends[1].max(axis=0)
+        return end_s
+
+    def _cut(self, at: slice, past_s: FloatArray) -> FloatArray:
+        """Cut times at the clock before to what they can be, in place."""
+        np.maximum(past_s, 0.0, out=past_s)
+        return np.minimum(past_s, self._old_s[at], out=past_s)
+
+    def _duration_s(self, at: slice, past_s: FloatArray) -> FloatArray:
+        """Return durations in s whose change takes effect so long after the begin, s."""
+        duration_s: FloatArray = self._cut(at, past_s)
+        duration_s *= self._longer[at]
+        duration_s += self._own_s[at]
+        return duration_s
+
+    def _latest_s(
+        self,
+        level: Level,
+        windows: _Windows,
+        before: Bounds,
+        late_s: FloatArray,
+        slow_s: FloatArray,
+    ) -> FloatArray:
+        """Return the latest ends of a level, s.
+
+        Args:
+            level: the instructions.
+            windows: of all.
+            before: bounds of the end of the instruction before, s.
+            late_s: latest end of the one that makes the input, s.
+            slow_s: longest duration where it does not wait, s.
+        """
+        at, (first_s, last_s) = level.rows, before
+        requested_s = np.where(windows.is_slower[at], first_s, np.minimum(last_s, late_s))
+        waited_s = self._duration_s(at, requested_s - late_s + windows.slow_delay_s[at])
+        waited_s += late_s
+        waited_s[first_s >= late_s] = -np.inf
+        high_s: FloatArray = np.maximum(last_s + slow_s, waited_s, out=waited_s)
+        return high_s
+
+    def _earliest_s(
+        self,
+        level: Level,
+        windows: _Windows,
+        before: Bounds,
+        ready_s: FloatArray,
+        fast_s: FloatArray,
+    ) -> FloatArray:
+        """Return the earliest ends of a level, s; arguments as above, for the earliest."""
+        at, (first_s, last_s) = level.rows, before
+        requested_s = np.where(windows.is_slower[at], np.minimum(last_s, ready_s), first_s)
+        waited_s = self._duration_s(at, requested_s - ready_s + windows.fast_delay_s[at])
+        waited_s += ready_s
+        waited_s[first_s >= ready_s] = np.inf
+        straight_s = np.maximum(first_s, ready_s) + fast_s
+        straight_s[last_s < ready_s] = np.inf
+        low_s: FloatArray = np.minimum(straight_s, waited_s, out=waited_s)
+        return low_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """Per instruction and plan, when its change makes it longest, and when shortest.
+
+    Attributes:
+        is_slower: whether it takes longer at its own clock than at the one before.
+        slow_delay_s, fast_delay_s: s after the request; shape (num_rows, num_plans).
+    """
+
+    is_slower: NDArray[np.bool_]
+    slow_delay_s: FloatArray
+    fast_delay_s: FloatArray

@@ -1,0 +1,138 @@
+"""A pipeline's instructions level by level, for running iterations of many plans at once in numpy.
+
+All instructions of a level are on different stages and wait for none of each other.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.pipeline_model import PipelineModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Level:
+    """Instructions that wait for none of each other.
+
+    Attributes:
+        rows: their places in the order of levels.
+        stage: per instruction, its stage.
+        before, source: rows of its predecessors, or the row after the last.
+        table: index of its time and energy at its stage's highest clock; shape (num, 1).
+        is_first: whether it is the first of its stage; shape (num, 1).
+    """
+
+    rows: slice
+    stage: IndexArray
+    before: IndexArray
+    source: IndexArray
+    table: IndexArray
+    is_first: NDArray[np.bool_]
+
+
+class InstructionRows:
+    """Instructions in the order of levels: a row each.
+
+    Args:
+        model: the pipeline.
+
+    Attributes:
+        levels: in order of time.
+        row_of: per instruction, its row.
+        first, last: per stage, the rows of its first and last instruction.
+        previous: per row, the row before it on its stage; of a stage's first row its last.
+        table: per row, index of its time and energy at its stage's highest clock; shape
+            (num_rows, 1).
+        times_s, energies_j: time in s and energy in J, by that index and clock.
+        power_w: per row, waiting power of its stage, W; shape (num_rows, 1).
+        waiting_power_w: of all stages, W.
+    """
+
+    def __init__(self, model: PipelineModel) -> None:
+        self._clocked = clocked = model.clocked
+        in_levels, self.levels = _levels(clocked)
+        self.row_of = np.empty_like(in_levels)
+        self.row_of[in_levels] = np.arange(len(in_levels))
+        self.first = self.row_of[list(clocked.first)]
+        self.last = self.row_of[list(clocked.last)]
+        before = np.concatenate([level.before for level in self.levels])
+        stage = np.array(clocked.stage)[in_levels]
+        self.previous = np.where(before == len(in_levels), self.last[stage], before)
+        self._node = np.array(clocked.node)[in_levels]
+        self.times_s: FloatArray = np.concatenate([np.array(one) for one in clocked.times_s])
+        self.energies_j: FloatArray = np.concatenate([np.array(one) for one in clocked.energies_j])
+        self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
+        first_choice = np.cumsum([0, *map(len, clocked.clock_of_choice)])
+        self._first_choice = first_choice[np.array(clocked.group)[in_levels], None]
+        self.table = np.concatenate([level.table for level in self.levels])
+        power_w = np.array(model.stage_blocking_power_w)
+        self.power_w = power_w[stage, None]
+        self.waiting_power_w = float(power_w.sum())
+        self._num_within: dict[float, int] = {}
+
+    def clocks(self, choices: IndexArray) -> IndexArray:
+        """Return each instruction's clock in each plan; shape (num_rows, num_plans).
+
+        Args:
+            choices: per plan and node, an index into its operating points; shape
+                (num_plans, num_nodes).
+        """
+        clocks: IndexArray = self._clock_of_choice[self._first_choice + choices.T[self._node]]
+        return clocks
+
+    def most_within(self, time_s: float) -> int:
+        """Return the most instructions, one after the other on a stage, that may end in a time."""
+        if time_s not in self._num_within:
+            self._num_within[time_s] = _most_within(self._clocked, time_s)
+        return self._num_within[time_s]
+
+
+def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[Level]]:
+    """Return all instructions, level by level, and the levels."""
+    num = clocked.num_instructions
+    depth = np.zeros(num + 1, dtype=np.int64)
+    depth[num] = -1  # stands for NONE
+    order, data = clocked.order_predecessor, clocked.data_predecessor
+    for instruction in clocked.topological_order:
+        depth[instruction] = 1 + max(depth[order[instruction]], depth[data[instruction]])
+    in_levels = np.argsort(depth[:num], kind="stable")
+    row_of = np.empty(num + 1, dtype=np.int64)
+    row_of[in_levels], row_of[num] = np.arange(num), num
+    before, source = row_of[np.array(order)][in_levels], row_of[np.array(data)][in_levels]
+    first_time = np.cumsum([0, *map(len, clocked.times_s)])
+    table = first_time[np.array(clocked.group)[in_levels], None]
+    stage = np.array(clocked.stage)[in_levels]
+    ends = np.cumsum(np.bincount(depth[:num]))
+    return in_levels, [
+        Level(
+            rows=(rows := slice(begin, end)),
+            stage=stage[rows],
+            before=before[rows],
+            source=source[rows],
+            table=table[rows],
+            is_first=(before[rows] == num)[:, None],
+        )
+        for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
+    ]
+
+
+def _most_within(clocked: ClockedInstructions, time_s: float) -> int:
+    """Return the most instructions, one after the other on a stage, that may end within a time."""
+    shortest_s = np.array([min(clocked.times_s[group]) for group in clocked.group])
+    stage = np.array(clocked.stage)
+    most = 0
+    for one in range(len(clocked.first)):
+        of_stage_s = shortest_s[stage == one]
+        num = len(of_stage_s)
+        ends_s = np.cumsum(np.tile(of_stage_s, 2 + math.ceil(time_s / of_stage_s.sum())))
+        begins_s = ends_s[:num] - of_stage_s
+        within = np.searchsorted(ends_s, begins_s + time_s, side="left") - np.arange(num)
+        most = max(most, int(within.max()))
+    return most
