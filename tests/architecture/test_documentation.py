@@ -217,7 +217,7 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
     [
         ("theory.md", [str(kind) for kind in InstructionKind]),
         ("theory.md", list(POLICIES)),
-        ("schedules.md", [*SCHEDULES, AUTO]),
+        ("theory.md", [*SCHEDULES, AUTO]),
         ("theory.md", list(RECONFIGURATIONS)),
         ("rest.md", [str(state) for state in JobState]),
         ("profiling.md", [str(kind) for kind in InstructionKind]),
