@@ -10,11 +10,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 import trustme
 from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import ServeProcess, serve_environment, serve_process
-from tests.planner.patience import PATIENCE_S
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
@@ -106,18 +107,26 @@ class Certificates:
         return "--tls-certificate", str(self.chain), "--tls-key", str(self.key)
 
 
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    folder = tmp_path_factory.mktemp("tls")
-    made = Certificates(
+def certificates_in(folder: Path) -> Certificates:
+    """Where they are in a folder."""
+    return Certificates(
         ca=folder / "ca.pem", chain=folder / "planner.pem", key=folder / "planner.key"
     )
+
+
+def issue(ca: trustme.CA, to: Certificates, kind: trustme.KeyType) -> None:
+    """Write another certificate and its key, one after the other."""
+    issued = ca.issue_cert("127.0.0.1", "localhost", key_type=kind)
+    to.chain.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+    issued.private_key_pem.write_to_path(str(to.key))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    made = certificates_in(tmp_path_factory.mktemp("tls"))
     ca = trustme.CA()
     ca.cert_pem.write_to_path(str(made.ca))
-    issued = ca.issue_cert("127.0.0.1", "localhost")
-    issued.private_key_pem.write_to_path(str(made.key))
-    for part in issued.cert_chain_pems:
-        part.write_to_path(str(made.chain), append=True)
+    issue(ca, made, trustme.KeyType.ECDSA)
     return made
 
 
@@ -169,6 +178,57 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
     assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in line
     monkeypatch.setenv("FLYBALL_TLS_KEY", key)
     assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE beside it" in refused()
+
+
+def certificate_for(context: ssl.SSLContext, address: httpx.URL, name: str | None) -> bytes:
+    """The certificate that a new connection is shown; None: the client names no host."""
+    with (
+        closing(socket.create_connection((address.host, address.port or 0), PATIENCE_S)) as plain,
+        context.wrap_socket(plain, server_hostname=name) as connection,
+    ):
+        shown = connection.getpeercert(binary_form=True)
+        assert shown is not None
+        return shown
+
+
+def on_disk(certificates: Certificates) -> bytes:
+    """The planner's own certificate in its file."""
+    first, end, _ = certificates.chain.read_text().partition(ssl.PEM_FOOTER)
+    return ssl.PEM_cert_to_DER_cert(first + end)
+
+
+def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(
+    file: Path, tmp_path: Path
+) -> None:
+    ca, here = trustme.CA(), certificates_in(tmp_path)
+    ca.cert_pem.write_to_path(str(here.ca))
+    issue(ca, here, trustme.KeyType.ECDSA)
+    context = ssl.create_default_context(cafile=str(here.ca))
+    unnamed = ssl.create_default_context(cafile=str(here.ca))
+    unnamed.check_hostname = False
+    with serve_process(file, *here.flags, verify=context) as served:
+        address = served.http.base_url
+        first = on_disk(here)
+        assert certificate_for(context, address, "localhost") == first
+        served.http.get(routes.HEALTH).raise_for_status()
+        for kind in (trustme.KeyType.RSA, trustme.KeyType.ECDSA):
+            issue(ca, here, kind)
+            renewed = on_disk(here)
+            wait_until(lambda: certificate_for(context, address, "localhost") == renewed)  # noqa: B023
+            assert certificate_for(unnamed, address, None) == renewed
+        served.http.get(routes.HEALTH).raise_for_status()  # the connection of before
+        whole = here.key.read_bytes()
+        here.key.write_bytes(whole[: len(whole) // 2])
+        assert served.process.stderr is not None
+        log = iter(served.process.stderr.readline, "")
+        warned = next(line for line in log if "stays the one from before" in line)
+        assert f"{here.chain} and {here.key} are no PEM certificate" in warned
+        assert certificate_for(context, address, "localhost") == renewed
+        issue(ca, here, trustme.KeyType.RSA)
+        wait_until(lambda: certificate_for(context, address, "localhost") == on_disk(here))
+        _, errors = served.end(signal.SIGINT)
+    assert "stays the one from before" not in errors
+    assert "Traceback" not in errors
 
 
 # ------------------------------------------------------------------ limits of connections

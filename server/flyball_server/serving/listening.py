@@ -7,10 +7,9 @@ import errno
 import ipaddress
 import resource
 import socket
-import ssl
 from pathlib import Path
 
-from flyball_profiles.limited_file import read_bytes
+from flyball_server.serving.certificate import CertificateError, load_certificate
 from flyball_server.settings import Settings
 from flyball_wire.command import BAD_INPUT, NOT_NOW, CommandError
 
@@ -97,22 +96,13 @@ def check_certificate(
     certificate, key = settings.tls_certificate, settings.tls_key
     if certificate is None or key is None:
         return
-    for name, file in ((certificate_name, certificate), (key_name, key)):
-        try:
-            read_bytes(Path(file))
-        except OSError as error:
-            raise CommandError(f"{name}: {file}: cannot be read ({error.strerror})") from None
     try:
-        # Without a password OpenSSL would prompt for the one of an encrypted key.
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
-            certificate, key, password=""
-        )
-    except (ssl.SSLError, ValueError) as error:
-        why = getattr(error, "reason", None) or str(error)
-        raise CommandError(
-            f"{certificate_name}, {key_name}: {certificate} and {key} are no PEM certificate with"
-            f" its unencrypted key ({why})"
-        ) from None
+        load_certificate(Path(certificate), Path(key))
+    except CertificateError as error:
+        if error.file is None:
+            raise CommandError(f"{certificate_name}, {key_name}: {error}") from None
+        name = certificate_name if error.file == Path(certificate) else key_name
+        raise CommandError(f"{name}: {error.file}: cannot be read ({error.reason})") from None
 
 
 def raise_file_limit(settings: Settings) -> None:

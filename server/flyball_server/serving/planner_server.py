@@ -8,6 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import h11
 import uvicorn
@@ -17,6 +18,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flyball_server.app import create_app, release_long_polls
 from flyball_server.http.middleware.token_access import DOCS
 from flyball_server.jobs.store.contract import JobStore
+from flyball_server.serving.certificate import ServedCertificate
 from flyball_server.serving.listening import TLS_CIPHERS, address_of, must_ask
 from flyball_server.settings import Settings
 
@@ -112,11 +114,23 @@ def serve_planner(settings: Settings, store: JobStore, listener: socket.socket) 
         ssl_keyfile=settings.tls_key,
         ssl_ciphers=TLS_CIPHERS,
     )
+    certificate = _served_certificate(settings, config)
+    server = _PlannerServer(config, app, address_of(listener, settings), certificate)
     try:
         with _ended_by_sigterm_as_by_ctrl_c():
-            _PlannerServer(config, app, address_of(listener, settings)).run(sockets=[listener])
+            server.run(sockets=[listener])
     except KeyboardInterrupt:
         return  # uvicorn has shut down by now
+
+
+def _served_certificate(settings: Settings, config: uvicorn.Config) -> ServedCertificate | None:
+    """Return the certificate that uvicorn's connections get; None: plain HTTP."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return None
+    config.load()
+    if config.ssl is None:
+        return None
+    return ServedCertificate(config.ssl, Path(settings.tls_certificate), Path(settings.tls_key))
 
 
 @contextmanager
@@ -141,14 +155,24 @@ def _spare_garbage_collection() -> None:
 class _PlannerServer(uvicorn.Server):
     """uvicorn's server, which prints its address and answers long polls at shutdown."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, address: str) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        address: str,
+        certificate: ServedCertificate | None,
+    ) -> None:
         super().__init__(config)
         self._app = app
         self._address = address
+        self._certificate = certificate
+        self._watch: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
+            if self._certificate is not None:
+                self._watch = asyncio.create_task(self._certificate.watch())
             _spare_garbage_collection()
             print(
                 f"Flyball planner listening on {self._address} (API: {self._address}{DOCS})",
@@ -158,4 +182,6 @@ class _PlannerServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # uvicorn waits for open calls before it ends the app's lifespan.
         release_long_polls(self._app)
+        if self._watch is not None:
+            self._watch.cancel()
         await super().shutdown(sockets)
