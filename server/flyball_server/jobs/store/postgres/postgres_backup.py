@@ -156,4 +156,4 @@ def _without_secret(address: PostgresAddress) -> str:
             problem=f"{address.location}: no program of PostgreSQL takes sslpassword unseen; use a"
             " key without a password"
         )
-    return make_conninfo(**given)  # pyright: ignore[reportArgumentType] - options, no conninfo
+    return make_conninfo("", **given)
