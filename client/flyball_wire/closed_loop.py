@@ -287,6 +287,33 @@ class Estimate:
     num_steps: int
 
 
+class HeadlineTone(StrEnum):
+    """Tone of a headline: energy saved, saved at the price of time, or lost."""
+
+    GAIN = "gain"
+    TRADE = "trade"
+    LOSS = "loss"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Headline:
+    """Saving of a job in one line: of steps on a plan only, with the time that it takes.
+
+    Attributes:
+        text: saving and time, such as `25.1 % less energy at 9.1 % more time`.
+        time_text: the part of `text` about time.
+        is_measured: true: measured, on the newest version with counted steps; false: predicted.
+        caveats: limits of the comparison, a sentence each, such as a baseline of another time or
+            of other GPUs.
+    """
+
+    text: str
+    time_text: str
+    tone: HeadlineTone
+    is_measured: bool
+    caveats: tuple[str, ...] = ()
+
+
 class DeviationKind(StrEnum):
     """Reason why steps did not run as planned."""
 
@@ -337,6 +364,7 @@ class MeasuredSavings:
         num_left_out: number of other steps of the version: not run as planned, of several
             versions, not posted by all ranks, or directly after a change of version.
         deviations: steps that did not run as planned, by reason; those left out are all there.
+        caveats: limits of the comparison with the baseline, a sentence each.
     """
 
     version: int
@@ -351,6 +379,7 @@ class MeasuredSavings:
     num_steps: int = 0
     num_left_out: int = 0
     deviations: tuple[Deviation, ...] = ()
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -402,6 +431,7 @@ class JobReport:
         num_unknown_steps: number of other steps, in which a rank ran a plan version that the
             planner's database does not have, since it was restored to an older state.
         deviations: steps at default clocks.
+        headline: saving in one line; null: nothing is measured and nothing predicted.
     """
 
     job_id: str
@@ -416,6 +446,7 @@ class JobReport:
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
+    headline: Headline | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

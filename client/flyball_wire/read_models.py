@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate, MissedTarget
+from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate, Headline, MissedTarget
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -129,6 +129,7 @@ class JobOverview:
             active; those asked for while there is no version or one of profiling.
         missed: target that cannot be met any more, with that of the plan that runs instead; null:
             the newest plan meets its target.
+        headline: saving in one line; null: nothing is measured and nothing predicted.
         predicted: prediction for the active version, or the newest while none is active; null: no
             version yet, or one of profiling.
         measured: newest measurement; null: no complete step yet.
@@ -172,6 +173,7 @@ class JobOverview:
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
     missed: MissedTarget | None = None
+    headline: Headline | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 from tests.browser.modules import Modules
-from tests.browser.views import PREDICTED, estimate, job, measured, plan, stage_of_step, step
+from tests.browser.views import (
+    PREDICTED,
+    estimate,
+    headline,
+    job,
+    measured,
+    plan,
+    stage_of_step,
+    step,
+)
 
 MINUS = "\u2212"
 NONE = "\u2013"
@@ -134,7 +143,12 @@ def test_unsorted_jobs_on_a_plan_come_first_whatever_their_heartbeat(modules: Mo
 
 def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
     jobs = [
-        job("a", measured=measured(2.0, 4000.0), saved_j=estimate(100, 90, 110)),  # 2 kW
+        job(  # 2 kW
+            "a",
+            measured=measured(2.0, 4000.0),
+            saved_j=estimate(100, 90, 110),
+            headline=headline(),
+        ),
         job("b", measured=measured(2.0, None), saved_j=estimate(50, 40, 60)),
         job("c", num_present=0, measured=measured(2.0, 9000.0), saved_j=estimate(7, 5, 9)),
         job("d", emulated=True, measured=measured(1.0, 500.0), saved_j=estimate(1000)),
@@ -142,7 +156,7 @@ def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
     real, emulated = modules.run("jobs_totals", "m.totalsOf(jobs)", jobs=jobs)
     assert real == {
         **{"emulated": False, "num_jobs": 3, "num_running": 2, "num_present": 16},
-        **{"num_expected": 16, "num_saving": 3, "num_powered": 1, "power_w": 2000},
+        **{"num_expected": 16, "num_saving": 3, "num_slower": 1, "num_powered": 1, "power_w": 2000},
         **{"saved_j": 157, "saved_low_j": 135, "saved_high_j": 179},
     }
     assert (emulated["saved_j"], emulated["saved_low_j"], emulated["power_w"]) == (1000, None, 500)
@@ -173,7 +187,14 @@ def test_a_row_has_its_jobs_progress(
     [
         # Job, state, GPUs; time, energy, saved; the gap, whose column says that it is predicted.
         ({}, [False] * 3 + [True] * 3 + [False]),
-        ({"measured": measured(2.0, 600.0), "saving_percent": estimate(10)}, [False] * 7),
+        (
+            {
+                "measured": measured(2.0, 600.0),
+                "saving_percent": estimate(10),
+                "headline": headline(),
+            },
+            [False] * 7,
+        ),
     ],
 )
 def test_a_row_marks_predicted_figures(
@@ -181,7 +202,27 @@ def test_a_row_marks_predicted_figures(
 ) -> None:
     code = """m.jobCells(job, new Date()).map((cell) =>
         cell.querySelector(".figure.predicted") !== null)"""
-    assert modules.run("jobs_row", code, job=job(predicted=PREDICTED, **changes)) == marked
+    shown = {"headline": headline(is_measured=False), "predicted": PREDICTED, **changes}
+    assert modules.run("jobs_row", code, job=job(**shown)) == marked
+
+
+@pytest.mark.parametrize("tone", ["gain", "trade", "loss"])
+def test_a_saving_is_never_shown_without_its_time_and_caveats(modules: Modules, tone: str) -> None:
+    code = """
+      const cell = m.jobCells(job, new Date())[5];
+      const figure = cell.querySelector(".figure");
+      return [figure.className, cell.querySelector(".bar-value").parentNode.classList[1],
+              cell.querySelector(".caveat").title, cell.textContent];
+    """
+    shown = job(
+        measured=measured(2.0, 600.0),
+        saving_percent=estimate(10),
+        headline=headline(tone=tone, caveats=["Of another time.", "Of other GPUs."]),
+    )
+    *classes, caveats, text = modules.run("jobs_row", code, job=shown)
+    assert classes == [f"figure tone-{tone}", f"tone-{tone}"]
+    assert caveats == "Of another time. Of other GPUs."
+    assert "at 2.0 % more time" in text
 
 
 COMPARED = {

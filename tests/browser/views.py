@@ -38,6 +38,7 @@ def job(job_id: str = "job", /, **changes: object) -> dict[str, Any]:
         "policy": "frontier",
         "target": "fastest",
         "missed": None,
+        "headline": None,
         **dict.fromkeys(_NOT_MEASURED),
         "num_steps": 0,
         "is_caught_up": True,
@@ -65,6 +66,18 @@ def measured(time_s: float, energy_j: float | None, clocks: str = "plan") -> dic
 def estimate(mean: float, low: float | None = None, high: float | None = None) -> dict[str, Any]:
     """An estimate from ten steps."""
     return {"mean": mean, "low": low, "high": high, "num_steps": 10}
+
+
+def headline(**changes: object) -> dict[str, Any]:
+    """A measured saving that was bought with time."""
+    return {
+        "text": "10.0 % less energy at 2.0 % more time",
+        "time_text": "at 2.0 % more time",
+        "tone": "trade",
+        "is_measured": True,
+        "caveats": [],
+        **changes,
+    }
 
 
 def stage_of_step(stage: int, energy_j: float | None, **changes: float | None) -> dict[str, Any]:

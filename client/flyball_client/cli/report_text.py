@@ -132,7 +132,8 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
         else amounts_text(report.energy_j, factors)
     )
     how = _measured(report)
-    lines = [f"all, {_steps(report.num_steps)}, {how}: {report.time_s:.1f} s, {energy}"]
+    lines = _headline(report)
+    lines.append(f"all, {_steps(report.num_steps)}, {how}: {report.time_s:.1f} s, {energy}")
     if report.profiling_time_s is not None:
         cost = "energy not known"
         if report.profiling_energy_j is not None:
@@ -148,6 +149,14 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
         saved = _amounts(report.saved_j, factors)
         lines.append(f"saved by all versions, {how}: {saved}")
     return lines
+
+
+def _headline(report: JobReport) -> list[str]:
+    headline = report.headline
+    if headline is None:
+        return []
+    how = _measured(report) if headline.is_measured else "predicted"
+    return [f"{headline.text}, {how}", *headline.caveats]
 
 
 def _section(report: JobReport, version: VersionSavings, factors: Factors) -> _Section:
@@ -209,10 +218,7 @@ def _baseline_note(report: JobReport, version: VersionSavings) -> str:
         case BaselineOrigin.INTERLEAVED:
             return "Steps at the highest clocks were run in turn with steps on the plan."
         case BaselineOrigin.APART:
-            return (
-                "Steps at the highest clocks were run before or after steps on the plan: drift"
-                f" between them counts as saving.{how_to}"
-            )
+            return f"{' '.join(version.caveats)}{how_to}"
         case BaselineOrigin.ITSELF:
             return "This version runs at the highest clocks only."
         case BaselineOrigin.NONE:

@@ -125,6 +125,14 @@ class MadePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuChange:
+    """Replacement of a rank's GPU, after this step."""
+
+    rank: int
+    after_step: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
     """State of one job's reconcile loop.
 
@@ -138,6 +146,7 @@ class JobLoopState(Record):
         planned_inputs: planning inputs of the newest plan.
         missed: target that the newest plan misses, having met it earlier; None: it meets its own.
         made: plan versions that were solved with the job's own effort, newest last.
+        gpu_changes: replaced GPUs, the newest last.
     """
 
     job_id: str
@@ -150,3 +159,4 @@ class JobLoopState(Record):
     planned_inputs: PlanningInputs = PlanningInputs()
     missed: MissedTarget | None = None
     made: tuple[MadePlan, ...] = ()
+    gpu_changes: tuple[GpuChange, ...] = ()

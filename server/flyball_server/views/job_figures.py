@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading
 from flyball_wire.closed_loop import MeasuredSavings
 from flyball_wire.read_models import JobOverview
@@ -15,7 +16,7 @@ from flyball_wire.read_models import JobOverview
 
 def job_overview(facts: JobFacts) -> JobOverview:
     """Return an immutable copy of a job's current figures."""
-    job, spec, savings = facts.job, facts.job.spec, facts.totals.savings()
+    job, spec, savings = facts.job, facts.job.spec, facts.totals.savings(facts.gpu_changes)
     policy, target = facts.options or (spec.policy, spec.target)
     with_steps = [version for version in savings.versions if version.num_steps]
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
@@ -34,6 +35,9 @@ def job_overview(facts: JobFacts) -> JobOverview:
         policy=policy,
         target=target,
         missed=facts.missed,
+        headline=headline_of(
+            savings.versions, facts.prediction, active_version=facts.active_version
+        ),
         predicted=facts.prediction,
         measured=facts.newest,
         measured_baseline_time_s=compared.baseline_time_s,

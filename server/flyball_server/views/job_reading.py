@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
+from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
@@ -71,7 +72,7 @@ class JobFacts:
         options: policy and target of the version that `prediction` belongs to; None: no version,
             or one of profiling.
         missed: target that the newest plan misses; None: it meets its target.
-        missed_revision: `planned_revision` that `missed` belongs to; -1: none yet.
+        gpu_changes: GPUs that were replaced.
         active_at: time of the last call of its ranks, UTC.
     """
 
@@ -91,7 +92,7 @@ class JobFacts:
     is_caught_up: bool = False
     options: tuple[str, str] | None = None
     missed: MissedTarget | None = None
-    missed_revision: int = -1
+    gpu_changes: tuple[GpuChange, ...] = ()
     active_at: datetime
     read_at_s: float = float("-inf")
     plans: dict[int, PlanFacts] = field(default_factory=dict)
@@ -231,9 +232,8 @@ def _read_job(
     job = facts.job
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
-    if facts.missed_revision != job.planned_revision:
-        facts.missed = reader.find_loop_state(job.job_id).missed
-        facts.missed_revision = job.planned_revision
+    loop_state = reader.find_loop_state(job.job_id)
+    facts.missed, facts.gpu_changes = loop_state.missed, loop_state.gpu_changes
     facts.emulated = job.spec.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,
@@ -252,7 +252,7 @@ def _read_job(
     if newest != facts.newest:
         facts.newest = newest
         facts.measured_stages = _measured_stages(reader, facts, ranks)
-    facts.saved_j = facts.totals.savings().saved_j
+    facts.saved_j = facts.totals.savings(facts.gpu_changes).saved_j
 
 
 def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:

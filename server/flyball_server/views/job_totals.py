@@ -6,9 +6,10 @@ They are computed from the store, so that a restarted planner reports the same.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.measurements.step_reading import MOST_LATER, settled_steps, whole_step
 from flyball_server.jobs.records import StepTotals
@@ -69,7 +70,7 @@ class JobTotals:
         self._newest: deque[WholeStep] = deque(maxlen=NEWEST_STEPS)
         self._newest_is: tuple[int | None, StepClocks] | None = None
         self._savings = self._fold.so_far()
-        self._savings_after = self.after_step
+        self._savings_after: tuple[int, Sequence[GpuChange]] = (self.after_step, ())
 
     def know(self, version: int, kinds: StepKinds, prediction: PredictedIteration | None) -> None:
         """Add a version that steps may have run on; before they are read."""
@@ -123,11 +124,12 @@ class JobTotals:
         """Number of steps so far that all ranks have posted, at any clocks."""
         return sum(counted.num_steps for counted in self.sums.values())
 
-    def savings(self) -> JobSavings:
-        """Return the report's savings from the steps so far."""
-        if self._savings_after != self.after_step:
-            self._savings = self._fold.so_far()
-            self._savings_after = self.after_step
+    def savings(self, gpu_changes: Sequence[GpuChange] = ()) -> JobSavings:
+        """Return the report's savings from the steps so far, with GPUs that were replaced."""
+        after = (self.after_step, gpu_changes)
+        if self._savings_after != after:
+            self._savings = self._fold.so_far(gpu_changes)
+            self._savings_after = after
         return self._savings
 
     def _add(self, totals: StepTotals, step: WholeStep) -> None:

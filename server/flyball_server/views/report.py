@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
-from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.registry.inspection import require_job, summarise
+from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import SavingsFold
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import PlanPrediction
+from flyball_server.views.plan_facts import predicted_iteration
 from flyball_wire.closed_loop import JobReport, VersionSavings
 
 
@@ -17,17 +19,20 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        ranks = reader.list_ranks(job_id)
+        summary = summarise(reader, require_job(reader, job_id))
+        job = summary.job
         plans = {record.version: record for record in reader.list_plans(job_id)}
-        profiling = reader.find_loop_state(job_id).profiling
+        loop_state = reader.find_loop_state(job_id)
+        profiling = loop_state.profiling
         fold = SavingsFold(all_step_kinds(plans.values()))
         for step in whole_steps(reader, job_id, job.spec.num_expected_ranks):
             fold.add(step)
-    savings = fold.so_far()
+    savings = fold.so_far(loop_state.gpu_changes)
+    in_force = plans.get(summary.active_version or summary.newest_version or 0)
+    plan_in_force = None if in_force is None else in_force.plan
     return JobReport(
         job_id=job_id,
-        emulated=job.spec.emulated or any(rank.emulated for rank in ranks),
+        emulated=job.spec.emulated or any(rank.emulated for rank in summary.ranks),
         num_ranks=job.spec.num_expected_ranks,
         num_steps=savings.num_steps,
         time_s=savings.time_s,
@@ -51,4 +56,11 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         ),
         num_unknown_steps=savings.num_unknown,
         deviations=savings.deviations,
+        headline=headline_of(
+            savings.versions,
+            predicted_iteration(plan_in_force)
+            if isinstance(plan_in_force, PlanPrediction)
+            else None,
+            active_version=summary.active_version,
+        ),
     )

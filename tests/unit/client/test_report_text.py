@@ -17,6 +17,8 @@ from flyball_wire.closed_loop import (
     Deviation,
     DeviationKind,
     Estimate,
+    Headline,
+    HeadlineTone,
     JobReport,
     VersionSavings,
 )
@@ -159,15 +161,28 @@ def test_without_a_baseline_nothing_is_saved_and_it_says_how_to_measure_one() ->
     assert ("difference", "predicted") in rows(text)
 
 
-def test_a_baseline_measured_apart_says_that_drift_counts_as_saving() -> None:
-    apart = replace(INTERLEAVED, baseline=BaselineOrigin.APART)
+def test_a_baseline_measured_apart_says_so_and_how_to_measure_a_better_one() -> None:
+    caveat = "The baseline is of another time."
+    apart = replace(INTERLEAVED, baseline=BaselineOrigin.APART, caveats=(caveat,))
     text = report_as_text(report(apart), NO_FACTORS)
-    assert "drift" in text
-    assert "`flyball report walk --compare 60`" in text
-    assert "drift" not in report_as_text(report(), NO_FACTORS)
+    assert f"{caveat} `flyball report walk --compare 60`" in text
     both = report_as_text(report(apart, INTERLEAVED), NO_FACTORS)
-    assert "drift" in both
+    assert caveat in both
     assert "--compare" not in both
+
+
+@pytest.mark.parametrize("is_measured", [True, False])
+def test_the_headline_and_its_caveats_come_first(is_measured: bool) -> None:
+    headline = Headline(
+        text="9.0 % less energy at 1.0 % more time",
+        time_text="at 1.0 % more time",
+        tone=HeadlineTone.TRADE,
+        is_measured=is_measured,
+        caveats=("The baseline is of other GPUs.",),
+    )
+    how = "measured (emulated)" if is_measured else "predicted"
+    text = report_as_text(report(headline=headline, emulated=True), NO_FACTORS)
+    assert text.splitlines()[1:3] == [f"{headline.text}, {how}", *headline.caveats]
 
 
 def test_cost_and_co2_come_from_the_factors_that_are_given_and_only_then() -> None:

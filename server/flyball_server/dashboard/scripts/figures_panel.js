@@ -17,6 +17,7 @@ const KINDS = ["measured", "predicted"];
 
 /** @param {HTMLElement} element @returns {Panel} */
 export function createFiguresPanel(element) {
+  const headline = make("div.headline");
   const heroes = make("div.heroes");
   const { frame, table, body } = makeTable("Figures of an iteration", {
     selector: "table.figures",
@@ -27,7 +28,7 @@ export function createFiguresPanel(element) {
   table.querySelector("thead")?.replaceWith(head);
   table.prepend(caption);
   const deviations = make("ul.deviations");
-  setChildren(element, make("h2.visually-hidden", "Figures"), heroes, deviations, frame);
+  setChildren(element, make("h2.visually-hidden", "Figures"), headline, heroes, deviations, frame);
   let shown = "";
   return {
     update({ overview }) {
@@ -35,6 +36,7 @@ export function createFiguresPanel(element) {
       if (content === shown) return;
       shown = content;
       setText(caption, captionOf(overview));
+      setChildren(headline, ...headlineOf(overview));
       setChildren(heroes, ...heroFigures(overview));
       deviations.hidden = overview.deviations.length === 0;
       setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
@@ -53,21 +55,33 @@ function captionOf({ measured, emulated }) {
   return `One iteration; measured: mean of ${steps} on ${emulated ? "emulated GPUs" : "GPUs"}`;
 }
 
-/** @param {JobOverview} job */
-function heroFigures({ saving_percent: saving, saved_j: saved, predicted }) {
-  const isMeasured = saving !== null;
+/**
+ * Return the job's saving with the time that it takes, and what limits the comparison.
+ * @param {JobOverview} job
+ */
+function headlineOf({ headline, saving_percent: saving, emulated }) {
+  if (headline === null) return [make("p.note", "No plan yet.")];
+  const how = headline.is_measured ? `measured${emulated ? " on emulated GPUs" : ""}` : "predicted";
+  const bounds = headline.is_measured && saving ? intervalNote(saving, percent) : "";
   return [
-    hero(
-      isMeasured ? "Saving, measured" : "Saving, predicted",
-      percent(isMeasured ? saving.mean : predicted?.saving_percent),
-      isMeasured ? intervalNote(saving, (value) => percent(value)) : "no measured baseline yet",
-      isMeasured ? gainOrLoss(saving) : "predicted",
+    make(
+      "p",
+      { class: `headline-text tone-${headline.tone}` },
+      make("strong.figure", headline.text),
+      make("small.tag", how),
+      make("span.note", bounds),
     ),
+    ...headline.caveats.map((caveat) => make("p.caveat", caveat)),
+  ];
+}
+
+/** @param {JobOverview} job */
+function heroFigures({ saved_j: saved, predicted }) {
+  return [
     hero(
       "Energy saved, measured",
       joules(saved?.mean),
       saved === null ? "needs a measured baseline" : intervalNote(saved, joules),
-      gainOrLoss(saved),
     ),
     hero(
       "Gap, predicted",
@@ -100,12 +114,6 @@ function fixedClocksHero(predicted) {
   ];
 }
 
-/** @param {Estimate | null} saving */
-function gainOrLoss(saving) {
-  if (saving === null) return "";
-  return saving.mean < 0 ? "loss" : "gain";
-}
-
 /** @param {Estimate} estimate @param {(value: number) => string} format */
 function intervalNote(estimate, format) {
   const bounds = interval(estimate, format);
@@ -113,16 +121,10 @@ function intervalNote(estimate, format) {
   return bounds === "" ? `${steps}: too few for an interval` : `${bounds} (95\u202f%, ${steps})`;
 }
 
-/**
- * @param {string} name
- * @param {string} figure
- * @param {string} note
- * @param {string} [kind]
- */
-function hero(name, figure, note, kind = "") {
+/** @param {string} name @param {string} figure @param {string} note */
+function hero(name, figure, note) {
   return make(
-    "div",
-    { class: `hero ${kind}` },
+    "div.hero",
     make("span.hero-name", name),
     make("span.figure.hero-figure", figure),
     make("span.note", note),

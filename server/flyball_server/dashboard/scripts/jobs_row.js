@@ -4,7 +4,7 @@ import { make, makeSvg } from "./elements.js";
 import { count, interval, jobTarget, joules, percent, seconds } from "./format.js";
 import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
 
-/** @import { Estimate, JobOverview } from "./wire_types.js" */
+/** @import { Estimate, Headline, JobOverview } from "./wire_types.js" */
 
 /**
  * Create the cells of a job in the order of the table's columns.
@@ -97,22 +97,26 @@ function iterationCell(label, job, figures) {
 }
 
 /** @param {JobOverview} job */
-function savedCell({ saving_percent: saving, saved_j, predicted, is_caught_up }) {
-  if (saving !== null) {
-    const bounds = interval(saving, (value) => percent(value));
+function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_caught_up }) {
+  if (saving !== null && headline !== null) {
+    const bounds = interval(saving, percent);
     const total = saved_j && `${joules(saved_j.mean)} in all`;
-    const mean = figure(percent(saving.mean), saving.mean >= 0 ? "gain" : "loss");
+    const mean = figure(percent(saving.mean), `tone-${headline.tone}`);
+    const caveats = headline.caveats.join(" ");
     return cell(
       "Saved",
-      make("span.saving", mean, savingBar(saving)),
+      make("span.saving", mean, savingBar(saving, headline.tone)),
+      note(headline.time_text),
+      caveats && make("span.note.caveat", { title: caveats }, "see the job's caveats"),
       note([bounds, total].filter(Boolean).join("; ")),
       make("span.caught-up.note", is_caught_up ? "" : "still counting"),
     );
   }
-  if (predicted === null) return cell("Saved", nothing());
+  if (predicted === null || headline === null) return cell("Saved", nothing());
   return cell(
     "Saved",
     predictedFigure(percent(predicted.saving_percent)),
+    note(headline.time_text),
     note("no measured baseline"),
   );
 }
@@ -125,7 +129,7 @@ function gapCell({ predicted }) {
 
 /**
  * @param {string} label shown on narrow screens, where the table has no head
- * @param {...(HTMLElement | false)} children
+ * @param {...(HTMLElement | false | "")} children
  */
 function cell(label, ...children) {
   return make("td", { "data-label": label }, ...children);
@@ -159,13 +163,14 @@ const MOST = 35;
 /**
  * Create a small bar of a saving with its interval, hidden from screen readers.
  * @param {Estimate} saving in per cent
+ * @param {Headline["tone"]} tone
  */
-export function savingBar({ mean, low, high }) {
+function savingBar({ mean, low, high }, tone) {
   const [zero, end] = [place(0), place(mean)];
   const [x, width] = [Math.min(zero, end), Math.abs(end - zero)];
   const attributes = { width: WIDTH, height: HEIGHT, "aria-hidden": "true" };
   const picture = makeSvg(
-    mean < 0 ? "svg.saving-bar.loss" : "svg.saving-bar",
+    `svg.saving-bar.tone-${tone}`,
     attributes,
     makeSvg("rect.bar-track", { x: 0, y: 3, width: WIDTH, height: 6, rx: 1 }),
     makeSvg("rect.bar-value", { x, y: 3, width, height: 6 }),

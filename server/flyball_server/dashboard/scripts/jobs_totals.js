@@ -37,6 +37,7 @@ function totals(jobs, emulated) {
     num_present: sum(running.map((job) => job.num_present)),
     num_expected: sum(running.map((job) => job.num_ranks)),
     num_saving: saved.length,
+    num_slower: jobs.filter(({ headline, saved_j }) => saved_j && headline?.tone === "trade").length,
     saved_j: sum(saved.map((each) => each.mean)),
     saved_low_j: sumOrNull(saved.map((each) => each.low)),
     saved_high_j: sumOrNull(saved.map((each) => each.high)),
@@ -64,7 +65,7 @@ function strip(all) {
       "dl",
       entry("Jobs running", count(all.num_running), `of ${counted(all.num_jobs, "job")}`),
       entry("GPUs present", count(all.num_present), expected),
-      entry("Energy saved, measured", joules(saved), savedNote(all), "saved"),
+      entry("Energy saved, measured", joules(saved), savedNote(all)),
       entry("Mean power now, measured", watts(power_w), powerNote(all)),
     ),
   );
@@ -73,7 +74,8 @@ function strip(all) {
 /** @param {Totals} all */
 function savedNote(all) {
   if (all.num_saving === 0) return "no job has a measured baseline";
-  const jobs = `in ${counted(all.num_saving, "job")}`;
+  const slower = all.num_slower === 0 ? "" : `, ${count(all.num_slower)} of them slower for it`;
+  const jobs = `in ${counted(all.num_saving, "job")}${slower}`;
   if (all.saved_low_j === null || all.saved_high_j === null) return jobs;
   return `${joules(all.saved_low_j)} to ${joules(all.saved_high_j)} ${jobs}`;
 }
@@ -85,16 +87,10 @@ function powerNote(all) {
   return `of ${all.num_powered} of ${all.num_running} running jobs`;
 }
 
-/**
- * @param {string} name
- * @param {string} figure
- * @param {string} note
- * @param {string} [kind]
- */
-function entry(name, figure, note, kind = "") {
+/** @param {string} name @param {string} figure @param {string} note */
+function entry(name, figure, note) {
   return make(
-    "div",
-    { class: `total ${kind}` },
+    "div.total",
     make("dt", name),
     make("dd.figure", figure),
     make("dd.note", note),

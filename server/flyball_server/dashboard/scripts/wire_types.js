@@ -67,6 +67,17 @@
  */
 
 /**
+ * @typedef {object} Headline
+ * @property {string[]} caveats
+ * @property {boolean} is_measured
+ * @property {string} text
+ * @property {string} time_text
+ * @property {HeadlineTone} tone
+ */
+
+/** @typedef {"gain" | "trade" | "loss"} HeadlineTone */
+
+/**
  * @typedef {object} Health
  * @property {string} status
  * @property {string} version
@@ -91,6 +102,7 @@
  * @property {string} created_at
  * @property {Deviation[]} deviations
  * @property {boolean} emulated
+ * @property {Headline | null} headline
  * @property {boolean} is_caught_up
  * @property {string} job_id
  * @property {string} last_seen_at

@@ -18,7 +18,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
-from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.loop_state import GpuChange, JobLoopState
 from flyball_server.jobs.probing.probing_record import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
@@ -177,18 +177,52 @@ def register_together(
         job = known.job
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
+        before = [known.find(rank.rank) for rank, _ in ranks]
         for rank, launch in ranks:
             try:
                 record = _take_rank(services, known, job, rank, launch)
                 outcomes.append(KnownRank(record=record, run_id=job.run_id))
             except (WrongStateError, InvalidFieldError) as error:
                 outcomes.append(error)
+        _note_other_gpus(writer, job_id, before, outcomes)
         known.save(writer)
         returned = come_back(writer, job)
         if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
             writer.save_job(returned)
     services.enqueue_reconcile(job_id)
     return tuple(outcomes)
+
+
+# Replaced GPUs of a job that are remembered, the newest.
+MAX_GPU_CHANGES = 64
+
+
+def _note_other_gpus(
+    writer: JobWriter,
+    job_id: str,
+    before: Sequence[RankRecord | None],
+    outcomes: Sequence[KnownRank | JobsError],
+) -> None:
+    """Store which ranks have another GPU than before: savings say so if it lies in between."""
+    changed = [
+        outcome.record.rank
+        for rank, outcome in zip(before, outcomes, strict=True)
+        if rank is not None
+        and isinstance(outcome, KnownRank)
+        and _gpu_of(rank) != _gpu_of(outcome.record)
+    ]
+    newest_step = writer.newest_step(job_id) if changed else None
+    if newest_step is None:
+        return
+    loop_state = writer.find_loop_state(job_id)
+    noted = [GpuChange(rank=rank, after_step=newest_step) for rank in changed]
+    changes = (*loop_state.gpu_changes, *noted)[-MAX_GPU_CHANGES:]
+    writer.save_loop_state(loop_state.evolve(gpu_changes=changes))
+
+
+def _gpu_of(rank: RankRecord) -> tuple[str, str]:
+    """Return what names a GPU; an emulated one has a new UUID in each process."""
+    return rank.gpu_name, "" if rank.emulated else rank.gpu_uuid
 
 
 def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None = None) -> None:

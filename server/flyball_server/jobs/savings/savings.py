@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import (
     DEFAULT_CLOCKS,
     CountingRule,
@@ -22,6 +23,7 @@ from flyball_server.jobs.savings.deviations import (
     Undisturbed,
     default_clocks_deviation,
 )
+from flyball_server.jobs.savings.headline import caveats_of
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
 from flyball_wire.closed_loop import BaselineOrigin, Deviation, Estimate, MeasuredSavings
 
@@ -41,6 +43,7 @@ class _Against:
         baseline, undisturbed_baseline: its steps, all of them and those without a deviation.
         time_ratio, energy_ratio: ratios of the plan's to the baseline's.
         saved_j: energy saved by one step, J.
+        caveats: limits of the comparison.
     """
 
     origin: BaselineOrigin
@@ -49,6 +52,7 @@ class _Against:
     time_ratio: Estimate | None = None
     energy_ratio: Estimate | None = None
     saved_j: Estimate | None = None
+    caveats: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,11 +164,15 @@ class SavingsFold:
         tally.give_up()
         self._on_their_way_s -= time_s
 
-    def so_far(self) -> JobSavings:
-        """Return the savings of all steps so far; more may be added afterwards."""
+    def so_far(self, gpu_changes: Sequence[GpuChange] = ()) -> JobSavings:
+        """Return the savings of all steps so far; more may be added afterwards.
+
+        Args:
+            gpu_changes: GPUs that were replaced during the job.
+        """
         baselines = self._baselines()
         versions = tuple(
-            self._version_savings(version, baselines)
+            self._version_savings(version, baselines, gpu_changes)
             for version in sorted(version for version in self._tallies if version is not None)
             if not self._tallies[version].kinds.is_probe
         )
@@ -190,9 +198,11 @@ class SavingsFold:
             self._tallies[version] = _Tally(kinds)
         return self._tallies[version]
 
-    def _version_savings(self, version: int, baselines: Sequence[_Tally]) -> MeasuredSavings:
+    def _version_savings(
+        self, version: int, baselines: Sequence[_Tally], gpu_changes: Sequence[GpuChange]
+    ) -> MeasuredSavings:
         tally = self._tallies[version]
-        against = _against(tally, baselines)
+        against = _against(tally, baselines, gpu_changes)
         steps = tally.at_baseline if against.origin == BaselineOrigin.ITSELF else tally.on_plan
         return MeasuredSavings(
             version=version,
@@ -207,6 +217,7 @@ class SavingsFold:
             num_steps=steps.num_steps,
             num_left_out=tally.num_left_out,
             deviations=tally.deviations.deviations(_undisturbed(tally, against)),
+            caveats=against.caveats,
         )
 
     def _baselines(self) -> list[_Tally]:
@@ -231,7 +242,9 @@ def _undisturbed(tally: _Tally, against: _Against) -> Undisturbed:
     )
 
 
-def _against(tally: _Tally, baselines: Sequence[_Tally]) -> _Against:
+def _against(
+    tally: _Tally, baselines: Sequence[_Tally], gpu_changes: Sequence[GpuChange]
+) -> _Against:
     if tally.kinds.is_all_baseline:
         return _Against(origin=BaselineOrigin.ITSELF)
     pairs = None if tally.pairs is None else tally.pairs.so_far()
@@ -265,6 +278,12 @@ def _against(tally: _Tally, baselines: Sequence[_Tally]) -> _Against:
         time_ratio=_ratio(on_plan.times_s.estimate(), nearest.times_s.estimate()),
         energy_ratio=_ratio(*energies_j),
         saved_j=_difference(*energies_j),
+        caveats=caveats_of(
+            on_plan,
+            nearest,
+            gpu_changes,
+            is_at_default_clocks=nearest_tally.kinds is DEFAULT_CLOCKS,
+        ),
     )
 
 

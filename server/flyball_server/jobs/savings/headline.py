@@ -1,0 +1,158 @@
+"""A job's saving in one line, with what limits it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flyball_server.jobs.loop_state import GpuChange
+from flyball_server.jobs.measurements.step_pairs import StepSeries
+from flyball_wire.closed_loop import BaselineOrigin, Headline, HeadlineTone, MeasuredSavings
+from flyball_wire.read_models import PredictedIteration
+
+# Change of time in % that is shown as none.
+_SAME_TIME_PERCENT = 0.05
+_SHOWN_RANKS = 4
+
+
+def headline_of(
+    versions: Sequence[MeasuredSavings],
+    predicted: PredictedIteration | None,
+    *,
+    active_version: int | None,
+) -> Headline | None:
+    """Return the measured saving of the newest version with steps, or else the predicted one.
+
+    Args:
+        versions: measured savings of the job's versions, rising.
+        predicted: prediction for the active version; None: no plan, or one of profiling.
+        active_version: newest version with a first step; None: none yet.
+
+    Returns:
+        None: nothing is measured and nothing predicted.
+    """
+    with_steps = [version for version in versions if version.num_steps]
+    newest = with_steps[-1] if with_steps else None
+    if newest is not None and newest.saving_percent is not None:
+        slower = newest.slowdown_percent
+        is_surely_slower = slower is not None and (slower.low is None or slower.low > 0)
+        return _headline(
+            newest.saving_percent.mean,
+            0.0 if slower is None else slower.mean,
+            is_surely_slower=is_surely_slower,
+            is_measured=True,
+            caveats=(*newest.caveats, *_of_another_version(newest.version, active_version)),
+        )
+    if predicted is None:
+        return None
+    return _headline(
+        predicted.saving_percent,
+        100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1),
+        is_surely_slower=True,
+        is_measured=False,
+        caveats=_why_predicted(newest),
+    )
+
+
+def _headline(
+    saving_percent: float,
+    slower_percent: float,
+    *,
+    is_surely_slower: bool,
+    is_measured: bool,
+    caveats: tuple[str, ...],
+) -> Headline:
+    tone = HeadlineTone.GAIN
+    if saving_percent < 0:
+        tone = HeadlineTone.LOSS
+    elif is_surely_slower and slower_percent >= _SAME_TIME_PERCENT:
+        tone = HeadlineTone.TRADE
+    time_text = _time_text(slower_percent)
+    return Headline(
+        text=f"{abs(saving_percent):.1f} % {_more_or_less(-saving_percent)} energy {time_text}",
+        time_text=time_text,
+        tone=tone,
+        is_measured=is_measured,
+        caveats=caveats,
+    )
+
+
+def _time_text(slower_percent: float) -> str:
+    if abs(slower_percent) < _SAME_TIME_PERCENT:
+        return "in the same time"
+    preposition = "at" if slower_percent > 0 else "in"
+    return f"{preposition} {abs(slower_percent):.1f} % {_more_or_less(slower_percent)} time"
+
+
+def _more_or_less(change: float) -> str:
+    return "more" if change > 0 else "less"
+
+
+def _of_another_version(version: int, active_version: int | None) -> tuple[str, ...]:
+    if active_version is None or active_version == version:
+        return ()
+    return (
+        f"Measured on version {version}; version {active_version}, which is active now, has no"
+        " counted steps yet.",
+    )
+
+
+def _why_predicted(newest: MeasuredSavings | None) -> tuple[str, ...]:
+    if newest is None:
+        return ("No step on a plan has been counted yet.",)
+    if newest.baseline == BaselineOrigin.ITSELF:
+        return ("The active version runs at the highest clocks only, as a baseline.",)
+    if newest.baseline == BaselineOrigin.NONE:
+        return ("No step at the highest clocks was measured: the real saving is not known.",)
+    return ("A rank cannot read the energy of its GPU: the real saving is not known.",)
+
+
+def caveats_of(
+    on_plan: StepSeries,
+    baseline: StepSeries,
+    gpu_changes: Sequence[GpuChange],
+    *,
+    is_at_default_clocks: bool,
+) -> tuple[str, ...]:
+    """Return what limits a comparison with steps of another time, a sentence each.
+
+    Args:
+        on_plan: steps on the plan, at least one.
+        baseline: steps that they are compared with, at least one.
+        gpu_changes: GPUs that were replaced during the job.
+        is_at_default_clocks: true if the baseline ran without a plan.
+    """
+    if not on_plan.num_steps or not baseline.num_steps:
+        return ()
+    ran = " ran without a plan, at default clocks, and" if is_at_default_clocks else ""
+    caveats = [
+        f"The baseline, steps {baseline.first_step} to {baseline.last_step},{ran} is of another"
+        f" time{_distance(on_plan, baseline)}: what changed in between counts as saving."
+    ]
+    first = min(on_plan.first_step, baseline.first_step)
+    last = max(on_plan.last_step, baseline.last_step)
+    changed = [change for change in gpu_changes if first <= change.after_step < last]
+    if changed:
+        ranks = sorted({change.rank for change in changed})
+        shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+        more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+        step = min(change.after_step for change in changed)
+        caveats.append(
+            f"The baseline is of other GPUs: rank {shown}{more} has another one since step {step}."
+        )
+    return tuple(caveats)
+
+
+def _distance(on_plan: StepSeries, baseline: StepSeries) -> str:
+    num_steps = baseline.distance_to(on_plan)
+    if num_steps <= 1:
+        return ""
+    side = "before" if baseline.last_step < on_plan.first_step else "after"
+    mean_s = on_plan.times_s.total / on_plan.num_steps
+    return f", {num_steps} steps ({_duration(num_steps * mean_s)}) {side} those on the plan"
+
+
+def _duration(time_s: float) -> str:
+    for limit_s, unit_s, unit in ((172_800, 86_400, "days"), (7_200, 3_600, "h"), (120, 60, "min")):
+        if time_s >= limit_s:
+            return f"{time_s / unit_s:.0f} {unit}"
+    return f"{time_s:.0f} s"

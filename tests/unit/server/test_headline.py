@@ -1,0 +1,215 @@
+"""The headline of a job: a saving with the time that it takes and what limits the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+from tests.planner.one_rank import register_rank, store_measurements
+from tests.planner.samples import (
+    CountingPlanner,
+    Services,
+    frequency_plan,
+    job_spec,
+    plan_record,
+    rank_record,
+    step_record,
+)
+from tests.planner.use_cases import register_job
+
+from flyball_server.jobs.loop_state import GpuChange
+from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
+from flyball_server.jobs.savings.headline import headline_of
+from flyball_server.jobs.savings.savings import SavingsFold
+from flyball_server.jobs.services import JobServices
+from flyball_server.views.job_figures import SharedReading
+from flyball_server.views.job_reading import JobReading
+from flyball_server.views.report import get_report
+from flyball_wire.closed_loop import BaselineOrigin, Estimate, Headline, MeasuredSavings
+from flyball_wire.read_models import PredictedIteration
+
+PREDICTED = PredictedIteration(
+    iteration_time_s=2.1,
+    energy_j=800.0,
+    baseline_iteration_time_s=2.0,
+    baseline_energy_j=1000.0,
+    saving_percent=20.0,
+    gap_percent=None,
+)
+
+
+def estimate(mean: float, half_width: float = 0.2) -> Estimate:
+    return Estimate(mean=mean, low=mean - half_width, high=mean + half_width, num_steps=30)
+
+
+def headline(
+    saving: float | None, slower: float = 0.0, *, active_version: int = 1, **changes: object
+) -> Headline:
+    measured = MeasuredSavings(
+        version=1,
+        num_steps=30,
+        saving_percent=None if saving is None else estimate(saving),
+        slowdown_percent=estimate(slower),
+    )
+    savings = replace(measured, **changes)  # type: ignore[arg-type]  # a test's own choice
+    found = headline_of([savings], PREDICTED, active_version=active_version)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("saving", "slower", "text", "tone"),
+    [
+        (25.1, 9.1, "25.1 % less energy at 9.1 % more time", "trade"),
+        (12.0, 0.04, "12.0 % less energy in the same time", "gain"),
+        (12.0, 0.1, "12.0 % less energy at 0.1 % more time", "gain"),  # as likely noise
+        (12.0, -1.0, "12.0 % less energy in 1.0 % less time", "gain"),
+        (-3.0, 9.1, "3.0 % more energy at 9.1 % more time", "loss"),
+    ],
+)
+def test_a_saving_and_its_time_are_said_in_one_breath(
+    saving: float, slower: float, text: str, tone: str
+) -> None:
+    found = headline(saving, slower)
+    assert (found.text, found.tone, found.is_measured) == (text, tone, True)
+    assert found.text.endswith(found.time_text)
+    assert found.caveats == ()
+
+
+def test_a_saving_of_an_older_version_is_said_to_be_its() -> None:
+    [caveat] = headline(12.0, active_version=2).caveats
+    assert "version 1; version 2, which is active now" in caveat
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"baseline": BaselineOrigin.NONE}, "No step at the highest clocks"),
+        ({"baseline": BaselineOrigin.ITSELF}, "as a baseline"),
+        ({"baseline": BaselineOrigin.APART}, "cannot read the energy"),
+        ({"num_steps": 0}, "No step on a plan"),
+    ],
+)
+def test_a_predicted_headline_says_why_it_is_not_measured(
+    changes: dict[str, object], reason: str
+) -> None:
+    found = headline(None, **changes)  # type: ignore[arg-type]  # as above
+    assert (found.text, found.is_measured) == ("20.0 % less energy at 5.0 % more time", False)
+    assert reason in " ".join(found.caveats)
+    assert headline_of([], None, active_version=None) is None
+
+
+# ------------------------------------------------------------------ the baseline
+
+
+def steps(numbers: Iterable[int], version: int | None, energy_j: float) -> list[WholeStep]:
+    return [
+        WholeStep(
+            step=number,
+            version=version,
+            is_complete=True,
+            is_mixed=False,
+            left_plan=False,
+            time_s=2.0,
+            energy_j=energy_j,
+        )
+        for number in numbers
+    ]
+
+
+def caveats(
+    measured: list[WholeStep], *changes: GpuChange, kinds: StepKinds | None = None
+) -> tuple[str, ...]:
+    folded = SavingsFold({1: kinds or StepKinds()})
+    for step in measured:
+        folded.add(step)
+    [version] = folded.so_far(changes).versions
+    return version.caveats
+
+
+APART = [*steps(range(20), None, 100.0), *steps(range(200, 231), 1, 90.0)]
+
+
+def test_a_baseline_of_another_time_is_named_with_its_distance() -> None:
+    [caveat] = caveats(APART)
+    assert caveat == (
+        "The baseline, steps 1 to 19, ran without a plan, at default clocks, and is of another"
+        " time, 182 steps (6 min) before those on the plan: what changed in between counts as"
+        " saving."
+    )
+
+
+@pytest.mark.parametrize(
+    ("after_step", "is_said"), [(0, False), (19, True), (120, True), (210, True), (230, False)]
+)
+def test_a_baseline_of_other_gpus_is_named(after_step: int, is_said: bool) -> None:
+    changes = [GpuChange(rank=rank, after_step=after_step) for rank in (3, 1, 3)]
+    _, *others = caveats(APART, *changes)
+    said = f"The baseline is of other GPUs: rank 1, 3 has another one since step {after_step}."
+    assert others == ([said] if is_said else [])
+
+
+def test_steps_in_turn_have_no_caveat() -> None:
+    kinds = StepKinds(baseline_cycle=(False, False, True, True))
+    measured = [
+        step
+        for number in range(80)
+        for step in steps([number], 1, 100.0 if kinds.is_baseline(number) else 90.0)
+    ]
+    assert caveats(measured, GpuChange(rank=0, after_step=40), kinds=kinds) == ()
+
+
+def test_steps_without_a_plan_are_in_no_headline() -> None:
+    folded = SavingsFold({1: StepKinds()})
+    for step in [*APART, *steps(range(300, 400), None, 100.0)]:
+        folded.add(step)
+    [version] = folded.so_far().versions
+    assert (version.num_steps, version.energy_j and version.energy_j.mean) == (30, 90.0)
+    found = headline_of([version], PREDICTED, active_version=1)
+    assert found is not None
+    assert found.text == "10.0 % less energy in the same time"
+
+
+# ------------------------------------------------------------------ page and report
+
+
+@pytest.fixture
+def services() -> JobServices:
+    services = Services(CountingPlanner()).jobs
+    register_job(services, "job", job_spec())
+    for rank in (0, 1):
+        register_rank(services, rank_record(rank, emulated=False))
+    with services.store.writing("job") as writer:
+        writer.add_plan(plan_record(plan=frequency_plan()))
+        writer.name_first_step("job", 1, 10)
+    return services
+
+
+def measure(services: JobServices, numbers: range, version: int | None) -> None:
+    for rank in (0, 1):
+        measured = [step_record(step, rank, plan_version=version) for step in numbers]
+        store_measurements(services, "job", rank, measured)
+
+
+def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replaced(
+    services: JobServices,
+) -> None:
+    measure(services, range(10), None)
+    register_rank(services, rank_record(1, emulated=False, host="other"))
+    register_rank(services, rank_record(1, emulated=False, gpu_uuid="GPU-other"))
+    measure(services, range(10, 30), 1)
+    report = get_report(services, "job").headline
+    shared = SharedReading(lambda: JobReading(services, max_labelled=20))
+    assert report is not None
+    assert report == shared.overview_of("job").headline
+    assert report.is_measured
+    assert "rank 1 has another one since step 9" in report.caveats[1]
+
+
+def test_a_new_process_on_an_emulated_gpu_is_no_other_gpu(services: JobServices) -> None:
+    register_rank(services, rank_record(0, emulated=True))
+    measure(services, range(10), None)
+    register_rank(services, rank_record(0, emulated=True, gpu_uuid="EMULATED-2"))
+    with services.store.reading() as reader:
+        assert reader.find_loop_state("job").gpu_changes == ()
