@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
+from pathlib import Path
 
 import pytest
 from docs.scripts.command_reference import command_part
 from docs.scripts.tables import attributes_of, table
-from docs.scripts.write_reference import DOCS, PAGES, reference
+from docs.scripts.write_reference import DOCS, PAGES, TEMPLATES, reference
 
+from flyball_client.__main__ import main
+from flyball_profiles.examples import example_profile_path
 from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_wire.command import Command
 
@@ -77,3 +81,25 @@ def test_the_windows_and_blocking_powers_are_those_of_the_gpu_table() -> None:
         is_told = re.search(r"\d", power) is not None and (f"`{name}`" in power or "`" not in power)
         assert is_told == (gpu.blocking_power_w is not None), name
         assert not is_told or f"{gpu.blocking_power_w:g}" in power, name
+
+
+def test_every_key_of_a_json_answer_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (TEMPLATES / "commands.md.in").read_text(encoding="utf-8")
+    profile, plan = str(example_profile_path()), str(tmp_path / "plan.json")
+    pipeline = [profile, "--microbatches", "2", "--gpu", "a100", "--effort", "low"]
+    trace = str(tmp_path / "trace.json")
+    for arguments in (
+        ["plan", *pipeline, "-o", plan],
+        ["frontier", *pipeline, "--points", "2"],
+        ["simulate", profile, plan],
+        ["export", profile, plan, "--chrome-trace", trace],
+        ["clocks", "--profile", profile, "--stage", "0"],
+    ):
+        assert main([*arguments, "--json"]) == 0
+        printed = json.loads(capsys.readouterr().out)
+        row = re.search(rf"^\| `{arguments[0]}` \|(.*)$", page, re.MULTILINE)
+        assert row is not None
+        told = page if arguments[0] == "plan" else row[1]
+        assert {key for key in printed if f"`{key}`" not in told} == set(), arguments[0]
