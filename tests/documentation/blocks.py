@@ -16,6 +16,9 @@ how it is run:
 A page that numbers its terminals is typed as a newcomer would: each terminal is a shell of its own,
 in which nothing is set and nothing of the installation found before `. .venv/bin/activate`, and one
 in which something goes on takes nothing more. A block without a number is for terminal 1.
+
+A page that makes an environment begins in a clone without one, and installs Flyball by its own
+lines; the packages that Flyball needs are lent by the Python that runs the tests.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -25,6 +26,11 @@ PATIENCE_S = 150.0
 _ENDS_WITHIN_S = 30.0
 _POLL_S = 0.05
 LINKED = ("benchmarks", "client", "deploy", "docs", "examples", "integrations", "profiles")
+# Built into the wheel where a page installs Flyball.
+_BUILT = ("client", "integrations", "profiles", "server", "LICENSE", "README.md", "pyproject.toml")
+_MAKES_VENV = "python3 -m venv .venv"
+# Of pip: it builds and installs Flyball alone, with what this Python has.
+_PIP = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0"}
 # Hosts of the pages; here all of them are this machine, and the port is a free one.
 _ADDRESS = re.compile(r"\b(?:127\.0\.0\.1|localhost|planner|node-1):7787\b")
 _LISTENING = re.compile(r"listening on https?://127\.0\.0\.1:(\d+)")
@@ -75,6 +81,7 @@ class Terminal:
         port: of the planner that the page's addresses mean; None: there is none yet.
         names: what stands in the place of names on the page that were made anew.
         is_bare: the installation is found only after `. .venv/bin/activate`.
+        installs: the page installs Flyball; before that there is only the clone.
         number: of several in one folder.
     """
 
@@ -83,6 +90,7 @@ class Terminal:
     port: int | None = None
     names: dict[str, str] = field(default_factory=dict[str, str])
     is_bare: bool = False
+    installs: bool = False
     number: str = "1"
 
     def __post_init__(self) -> None:
@@ -95,7 +103,7 @@ class Terminal:
         self._shell = subprocess.Popen(
             ["bash", "--noprofile", "--norc"],
             cwd=self.folder,
-            env=_environment(self.home, is_bare=self.is_bare),
+            env=_environment(self.home, is_bare=self.is_bare, installs=self.installs),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -108,9 +116,14 @@ class Terminal:
     def _furnish(self) -> None:
         self.folder.mkdir()
         self.home.mkdir()
+        built = _BUILT if self.installs else ()
         for name in LINKED:
-            (self.folder / name).symlink_to(ROOT / name)
-        (self.folder / ".venv").symlink_to(sys.prefix)
+            if name not in built:
+                (self.folder / name).symlink_to(ROOT / name)
+        for name in built:
+            _copy(ROOT / name, self.folder / name)
+        if not self.installs:
+            (self.folder / ".venv").symlink_to(sys.prefix)
         shutil.copy(example_profile_path(), self.folder / "example.csv")
         # An answer of 400 and above is a failure; no meter of the progress.
         (self.home / ".curlrc").write_text("silent\nfail-with-body\n")
@@ -132,7 +145,7 @@ class Terminal:
         Raises:
             CommandError: it takes too long.
         """
-        arguments = plain_arguments(self.as_here(command))
+        arguments = None if self.installs else plain_arguments(self.as_here(command))
         if arguments is not None:
             folder, variables = self._folder_and_environment()
             if shutil.which("flyball", path=variables["PATH"]) is None:
@@ -149,6 +162,8 @@ class Terminal:
         told = os.read(self._statuses, 16)
         if not told:
             raise CommandError(f"ended the shell:\n{command}\n{printed}")
+        if self.installs and command.startswith(_MAKES_VENV):
+            _lend_packages(self.folder / ".venv")
         return int(told), self.as_on_the_page(printed)
 
     def start(self, command: str) -> Background:
@@ -255,7 +270,25 @@ def _path_without(folder: Path) -> str:
     return os.pathsep.join(each for each in found if Path(each).resolve() != folder.resolve())
 
 
-def _environment(home: Path, *, is_bare: bool) -> dict[str, str]:
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+    else:
+        shutil.copy(source, target)
+
+
+def _lend_packages(environment: Path) -> None:
+    """Let a new environment find the packages of this Python behind its own, and torchrun."""
+    folder = sysconfig.get_path("purelib", vars={"base": str(environment)})
+    lent = sysconfig.get_path("purelib")
+    Path(folder, "lent.pth").write_text(f"{lent}\n", encoding="utf-8")
+    torchrun = environment / "bin" / "torchrun"
+    python = environment.absolute() / "bin" / "python"
+    torchrun.write_text(f"#!{python}\nfrom torch.distributed.run import main\n\nmain()\n")
+    torchrun.chmod(0o755)
+
+
+def _environment(home: Path, *, is_bare: bool, installs: bool) -> dict[str, str]:
     """Of a user who has set nothing of Flyball's; a planner without a port takes a free one."""
     installed = Path(sys.executable).parent
     kept = {
@@ -263,12 +296,17 @@ def _environment(home: Path, *, is_bare: bool) -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith(("FLYBALL_", "PYTEST_", "XDG_", "PET_"))
     }
+    path = _path_without(installed) if is_bare else search_path(kept)
+    if installs:
+        kept.pop("PYTHONPATH", None)
+        kept |= _PIP
+        path = f"{Path(sys.base_prefix, 'bin')}{os.pathsep}{path}"
     return (
         kept
         | _TORCHRUN
         | {
             "HOME": str(home),
-            "PATH": _path_without(installed) if is_bare else search_path(kept),
+            "PATH": path,
             "XDG_RUNTIME_DIR": str(home),
             "FLYBALL_PORT": "0",
             "NO_PROXY": "127.0.0.1,localhost",

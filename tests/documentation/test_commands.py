@@ -38,7 +38,7 @@ from tests.planner.live import live_planner
 pytestmark = [pytest.mark.timeout(900)]
 _SERVE = re.compile(r"^(?:\w+=\S+ )*flyball serve\b(?!.*(?:&|--help)\s*$)", re.DOTALL)
 _PAUSE_S = 0.5
-_ACTIVATE = ". .venv/bin/activate"
+_MAKES_VENV = "python3 -m venv .venv"
 _PROGRAMS = ("curl", "awk", "torchrun")
 # The last that a command says when it refuses, and what the planner answers then.
 _REFUSAL = re.compile(r'(?:flyball [a-z]+: |\{"detail":).*')
@@ -58,22 +58,23 @@ def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
     page: str, tmp_path: Path
 ) -> None:
     preparation = PREPARATIONS.get(page, Preparation())
-    everything = blocks_of(ROOT / page)
-    blocks = [block for block in everything if not block.note(NOT_RUN)]
+    blocks = [block for block in blocks_of(ROOT / page) if not block.note(NOT_RUN)]
     _need_programs("\n".join(block.text for block in blocks if block.has_commands))
     with ExitStack() as opened:
         is_numbered = any(block.note(TERMINAL) for block in blocks)
-        terminal = Terminal(tmp_path / "clone", tmp_path / "home", is_bare=is_numbered)
+        terminal = Terminal(
+            tmp_path / "clone",
+            tmp_path / "home",
+            is_bare=is_numbered,
+            installs=any(_MAKES_VENV in block.text for block in blocks),
+        )
         opened.callback(terminal.close)
         run = PageRun(terminal, preparation, opened)
         put_files(preparation, terminal.folder)
         if not any(_starts_planner(block) for block in blocks):
             run.open_planner()
-        for block in everything if is_numbered else blocks:
-            if block.note(NOT_RUN) is None:
-                run.block(block)
-            elif _ACTIVATE in block.text:  # where the page installs Flyball
-                assert terminal.run(_ACTIVATE)[0] == 0
+        for block in blocks:
+            run.block(block)
         assert run.failed_beside() == []
 
 
@@ -129,6 +130,7 @@ class PageRun:
                 port=first.port,
                 names=first.names,
                 is_bare=first.is_bare,
+                installs=first.installs,
                 number=number,
             )
             self.opened.callback(terminal.close)
