@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
+from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
 
 from flyball_server.jobs.store.contract import JobStore
@@ -21,7 +22,10 @@ def sqlite_store(request: pytest.FixtureRequest) -> JobStore:
 
 
 def postgres_store(request: pytest.FixtureRequest) -> JobStore:
-    return make_job_store(request.getfixturevalue("postgres_database"))
+    """On the schema of a newer Flyball, as during an upgrade."""
+    database: str = request.getfixturevalue("postgres_database")
+    migrate_to_next(database)
+    return make_job_store(database)
 
 
 @pytest.fixture(params=[sqlite_store, postgres_store])

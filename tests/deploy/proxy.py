@@ -29,8 +29,12 @@ needs_caddy = pytest.mark.skipif(
 
 @contextmanager
 def caddy(planners: str, folder: Path) -> Iterator[httpx.Client]:
-    """The proxy in front of these `HOST:PORT`s, and a client of it that trusts its certificate."""
+    """The proxy in front of these `HOST:PORT`s, and a client of it that trusts its certificate.
+
+    The certificate's CA is in the folder's `ca.pem`.
+    """
     authority = trustme.CA()
+    authority.cert_pem.write_to_path(folder / "ca.pem")
     issued = authority.issue_cert("localhost")
     issued.private_key_pem.write_to_path(folder / "key.pem")
     for blob in issued.cert_chain_pems:

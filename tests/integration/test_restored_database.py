@@ -12,50 +12,14 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.planner.linked_rank import LinkedRank
 from tests.planner.live import ServeProcess, live_planner, serve_process
 from tests.planner.patience import wait_until
-from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.samples import profile_csv, registration
 
-from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_calls import RankCalls
-from flyball_client.session.planner_link import LinkTimes, PlannerLink
 from flyball_wire import routes
-from flyball_wire.messages import RankRegistration, StepMeasurement
 
 JOB = routes.fill(routes.JOB, job_id="job")
-TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.02, first_retry_s=0.02, longest_retry_s=0.1)
-
-
-class Rank:
-    """Rank with the client's own threads; its steps are posted by the test."""
-
-    def __init__(self, url: str, rank: int) -> None:
-        self.activated: list[CompiledPlan] = []
-        self._planner = PlannerClient(url)
-        self.link = PlannerLink(
-            RankCalls(self._planner, "job", rank),
-            registration=RankRegistration(**rank_registration(rank)),
-            times=TIMES,
-            current_step=lambda: 5,
-            activate=lambda plan, _: self.activated.append(plan),
-        )
-        self.link.start()
-
-    def measure(self, step: int, plan: CompiledPlan) -> None:
-        self.link.outbox.put(
-            StepMeasurement(
-                step=step,
-                plan_version=plan.version,
-                plan_id=plan.plan_id,
-                time_s=0.5,
-                energy_j=10.0,
-            )
-        )
-
-    def close(self) -> None:
-        self.link.stop()
-        self._planner.close()
 
 
 @contextmanager
@@ -90,7 +54,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
             path = routes.fill(routes.PROFILE, job_id="job")
             csv = {"Content-Type": "text/csv"}
             planner.http.put(path, content=profile_csv(), headers=csv).raise_for_status()
-            ranks = [Rank(f"http://127.0.0.1:{port}", rank) for rank in (0, 1)]
+            ranks = [LinkedRank(f"http://127.0.0.1:{port}", rank) for rank in (0, 1)]
             for rank in ranks:
                 stack.callback(rank.close)
             wait_until(lambda: all(rank.activated for rank in ranks))

@@ -208,11 +208,12 @@ def serve_process(
     *arguments: str,
     environment: dict[str, str] | None = None,
     verify: ssl.SSLContext | None = None,
+    flyball: Sequence[str] = SERVE,
 ) -> Iterator[ServeProcess]:
     """`flyball serve --port 0` on this SQLite file or address, killed at the end."""
     scheme = "http://" if verify is None else "https://"
     url = database if isinstance(database, str) else f"sqlite:///{database}"
-    command = (*SERVE, "serve", "--port", "0", "--database", url, *arguments)
+    command = (*flyball, "serve", "--port", "0", "--database", url, *arguments)
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -109,7 +109,7 @@ def test_planners_that_open_an_empty_database_at_once_make_it_once(postgres_data
 def test_a_newer_schema_is_refused(postgres_database: str) -> None:
     opened(postgres_database)
     execute(postgres_database, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 1"):
+    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 2"):
         PostgresJobStore(postgres_database).open()
 
 

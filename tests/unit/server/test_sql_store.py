@@ -127,7 +127,7 @@ def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> 
 
 def test_a_newer_schema_is_refused(file: Path) -> None:
     rows(file, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 1"):
+    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 2"):
         SqliteJobStore(file).open()
 
 

@@ -83,6 +83,10 @@ def _clocks_of(text: str) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=64)
 def _spec_of(document: str) -> JobSpec:
+    given: dict[str, Any] = json.loads(document)
+    known = {field.name for field in fields(JobSpec)}
+    if not given.keys() <= known:  # a newer planner's options
+        document = json.dumps({name: given[name] for name in given.keys() & known})
     return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
 
 

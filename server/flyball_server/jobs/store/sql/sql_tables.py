@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -31,8 +32,16 @@ from sqlalchemy import (
 
 from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
 
+_LOG = logging.getLogger(__name__)
+
 MIGRATIONS: tuple[tuple[str, ...], ...] = ()
-"""Statements from schema 1 to 2, from 2 to 3 and so on. Never edit a released step: add one."""
+"""Statements from schema 1 to 2, from 2 to 3 and so on. Never edit a released step: add one.
+
+Planners are upgraded one after another, so a planner runs on a schema one version newer than its
+own. A step therefore only adds: tables, indexes, and columns that are nullable or have a default. A
+foreign key to an older table cascades, since an older planner deletes rows there. JSON documents
+gain keys only, which an older planner ignores, and loses where it writes the document again.
+"""
 
 
 def newest_schema() -> int:
@@ -42,7 +51,7 @@ def newest_schema() -> int:
 
 def newest_usable_schema() -> int:
     """Return the newest schema version of which this Flyball can use a database."""
-    return newest_schema()
+    return newest_schema() + 1
 
 
 def check_schema(connection: Connection, *, location: object) -> int:
@@ -55,13 +64,12 @@ def check_schema(connection: Connection, *, location: object) -> int:
     found = _schema_version(connection, location)
     if found is None:
         raise StoreForeignError(location=location)
-    if found > newest_usable_schema():
-        raise StoreTooNewError(location=location, found=found, known=newest_usable_schema())
+    _check_usable(found, location)
     return found
 
 
 def migrate(connection: Connection, *, location: str) -> None:
-    """Migrate the database of this writing transaction to the newest schema.
+    """Migrate the database of this writing transaction to the newest schema, if it is older.
 
     Args:
         connection: inside a transaction; rolled back if this raises.
@@ -69,15 +77,14 @@ def migrate(connection: Connection, *, location: str) -> None:
 
     Raises:
         StoreForeignError: the database has tables, but they are not Flyball's.
-        StoreTooNewError: a newer Flyball has written the database.
+        StoreTooNewError: a Flyball that is more than one schema newer has written the database.
     """
     found = _schema_version(connection, location)
-    if found == newest_schema():
-        return
     if found is None:
         METADATA.create_all(connection)
-    elif found > newest_schema():
-        raise StoreTooNewError(location=location, found=found, known=newest_schema())
+    elif found >= newest_schema():
+        _check_usable(found, location)
+        return
     else:
         for statements in MIGRATIONS[found - 1 :]:
             for statement in statements:
@@ -95,6 +102,13 @@ def rewrite_version(connection: Connection) -> None:
 def in_dialect(statement: str, dialect: str) -> str:
     """Return a statement of MIGRATIONS for this database: SQLite's INTEGER has 64 bits, else 32."""
     return statement.replace(" INTEGER", " BIGINT") if dialect == "postgresql" else statement
+
+
+def _check_usable(found: int, location: object) -> None:
+    if found > newest_usable_schema():
+        raise StoreTooNewError(location=location, found=found, known=newest_usable_schema())
+    if found > newest_schema():
+        _LOG.info("%s has the schema of a newer Flyball; upgrade this planner too", location)
 
 
 def _schema_version(connection: Connection, location: object) -> int | None:

@@ -1,0 +1,200 @@
+"""Planners upgraded one after another, by a synthetic next schema, while a job trains."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from tests.deploy.proxy import caddy, needs_caddy
+from tests.planner.linked_rank import LinkedRank
+from tests.planner.live import SERVE, ServeProcess, serve_process
+from tests.planner.newer_schema import NEWER_FLYBALL, migrate_to_next, next_schema
+from tests.planner.patience import wait_until
+from tests.planner.ports import free_port
+from tests.planner.samples import job_record, profile_csv, registration
+
+from flyball_server.jobs.errors import StoreTooNewError
+from flyball_server.jobs.loop_state import Comparison, JobLoopState
+from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.sql.sql_tables import MIGRATIONS, newest_schema
+from flyball_wire import routes
+
+Execute = Callable[[str], list[tuple[Any, ...]]]
+_ADDS = re.compile(
+    r"CREATE TABLE (?!.*REFERENCES \w+ \([\w, ]+\)(?! ON DELETE CASCADE)).*"
+    r"|CREATE INDEX .*"
+    r"|ALTER TABLE \w+ ADD COLUMN \w+ (?!.*NOT NULL(?! DEFAULT )).*"
+    r"|UPDATE .*"
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "adds"),
+    [
+        *((statement, True) for statements in MIGRATIONS for statement in statements),
+        *((statement, True) for statement in next_schema()),
+        ("ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL", False),
+        ("ALTER TABLE jobs DROP COLUMN name", False),
+        ("ALTER TABLE jobs RENAME COLUMN name TO title", False),
+        ("CREATE UNIQUE INDEX one ON ranks (host)", False),
+        ("CREATE TABLE more (job_id TEXT REFERENCES jobs (job_id))", False),
+        ("DELETE FROM steps", False),
+    ],
+)
+def test_a_migration_only_adds_what_an_older_planner_need_not_know(
+    statement: str, adds: bool
+) -> None:
+    assert bool(_ADDS.fullmatch(statement)) is adds
+
+
+# ------------------------------------------------------------------ stores
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'planner.sqlite'}"
+    address: str = request.getfixturevalue("postgres_database")
+    return address
+
+
+@pytest.fixture
+def execute(database: str) -> Execute:
+    """Runs a statement on the database, committed; its rows."""
+    if database.startswith("postgresql:"):
+
+        def run(statement: str) -> list[tuple[Any, ...]]:
+            with closing(psycopg.connect(database, autocommit=True)) as connection:
+                cursor = connection.execute(statement.encode())
+                return cursor.fetchall() if cursor.description else []
+
+        return run
+
+    def run_sqlite(statement: str) -> list[tuple[Any, ...]]:
+        file = database.removeprefix("sqlite:///")
+        with closing(sqlite3.connect(file)) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    return run_sqlite
+
+
+def test_what_a_newer_planner_has_stored_is_read_and_kept_by_an_older_one(
+    database: str, execute: Execute
+) -> None:
+    store = make_job_store(database)
+    store.open()
+    state = JobLoopState(job_id="job", comparison=Comparison(num_pairs=2))
+    with store.writing("job") as writer:
+        writer.save_job(job_record("job"))
+        writer.save_loop_state(state)
+    store.close()
+    migrate_to_next(database)
+    for table, column in (("jobs", "spec"), ("jobs", "registered"), ("controls", "document")):
+        ((document,),) = execute(f"SELECT {column} FROM {table}")  # noqa: S608
+        newer = json.dumps(json.loads(document) | {"next_option": {"deep": [1]}})
+        execute(f"UPDATE {table} SET {column} = '{newer}', next_note = 'kept'")  # noqa: S608
+    execute("INSERT INTO next_things SELECT job_id, 7 FROM jobs")
+
+    store.open()
+    with store.reading() as reader:
+        assert (reader.find_job("job"), reader.find_loop_state("job")) == (job_record("job"), state)
+    with store.writing("job") as writer:
+        writer.save_job(job_record("job").evolve(problem="another"))
+        writer.save_loop_state(state.evolve(comparison=Comparison(num_pairs=3)))
+        writer.save_job(job_record("new"))
+    assert execute("SELECT next_note, next_count FROM controls") == [("kept", 3_000_000_000)]
+    found = execute("SELECT name, next_note, problem FROM jobs ORDER BY name")
+    assert found == [("job", "kept", "another"), ("new", None, None)]
+    with store.writing("job") as writer:
+        writer.delete_job("job")
+    wait_until(lambda: execute("SELECT count(*) FROM next_things") == [(0,)])
+    store.close()
+    assert execute("SELECT version FROM schema_version") == [(newest_schema() + 1,)]
+
+
+def test_a_schema_two_versions_newer_is_refused(database: str, execute: Execute) -> None:
+    migrate_to_next(database)
+    execute(f"UPDATE schema_version SET version = {newest_schema() + 2}")  # noqa: S608
+    with pytest.raises(StoreTooNewError, match="newer than"):
+        make_job_store(database).open()
+
+
+# ------------------------------------------------------------------ processes
+
+
+def of_job(route: str, **parts: int) -> str:
+    return routes.fill(route, job_id="job", **parts)
+
+
+def change_target(planner: ServeProcess, target: str) -> int:
+    """The version of its plan."""
+    answer = planner.http.put(of_job(routes.TARGET), json={"target": target}).raise_for_status()
+    version: int = answer.json()["newest_version"]
+    return version
+
+
+@needs_caddy
+def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    ports = [str(free_port()) for _ in range(2)]
+    csv = {"Content-Type": "text/csv"}
+    with ExitStack() as stack:
+
+        def start(index: int, flyball: Sequence[str] = SERVE) -> ServeProcess:
+            started = serve_process(postgres_database, "--port", ports[index], flyball=flyball)
+            return stack.enter_context(started)
+
+        def end(planner: ServeProcess) -> None:
+            assert planner.end(signal.SIGTERM)[0] == 0
+
+        old = [start(0), start(1)]
+        addresses = " ".join(f"127.0.0.1:{port}" for port in ports)
+        proxy = stack.enter_context(caddy(addresses, tmp_path))
+        old[0].http.put(of_job(routes.JOB), json=registration()).raise_for_status()
+        old[0].http.put(
+            of_job(routes.PROFILE), content=profile_csv(), headers=csv
+        ).raise_for_status()
+        ca_file, url = str(tmp_path / "ca.pem"), str(proxy.base_url)
+        ranks = [LinkedRank(url, rank, ca_file=ca_file) for rank in (0, 1)]
+        for rank in ranks:
+            stack.callback(rank.close)
+
+        def follow(planner: ServeProcess, target: str, version: int) -> None:
+            """All ranks run the plan, and what they measure of it arrives."""
+            assert change_target(planner, target) == version
+            wait_until(lambda: all(rank.activated[-1].version == version for rank in ranks))
+            for rank in ranks:
+                rank.measure(version, rank.activated[-1])
+
+            def is_stored() -> bool:
+                steps = planner.http.get(of_job(routes.STEPS)).raise_for_status().json()
+                both = {"step": version, "num_ranks": 2}.items()
+                return any(both <= step.items() for step in steps)
+
+            wait_until(is_stored)
+
+        wait_until(lambda: all(rank.activated for rank in ranks))
+        end(old[0])
+        new = start(0, NEWER_FLYBALL)
+        follow(old[1], "slowdown:0.1", 2)
+        follow(new, "slowdown:0.2", 3)
+        end(old[1])
+        follow(new, "slowdown:0.3", 4)
+        # The way back: an older planner starts on the newer schema.
+        again = start(1)
+        end(new)
+        follow(again, "slowdown:0.1", 5)
+        report = again.http.get(of_job(routes.REPORT)).raise_for_status().json()
+        assert (report["num_steps"], report["num_unknown_steps"]) == (4, 0)
+        assert [rank.link.outbox.num_dropped for rank in ranks] == [0, 0]
+        _, errors = again.end(signal.SIGTERM)
+        assert "has the schema of a newer Flyball; upgrade this planner too" in errors
