@@ -73,7 +73,8 @@ def measure() -> SpeedFigure:
 def _one_run(profile: Path, output: Path) -> tuple[float, float]:
     """Return how long the process took, and what it says the planning took, s."""
     command = [sys.executable, "-m", "flyball_client", "plan", str(profile)]
-    options = ["--microbatches", str(NUM_MICROBATCHES), "--schedule", "1f1b", "--gpu", "a100"]
+    pipeline = ["--microbatches", str(NUM_MICROBATCHES), "--schedule", "1f1b"]
+    options = [*pipeline, "--gpu", "a100", "--no-transitions"]
     policy = ["--policy", "envelope", "--reconfigure", "balanced", "-o", str(output)]
     began_s = time.perf_counter()
     subprocess.run(

@@ -60,6 +60,7 @@ class Gpu:
             *("--microbatches", str(num_microbatches)),
             *("--schedule", SCHEDULE),
             *("--gpu", self.table_name, "--blocking-power", str(self.blocking_power_w)),
+            "--no-transitions",
         ]
 
 

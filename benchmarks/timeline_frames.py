@@ -156,6 +156,7 @@ def _put_job(address: str) -> None:
         "num_stages": NUM_STAGES,
         "num_microbatches": NUM_MICROBATCHES,
         "gpu": "a100",
+        "transition_ms": 0.0,
         "effort": "low",
         "emulated": True,
     }

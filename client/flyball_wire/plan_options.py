@@ -70,8 +70,8 @@ class PlanOptions(Sent):
             iteration, 0 to 0.5; only policy `frontier` uses it.
         transition_ms: delay in ms after which a clock takes effect, up and down, 0 to 10000; 0:
             clocks change at once; null: as in `transitions`.
-        transitions: times of the GPUs' clock changes; null: clocks change at once. Not beside
-            `transition_ms`.
+        transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
+            else clocks change at once. Not beside `transition_ms`.
         checkpoint: microbatches that schedule `torchgpipe` computes forward again before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,
@@ -80,7 +80,8 @@ class PlanOptions(Sent):
             from 0; null: one chunk per stage, in the order of the stages.
         blocking_power_w: power of a GPU that waits in communication in W, one value for all
             stages or one per stage; null: the value that the GPU table has for `gpu`.
-        gpu: name in the GPU table (`a100`), for its blocking power.
+        gpu: name in the GPU table (`a100`), for its blocking power and the times of its clock
+            changes.
         activation_bytes: activation memory held per microbatch in bytes, one value or one per
             stage. With `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and
             an order that does not fit is refused.

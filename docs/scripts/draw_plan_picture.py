@@ -75,7 +75,15 @@ def main(arguments: Sequence[str]) -> None:
 def _panel(profile: Path, policy: str, title: str) -> Panel:
     plan_file, trace_file = profile.with_suffix(".plan"), profile.with_suffix(".trace")
     plan = _printed(
-        *("plan", str(profile), "--microbatches", str(NUM_MICROBATCHES), "--gpu", "a100"),
+        *(
+            "plan",
+            str(profile),
+            "--microbatches",
+            str(NUM_MICROBATCHES),
+            "--gpu",
+            "a100",
+            "--no-transitions",
+        ),
         *("--policy", policy, "-o", str(plan_file), "--json"),
     )
     _printed("export", str(profile), str(plan_file), "--chrome-trace", str(trace_file), "--json")

@@ -86,7 +86,11 @@ def put_jobs(
     """Make jobs known to a planner, as their rank 0 would, and give them their profile."""
     profile = load_example_profile().select_stages(tuple(range(num_stages)))
     registration = JobRegistration(
-        num_stages=num_stages, num_microbatches=NUM_MICROBATCHES, gpu="a100", emulated=True
+        num_stages=num_stages,
+        num_microbatches=NUM_MICROBATCHES,
+        gpu="a100",
+        transition_ms=0.0,  # as its emulated GPUs change their clocks
+        emulated=True,
     )
     with PlannerClient(url, token=token) as planner:
         for job in jobs:

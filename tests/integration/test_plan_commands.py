@@ -234,6 +234,25 @@ def test_a_gpu_of_ones_own_is_named_by_its_file_or_found_in_a_folder(
     assert "which flyball profile blocking-power measures" in refusal(flyball(*asked, "h200"))
 
 
+def test_times_of_clock_changes_are_the_gpu_tables_unless_others_are_given(
+    profile: Path, tmp_path: Path
+) -> None:
+    asked = ("plan", profile, "--microbatches", "2", "--gpu", "a100")
+    known, at_once = document_of(*asked), document_of(*asked, "--no-transitions")
+    exact = document_of(*asked, "--transition-ms", "5")
+    assert (known["transition_ms"], known["transitions"]["up_p95_s"]) == (None, 0.0092)
+    assert (at_once["transition_ms"], exact["transition_ms"]) == (0.0, 5.0)
+    assert "transitions" not in at_once | exact
+    # No table of this GPU has any.
+    others = document_of(*asked[:-1], "h100-sxm", "--blocking-power", "70")
+    assert others["transition_ms"] == 0.0
+    printed = flyball(*asked).stdout
+    assert "(predicted, one iteration, clock changes 5.8 ms late up, 4.1 ms down)" in printed
+    plan = tmp_path / "plan.json"
+    assert flyball(*asked, "-o", plan).returncode == 0
+    assert document_of("simulate", profile, plan)["energy_j"] == known["energy_j"]
+
+
 @pytest.mark.parametrize("output", [".", "", "/", "folder", "folder/.."])
 def test_a_folder_as_the_output_is_refused_and_nothing_is_left_behind(
     tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, output: str

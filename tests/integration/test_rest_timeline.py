@@ -108,6 +108,19 @@ def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -
     )
 
 
+@pytest.mark.parametrize("given_ms", [None, 0.0])
+def test_the_clocks_of_a_job_are_as_late_as_its_gpus(
+    planner: LivePlanner, given_ms: float | None
+) -> None:
+    planner.put_job(gpu="a100", transition_ms=given_ms)
+    planner.put_profile()
+    planner.put_ranks()
+    document = planner.http.get("/api/v1/jobs/job/plans/1").json()["plan"]
+    assert document["transition_ms"] == given_ms
+    if given_ms is None:
+        assert document["transitions"]["up_p50_s"] == pytest.approx(0.0058)
+
+
 def test_late_clocks_are_in_a_jobs_plan_and_timeline(planner: LivePlanner) -> None:
     """The second forward runs at 1410 MHz for 20 ms, a fifth of it; all else has its clock."""
     planner.put_job(transition_ms=20.0)

@@ -40,12 +40,13 @@ class PlanningOptions(TypedDict, total=False):
     have their defaults.
 
     Attributes:
-        gpu_type: name in the GPU table (`a100`), for its blocking power: their `gpu`.
+        gpu_type: name in the GPU table (`a100`), for its blocking power and the times of its
+            clock changes: their `gpu`.
         blocking_power_w: power of a waiting GPU in W, one value or one per stage; takes
             precedence over `gpu_type`. One of the two is needed unless `profiling` is `online`.
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
-            (docs/profiling.md); not beside `transition_ms`.
+            (docs/profiling.md); not beside `transition_ms`. Without both, those of `gpu_type`.
     """
 
     gpu_type: str | None

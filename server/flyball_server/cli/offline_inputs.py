@@ -86,14 +86,14 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
         metavar="MS",
         type=float,
         help="delay in ms after which a clock takes effect, up and down; an iteration's first clock"
-        f" is then in force as it begins (default: {default})",
+        " is then in force as it begins",
     )
     group.add_argument(
         "--transitions",
         metavar="FILE",
         type=Path,
         help="times of the GPUs' clock changes: TOML with the table [transitions], as in the GPU"
-        " table",
+        f" table (default: {default})",
     )
     group.add_argument(
         "--no-transitions",

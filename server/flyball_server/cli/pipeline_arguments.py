@@ -18,6 +18,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
 from flyball_server.planning.schedules import SCHEDULES
@@ -105,7 +106,7 @@ def _add_search_arguments(parser: Arguments) -> None:
 def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
-    offline_inputs.add_transition_arguments(parser, "0, clocks change at once")
+    offline_inputs.add_transition_arguments(parser, "from --gpu, where its table has them, else 0")
     for option, what in (
         ("--activation-bytes", "held per microbatch in flight"),
         ("--free-memory-bytes", "free beside what 1F1B holds"),
@@ -219,6 +220,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
         transitions=offline_inputs.given_transitions(arguments.transitions),
         **given,
     )
+    options = with_known_transitions(options, gpu.transitions if gpu else None)
     request = PlanRequest(
         profile=profiles[0],
         num_microbatches=arguments.microbatches,

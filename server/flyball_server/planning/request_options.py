@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from dataclasses import replace
 
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_server.planning.errors import PlanningError
@@ -43,6 +44,18 @@ def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
             field="transition_ms",
         )
     return ClockTransitions.exact(options.transition_ms / 1e3) if options.transition_ms else None
+
+
+def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:
+    """Return the options with the times of clock changes that the GPU table has, unless given.
+
+    Args:
+        options: options of a plan.
+        of_gpu: times of its GPU; None: not known.
+    """
+    if options.transition_ms is not None or options.transitions is not None:
+        return options
+    return replace(options, transitions=of_gpu)
 
 
 def rounded_up(value: float) -> str:

@@ -15,6 +15,7 @@ from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
 from flyball_server.planning.schedules import SCHEDULES
@@ -113,8 +114,9 @@ def plan_request(
     )
     # Where waits are measured, they decide which clocks are raised, not the model.
     is_measured = is_raised_by_waits(spec, loop_state.inputs)
+    known = with_known_transitions(plan_options(spec), window.transitions if window else None)
     options = replace(
-        plan_options(spec),
+        known,
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
         reconfigure=Reconfigure.DEFAULT if is_measured else spec.reconfiguration,
         target=loop_state.inputs.target or spec.target,
