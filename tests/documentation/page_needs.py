@@ -16,9 +16,6 @@ _PART = "stage,instruction,frequency,time,energy,tp_rank\n" + "".join(
 PREPARATIONS: dict[str, Preparation] = {
     "README.md": Preparation(training="my-job"),
     "examples/README.md": Preparation(jobs=("llama",), num_stages=2),
-    "docs/commands.md": Preparation(
-        jobs=("new",), training="gpt3", files=(("measured/model-v100.csv", _PROFILE),)
-    ),
     "docs/deepspeed.md": Preparation(jobs=("my-job", "gpt"), files=(("profile.csv", _PROFILE),)),
     "docs/deploy.md": Preparation(certificate=True),
     "docs/failures.md": Preparation(training="gpt3"),
