@@ -1,8 +1,9 @@
-"""The parts of docs/commands.md that come from settings and from options of `attach`."""
+"""The parts of docs/commands.md that come from settings, options of `attach` and the GPU table."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -10,11 +11,18 @@ from docs.scripts.command_reference import parser
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, table
 from pydantic.fields import FieldInfo
 
+from flyball_client.gpu.clock_settings import ClockSettings
+from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_integrations.shared.attach_options import PlanningOptions, RankOptions
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_server.settings import Settings
 from flyball_wire.messages import JobSpec
 
+# ` (`FLYBALL_TOKEN`)` in the description of an attribute.
+_VARIABLES = re.compile(r" \(((?:`[A-Z_]+`|or| )+)\)")
+_VARIABLE = re.compile(r"`((?:FLYBALL|ZEUSD|LOCAL)_[A-Z_]+)`")
 # Of this machine, not of the planner.
 _MADE_DEFAULTS = {
     "database": "`planner.sqlite` in the user's state folder",
@@ -23,8 +31,15 @@ _MADE_DEFAULTS = {
 
 
 def settings_part(what: str) -> str:
-    """Return the table of the settings of the `planner`, of `attach` or of `deepspeed`."""
-    return {"planner": _planner, "attach": _attach, "deepspeed": _deepspeed}[what]()
+    """Return a table: of the `planner`, `client`, `attach` or `deepspeed`, or the `gpus`."""
+    tables = {
+        "planner": _planner,
+        "client": _client,
+        "attach": _attach,
+        "deepspeed": _deepspeed,
+        "gpus": _gpus,
+    }
+    return tables[what]()
 
 
 def _planner() -> str:
@@ -76,6 +91,57 @@ def _limits(field: FieldInfo) -> str:
         return f"{found['ge']:.0f} to {found['le']:.0f}"
     words = {"ge": "at least", "gt": "above", "le": "at most"}
     return ", ".join(f"{words[key]} {limit:.0f}" for key, limit in found.items())
+
+
+def _client() -> str:
+    """Return the variables that the attributes of the two classes name in parentheses."""
+    rows = [
+        (code(variable), _client_default(getattr(read, name)), _of_a_variable(text))
+        for read in (RankSettings.read({}), ClockSettings.read({}))
+        for name, text in attributes_of(type(read).__doc__ or "").items()
+        for named in _VARIABLES.findall(text)
+        for variable in _VARIABLE.findall(named)
+    ]
+    return table(("variable", "default", "meaning"), rows)
+
+
+def _of_a_variable(text: str) -> str:
+    """Return the description in the words of a variable, which is text or not set."""
+    text = _VARIABLES.sub("", text).rstrip(".")
+    for value, variable in (("None: not set, or", "not set:"), ("None:", "not set:")):
+        text = text.replace(value, variable)
+    return text.replace("True:", "1:").replace("False:", "0:")
+
+
+def _client_default(default: object) -> str:
+    if default is None:
+        return "none"
+    if isinstance(default, bool):
+        return code(int(default))
+    return code(f"{default:g}" if isinstance(default, float) else default)
+
+
+def _gpus() -> str:
+    rows = []
+    for name in gpu_names():
+        gpu = load_gpu_window(name)
+        power_w = "" if gpu.blocking_power_w is None else f"{gpu.blocking_power_w:g}"
+        window = f"{gpu.filter_min_mhz} to {gpu.filter_max_mhz}"
+        rows.append((code(name), window, power_w, *_delays(gpu.transitions)))
+    head = ("GPU", "window, MHz", "blocking power, W", "up, ms", "down, ms")
+    return table(head, rows)
+
+
+def _delays(times: ClockTransitions | None) -> tuple[str, str]:
+    if times is None:
+        return "", ""
+    up = (times.up_p5_s, times.up_p50_s, times.up_p95_s)
+    down = (times.down_p5_s, times.down_p50_s, times.down_p95_s)
+    return _milliseconds(up), _milliseconds(down)
+
+
+def _milliseconds(percentiles_s: tuple[float, ...]) -> str:
+    return ", ".join(f"{value_s * 1e3:.1f}" for value_s in percentiles_s)
 
 
 def _attach() -> str:

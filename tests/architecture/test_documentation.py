@@ -221,7 +221,7 @@ def test_every_wire_type_and_each_of_its_fields_is_in_the_documentation(crossing
         ("theory.md", list(RECONFIGURATIONS)),
         ("rest.md", [str(state) for state in JobState]),
         ("profiling.md", [str(kind) for kind in InstructionKind]),
-        ("profiling.md", list(gpu_names())),
+        ("commands.md", list(gpu_names())),
     ],
     ids=["kinds", "policies", "schedules", "reconfigurations", "states", "columns", "GPUs"],
 )

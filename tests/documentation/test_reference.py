@@ -14,7 +14,6 @@ from docs.scripts.write_reference import DOCS, PAGES, TEMPLATES, reference
 
 from flyball_client.__main__ import main
 from flyball_profiles.examples import example_profile_path
-from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_wire.command import Command
 
 
@@ -67,20 +66,6 @@ def test_attributes_are_read_from_a_docstring_with_several_names_and_lines() -> 
 
 def test_a_cell_is_one_line() -> None:
     assert table(("a", "b"), [("1\n2", "x|y")]).splitlines()[-1] == r"| 1 2 | x\|y |"
-
-
-def test_the_windows_and_blocking_powers_are_those_of_the_gpu_table() -> None:
-    page = (DOCS / "profiling.md").read_text(encoding="utf-8")
-    told: dict[str, tuple[str, str]] = {}
-    for names, window, power in re.findall(r"^\| (`\S.*`) \| (\d+ to \d+) \|(.*)\|$", page, re.M):
-        told |= dict.fromkeys(re.findall(r"`([\w-]+)`", names), (window, power))
-    assert sorted(told) == sorted(gpu_names())
-    for name, (window, power) in told.items():
-        gpu = load_gpu_window(name)
-        assert window == f"{gpu.filter_min_mhz} to {gpu.filter_max_mhz}", name
-        is_told = re.search(r"\d", power) is not None and (f"`{name}`" in power or "`" not in power)
-        assert is_told == (gpu.blocking_power_w is not None), name
-        assert not is_told or f"{gpu.blocking_power_w:g}" in power, name
 
 
 def test_every_key_of_a_json_answer_is_told(

@@ -49,11 +49,11 @@ class ClockSettings:
 
     Attributes:
         control: `auto`, `nvml` or `zeusd` (`FLYBALL_CLOCK_CONTROL`).
-        endpoint: Address of zeusd (`ZEUSD_SOCK_PATH` or `ZEUSD_HOST_PORT`); None: not set, or not
-            used.
+        endpoint: Address of zeusd, a socket or else `HOST:PORT` (`ZEUSD_SOCK_PATH` or
+            `ZEUSD_HOST_PORT`); None: not set, or not used.
         token: Token for zeusd (`ZEUSD_TOKEN`).
-        return_range: Clocks that are restored (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's
-            default.
+        return_range: Clocks that are restored, `LOWEST:HIGHEST` in MHz
+            (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's default.
     """
 
     control: str

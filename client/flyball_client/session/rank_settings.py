@@ -28,7 +28,8 @@ class RankSettings:
         planner_url: Address of the planner (`FLYBALL_PLANNER_URL`); None: no planner.
         token: Token for the planner (`FLYBALL_TOKEN`).
         lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
-        without_planner: Clocks while the planner is lost (`FLYBALL_WITHOUT_PLANNER`).
+        without_planner: Clocks while the planner is lost, `last-plan` or `default-clocks`
+            (`FLYBALL_WITHOUT_PLANNER`).
         local_rank: CUDA's number of this process's GPU (`LOCAL_RANK`).
         strict: True: what the machine lacks is an error; False: it is logged, and the rank trains
             without (`FLYBALL_STRICT`).
