@@ -1,7 +1,11 @@
-"""What noise in instructions does to plans, with and without a reserve. Simulated, not measured.
+"""What noise in instructions does to plans, with and without a reserve; simulated and emulated.
 
-Every instruction's time is drawn anew in each iteration, about what the profile says, and all
-plans get the same draws. Beside Flyball's plans those of EnvPipe's policy.
+Simulated: every instruction's time is drawn anew in each iteration, about what the profile says,
+and all plans get the same draws. Beside Flyball's plans those of EnvPipe's policy.
+
+Emulated: rank sessions run plans on emulated GPUs, by discrete events, with 1 % of jitter between
+instructions and clocks that change 5 ms late, and the highest clocks with the same jitter. The
+profile says that it has this jitter, and the reserve is the one that is chosen from that.
 
 Run `python benchmarks/noise_reserve.py [--noise 0.02] [--draws 400] [--json]`; README.md beside
 this file says how to read it.
@@ -11,23 +15,34 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
 from flyball_profiles.examples import load_example_profile
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.dag import DependencyDag
+from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.messages import RankPlan
 from flyball_wire.plan_options import PlanOptions, Policy
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = (12, 24, 48)
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03)
 SEED = 20231
+EMULATED_JITTER, EMULATED_DELAY_MS, NUM_EMULATED = 0.01, 5.0, 200
+MAX_SLOWER_PERCENT, MAX_COST_POINTS = 0.3, 0.4
 
 FloatArray = NDArray[np.float64]
 
@@ -109,12 +124,123 @@ def iteration_times_s(
     return longest
 
 
+@dataclass(frozen=True, kw_only=True)
+class EmulatedPlan:
+    """A plan that was run with jitter and late clock changes.
+
+    Attributes:
+        name: `reserve 0`, or the reserve that was chosen.
+        reserve_percent: the reserve, %.
+        predicted_saving_percent: of energy without noise, predicted.
+        predicted_slower_percent: as the planner says; None: it says nothing.
+        saving_percent, slower_percent: of the mean iteration against the highest clocks' with the
+            same jitter, emulated.
+    """
+
+    name: str
+    reserve_percent: float
+    predicted_saving_percent: float
+    predicted_slower_percent: float | None
+    saving_percent: float
+    slower_percent: float
+
+
+def with_jitter(profile: StageProfile, jitter: float) -> StageProfile:
+    """The profile, which says that its instructions scatter by this share."""
+    points = {
+        key: tuple(replace(one, jitter=jitter) for one in of_key)
+        for key, of_key in profile.points.items()
+    }
+    return replace(profile, points=points)
+
+
+def emulated_plans() -> tuple[EmulatedPlan, ...]:
+    """The frontier's plan without a reserve and with the one that is chosen, at 8 x 12."""
+    profile = with_jitter(load_example_profile(), EMULATED_JITTER)
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=NUM_MICROBATCHES[0],
+        options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=EMULATED_DELAY_MS),
+    )
+    highest = make_plan(request.with_options(policy=Policy.BASELINE)).plan
+    highest_s, highest_j = emulated_means(profile, highest)
+    plans = []
+    for name, reserve in (("reserve 0", 0.0), ("reserve chosen", None)):
+        plan = make_plan(request.with_options(reserve=reserve)).plan
+        time_s, energy_j = emulated_means(profile, plan)
+        choice = plan.reserve_choice
+        plans.append(
+            EmulatedPlan(
+                name=name,
+                reserve_percent=100 * plan.reserve,
+                predicted_saving_percent=plan.saving_percent,
+                predicted_slower_percent=choice.slowdown_percent if choice else None,
+                saving_percent=100 * (1 - energy_j / highest_j),
+                slower_percent=100 * (time_s / highest_s - 1),
+            )
+        )
+    return tuple(plans)
+
+
+def emulated_means(profile: StageProfile, plan: FrequencyPlan) -> tuple[float, float]:
+    """Mean time, s, and energy, J, of iterations one after the other; the first is left out."""
+    with _emulated_ranks(profile, plan) as ranks:
+        steps = [run_step(ranks, num_stages=len(ranks)) for _ in range(1 + NUM_EMULATED)][1:]
+    times_s = [max(of_rank.time_s for of_rank in step) for step in steps]
+    energies_j = [sum(of_rank.energy_j or 0.0 for of_rank in step) for step in steps]
+    return fmean(times_s), fmean(energies_j)
+
+
+@contextmanager
+def _emulated_ranks(profile: StageProfile, plan: FrequencyPlan) -> Iterator[list[EmulatedRank]]:
+    """A rank per stage, which follows the plan without a planner; the jitter is always the same."""
+    settings = EmulatedGpuSettings.exact_delay(EMULATED_DELAY_MS / 1e3)
+    ranks: list[EmulatedRank] = []
+    for stage, instructions in enumerate(plan.stages):
+        clock = RankClock()
+        gpu = EmulatedGpu(
+            profile,
+            stage,
+            blocking_power_w=BLOCKING_POWER_W,
+            settings=replace(settings, noise=EMULATED_JITTER, seed=SEED + stage),
+            node=EmulatedNode(),
+            counter_period_s=1e-9,
+            clock=clock,
+        )
+        session = RankSession(gpu=gpu, job_id="noise", rank=stage, stage=stage, planner=None)
+        order = tuple((str(item.kind), item.microbatch) for item in instructions)
+        of_rank = RankPlan(
+            job_id="noise",
+            version=1,
+            stage=stage,
+            first_step=0,
+            instructions=tuple(
+                (str(item.kind), item.microbatch, item.frequency_mhz) for item in instructions
+            ),
+            predicted_iteration_time_s=plan.iteration_time_s,
+        )
+        supported_mhz = gpu.supported_sm_clocks_mhz()
+        session.plans.put(compile_plan(of_rank, stage=stage, supported_mhz=supported_mhz), 0)
+        ranks.append(
+            EmulatedRank(
+                pipeline=0, stage=stage, order=order, session=session, gpu=gpu, clock=clock
+            )
+        )
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.session.close()
+
+
 def measure(arguments: argparse.Namespace) -> Report:
     """All sizes of the benchmark."""
     rows: list[NoisyPlan] = []
     for num_microbatches in NUM_MICROBATCHES:
         show_progress(f"{num_microbatches} microbatches")
         rows += plans_under_noise(num_microbatches, arguments.noise, arguments.draws)
+    show_progress("emulated iterations")
+    without, chosen = emulated = emulated_plans()
     of_first = {row.name: row for row in rows if row.num_microbatches == NUM_MICROBATCHES[0]}
     envpipe, kept = of_first["envelope"], of_first["frontier, reserve 1 %"]
     return Report(
@@ -122,11 +248,14 @@ def measure(arguments: argparse.Namespace) -> Report:
             "noise": arguments.noise,
             "num_draws": arguments.draws,
             "plans": [asdict(row) for row in rows],
+            "emulated": [asdict(row) for row in emulated],
         },
         text=(
             f"{100 * arguments.noise:g} % noise on every instruction, {arguments.draws} iterations"
             f"\n\n{_table(rows)}\n\nsaving: predicted, without noise; slower: simulated under"
-            " noise, against the highest clocks under the same noise"
+            " noise, against the highest clocks under the same noise\n\n"
+            f"{100 * EMULATED_JITTER:g} % of jitter, clocks {EMULATED_DELAY_MS:g} ms late,"
+            f" {NUM_EMULATED} emulated iterations\n\n{_emulated_table(emulated)}"
         ),
         limits=(
             at_least(
@@ -139,7 +268,41 @@ def measure(arguments: argparse.Namespace) -> Report:
                 kept.slower_percent - envpipe.slower_percent,
                 0,
             ),
+            at_most(
+                "emulated, chosen reserve, slower by, %", chosen.slower_percent, MAX_SLOWER_PERCENT
+            ),
+            at_most(
+                "emulated, chosen reserve, cost, % points",
+                without.saving_percent - chosen.saving_percent,
+                MAX_COST_POINTS,
+            ),
         ),
+    )
+
+
+def _emulated_table(rows: Sequence[EmulatedPlan]) -> str:
+    return table(
+        (
+            "plan",
+            "reserve, %",
+            "saving, %: predicted",
+            "emulated",
+            "slower, %: predicted",
+            "emulated",
+        ),
+        [
+            (
+                row.name,
+                f"{row.reserve_percent:.2f}",
+                f"{row.predicted_saving_percent:.2f}",
+                f"{row.saving_percent:.2f}",
+                "-"
+                if row.predicted_slower_percent is None
+                else f"{row.predicted_slower_percent:+.2f}",
+                f"{row.slower_percent:+.2f}",
+            )
+            for row in rows
+        ],
     )
 
 

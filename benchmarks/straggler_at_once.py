@@ -130,9 +130,8 @@ def _first_plan(
     request: PlanRequest, num_pipelines: int
 ) -> tuple[FirstPlan, FrequencyPlan | DataParallelPlan]:
     size = f"{request.profile.num_stages}x{request.num_microbatches}"
-    show_progress(
-        f"{size}, {num_pipelines} pipelines, {request.options.target}, {request.options.reserve:g}"
-    )
+    options, reserve = request.options, request.options.reserve or 0.0
+    show_progress(f"{size}, {num_pipelines} pipelines, {options.target}, {reserve:g}")
     slow = Slowdown(
         stage=request.profile.num_stages // 2, dp_rank=num_pipelines - 1, slowdown=SLOWDOWN
     )
@@ -142,7 +141,7 @@ def _first_plan(
     first = FirstPlan(
         size=size,
         target=request.options.target,
-        reserve=request.options.reserve,
+        reserve=reserve,
         num_pipelines=num_pipelines,
         first_s=time.perf_counter() - began_s,
         iteration_time_s=plan.iteration_time_s,

@@ -216,6 +216,7 @@ class ProbedPoint:
         energy_j: energy in J, divided between a stage's kinds by equal power at the highest clock.
         time_error_s, energy_error_j: standard errors.
         num_probes: number of instructions that ran at this clock; 0: interpolated.
+        jitter: standard deviation of a single instruction's time, as a share of `time_s`.
     """
 
     stage: int
@@ -227,6 +228,7 @@ class ProbedPoint:
     energy_j: float
     energy_error_j: float
     num_probes: int
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -380,6 +382,26 @@ class MeasuredSavings:
     num_left_out: int = 0
     deviations: tuple[Deviation, ...] = ()
     caveats: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReserveChoice:
+    """Reason and price of the reserve that the planner chose for a plan.
+
+    Attributes:
+        jitter_percent: standard deviation of a single instruction's time as profiled, %.
+        time_error_percent: standard error of the profiled times, %.
+        slowdown_percent, slowdown_without_percent: mean iteration time of the plan, and of one
+            without a reserve, over that at the highest clocks, all with this noise and each
+            relative to what it is without, %; predicted.
+        cost_points: energy that the reserve costs, in points of the plan's saving.
+    """
+
+    jitter_percent: float
+    time_error_percent: float
+    slowdown_percent: float
+    slowdown_without_percent: float
+    cost_points: float
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -156,6 +156,10 @@ class ProfileRow(Sent):
     Attributes:
         rank_waiting: time that the ranks of the row wait for the slowest of them in s, all
             together; null: none.
+        time_error: standard error of `time` in s; null: not known.
+        jitter: standard deviation of a single run's time, as a share of `time`; null: as
+            `time_error` and `num_repetitions` have it, or not known.
+        num_repetitions: runs that `time` is the mean of.
         chunk: model chunk of the stage, from 0; null: the whole stage.
     """
 
@@ -170,6 +174,9 @@ class ProfileRow(Sent):
     tp_rank: int | None = None
     num_ranks: int | None = None
     rank_waiting: float | None = None
+    time_error: float | None = None
+    jitter: float | None = None
+    num_repetitions: int | None = None
     chunk: int | None = None
 
 

@@ -67,7 +67,8 @@ class PlanOptions(Sent):
             `power:8000` (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
         reserve: share by which instructions may take longer than profiled without a longer
-            iteration, 0 to 0.5; only policy `frontier` uses it.
+            iteration, 0 to 0.5; null: chosen from how the profile's times scatter, 0 where it does
+            not have that; only policy `frontier` uses it.
         transition_ms: delay in ms after which a clock takes effect, up and down, 0 to 10000; 0:
             clocks change at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
@@ -94,7 +95,7 @@ class PlanOptions(Sent):
     reconfigure: Reconfigure | None = None
     target: str = DEFAULT_TARGET
     effort: Effort = Effort.NORMAL
-    reserve: float = 0.0
+    reserve: float | None = None
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
     checkpoint: Checkpoint | None = None

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire.closed_loop import ComparedPlan, Deviation, Estimate, Headline, MissedTarget
+from flyball_wire.closed_loop import (
+    ComparedPlan,
+    Deviation,
+    Estimate,
+    Headline,
+    MissedTarget,
+    ReserveChoice,
+)
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -87,6 +94,9 @@ class PredictedIteration:
         compared: plans for the same target without a clock change: `constant`, the best clock of
             each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
             most 64 stages, and only those that meet the target.
+        reserve: possible lengthening of each instruction, a share; as in JobRegistration.
+        reserve_choice: reason and price of a reserve that the planner chose; null: it was given, or
+            nothing is known to choose it from.
     """
 
     iteration_time_s: float
@@ -96,6 +106,8 @@ class PredictedIteration:
     saving_percent: float
     gap_percent: float | None
     compared: tuple[ComparedPlan, ...] = ()
+    reserve: float = 0.0
+    reserve_choice: ReserveChoice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -339,6 +351,8 @@ class Frontier:
         constant, global_clock: plans without a clock change, of policies `constant` and `global`,
             in rising time and falling energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.
+        reserve_choice: reason and price of a reserve that the planner chose, as of the first point;
+            null: it was given, or nothing is known to choose it from.
         transitions: times of clock changes that times and energies are predicted with; null:
             clocks change at once. The points' clocks are chosen as if they changed at once.
     """
@@ -349,6 +363,7 @@ class Frontier:
     constant: tuple[ComparedPlan, ...] = ()
     global_clock: tuple[ComparedPlan, ...] = ()
     reserve: float = 0.0
+    reserve_choice: ReserveChoice | None = None
     transitions: ClockTransitions | None = None
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import (
+    MAX_JITTER,
     MAX_RANK_WAITING_S,
+    MAX_TIME_ERROR_S,
     InstructionKind,
     OperatingPoint,
     ProfileError,
@@ -23,6 +26,10 @@ NUM_RANKS_COLUMN = "num_ranks"
 # Flyball's own too: time that these ranks wait for the slowest of them, s, all together; empty or
 # absent: 0.
 RANK_WAITING_COLUMN = "rank_waiting"
+# How well the time is known, each empty or absent where it is not: its standard error, s, and the
+# share by which single runs scatter about it, which without a column of its own follows from the
+# standard error of the mean of so many repetitions.
+TIME_ERROR_COLUMN, JITTER_COLUMN, REPETITIONS_COLUMN = "time_error", "jitter", "num_repetitions"
 # Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
@@ -88,12 +95,7 @@ def parse_row(
             rank=rank,
             num_ranks=num_ranks,
             chunk=_chunk(cells),
-            point=OperatingPoint(
-                frequency_mhz=int(_quantity(cells, "frequency", "frequency_mhz")),
-                time_s=_quantity(cells, "time", "time_s"),
-                energy_j=_quantity(cells, "energy", "energy_j"),
-                rank_waiting_s=_rank_waiting_s(cells),
-            ),
+            point=_point(cells),
         )
     except ProfileError as error:
         raise ProfileError(error.message, line=line) from None
@@ -124,16 +126,37 @@ def _chunk(cells: Mapping[str, object]) -> int | None:
     return _count(cells, CHUNK_COLUMN)
 
 
-def _rank_waiting_s(cells: Mapping[str, object]) -> float:
-    if _is_empty(cells.get(RANK_WAITING_COLUMN)):
+def _optional(cells: Mapping[str, object], column: str, most: float) -> float:
+    """Return a number from 0 to `most`; 0 where the cell is empty or absent."""
+    if _is_empty(cells.get(column)):
         return 0.0
-    value = _number(cells, RANK_WAITING_COLUMN)
-    if not 0 <= value <= MAX_RANK_WAITING_S:
-        raise ProfileError(
-            f"{RANK_WAITING_COLUMN} must be from 0 to {MAX_RANK_WAITING_S:g},"
-            f" not {_shown(cells[RANK_WAITING_COLUMN])}"
-        )
+    value = _number(cells, column)
+    if not 0 <= value <= most:
+        raise ProfileError(f"{column} must be from 0 to {most:g}, not {_shown(cells[column])}")
     return value
+
+
+def _point(cells: Mapping[str, object]) -> OperatingPoint:
+    frequency_mhz = int(_quantity(cells, "frequency", "frequency_mhz"))
+    time_s = _quantity(cells, "time", "time_s")
+    energy_j = _quantity(cells, "energy", "energy_j")
+    time_error_s = _optional(cells, TIME_ERROR_COLUMN, MAX_TIME_ERROR_S)
+    return OperatingPoint(
+        frequency_mhz=frequency_mhz,
+        time_s=time_s,
+        energy_j=energy_j,
+        rank_waiting_s=_optional(cells, RANK_WAITING_COLUMN, MAX_RANK_WAITING_S),
+        time_error_s=time_error_s,
+        jitter=_jitter(cells, time_error_s / time_s),
+    )
+
+
+def _jitter(cells: Mapping[str, object], time_error: float) -> float:
+    if not _is_empty(cells.get(JITTER_COLUMN)):
+        return _optional(cells, JITTER_COLUMN, MAX_JITTER)
+    if _is_empty(cells.get(REPETITIONS_COLUMN)):
+        return 0.0
+    return min(MAX_JITTER, time_error * math.sqrt(_count(cells, REPETITIONS_COLUMN)))
 
 
 def _is_empty(value: object) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
+    JITTER_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
     RANK_WAITING_COLUMN,
     REQUIRED_COLUMNS,
+    TIME_ERROR_COLUMN,
 )
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import (
@@ -30,6 +32,8 @@ _KNOWN_COLUMNS = (
     CHUNK_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_WAITING_COLUMN,
+    TIME_ERROR_COLUMN,
+    JITTER_COLUMN,
 )
 _GPU_COLUMN = "gpu"
 

@@ -99,6 +99,9 @@ def _summed(of_chunks: Sequence[Sequence[OperatingPoint]]) -> tuple[OperatingPoi
             time_s=math.fsum(points[mhz].time_s for points in by_clock),
             energy_j=math.fsum(points[mhz].energy_j for points in by_clock),
             rank_waiting_s=math.fsum(points[mhz].rank_waiting_s for points in by_clock),
+            time_error_s=math.hypot(*(points[mhz].time_error_s for points in by_clock)),
+            jitter=math.hypot(*(points[mhz].jitter * points[mhz].time_s for points in by_clock))
+            / math.fsum(points[mhz].time_s for points in by_clock),
         )
         for mhz in shared_mhz
     )
@@ -134,7 +137,11 @@ def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
                     line=row.line,
                 )
         # Rounded to a picosecond: differences of decimals are rarely decimals.
-        slowest_s = max(row.point.time_s for row in group.values())
+        slowest = max(
+            (row.point for row in group.values()),
+            key=lambda point: (point.time_s, point.jitter, point.time_error_s),
+        )
+        slowest_s = slowest.time_s
         merged = OperatingPoint(
             frequency_mhz=frequency_mhz,
             time_s=slowest_s,
@@ -147,6 +154,8 @@ def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:
                 ),
                 12,
             ),
+            time_error_s=slowest.time_error_s,
+            jitter=slowest.jitter,
         )
         points.setdefault((stage, kind), []).append(merged)
     try:

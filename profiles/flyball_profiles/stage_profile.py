@@ -47,6 +47,13 @@ class ProfileError(ValueError):
 # Beyond these a number is a wrong unit or a broken file, and sums and quotients of such
 # numbers could overflow: clocks to 100 GHz, instructions from 1 ns to 11 days.
 MAX_RANK_WAITING_S = 1e12  # of a million ranks
+MAX_TIME_ERROR_S = 1e6
+MAX_JITTER = 1.0
+_MOST_OF_OPTIONAL = (
+    ("rank_waiting_s", MAX_RANK_WAITING_S),
+    ("time_error_s", MAX_TIME_ERROR_S),
+    ("jitter", MAX_JITTER),
+)
 _BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"frequency_mhz": (1, 1e5), "time_s": (1e-9, 1e6), "energy_j": (1e-9, 1e9)}
 )
@@ -79,6 +86,9 @@ class OperatingPoint:
         energy_j: energy of the instruction, J, 1e-9 to 1e9; over several ranks the sum.
         rank_waiting_s: time that ranks wait for the slowest one, s; the sum over all ranks. What
             they draw meanwhile is not in `energy_j`.
+        time_error_s: standard error of `time_s`, s, 0 to 1e6; 0: not known.
+        jitter: standard deviation of a single run's time, as a share of `time_s`, 0 to 1; 0: not
+            known.
 
     Raises:
         ProfileError: a value is outside its bounds.
@@ -88,13 +98,14 @@ class OperatingPoint:
     time_s: float
     energy_j: float
     rank_waiting_s: float = 0.0
+    time_error_s: float = 0.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rank_waiting_s <= MAX_RANK_WAITING_S:
-            raise ProfileError(
-                f"rank_waiting_s must be from 0 to {MAX_RANK_WAITING_S:g},"
-                f" not {self.rank_waiting_s}"
-            )
+        for name, most in _MOST_OF_OPTIONAL:
+            value = getattr(self, name)
+            if not 0 <= value <= most:
+                raise ProfileError(f"{name} must be from 0 to {most:g}, not {value}")
         for name in _BOUNDS:
             value = getattr(self, name)
             fault = quantity_fault(name, value)

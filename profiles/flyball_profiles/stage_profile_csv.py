@@ -19,10 +19,13 @@ from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     DP_RANK_COLUMN,
+    JITTER_COLUMN,
     NUM_RANKS_COLUMN,
     RANK_COLUMNS,
     RANK_WAITING_COLUMN,
+    REPETITIONS_COLUMN,
     REQUIRED_COLUMNS,
+    TIME_ERROR_COLUMN,
     MeasuredRow,
     parse_row,
 )
@@ -154,15 +157,18 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
 
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
-    `num_ranks` too, and where these wait for one another `rank_waiting`; where there are chunks,
-    every row has `chunk`, None (an empty cell) for the whole stage.
+    `num_ranks` too, and where these wait for one another `rank_waiting`; where the scatter of times
+    is known, `time_error` and `jitter`; where there are chunks, every row has `chunk`, None (an
+    empty cell) for the whole stage.
     """
-    with_waiting = any(
-        point.rank_waiting_s
+    every_point = [
+        point
         for each in (profile, *profile.chunks)
         for points in each.points.values()
         for point in points
-    )
+    ]
+    with_waiting = any(point.rank_waiting_s for point in every_point)
+    with_scatter = any(point.time_error_s or point.jitter for point in every_point)
     with_num_ranks = any(num_ranks > 1 for num_ranks in profile.num_ranks_per_stage)
     rows: list[dict[str, int | float | str | None]] = []
     for chunk, of_chunk in ((None, profile), *enumerate(profile.chunks)):
@@ -180,6 +186,9 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
                         row[NUM_RANKS_COLUMN] = num_ranks
                     if with_waiting:
                         row[RANK_WAITING_COLUMN] = point.rank_waiting_s
+                    if with_scatter:
+                        row[TIME_ERROR_COLUMN] = point.time_error_s
+                        row[JITTER_COLUMN] = point.jitter
                     if profile.chunks:
                         row[CHUNK_COLUMN] = chunk
                     rows.append(row)
@@ -253,6 +262,9 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
         CHUNK_COLUMN,
         NUM_RANKS_COLUMN,
         RANK_WAITING_COLUMN,
+        TIME_ERROR_COLUMN,
+        JITTER_COLUMN,
+        REPETITIONS_COLUMN,
     ):
         if columns.count(column) > 1:
             raise ProfileError(f"the column {column} stands twice in the header", line=header_line)

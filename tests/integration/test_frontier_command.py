@@ -29,7 +29,8 @@ def profile(tmp_path: Path) -> Path:
 def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     document = printed(flyball("frontier", profile, *ASKED, "--points", "6", "--json"))
     assert set(document) == {
-        "points", "baseline", "envpipe", "constant", "global_clock", "reserve", "transitions",
+        "points", "baseline", "envpipe", "constant", "global_clock", "reserve", "reserve_choice",
+            "transitions",
         "solve_s",
     }  # fmt: skip
     assert document["reserve"] == 0.0

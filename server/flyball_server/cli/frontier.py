@@ -13,7 +13,7 @@ from flyball_server.cli.plots.frontier_plot import write_frontier_plot
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
-from flyball_server.planning.documents.plan_text import lateness
+from flyball_server.planning.documents.plan_text import lateness, reserve_lines
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
@@ -79,7 +79,7 @@ def _text(curve: Frontier) -> str:
     lines = [
         f"predicted, one iteration, {lateness(curve.transitions)}; saving against the baseline",
         *_of_late_changes(curve.transitions),
-        *_of_reserve(curve.reserve),
+        *_of_reserve(curve),
         "",
         "              time, s       energy, J   saving, %   gap to the bound, %",
     ]
@@ -117,10 +117,13 @@ def _of_late_changes(transitions: ClockTransitions | None) -> list[str]:
     return ["clocks are chosen as if they changed at once; times and energies count the delays"]
 
 
-def _of_reserve(reserve: float) -> list[str]:
-    if not reserve:
-        return []
-    return [f"bounds are on plans that keep {100 * reserve:g} % in reserve and are no faster"]
+def _of_reserve(curve: Frontier) -> list[str]:
+    lines = reserve_lines(curve.reserve, curve.reserve_choice)
+    if curve.reserve:
+        lines.append(
+            f"bounds are on plans that keep {100 * curve.reserve:g} % in reserve and are no faster"
+        )
+    return lines
 
 
 COMMAND = Command(configure=_configure, run=_run)

@@ -96,11 +96,22 @@ def _add_search_arguments(parser: Arguments) -> None:
     parser.add_argument(
         "--reserve",
         metavar="SHARE",
-        type=float,
-        default=PlanOptions.reserve,
+        type=_reserve,
         help="policy frontier: share by which instructions may take longer than profiled without a"
-        " longer iteration, as far as the pipeline allows, as 0.01 (default %(default)s)",
+        " longer iteration, as far as the pipeline allows, as 0.01; auto: chosen from the scatter"
+        " of times that the profile has, 0 where it has none (default auto)",
     )
+
+
+def _reserve(text: str) -> float | None:
+    if text == "auto":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"must be a share such as 0.01, or auto, not {text!r}"
+        ) from None
 
 
 def _add_gpu_arguments(parser: Arguments) -> None:

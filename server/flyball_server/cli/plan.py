@@ -19,7 +19,7 @@ from flyball_server.cli.plots.clock_colors import (
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
-from flyball_server.planning.documents.plan_text import lateness, plan_rows
+from flyball_server.planning.documents.plan_text import lateness, plan_rows, reserve_lines
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
 from flyball_server.planning.model.data_parallel import (
@@ -163,6 +163,7 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> 
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
+    summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
     summary += _sources(plan, sources) + _of_late_changes(plan) + _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 

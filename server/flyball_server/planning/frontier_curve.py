@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.noise_reserve import noise_reserve
 from flyball_server.planning.frontier.relaxation import (
     RelaxedOptimum,
     mixed_optimum,
@@ -23,6 +24,7 @@ from flyball_server.planning.model.data_parallel import (
     make_data_parallel_plan,
 )
 from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
@@ -205,10 +207,14 @@ def make_frontier(
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
     model = _model(request)
-    solver = DeadlineSolver(model.without_transitions(), reserve=first.options.reserve)
+    at_once = model.without_transitions()
+    baseline_s = time_and_energy(at_once, at_once.baseline())[0]
+    chosen = noise_reserve(at_once, first.options, baseline_s)
+    reserve = chosen.share if chosen else first.options.reserve or 0.0
+    solver = DeadlineSolver(at_once, reserve=reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
     if model.transitions is not None:
-        plans = late_plans(model, plans, keeps_reserve=first.options.reserve > 0)
+        plans = late_plans(model, plans, keeps_reserve=reserve > 0)
     times_s = np.linspace(plans[0].iteration_time_s, plans[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
     return Frontier(
@@ -228,7 +234,8 @@ def make_frontier(
         ),
         constant=constant,
         global_clock=global_clock,
-        reserve=first.options.reserve,
+        reserve=reserve,
+        reserve_choice=chosen.choice(solver, model, plans[0].assignment) if chosen else None,
         transitions=model.transitions,
     )
 

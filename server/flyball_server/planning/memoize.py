@@ -50,7 +50,10 @@ def profile_digest(profile: StageProfile) -> bytes:
         figures = [
             figure
             for point in points
-            for figure in (point.frequency_mhz, point.time_s, point.energy_j)
+            for figure in (
+                *(point.frequency_mhz, point.time_s, point.energy_j, point.rank_waiting_s),
+                *(point.time_error_s, point.jitter),
+            )
         ]
         digest.update(array("d", figures).tobytes())
     for chunk in profile.chunks:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.documents.planned_instructions import PickledInColumns, PlannedStages
 from flyball_server.planning.schedules._base import VirtualStages
-from flyball_wire.closed_loop import ComparedPlan
+from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,8 @@ class PlanPrediction:
         weight_versions: as in `Schedule`.
         reserve: possible lengthening of each instruction, as a share; the bound is then on
             plans that keep it, and take no less time without using it.
+        reserve_choice: reason and price of a reserve that the planner chose; None: it was given,
+            or nothing is known to choose it from.
         transitions: times of clock changes that time and energy are predicted with; None: clocks
             change at once.
         considered: orders that schedule `auto` compared, `schedule` being its choice; else empty.
@@ -71,6 +73,7 @@ class PlanPrediction:
     virtual_stages: VirtualStages = ()
     weight_versions: tuple[int, ...] | None = None
     reserve: float = 0.0
+    reserve_choice: ReserveChoice | None = None
     transitions: ClockTransitions | None = None
     considered: tuple[ConsideredSchedule, ...] = ()
     compared: tuple[ComparedPlan, ...] = ()

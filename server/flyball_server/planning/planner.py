@@ -127,10 +127,12 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
     if is_auto(request.options.schedule):
         chosen = _chosen_schedule(request, report)
         choice = PolicyChoice(
-            assignment=chosen.plan.assignment, lower_bound_j=chosen.plan.lower_bound_j
+            assignment=chosen.plan.assignment,
+            lower_bound_j=chosen.plan.lower_bound_j,
+            reserve=request.options.reserve or 0.0,
         )
         named = request.with_options(schedule=chosen.name)
-        if chosen.model.transitions is not None:  # orders are compared as if there were none
+        if not chosen.is_final:
             choice = choose_clocks(named, chosen.model)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
         return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
@@ -304,7 +306,8 @@ def prediction_of(
         lower_bound_j=choice.lower_bound_j,
         virtual_stages=_chunk_places(schedule),
         weight_versions=schedule.weight_versions,
-        reserve=options.reserve,
+        reserve=choice.reserve,
+        reserve_choice=choice.reserve_choice,
         transitions=model.transitions,
         compared=single_clock_plans(model, options),
     )

@@ -14,12 +14,14 @@ DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 
 
-def check_reserve(reserve: float, policy: Policy = Policy.FRONTIER) -> None:
-    """Check the bounds of a reserve, and that the policy keeps one.
+def check_reserve(reserve: float | None, policy: Policy = Policy.FRONTIER) -> None:
+    """Check the bounds of a reserve, and that the policy keeps one; None: the planner chooses it.
 
     Raises:
         PlanningError: it is not from 0 to MAX_RESERVE, or would have no effect.
     """
+    if reserve is None:
+        return
     if not 0 <= reserve <= MAX_RESERVE:
         raise PlanningError(
             f"must be a share from 0 to {MAX_RESERVE:g}, not {reserve:g}", field="reserve"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier.noise_reserve import noise_reserve
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
 from flyball_server.planning.model.finish_times import earliest_finish_s
@@ -43,11 +44,17 @@ COMPARABLE = (*DEFAULT_CANDIDATES, "zbv", "dualpipev")
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleChoice:
-    """The order that was chosen, with its plan and what was found of the others."""
+    """The order that was chosen, with its plan and what was found of the others.
+
+    Attributes:
+        is_final: false: orders were compared as if clocks changed at once, or with the reserve that
+            was chosen for 1F1B; the order's own plan is another one.
+    """
 
     name: str
     model: PipelineModel
     plan: DeadlinePlan
+    is_final: bool
     considered: tuple[ConsideredSchedule, ...]
 
 
@@ -107,12 +114,16 @@ def choose_schedule(
     if isinstance(reference, PlanningError):
         raise reference
     baseline_s = max(earliest_finish_s(reference.dag, reference.durations_s(reference.baseline())))
+    target = _with_deadline(parse_target(options.target), baseline_s)
+    deadline_s = target.value if target.kind == "deadline" else math.inf
+    chosen = noise_reserve(reference.without_transitions(), options, deadline_s)
+    reserve = chosen.share if chosen else options.reserve or 0.0
     search = _Search(
-        target=_with_deadline(parse_target(options.target), baseline_s),
+        target=target,
         baseline_s=baseline_s,
         effort=options.effort,
         report=report,
-        reserve=options.reserve,
+        reserve=reserve,
     )
     for name, model in models.items():
         report(f"planning {name}")
@@ -129,6 +140,7 @@ def choose_schedule(
         name=best.name,
         model=best.model,
         plan=best.plan,
+        is_final=best.model.transitions is None and chosen is None,
         considered=tuple(search.considered(name) for name in models),
     )
 

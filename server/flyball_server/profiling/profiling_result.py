@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.rank_merge import whole_stages
+from flyball_profiles.stage_profile import (
+    MAX_JITTER,
+    InstructionKind,
+    OperatingPoint,
+    StageProfile,
+)
 from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import ProbingCost
 from flyball_server.profiling.observations import Z_95, ErrorLimits, ProbeSetup
@@ -33,18 +39,11 @@ class ProfilingResult:
 
     def profile(self, setup: ProbeSetup) -> StageProfile:
         """The stage profile of these points; where there are chunks, with each one's."""
-        by_chunk = [_points_of(self.points, chunk) for chunk in range(setup.schedule.num_chunks)]
-        whole = by_chunk[0] if len(by_chunk) == 1 else _whole_stage(by_chunk)
-        return StageProfile(
-            points=whole,
-            num_ranks_per_stage=setup.num_ranks,
-            chunks=()
-            if len(by_chunk) == 1
-            else tuple(
-                StageProfile(points=points, num_ranks_per_stage=setup.num_ranks)
-                for points in by_chunk
-            ),
+        chunks = tuple(
+            StageProfile(points=_points_of(self.points, chunk), num_ranks_per_stage=setup.num_ranks)
+            for chunk in range(setup.schedule.num_chunks)
         )
+        return chunks[0] if len(chunks) == 1 else whole_stages(chunks)
 
 
 def result_of(
@@ -87,6 +86,7 @@ def _found(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProbedPoint
             energy_j=float(energies.mean_j[number]),
             energy_error_j=float(error_j[number]),
             num_probes=int(times.num_probes[number]),
+            jitter=min(float(times.scatter[class_index]), MAX_JITTER),
         )
 
 
@@ -104,22 +104,9 @@ def _points_of(points: Sequence[ProbedPoint], chunk: int) -> _Points:
 
 def _operating_point(point: ProbedPoint) -> OperatingPoint:
     return OperatingPoint(
-        frequency_mhz=point.frequency_mhz, time_s=point.time_s, energy_j=point.energy_j
+        frequency_mhz=point.frequency_mhz,
+        time_s=point.time_s,
+        energy_j=point.energy_j,
+        time_error_s=point.time_error_s,
+        jitter=point.jitter,
     )
-
-
-def _whole_stage(chunks: Sequence[_Points]) -> _Points:
-    """All chunks of a stage at one clock together, at the clocks that each of them has."""
-    whole: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for key in chunks[0]:
-        by_clock = [{point.frequency_mhz: point for point in chunk[key]} for chunk in chunks]
-        shared = [mhz for mhz in by_clock[0] if all(mhz in points for points in by_clock)]
-        whole[key] = tuple(
-            OperatingPoint(
-                frequency_mhz=mhz,
-                time_s=sum(points[mhz].time_s for points in by_clock),
-                energy_j=sum(points[mhz].energy_j for points in by_clock),
-            )
-            for mhz in shared
-        )
-    return whole

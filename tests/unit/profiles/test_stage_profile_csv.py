@@ -216,3 +216,37 @@ def test_any_json_either_parses_or_is_refused_in_one_line(rows: object) -> None:
         parse_stage_profile_rows(rows)
     except ProfileError as error:
         assert len(error.located("body").splitlines()) == 1
+
+
+def test_the_scatter_of_times_is_read_from_what_the_profiler_writes_and_written_again() -> None:
+    header, *rows = SMALLEST.splitlines()
+    # 16 runs with a standard error of 2 ms: 8 ms each, of 100; the last row has its own jitter.
+    cells = ["0.002,16,", ",16,", ",,", "0.001,16,0.25"]
+    lines = [f"{header},time_error,num_repetitions,jitter"]
+    lines += [f"{row},{cell}" for row, cell in zip(rows, cells, strict=True)]
+    profile = parse_stage_profile("\n".join(lines))
+    points = [*profile.points[0, FORWARD], *profile.points[0, BACKWARD]]
+    assert [(point.time_error_s, point.jitter) for point in points] == [
+        (0.002, pytest.approx(0.08)),
+        (0.0, 0.0),
+        (0.0, 0.0),
+        (0.001, 0.25),
+    ]
+    assert parse_stage_profile(write_stage_profile(profile)) == profile
+    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
+
+
+@pytest.mark.parametrize("cell", ["-0.1", "nan", "1.1", "x"])
+def test_a_jitter_out_of_its_bounds_is_refused_with_its_line(cell: str) -> None:
+    text = "\n".join(f"{row},{cell}" for row in SMALLEST.splitlines()[1:])
+    with pytest.raises(ProfileError, match=r"^jitter must be") as caught:
+        parse_stage_profile(f"stage,instruction,frequency,time,energy,jitter\n{text}")
+    assert caught.value.line == 2
+
+
+def test_a_stage_scatters_as_its_slowest_rank() -> None:
+    rows = [f"{row},0.0{number}" for number, row in enumerate(WIDE.splitlines()[1:], start=1)]
+    profile = parse_stage_profile("\n".join([f"{WIDE.splitlines()[0]},jitter", *rows]))
+    # Of equally slow ranks the one that scatters more.
+    assert [point.jitter for point in profile.points[0, FORWARD]] == [0.02, 0.03]
+    assert [point.jitter for point in profile.points[0, BACKWARD]] == [0.06, 0.08]

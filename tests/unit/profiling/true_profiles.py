@@ -167,7 +167,9 @@ def _plan(
     request = PlanRequest(
         profile=profile,
         num_microbatches=truth.schedule.num_microbatches,
-        options=PlanOptions(blocking_power_w=blocking_power_w, schedule=truth.schedule.name),
+        options=PlanOptions(
+            blocking_power_w=blocking_power_w, schedule=truth.schedule.name, reserve=0.0
+        ),
     )
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     assert isinstance(plan, FrequencyPlan)

@@ -88,7 +88,28 @@ function heroFigures({ saved_j: saved, predicted }) {
       percent(predicted?.gap_percent, { digits: 2 }),
       "above the least energy that any plan could have",
     ),
+    ...reserveHero(predicted),
     ...fixedClocksHero(predicted),
+  ];
+}
+
+/**
+ * Return the reserve for noise and what it costs; nothing where there is none.
+ * @param {PredictedIteration | null} predicted
+ */
+function reserveHero(predicted) {
+  const choice = predicted?.reserve_choice ?? null;
+  if (predicted === null || (predicted.reserve === 0 && choice === null)) return [];
+  return [
+    hero(
+      "Reserve for noise",
+      percent(100 * predicted.reserve, { digits: 2 }),
+      choice === null
+        ? "as given"
+        : `costs ${choice.cost_points.toFixed(2)} points of saving; the mean iteration is ` +
+            `${percent(choice.slowdown_percent, { digits: 2 })} longer than at the highest ` +
+            `clocks, ${percent(choice.slowdown_without_percent, { digits: 2 })} without`,
+    ),
   ];
 }
 

@@ -92,6 +92,7 @@
  * @property {string} job_id
  * @property {FrontierPoint[]} points
  * @property {number} reserve
+ * @property {ReserveChoice | null} reserve_choice
  * @property {number} solve_s
  * @property {ClockTransitions | null} transitions
  */
@@ -147,7 +148,7 @@
  * @property {Profiling} profiling
  * @property {number} profiling_slowdown
  * @property {Reconfigure | null} reconfigure
- * @property {number} reserve
+ * @property {number | null} reserve
  * @property {number | null} restart_count
  * @property {string | null} run
  * @property {string} schedule
@@ -227,6 +228,8 @@
  * @property {number} energy_j
  * @property {number | null} gap_percent
  * @property {number} iteration_time_s
+ * @property {number} reserve
+ * @property {ReserveChoice | null} reserve_choice
  * @property {number} saving_percent
  */
 
@@ -237,6 +240,7 @@
  * @property {number} energy_j
  * @property {number} frequency_mhz
  * @property {string} instruction
+ * @property {number} jitter
  * @property {number} num_probes
  * @property {number} stage
  * @property {number} time_error_s
@@ -282,6 +286,15 @@
  */
 
 /** @typedef {"default" | "greedy" | "balanced"} Reconfigure */
+
+/**
+ * @typedef {object} ReserveChoice
+ * @property {number} cost_points
+ * @property {number} jitter_percent
+ * @property {number} slowdown_percent
+ * @property {number} slowdown_without_percent
+ * @property {number} time_error_percent
+ */
 
 /**
  * @typedef {object} StageOfStep

@@ -27,7 +27,7 @@ from flyball_server.planning.plan import (
     PlannedPipeline,
     PlanPrediction,
 )
-from flyball_wire.closed_loop import ComparedPlan
+from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 from flyball_wire.plan_options import DEFAULT_TARGET
 
 
@@ -201,6 +201,8 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["weight_versions"] = list(plan.weight_versions)
     if plan.reserve:
         shape["reserve"] = plan.reserve
+    if plan.reserve_choice:
+        shape["reserve_choice"] = asdict(plan.reserve_choice)
     if plan.transition_ms is None:
         shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
     if plan.considered:
@@ -243,6 +245,7 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             else None
         ),
         "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
+        "reserve_choice": _reserve_choice(fields.get("reserve_choice")),
         "transitions": _transitions(fields),
         "considered": tuple(
             _considered(entry, f"considered[{position}]")
@@ -279,6 +282,16 @@ def _time_or_flag(name: str, value: object) -> float | bool | None:
     if name.endswith("_s"):
         return number_of(value, where)
     return cast("bool", typed_of(value, bool, "true or false", where))
+
+
+def _reserve_choice(entry: object) -> ReserveChoice | None:
+    if entry is None:
+        return None
+    fields = mapping_of(entry, "reserve_choice")
+    names = [field.name for field in dataclasses.fields(ReserveChoice)]
+    return ReserveChoice(
+        **{name: number_of(fields.get(name), f"reserve_choice.{name}") for name in names}
+    )
 
 
 def _compared(entry: object, where: str) -> ComparedPlan:

@@ -12,6 +12,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_wire.closed_loop import ReserveChoice
 
 LETTERS = {
     InstructionKind.FORWARD: "F",
@@ -47,6 +48,34 @@ def plan_rows(
         f"Stage {stage:>{stage_width}} | " + _joined(row, width, paint)
         for stage, row in enumerate(units)
     ]
+
+
+def reserve_lines(reserve: float, choice: ReserveChoice | None) -> list[str]:
+    """Return what a plan's reserve is for and what it costs; no lines without a reserve.
+
+    Args:
+        reserve: the reserve, a share.
+        choice: reason and price of one that the planner chose; None: it was given.
+    """
+    if choice is None:
+        return [f"reserve {100 * reserve:g} %, as given"] if reserve else []
+    noise = [
+        f"{value:.2g} % of {name}"
+        for value, name in (
+            (choice.jitter_percent, "jitter"),
+            (choice.time_error_percent, "standard error"),
+        )
+        if value
+    ]
+    first = f"reserve {100 * reserve:.3g} % for {' and '.join(noise)} in the profile's times"
+    second = (
+        f"with this noise the mean iteration is {choice.slowdown_percent:.2f} % longer than at the"
+        " highest clocks"
+    )
+    if reserve:
+        first += f": costs {choice.cost_points:.2f} points of saving"
+        second += f", without a reserve {choice.slowdown_without_percent:.2f} %"
+    return [first, second]
 
 
 def lateness(transitions: ClockTransitions | None) -> str:

@@ -53,7 +53,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
     power_w = model.stage_blocking_power_w
     made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
     points: list[tuple[OperatingPoint, ...]] = []
-    for node, share in enumerate(_shares(model, reserve)):
+    for node, share in enumerate(reserve_shares(model, reserve)):
         stage, of_node = model.dag.stage[node], model.points[node]
         key = (stage, id(of_node), share)
         if key not in made:
@@ -76,7 +76,7 @@ def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoi
     )
 
 
-def _shares(model: PipelineModel, reserve: float) -> list[float]:
+def reserve_shares(model: PipelineModel, reserve: float) -> list[float]:
     """Per node, by which share of its time it may take longer at the highest clocks.
 
     A node gets the share of its time that its float is of the iteration. No path gets longer than
@@ -186,6 +186,7 @@ class DeadlineSolver:
         self.fastest_time_s = float(self._rounding.fastest().end_s[0])
         self.slowest_time_s = self._rounding.slowest_time_s
         self.mean_step_j = self._rounding.mean_step_j
+        self._newest: tuple[float, RelaxedOptimum] | None = None
 
     @property
     def num_instructions(self) -> int:
@@ -209,6 +210,11 @@ class DeadlineSolver:
         """
         if deadline_s < self.fastest_time_s * (1 - RELATIVE_TIME_TOLERANCE):
             raise ValueError(f"{deadline_s} s is below the fastest, {self.fastest_time_s} s")
+        if self._newest is None or self._newest[0] != deadline_s:
+            self._newest = deadline_s, self._relaxed(deadline_s)
+        return self._newest[1]
+
+    def _relaxed(self, deadline_s: float) -> RelaxedOptimum:
         cancellation_point()
         try:
             relaxed = self._relaxation.solve(deadline_s)
@@ -219,6 +225,16 @@ class DeadlineSolver:
         if relaxed.lower_bound_j < self._least_bound_j:
             return replace(relaxed, lower_bound_j=self._least_bound_j, bound_slope_w=0.0)
         return relaxed
+
+    def durations_s(self, relaxed: RelaxedOptimum) -> FloatArray:
+        """Return the time that each instruction takes in a relaxed optimum, s; (num_nodes,)."""
+        network, num_nodes = self._network, self._network.num_instructions
+        event_s, length_s = relaxed.event_time_s, network.length_s[:num_nodes]
+        window_s = event_s[network.head[:num_nodes]] - event_s[network.tail[:num_nodes]]
+        shortest_s = network.min_window_s[:num_nodes]
+        longest_s = shortest_s + np.where(np.isinf(length_s), 0.0, length_s).sum(axis=1)
+        durations_s: FloatArray = np.clip(window_s, shortest_s, longest_s)
+        return durations_s
 
     def bound_j(self, relaxed: RelaxedOptimum, unused_s: float | None = None) -> float:
         """Return what no plan needs less than that keeps the reserve at the deadline, J.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -179,7 +180,13 @@ def _repeated(points: Sequence[OperatingPoint], times: int) -> tuple[OperatingPo
     """Return the points of this many of the instruction together, all at the same clock."""
     try:
         return tuple(
-            replace(point, time_s=times * point.time_s, energy_j=times * point.energy_j)
+            replace(
+                point,
+                time_s=times * point.time_s,
+                energy_j=times * point.energy_j,
+                time_error_s=times * point.time_error_s,
+                jitter=point.jitter / math.sqrt(times),
+            )
             for point in points
         )
     except ProfileError:

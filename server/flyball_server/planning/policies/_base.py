@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_wire.closed_loop import ReserveChoice
 from flyball_wire.plan_options import PlanOptions
 
 
@@ -17,10 +18,14 @@ class PolicyChoice:
         assignment: per node, an index into its operating points.
         lower_bound_j: no assignment with this one's iteration time needs less, J; None where
             the policy has none.
+        reserve: reserve that it keeps, a share.
+        reserve_choice: reason and price of a reserve that was chosen for noise; None: not chosen.
     """
 
     assignment: Assignment
     lower_bound_j: float | None = None
+    reserve: float = 0.0
+    reserve_choice: ReserveChoice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.noise_reserve import noise_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
-from flyball_server.planning.frontier.targets import deadline_of, parse_target, plan_for_target
+from flyball_server.planning.frontier.targets import (
+    deadline_of,
+    parse_target,
+    plan_for_target,
+)
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
@@ -31,27 +37,58 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     model = request.model.without_transitions()
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
-    solver = DeadlineSolver(model, reserve=request.options.reserve)
+    deadline_s = math.inf if target.kind == "power" else deadline_of(target, baseline_s)
+    chosen = noise_reserve(model, request.options, deadline_s)
+    reserve = chosen.share if chosen else request.options.reserve or 0.0
+    solver = DeadlineSolver(model, reserve=reserve)
     effort = request.options.effort
     is_start = request.model.transitions is not None and target.kind != "power"
     if is_start and effort == Effort.NORMAL:
         effort = Effort.LOW  # the search under delays goes on from it
     num_steps = solver.num_steps(effort)
     plan = plan_for_target(solver, target, baseline_s, num_steps)
-    if request.model.transitions is None:
-        return PolicyChoice(assignment=plan.assignment, lower_bound_j=plan.lower_bound_j)
-    assignment = plan.assignment
-    if target.kind == "power":
+    choice = PolicyChoice(
+        assignment=plan.assignment, lower_bound_j=plan.lower_bound_j, reserve=reserve
+    )
+    if request.model.transitions is not None:
 
         def planned(budget_w: float) -> Assignment:
             less = replace(target, value=budget_w)
             return plan_for_target(solver, less, baseline_s, num_steps).assignment
 
-        assignment = _within_budget(request.model, target.value, assignment, planned)
+        choice = _late_choice(request, solver, choice, deadline_s, planned)
+    if chosen is None:
+        return choice
+    reason = chosen.choice(solver, request.model, choice.assignment)
+    return replace(choice, reserve_choice=reason)
+
+
+def _late_choice(
+    request: PolicyRequest,
+    solver: DeadlineSolver,
+    choice: PolicyChoice,
+    deadline_s: float,
+    planned: Callable[[float], Assignment],
+) -> PolicyChoice:
+    """Return the choice where clock changes take time.
+
+    Args:
+        request: the request.
+        solver: of the pipeline as if clocks changed at once.
+        choice: its plan for the target.
+        deadline_s: latest end of an iteration, s; infinite where the target has none.
+        planned: plans for another power budget, in W.
+
+    Raises:
+        TargetUnreachableError: no plan is found that meets the target.
+    """
+    target = parse_target(request.options.target)
+    if target.kind == "power":
+        assignment = _within_budget(request.model, target.value, choice.assignment, planned)
     else:
-        assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
-    bound_j = _bound_j(request.model, solver, assignment, request.options.reserve)
-    return PolicyChoice(assignment=assignment, lower_bound_j=bound_j)
+        assignment = _in_time(request, solver, choice, deadline_s)
+    bound_j = _bound_j(request.model, solver, assignment, choice.reserve)
+    return replace(choice, assignment=assignment, lower_bound_j=bound_j)
 
 
 def _within_budget(
@@ -93,22 +130,22 @@ def _power_w(model: PipelineModel, assignment: Assignment) -> float:
 
 
 def _in_time(
-    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment, deadline_s: float
+    request: PolicyRequest, solver: DeadlineSolver, choice: PolicyChoice, deadline_s: float
 ) -> Assignment:
     """Return the plan of least energy that is found to meet the deadline with its clock changes.
 
     Args:
         request: the request.
         solver: of the pipeline as if clocks changed at once.
-        assignment: its plan for the deadline.
+        choice: its plan for the deadline, and the reserve.
         deadline_s: s; infinite for the least energy of all.
 
     Raises:
         TargetUnreachableError: no plan is found that meets it.
     """
-    options = request.options
-    longer = with_reserve(request.model, options.reserve)
-    search = TransitionSearch(longer, solver.mean_step_j, options.effort)
+    assignment = choice.assignment
+    longer = with_reserve(request.model, choice.reserve)
+    search = TransitionSearch(longer, solver.mean_step_j, request.options.effort)
     starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
     late_s = search.times_s([assignment])[0] - deadline_s
     earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s

@@ -190,6 +190,7 @@ def _slowed_points(
                 point,
                 time_s=slowdown * point.time_s,
                 energy_j=slowdown * share * point.energy_j,
+                time_error_s=slowdown * point.time_error_s,
             )
             for point in points
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def profile_document(profile: StageProfile) -> dict[str, Any]:
-    """Return the profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J]`.
+    """Return the profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J, ...]`.
 
     With model chunks, `chunks` is a list of such documents.
     """
@@ -37,6 +37,7 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
             [
                 *(stage, str(kind), point.frequency_mhz),
                 *(point.time_s, point.energy_j, point.rank_waiting_s),
+                *(point.time_error_s, point.jitter),
             ]
             for (stage, kind), points in profile.points.items()
             for point in points
@@ -56,12 +57,15 @@ def profile_from_document(document: dict[str, Any]) -> StageProfile:
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
     for stage, kind, frequency_mhz, *quantities in document["points"]:
         key = (int(stage), InstructionKind(kind))
-        time_s, energy_j, rank_waiting_s = quantities
+        # Documents of earlier versions do not have the last two.
+        time_s, energy_j, rank_waiting_s, time_error_s, jitter = (*quantities, 0.0, 0.0)[:5]
         point = OperatingPoint(
             frequency_mhz=frequency_mhz,
             time_s=time_s,
             energy_j=energy_j,
             rank_waiting_s=rank_waiting_s,
+            time_error_s=time_error_s,
+            jitter=jitter,
         )
         points[key] = (*points.get(key, ()), point)
     return StageProfile(
