@@ -9,9 +9,8 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -20,9 +19,9 @@ from tests.architecture.test_documentation import commands, parser_of
 from tests.deploy.compose import COMPOSE, MUST_BE_SET, SECRETS, read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.dockerfile import read_dockerfile
+from tests.deploy.kubernetes import environment_of
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client.governor.state_folder import NODE_DIR
 from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire import routes
 
@@ -33,7 +32,6 @@ RELEASE_WORKFLOW = ".github/workflows/release.yml"
 GUARD_UNIT = DEPLOY / "systemd/flyball-guard.service"
 # 0 is the best, 100 no protection at all; the guard has capabilities, and the GPUs.
 EXPOSURES = {UNIT: 20, GUARD_UNIT: 45}
-KUBERNETES = tuple(sorted((DEPLOY / "kubernetes").glob("*.yaml")))
 FILES = tuple(
     file
     for file in (
@@ -67,41 +65,6 @@ def variables_of(*packages: str) -> set[str]:
     return (named - {"FLYBALL_"}) | {f"FLYBALL_{field.upper()}" for field in fields}
 
 
-def resources() -> Iterator[dict[str, Any]]:
-    """Everything that the Kubernetes manifests make."""
-    for file in KUBERNETES:
-        yield from yaml.safe_load_all(file.read_text())
-
-
-def resource(kind: str, name: str) -> dict[str, Any]:
-    """One of them."""
-    found = [r for r in resources() if (r["kind"], r["metadata"]["name"]) == (kind, name)]
-    assert len(found) == 1, (kind, name)
-    return found[0]
-
-
-def pod_of(kind: str, name: str) -> dict[str, Any]:
-    """The pod that a Deployment, DaemonSet or Job makes, labels and spec."""
-    template: dict[str, Any] = resource(kind, name)["spec"]["template"]
-    return template
-
-
-def container_of(kind: str, name: str) -> dict[str, Any]:
-    """Its one container."""
-    (only,) = pod_of(kind, name)["spec"]["containers"]
-    read: dict[str, Any] = only
-    return read
-
-
-def environment_of(kind: str, name: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Its container's variables, secrets put in by their keys."""
-    found = {}
-    for variable in container_of(kind, name)["env"]:
-        source = variable.get("valueFrom", {}).get("secretKeyRef")
-        found[variable["name"]] = secrets[source["key"]] if source else variable["value"]
-    return found
-
-
 def unit_lines(section: str, unit: Path = UNIT) -> list[tuple[str, str]]:
     """The settings in one section of a systemd unit."""
     text = re.split(r"^\[(\w+)\]$", unit.read_text(), flags=re.MULTILINE)
@@ -124,7 +87,6 @@ def unit_lines(section: str, unit: Path = UNIT) -> list[tuple[str, str]]:
         ("check-jsonschema", "--builtin-schema", "vendor.github-workflows", RELEASE_WORKFLOW),
         ("yamllint", "--strict", "-c", "deploy/.yamllint.yml", "docker-compose.yml", "deploy"),
         ("shellcheck", "deploy/slurm/train.sbatch"),
-        ("kubernetes-validate", "--strict", *(str(file) for file in KUBERNETES)),
     ],
     ids=lambda command: " ".join((command[0], Path(command[-1]).name)),
 )
@@ -158,7 +120,7 @@ def test_every_tag_of_the_image_is_the_version() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pages = (*(ROOT / "docs").glob("*.md"), ROOT / "CONTRIBUTING.md")
     for file in (*FILES, *pages):
-        tags = set(re.findall(r"(?<![\w-])flyball:(\d[\w.-]*)", file.read_text()))
+        tags = set(re.findall(r"(?<![\w.-])flyball:(\d[\w.-]*)", file.read_text()))
         assert tags <= {project["version"]}, file
 
 
@@ -254,89 +216,3 @@ def test_compose_asks_the_planner_as_the_image_does_whether_it_is_ready() -> Non
     service = read_compose()["services"]["planner-2"]
     assert service["healthcheck"]["test"] == ["CMD", *IMAGE.health_command[:-1], routes.READY]
     assert IMAGE.health_command[-1] == routes.HEALTH
-
-
-def test_the_probes_of_kubernetes_ask_what_the_planner_answers() -> None:
-    container = container_of("Deployment", "flyball-planner")
-    assert container["readinessProbe"]["httpGet"]["path"] == routes.READY
-    assert container["livenessProbe"]["httpGet"]["path"] == routes.HEALTH
-    assert container["startupProbe"]["httpGet"]["path"] == routes.HEALTH
-    (port,) = container["ports"]
-    assert (port["containerPort"],) == IMAGE.ports
-    service = resource("Service", "flyball-planner")["spec"]["ports"][0]
-    assert service["targetPort"] == port["name"]
-
-
-def test_the_planners_pod_is_what_the_image_was_made_for() -> None:
-    pod = pod_of("Deployment", "flyball-planner")["spec"]
-    user = pod["securityContext"]
-    assert f"{user['runAsUser']}:{user['runAsGroup']}" == IMAGE.user
-    container = container_of("Deployment", "flyball-planner")
-    assert container["image"] == read_compose()["services"]["planner-1"]["image"]
-    assert "command" not in container
-    assert container["securityContext"]["readOnlyRootFilesystem"] is True
-
-
-def test_what_selects_pods_in_kubernetes_selects_those_that_are_meant() -> None:
-    planner = pod_of("Deployment", "flyball-planner")["metadata"]["labels"]
-    for kind in ("Deployment", "PodDisruptionBudget"):
-        assert resource(kind, "flyball-planner")["spec"]["selector"]["matchLabels"] == planner
-    assert resource("Service", "flyball-planner")["spec"]["selector"] == planner
-    policy = resource("NetworkPolicy", "flyball-planner")["spec"]
-    assert policy["podSelector"]["matchLabels"] == planner
-    (allowed,) = policy["ingress"][0]["from"]
-    rank = pod_of("Job", "llama")["metadata"]["labels"]
-    assert allowed["podSelector"]["matchLabels"].items() <= rank.items()
-    (backend,) = resource("Ingress", "flyball-planner")["spec"]["rules"][0]["http"]["paths"]
-    assert backend["backend"]["service"]["name"] == "flyball-planner"
-
-
-def test_the_secrets_that_pods_read_are_in_the_example_and_have_no_value_there() -> None:
-    for kind, name in (("Deployment", "flyball-planner"), ("Job", "llama")):
-        for variable in container_of(kind, name)["env"]:
-            source = variable.get("valueFrom", {}).get("secretKeyRef")
-            if source is not None:
-                assert resource("Secret", source["name"])["stringData"][source["key"]] == ""
-
-
-def test_ranks_in_kubernetes_find_the_planner_and_zeusd() -> None:
-    environment = environment_of("Job", "llama", {"token": "fb_0_0"})
-    assert {name for name in environment if name.startswith("FLYBALL_")} <= variables_of("client")
-    service = resource("Service", "flyball-planner")
-    port = service["spec"]["ports"][0]["port"]
-    planner = f"http://{service['metadata']['name']}:{port}"
-    assert environment["FLYBALL_PLANNER_URL"] == planner
-    zeusd, rank = pod_of("DaemonSet", "zeusd")["spec"], pod_of("Job", "llama")["spec"]
-    assert _host_folder(zeusd, "socket") == _host_folder(rank, "zeusd") == "/run/zeusd"
-    (group,) = rank["securityContext"]["supplementalGroups"]
-    arguments = container_of("DaemonSet", "zeusd")["args"]
-    assert f"--socket-gid={group}" in arguments
-    # As docs/clocks.md gives the socket away: to a group, not to everybody.
-    assert "--socket-permissions=660" in arguments
-    guard = container_of("DaemonSet", "flyball-guard")
-    assert guard["args"] == ["guard", f"--group={group}"]
-
-
-def test_the_guard_sees_the_records_and_processes_of_all_ranks() -> None:
-    guard, rank = pod_of("DaemonSet", "flyball-guard")["spec"], pod_of("Job", "llama")["spec"]
-    assert guard["hostPID"] is True
-    assert _host_folder(guard, "records") == _host_folder(rank, "records") == str(NODE_DIR)
-    for kind, name in (("DaemonSet", "flyball-guard"), ("Job", "llama")):
-        mounts = {m["name"]: m["mountPath"] for m in container_of(kind, name)["volumeMounts"]}
-        assert mounts["records"] == str(NODE_DIR)
-    container = container_of("DaemonSet", "flyball-guard")
-    added = {f"CAP_{name}" for name in container["securityContext"]["capabilities"]["add"]}
-    service = dict(unit_lines("Service", GUARD_UNIT))
-    assert added == set(service["CapabilityBoundingSet"].split())
-    assert service["ReadWritePaths"] == f"-{NODE_DIR}"
-
-
-def _host_folder(pod: dict[str, Any], volume: str) -> str:
-    (path,) = (v["hostPath"]["path"] for v in pod["volumes"] if v["name"] == volume)
-    return str(path)
-
-
-def test_a_pod_has_time_to_end_its_calls() -> None:
-    spec = pod_of("Deployment", "flyball-planner")["spec"]
-    (_, wait_s) = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
-    assert spec["terminationGracePeriodSeconds"] > float(wait_s) + 10
