@@ -10,9 +10,9 @@ import os
 def example_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser with what every example takes."""
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    parser.add_argument("--steps", type=_count, default=20, help="default: 20")
-    parser.add_argument("--stages", type=_count, default=2, help="of the pipeline; default: 2")
-    parser.add_argument("--microbatches", type=_count, default=4, help="of a step; default: 4")
+    parser.add_argument("--steps", type=count, default=20, help="default: 20")
+    parser.add_argument("--stages", type=count, default=2, help="of the pipeline; default: 2")
+    parser.add_argument("--microbatches", type=count, default=4, help="of a step; default: 4")
     parser.add_argument("--tiny", action="store_true", help="a model small enough for any CPU")
     return parser
 
@@ -28,11 +28,12 @@ def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, not {count}")
-    return count
+def count(text: str) -> int:
+    """A whole number above 0."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
 
 
 def share(text: str) -> float:

@@ -58,8 +58,8 @@ class PlanOptions(Sent):
     """Options that decide how a pipeline is planned.
 
     Attributes:
-        schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `explicit` with
-            an `order`, or `auto`.
+        schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `step` without a
+            pipeline, `explicit` with an `order`, or `auto`.
         policy: rule that gives each instruction its clock.
         reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it. Null: `balanced`,
             but `default` (none) for policy `uniform`, as EnvPipe's evaluation pairs them.

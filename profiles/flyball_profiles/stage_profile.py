@@ -14,13 +14,17 @@ from types import MappingProxyType
 
 
 class InstructionKind(StrEnum):
-    """One computation of one stage on one microbatch, by the field's names."""
+    """One computation of one stage on one microbatch, by the field's names.
+
+    `step` is a whole training step, where there is no pipeline.
+    """
 
     FORWARD = "forward"
     BACKWARD = "backward"
     BACKWARD_INPUT = "backward_input"
     BACKWARD_WEIGHT = "backward_weight"
     RECOMPUTE = "recompute"
+    STEP = "step"
 
 
 class ProfileError(ValueError):
@@ -127,8 +131,8 @@ class StageProfile:
             they were measured one by one; else empty. `points` are always of the whole stage.
 
     Raises:
-        ProfileError: a stage number is skipped, a stage has neither `backward` nor both of
-            `backward_input` and `backward_weight`, has no `forward`, a kind has no
+        ProfileError: a stage number is skipped, a stage without `step` has neither `backward` nor
+            both of `backward_input` and `backward_weight`, or has no `forward`, a kind has no
             frequency, or a chunk is of other stages or ranks.
     """
 
@@ -172,6 +176,8 @@ class StageProfile:
             raise ProfileError("num_ranks_per_stage must be at least 1 for every stage")
 
     def _check_kinds(self, stage: int) -> None:
+        if (stage, InstructionKind.STEP) in self.points:
+            return
         if (stage, InstructionKind.FORWARD) not in self.points:
             raise ProfileError(f"stage {stage} has no forward rows", stage=stage)
         whole = (stage, InstructionKind.BACKWARD) in self.points

@@ -196,6 +196,18 @@ class InstructionObserver(Protocol):
 class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
     """GPU with its own clock, which runs instructions with the times of a profile."""
 
+    def on_wait_begin(self) -> None:
+        """Let the running instruction wait: it makes no progress until `on_wait_end`."""
+        ...
+
+    def on_wait_end(self) -> None:
+        """Let it go on."""
+        ...
+
+    def break_off(self) -> None:
+        """End the running instruction where it is; without one it has no effect."""
+        ...
+
     @property
     def num_overruns(self) -> int:
         """Number of instructions whose computation exceeded the profiled time."""

@@ -296,6 +296,7 @@ class EmulatedGpu:
             raise ValueError(f"{kind} ends on {self.name} but is not running")
         execution = self._execution
         execution.advance(self.emulated_time_s())
+        execution.is_waiting = False
         if execution.completed_s is None:
             done_s = execution.completion_s()
             self._clock.sleep_until(self._wall_s(done_s))
@@ -304,6 +305,22 @@ class EmulatedGpu:
         elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
             self.num_overruns += 1
             self.overrun_s += late_s
+        self._running = None
+
+    def on_wait_begin(self) -> None:
+        """Let the running instruction wait; the GPU draws its waiting power."""
+        self._execution.advance(self.emulated_time_s())
+        self._execution.is_waiting = True
+
+    def on_wait_end(self) -> None:
+        """Let the instruction go on."""
+        self._execution.advance(self.emulated_time_s())
+        self._execution.is_waiting = False
+
+    def break_off(self) -> None:
+        """End the running instruction where it is; without one it has no effect."""
+        self._execution.advance(self.emulated_time_s())
+        self._execution.break_off()
         self._running = None
 
     # ------------------------------------------------------------------ inside

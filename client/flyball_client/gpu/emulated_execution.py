@@ -285,6 +285,7 @@ class Execution:
         clock_mhz: Clock in force, MHz, as far as no power limit holds it down.
         energy_j: Exact energy up to the last moment, J.
         shown_j: Energy at the last multiple of the counter's period, J.
+        is_waiting: True: the running instruction makes no progress.
         completed_s: Moment at which the instruction that began last was completed; None: it runs.
     """
 
@@ -305,6 +306,7 @@ class Execution:
         self.clock_mhz = max(waiting_power_w)
         self.energy_j = 0.0
         self.shown_j = 0.0
+        self.is_waiting = False
         self.completed_s: float | None = 0.0
         self._now_s = 0.0
         self._shown_at_s = 0.0
@@ -332,9 +334,16 @@ class Execution:
         self._share_left = 1.0
         self.completed_s = None
 
+    def break_off(self) -> None:
+        """End the running instruction at the last moment."""
+        self.is_waiting = False
+        if self.completed_s is None:
+            self.completed_s = self._now_s
+
     def completion_s(self) -> float:
         """Return the moment at which the running instruction is completed by the known changes."""
         ahead = copy.copy(self)
+        ahead.is_waiting = False
         while ahead.completed_s is None:
             ahead._run_segment(math.inf)
         return ahead.completed_s
@@ -374,7 +383,7 @@ class Execution:
             self._power_changes = tuple(later)
         events = (self._changes[:1], self._power_changes[:1])
         until_s = min([until_s, *(moment_s for event in events for moment_s, _ in event)])
-        if self.completed_s is not None or self._instruction is None:
+        if self.is_waiting or self.completed_s is not None or self._instruction is None:
             self._wait_until(until_s)
         elif self._now_s < self._stalled_until_s:
             self._wait_until(min(until_s, self._stalled_until_s))

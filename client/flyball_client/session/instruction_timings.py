@@ -32,8 +32,9 @@ class InstructionTiming:
         chunk: Model chunk; 0 where there are none.
         sm_clock_mhz: Requested SM clock in MHz; None: no plan was in force.
         began_s: Start of its computation, in s since the start of the step.
-        compute_time_s: Time of its computation in s.
-        receive_time_s: Time of receiving its input in s, waiting included.
+        compute_time_s: Time of its computation in s, without waits within it.
+        receive_time_s: Time of receiving its input in s, waiting included, and of waits within its
+            computation.
         send_time_s: Time of sending its result in s, waiting included.
     """
 
@@ -55,12 +56,13 @@ class _Rows:
         self.step_began_s = 0.0
         self.begun: list[Begun] = []
         self.ended_s: list[float] = []
+        self.waited_s: list[float] = []
         self.receive_s: list[float] = []
         self.send_s: list[float] = []
 
     def grow(self) -> None:
         self.begun.append(("", None, 0, None, 0.0))
-        for column in (self.ended_s, self.receive_s, self.send_s):
+        for column in (self.ended_s, self.waited_s, self.receive_s, self.send_s):
             column.append(0.0)
 
     def timings(self) -> tuple[InstructionTiming, ...]:
@@ -74,8 +76,8 @@ class _Rows:
             chunk=chunk,
             sm_clock_mhz=sm_clock_mhz,
             began_s=began_s - self.step_began_s,
-            compute_time_s=self.ended_s[row] - began_s,
-            receive_time_s=self.receive_s[row],
+            compute_time_s=max(0.0, self.ended_s[row] - began_s - self.waited_s[row]),
+            receive_time_s=self.receive_s[row] + self.waited_s[row],
             send_time_s=self.send_s[row],
         )
 
@@ -120,7 +122,7 @@ class TimingRecorder:
         rows.begun[row] = begun
         kind = begun[0]
         rows.receive_s[row] = self._received_s.pop(kind, 0.0) if self._received_s else 0.0
-        rows.send_s[row] = 0.0
+        rows.waited_s[row] = rows.send_s[row] = 0.0
         rows.num_rows = row + 1
         # Zero time, until its end is recorded.
         rows.ended_s[row] = begun[4]
@@ -131,6 +133,11 @@ class TimingRecorder:
         if self._computing is not None:
             self._running.ended_s[self._computing] = now_s
             self._computing = None
+
+    def add_wait(self, time_s: float) -> None:
+        """Record a wait within the computation that began last; without one it is left out."""
+        if self._computing is not None:
+            self._running.waited_s[self._computing] += time_s
 
     def add_transfer(
         self, transfer: Transfer, kind: str, microbatch: int | None, chunk: int, time_s: float

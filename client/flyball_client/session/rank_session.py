@@ -115,9 +115,8 @@ class RankSession:
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
         self._name = f"job {job_id} rank {rank}"
-        if observer is None and isinstance(gpu, EmulatedDevice):
-            observer = gpu
-        self._observer = observer
+        self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
+        self._observer = self._emulated if observer is None else observer
         self._is_emulated = gpu is not None and gpu.is_emulated
         self._is_strict = is_strict(os.environ, strict)
         self._governor = governor or make_governor(
@@ -309,6 +308,8 @@ class RankSession:
         self._begun = None
         self._active_plan.break_off_step()
         self._governor.pause()
+        if self._emulated is not None:
+            self._tell(self._emulated.break_off)
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
@@ -398,12 +399,31 @@ class RankSession:
         except Exception as error:
             self._governor.give_up(error)
 
+    def on_wait_begin(self) -> None:
+        """Start a wait for other ranks within the running instruction."""
+        if self._emulated is not None:
+            self._tell(self._emulated.on_wait_begin)
+
+    def on_wait_end(self, *, time_s: float) -> None:
+        """End the wait, which does not count as computation.
+
+        Where the GPU waits and not the host, both hooks come before the instruction's end.
+
+        Args:
+            time_s: Time in seconds of `clock_s`; negative and non-finite ones are left out.
+        """
+        if self._emulated is not None:
+            self._tell(self._emulated.on_wait_end)
+        if self._is_in_step and 0 <= time_s < math.inf:
+            self._note_begun()
+            self._recorder.timings.add_wait(float(time_s))
+
     # ------------------------------------------------------------------ inside
 
     def _turn_off(self) -> None:
         """Turn all hooks into no-ops."""
         self._is_closed = True
-        self._cursor = self._observer = self._begun = None
+        self._cursor = self._observer = self._emulated = self._begun = None
         self._is_in_step = False
 
     def _note_begun(self) -> None:
@@ -468,9 +488,9 @@ class RankSession:
             self._link.outbox.put(measurement)
         self._active_plan.end_step(self._current_step)
 
-    def _tell(self, observe: Callable[[str, int], None], kind: str, chunk: int) -> None:
+    def _tell(self, observe: Callable[..., None], *given: str | int) -> None:
         try:
-            observe(kind, chunk)
+            observe(*given)
         except Exception as error:
-            self._observer = None
+            self._observer = self._emulated = None
             _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)

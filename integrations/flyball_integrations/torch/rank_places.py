@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -42,33 +42,71 @@ def find_place(
     Raises:
         ValueError: the mesh is not of all ranks, or there is none and several pipelines.
     """
-    ranks = {name: number for name, number in given.items() if number is not None}
-    if ranks and mesh is not None:
-        raise ValueError(f"device_mesh= already has the {next(iter(ranks))}; give one of the two")
-    if ranks:
-        return ParallelPlace(**ranks)
     num_ranks = torch.distributed.get_world_size()
     pipeline = torch.distributed.get_process_group_ranks(
         stages[0].group or torch.distributed.group.WORLD
     )
-    for found in (mesh,) if mesh is not None else _meshes_of(stages):
-        dimensions = [
-            each for each in _dimensions_of(found) if len(each.ranks) > 1 and each.ranks != pipeline
-        ]
-        if len(pipeline) * prod(len(each.ranks) for each in dimensions) == num_ranks:
-            return _place_in(dimensions)
-    if mesh is not None:
-        raise ValueError(
-            f"{mesh} is not of all {num_ranks} ranks in pipelines of {len(pipeline)}; give the one"
-            " that init_device_mesh returned"
-        )
-    if len(pipeline) < num_ranks:
+    parameters = (each for stage in stages for each in stage.submod.parameters())
+    place = _place(pipeline, parameters, mesh=mesh, given=given)
+    if place is None and len(pipeline) < num_ranks:
         raise ValueError(
             f"{num_ranks} ranks in pipelines of {len(pipeline)}, and no parameter has a device mesh"
             " of all of them: give device_mesh=, or dp_rank=, tp_rank= and cp_rank=, or the ranks"
             " of a stage cannot be told apart"
         )
-    return ParallelPlace()
+    return place or ParallelPlace()
+
+
+def find_place_without_pipeline(
+    parameters: Iterable[torch.Tensor],
+    *,
+    rank: int,
+    mesh: DeviceMesh | None,
+    given: Mapping[str, int | None],
+) -> ParallelPlace:
+    """Return the place of a rank that is in no pipeline; without a mesh it is all data parallelism.
+
+    Args:
+        parameters: parameters of the model.
+        rank: rank of this process.
+        mesh: mesh of all ranks; None: that of the parameters.
+        given: fields of the place; None: not given.
+
+    Raises:
+        ValueError: the mesh is not of all ranks.
+    """
+    place = _place([rank], parameters, mesh=mesh, given=given)
+    return ParallelPlace(dp_rank=rank) if place is None else place
+
+
+def _place(
+    pipeline: Sequence[int],
+    parameters: Iterable[torch.Tensor],
+    *,
+    mesh: DeviceMesh | None,
+    given: Mapping[str, int | None],
+) -> ParallelPlace | None:
+    """Return the place by given ranks or by a mesh; None: there is neither."""
+    ranks = {name: number for name, number in given.items() if number is not None}
+    if ranks and mesh is not None:
+        raise ValueError(f"device_mesh= already has the {next(iter(ranks))}; give one of the two")
+    if ranks:
+        return ParallelPlace(**ranks)
+    for found in (mesh,) if mesh is not None else _meshes_of(parameters):
+        num_ranks = torch.distributed.get_world_size()
+        dimensions = [
+            each
+            for each in _dimensions_of(found)
+            if len(each.ranks) > 1 and each.ranks != list(pipeline)
+        ]
+        if len(pipeline) * prod(len(each.ranks) for each in dimensions) == num_ranks:
+            return _place_in(dimensions)
+    if mesh is not None:
+        raise ValueError(
+            f"{mesh} is not of all {torch.distributed.get_world_size()} ranks in pipelines of"
+            f" {len(pipeline)}; give the one that init_device_mesh returned"
+        )
+    return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +118,8 @@ class _Dimension:
     position: int
 
 
-def _meshes_of(stages: Sequence[PipelineStage]) -> Iterator[DeviceMesh]:
-    """Yield the meshes of the stages' parameters, each after the mesh that it is a part of."""
-    parameters = (each for stage in stages for each in stage.submod.parameters())
+def _meshes_of(parameters: Iterable[torch.Tensor]) -> Iterator[DeviceMesh]:
+    """Yield the meshes of the parameters, each after the mesh that it is a part of."""
     # Of those that are DTensors.
     meshes = (getattr(each, "device_mesh", None) for each in parameters)
     for mesh in {each: None for each in meshes if isinstance(each, DeviceMesh)}:

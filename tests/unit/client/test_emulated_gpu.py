@@ -61,6 +61,44 @@ def test_an_overrun_is_counted_and_its_excess_billed_at_blocking_power() -> None
     assert gpu.exact_energy_j() == pytest.approx(300.0 + 20.0)
 
 
+def test_an_instruction_makes_no_progress_while_it_waits_and_draws_waiting_power() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    energy_j = run_energy_j(gpu, "forward")
+    before_j = gpu.exact_energy_j()
+    gpu.on_instruction_begin("forward")
+    clock.move(0.25)
+    gpu.on_wait_begin()
+    clock.move(3.0)
+    gpu.on_wait_end()
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == pytest.approx(1.0 + 1.0 + 3.0)
+    assert gpu.exact_energy_j() - before_j == pytest.approx(energy_j + 3.0 * 80.0)
+    assert gpu.num_overruns == 0
+
+
+def test_an_instruction_that_is_broken_off_leaves_the_next_one_whole() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    energy_j = run_energy_j(gpu, "forward")
+    gpu.break_off()  # nothing runs
+    before_j = gpu.exact_energy_j()
+    gpu.on_instruction_begin("forward")
+    clock.move(0.25)
+    gpu.on_wait_begin()
+    gpu.break_off()
+    clock.move(2.0)
+    assert gpu.exact_energy_j() - before_j == pytest.approx(energy_j / 4 + 2.0 * 80.0)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+
+
+def run_energy_j(gpu: EmulatedGpu, kind: str) -> float:
+    """Return the energy of an instruction in J."""
+    before_j = gpu.exact_energy_j()
+    run(gpu, kind)
+    return gpu.exact_energy_j() - before_j
+
+
 def test_a_time_scale_stretches_wall_time_and_leaves_emulated_time() -> None:
     clock = HandClock()
     gpu = make_gpu(clock, time_scale=2.0)

@@ -84,6 +84,22 @@ def test_a_receive_is_the_next_instructions_of_its_kind(
     assert received_s == [0.0, 3.0, 0.0]
 
 
+def test_a_wait_within_an_instruction_is_no_computation(
+    session: RankSession, clock: HandClock
+) -> None:
+    session.on_step_begin()
+    session.on_instruction_begin("step", microbatch=0)
+    for seconds in (1.0, 0.5, math.nan, -1.0):
+        clock.move(2.0)
+        session.on_wait_begin()
+        session.on_wait_end(time_s=seconds)
+    session.on_instruction_end("step", microbatch=0)
+    session.on_wait_end(time_s=3.0)  # without an instruction
+    session.on_step_end()
+    (timing,) = session.last_step_timings
+    assert (timing.compute_time_s, timing.receive_time_s) == (8.0 - 1.5, 1.5)
+
+
 def test_a_send_is_that_of_the_instruction_named_however_late_it_comes(
     session: RankSession, clock: HandClock
 ) -> None:

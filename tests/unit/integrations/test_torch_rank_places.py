@@ -24,7 +24,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from flyball_integrations.torch.pipelining import attach, detach
-from flyball_integrations.torch.rank_places import find_place
+from flyball_integrations.torch.rank_places import find_place, find_place_without_pipeline
 from flyball_wire import routes
 
 CPU = torch.device("cpu")
@@ -155,3 +155,18 @@ def test_a_rank_registers_at_the_place_of_its_mesh(
         (found,) = ranks()
     assert found["rank"] == 5
     assert (found["stage"], found["dp_rank"], found["tp_rank"]) == (0, 1, 1)
+
+
+def test_without_a_pipeline_the_whole_mesh_is_of_data_and_tensor_parallelism() -> None:
+    with rank_of(5, 8):
+        model = nn.Linear(WIDTH, WIDTH)
+        place = find_place_without_pipeline(model.parameters(), rank=5, mesh=None, given=NOT_GIVEN)
+        assert vars(place) == {"dp_rank": 5, "tp_rank": 0, "cp_rank": 0}
+        # Rank 5 of 2 x 2 x 2: second replica, first shard, second in tensor parallelism.
+        mesh = mesh_of({"dp_replicate": 2, "dp_shard": 2, "tp": 2})
+        place = find_place_without_pipeline(model.parameters(), rank=5, mesh=mesh, given=NOT_GIVEN)
+        assert vars(place) == {"dp_rank": 2, "tp_rank": 1, "cp_rank": 0}
+        parallelize_module(model, mesh["tp"], ColwiseParallel())
+        fully_shard(model, mesh=mesh["dp_replicate", "dp_shard"])
+        place = find_place_without_pipeline(model.parameters(), rank=5, mesh=None, given=NOT_GIVEN)
+        assert vars(place) == {"dp_rank": 2, "tp_rank": 1, "cp_rank": 0}

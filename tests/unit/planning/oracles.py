@@ -100,7 +100,8 @@ def _has_input(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_
     kind, microbatch, chunk = unit
     virtual = schedule.virtual_stages[stage][chunk]
     last = schedule.num_stages * schedule.num_chunks - 1
-    if schedule.is_periodic:  # what it needs was made in an earlier period
+    # Of a period, what it needs was made in an earlier one; a whole step needs nothing.
+    if schedule.is_periodic or kind == InstructionKind.STEP:
         return True
     if kind == InstructionKind.FORWARD:
         return virtual == 0 or ("activation", microbatch, virtual) in arrived

@@ -24,6 +24,7 @@ from .tiny_pipelines import (
     F,
     I,
     R,
+    S,
     Shape,
     W,
     any_contexts,
@@ -84,7 +85,8 @@ def test_every_schedule_runs_everything_once_in_order_and_without_deadlock(
                 run = [unit.kind for unit in instructions if unit[1:] == (microbatch, chunk)]
                 if schedule.is_periodic:  # the forward may be of a later microbatch's period
                     run.sort(key=[F, R, B, I, W].index)
-                assert run in ([F, B], [F, R, B], [F, I, W], [F, R, I, W])
+                assert run in ([F, B], [F, R, B], [F, I, W], [F, R, I, W], [S])
+                assert (run == [S]) == (name == "step")
         assert {unit.microbatch for unit in instructions} == set(range(num_microbatches))
         assert {unit.chunk for unit in instructions} == set(range(num_chunks))
 

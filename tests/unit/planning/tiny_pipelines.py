@@ -21,6 +21,7 @@ from flyball_server.planning.model.pipeline_model import PipelineModel, build_mo
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
+from flyball_server.planning.schedules.whole_step import STEP
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, SlowedRequest
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions
 
@@ -29,6 +30,7 @@ B = InstructionKind.BACKWARD
 I = InstructionKind.BACKWARD_INPUT  # noqa: E741 - the field's letter, beside F, B and W
 W = InstructionKind.BACKWARD_WEIGHT
 R = InstructionKind.RECOMPUTE
+S = InstructionKind.STEP
 
 Points = Sequence[tuple[int, float, float]]
 """(frequency in MHz, time in s, energy in J) of each operating point."""
@@ -260,6 +262,8 @@ Shape = tuple[str, int, int, int]
 def any_shapes(draw: st.DrawFn, max_stages: int, max_microbatches: int) -> Shape:
     """A schedule of all there are, with a shape that it can have."""
     name = draw(st.sampled_from(sorted(SCHEDULES)))
+    if name == STEP:
+        return name, 1, 1, 1
     num_stages = draw(st.integers(1, max_stages))
     num_chunks = 2 if name in V_SCHEDULES else 1
     if name in LOOPED_SCHEDULES:
@@ -285,12 +289,16 @@ def any_contexts(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Schedul
     pool = draw(st.lists(operating_points(), min_size=1, max_size=4))
     ranks = draw(st.lists(st.integers(1, 3), min_size=num_stages, max_size=num_stages))
     kinds_of_backward = [(I, W), (B, I, W)] if name in SPLITTING_SCHEDULES else [(B,), (I, W)]
+
+    def kinds_of(backward: tuple[InstructionKind, ...]) -> tuple[InstructionKind, ...]:
+        return (S,) if name == STEP else (F, R, *backward)
+
     chunks = [
         profile_of(
             [
                 {
                     kind: draw(st.sampled_from(pool))[:most_points]
-                    for kind in (F, R, *draw(st.sampled_from(kinds_of_backward)))
+                    for kind in kinds_of(draw(st.sampled_from(kinds_of_backward)))
                     if kind is not R or name in (*RECOMPUTING_SCHEDULES, EXPLICIT_SCHEDULE)
                 }
                 for _ in range(num_stages)

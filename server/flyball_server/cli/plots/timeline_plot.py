@@ -52,6 +52,7 @@ BOX_STYLES = {
     InstructionKind.BACKWARD_INPUT: BoxStyle(height=1.0, hatch="////", words="full height"),
     InstructionKind.BACKWARD_WEIGHT: BoxStyle(height=0.7, hatch="\\\\\\\\", words="lower"),
     InstructionKind.RECOMPUTE: BoxStyle(height=0.45, hatch="", words="lowest"),
+    InstructionKind.STEP: BoxStyle(height=1.0, hatch="", words="full height"),
 }
 
 

@@ -18,6 +18,7 @@ export const LOOKS = {
   backward_input: { letter: "I", height: 1, hatch: "/", words: "full height, hatched" },
   backward_weight: { letter: "W", height: 0.7, hatch: "\\", words: "lower, hatched" },
   recompute: { letter: "R", height: 0.45, hatch: "", words: "lowest" },
+  step: { letter: "S", height: 1, hatch: "", words: "full height" },
 };
 const UNKNOWN_LOOK = /** @type {Look} */ ({ letter: "?", height: 1, hatch: "", words: "" });
 

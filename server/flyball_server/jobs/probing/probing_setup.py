@@ -34,6 +34,7 @@ _SPLIT = (
     InstructionKind.BACKWARD_WEIGHT,
 )
 _RECOMPUTED = (InstructionKind.FORWARD, InstructionKind.RECOMPUTE, InstructionKind.BACKWARD)
+_STEP = (InstructionKind.STEP,)
 # Schedules by name without a number of chunks in the name.
 _TWO_CHUNKS = frozenset({"zbv", "dualpipev"})
 
@@ -47,7 +48,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
     name = "1f1b" if is_auto(spec.schedule) else _UNTIL_PLANNED.get(spec.schedule, spec.schedule)
     num_chunks = 2 if name in _TWO_CHUNKS else 1
     order = None if spec.order is None else explicit_order(spec.order, spec.virtual_stages)
-    for kinds in (_WHOLE, _SPLIT, _RECOMPUTED):
+    for kinds in (_WHOLE, _SPLIT, _RECOMPUTED, _STEP):
         context = ScheduleContext(
             profile=_flat_profile(spec.num_stages, kinds, num_chunks),
             num_microbatches=spec.num_microbatches,

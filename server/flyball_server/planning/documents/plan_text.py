@@ -20,6 +20,7 @@ LETTERS = {
     InstructionKind.BACKWARD_INPUT: "I",
     InstructionKind.BACKWARD_WEIGHT: "W",
     InstructionKind.RECOMPUTE: "R",
+    InstructionKind.STEP: "S",
 }
 
 Paint = Callable[[str, int, bool], str]

@@ -150,6 +150,8 @@ def _sources(one: AlikeNodes, virtual_stages: VirtualStages) -> tuple[AlikeNodes
     """Return the possible producers of such nodes' input; in a complete schedule each has one."""
     stage, kind, chunk = one
     virtual = virtual_stages[stage][chunk]
+    if kind == InstructionKind.STEP:
+        return ()
     if kind == InstructionKind.FORWARD:
         return () if virtual == 0 else (_place_of(virtual - 1, virtual_stages, kind),)
     if kind == InstructionKind.BACKWARD_WEIGHT:

@@ -22,6 +22,7 @@ _UNITS: Mapping[InstructionKind, int] = MappingProxyType(
         InstructionKind.BACKWARD: 2,
         InstructionKind.BACKWARD_INPUT: 1,
         InstructionKind.BACKWARD_WEIGHT: 1,
+        InstructionKind.STEP: 1,
     }
 )
 _FOLLOWS_GRADIENT = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT})

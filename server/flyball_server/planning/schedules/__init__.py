@@ -30,6 +30,7 @@ from flyball_server.planning.schedules.one_f_one_b import (
     make_pipedream_2bw,
 )
 from flyball_server.planning.schedules.v_shaped import make_dualpipev, make_zbv
+from flyball_server.planning.schedules.whole_step import STEP, make_step
 
 SCHEDULES: dict[str, ScheduleMaker] = {
     "gpipe": make_gpipe,
@@ -45,6 +46,7 @@ SCHEDULES: dict[str, ScheduleMaker] = {
     "dualpipev": make_dualpipev,
     "pipedream": make_pipedream,
     "pipedream-2bw": make_pipedream_2bw,
+    STEP: make_step,
     EXPLICIT: make_explicit,
 }
 

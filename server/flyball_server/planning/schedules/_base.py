@@ -312,6 +312,7 @@ _NEEDS: Mapping[InstructionKind, frozenset[InstructionKind]] = MappingProxyType(
         InstructionKind.BACKWARD: frozenset({InstructionKind.FORWARD}),
         InstructionKind.BACKWARD_INPUT: frozenset({InstructionKind.FORWARD}),
         InstructionKind.BACKWARD_WEIGHT: frozenset({InstructionKind.BACKWARD_INPUT}),
+        InstructionKind.STEP: frozenset(),
     }
 )
 
@@ -334,6 +335,7 @@ def _is_whole(kinds: set[InstructionKind]) -> bool:
     return kinds - {InstructionKind.RECOMPUTE} in (
         forward | {InstructionKind.BACKWARD},
         forward | {InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT},
+        {InstructionKind.STEP},
     )
 
 

@@ -30,6 +30,13 @@ def make_explicit(context: ScheduleContext) -> Schedule:
             f"has {len(context.order.stages)} stages, the profile {context.profile.num_stages}",
             field="order",
         )
+    kinds = {instruction.kind for stage in context.order.stages for instruction in stage}
+    if InstructionKind.STEP in kinds and len(context.order.stages) > 1:
+        raise PlanningError(
+            "step is a whole training step, where there is no pipeline; stages run forward and"
+            " backward",
+            field="order",
+        )
     return schedule_of_order(context.order, context.num_microbatches)
 
 

@@ -1,0 +1,205 @@
+"""Times in which a rank waits for other ranks within a training step.
+
+Every rank's step ends when the slowest rank's does, so the time of a step does not tell which one
+that is. Its computation does: the step without the waits for collectives.
+
+- DistributedDataParallel waits once, at the end of each backward, and for buffers before a
+  forward.
+- FSDP2 (`fully_shard`) waits for parameters before each layer, and for gradients after it.
+
+Other collectives, as those of SyncBatchNorm or FullyShardedDataParallel, count as computation.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from flyball_client.session.instruction_timings import Transfer
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.shared.attachment import Overrides
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
+
+_logger = logging.getLogger(__name__)
+
+# Private to torch: methods of an FSDP2 parameter group that wait, or launch what they wait for.
+FSDP_WAITS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+DDP_WAITS = ("_sync_buffers",)
+
+
+class RankWaits:
+    """Timer of the waits within a rank's training steps; it raises nothing into training.
+
+    Args:
+        session: session that they are reported to.
+        device: of the model; on the CPU a wait is over when it returns, elsewhere it is launched.
+    """
+
+    def __init__(self, session: RankSession, *, device: torch.device) -> None:
+        self._session = session
+        self._is_on_host = device.type == "cpu"
+        self._is_in_step = False
+        # Waits that have begun and not ended: only the outermost counts.
+        self._depth = 0
+        self._timer = TransferTimer(self._report, clock_s=session.clock_s)
+        if not self._is_on_host:
+            make_event = torch.get_device_module(device).Event
+            self._timer = DeviceTransferTimer(self._report, make_event=make_event)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Return whether waits are timed now."""
+        return self._is_in_step
+
+    @contextmanager
+    def in_step(self) -> Iterator[None]:
+        """Time the waits in the block, at whose end the device has finished its work."""
+        self._is_in_step, self._depth = True, 0
+        try:
+            yield
+            self._timer.report()
+        except BaseException:
+            self._timer.discard()
+            raise
+        finally:
+            self._is_in_step = False
+
+    def begin(self) -> None:
+        """Begin a wait; outside of a step it has no effect."""
+        self._depth += 1
+        if self._is_in_step and self._depth == 1:
+            if self._is_on_host:
+                self._session.on_wait_begin()
+            self._timer.begin()
+
+    def end(self) -> None:
+        """End the wait that was begun last."""
+        self._depth = max(0, self._depth - 1)
+        if self._is_in_step and self._depth == 0:
+            self._timer.end("receive", "step", None)
+
+    def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its time as a wait."""
+
+        def wait(*args: object, **kwargs: object) -> object:
+            self.begin()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.end()
+
+        return wait
+
+    def _report(
+        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
+    ) -> None:
+        del transfer, kind, microbatch
+        if not self._is_on_host:
+            self._session.on_wait_begin()
+        self._session.on_wait_end(time_s=time_s)
+
+
+def hook_waits(
+    model: torch.nn.Module, waits: RankWaits, overrides: Overrides
+) -> Callable[[], None]:
+    """Time the waits of a model's DistributedDataParallel and FSDP2 modules.
+
+    Args:
+        model: module that the training loop calls.
+        waits: their timer.
+        overrides: restores the methods that are replaced.
+
+    Returns:
+        Function that removes the model's hook.
+    """
+    modules = list(model.modules())
+    replicated = [each for each in modules if isinstance(each, DistributedDataParallel)]
+    for module in replicated:
+        _override(module, DDP_WAITS, waits, overrides)
+    for group in (group for each in modules for group in _fsdp_groups(each)):
+        _override(group, FSDP_WAITS, waits, overrides)
+    if not replicated:
+        return lambda: None
+    remove: Callable[[], None]
+    remove = model.register_forward_hook(_BackwardEnd(waits).hook, prepend=True).remove
+    return remove
+
+
+def _fsdp_groups(module: torch.nn.Module) -> list[Any]:
+    """Return the parameter groups of an FSDP2 module; of others none."""
+    if not isinstance(module, FSDPModule):
+        return []
+    state = module._get_fsdp_state()
+    # Several from torch 2.13 on.
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:
+        groups = [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def _override(
+    target: object, names: tuple[str, ...], waits: RankWaits, overrides: Overrides
+) -> None:
+    missing = [name for name in names if not callable(getattr(target, name, None))]
+    if missing:
+        _logger.warning(
+            "torch %s has no %s.%s, so waits for other ranks count as computation, and a straggler"
+            " is not found",
+            torch.__version__,
+            type(target).__name__,
+            missing[0],
+        )
+        return
+    for name in names:
+        overrides.set(target, name, waits.around(getattr(target, name)))
+
+
+class _BackwardEnd:
+    """Wait of DistributedDataParallel at the end of each backward.
+
+    It is one of autograd's final callbacks, which run in the order in which they were queued. So
+    one that is queued when the backward begins runs before it, and one that this queues, after it.
+
+    Args:
+        waits: timer of the wait.
+    """
+
+    def __init__(self, waits: RankWaits) -> None:
+        self._waits = waits
+
+    def hook(self, module: torch.nn.Module, inputs: object, output: object) -> None:
+        """Prepare the backward of a forward's output."""
+        del module, inputs
+        tensor = _differentiable(output)
+        if tensor is not None and self._waits.is_in_step:
+            tensor.register_hook(self._on_backward)
+
+    def _on_backward(self, gradient: torch.Tensor) -> None:
+        del gradient
+        Variable._execution_engine.queue_callback(self._on_computed)
+
+    def _on_computed(self) -> None:
+        self._waits.begin()
+        Variable._execution_engine.queue_callback(self._waits.end)
+
+
+def _differentiable(value: object) -> torch.Tensor | None:
+    """Return the first tensor with a gradient in nested lists, tuples, mappings and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        return value if value.requires_grad else None
+    parts: list[object] = []
+    if isinstance(value, Mapping):
+        parts = list(value.values())
+    elif isinstance(value, list | tuple):
+        parts = list(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    return next((found for part in parts if (found := _differentiable(part)) is not None), None)

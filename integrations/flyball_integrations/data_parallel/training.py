@@ -1,0 +1,211 @@
+"""Flyball in a training loop without a pipeline, in three lines.
+
+    flyball_integrations.data_parallel.attach(model, job_id="llama")
+    for batch in batches:
+        with flyball_integrations.data_parallel.training_step(model):
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    flyball_integrations.data_parallel.detach(model)
+
+To the planner it is a pipeline of one stage, with one instruction: the whole step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Unpack
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import DeviceMesh
+
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.data_parallel.rank_waits import RankWaits, hook_waits
+from flyball_integrations.shared.attach_options import AttachOptions, check_options
+from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.torch.rank_places import find_place_without_pipeline
+from flyball_wire.messages import JobRegistration
+
+_logger = logging.getLogger(__name__)
+
+_STEP = "step"
+
+
+class TrainingSteps:
+    """Hooks around the training steps of one rank.
+
+    Args:
+        session: session of the rank.
+        waits: timer of the waits within a step.
+        synchronize: waits until the device has finished what was launched on the current stream.
+    """
+
+    def __init__(
+        self, session: RankSession, waits: RankWaits, *, synchronize: Callable[[], None]
+    ) -> None:
+        self._session = session
+        self._waits = waits
+        self._synchronize = synchronize
+        self._is_in_step = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Run the block as one training step; within another one it has no effect."""
+        if self._is_in_step:
+            yield
+            return
+        self._synchronize()
+        self._session.on_step_begin()
+        self._session.on_instruction_begin(_STEP, microbatch=0)
+        self._is_in_step = True
+        try:
+            with self._waits.in_step():
+                yield
+                self._synchronize()
+        except BaseException:
+            self._session.on_step_failed()
+            raise
+        finally:
+            self._is_in_step = False
+        self._session.on_instruction_end(_STEP, microbatch=0)
+        self._session.on_step_end()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attachment:
+    """State that `detach` closes and `training_step` uses."""
+
+    opened: ExitStack
+    steps: TrainingSteps
+
+
+# Beside the models: one that is copied or pickled takes nothing of it along.
+_attachments: WeakKeyDictionary[torch.nn.Module, _Attachment] = WeakKeyDictionary()
+
+
+def attach(
+    model: torch.nn.Module,
+    *,
+    job_id: str,
+    device_mesh: DeviceMesh | None = None,
+    dp_rank: int | None = None,
+    tp_rank: int | None = None,
+    cp_rank: int | None = None,
+    initial_step: int = 0,
+    **options: Unpack[AttachOptions],
+) -> RankSession:
+    """Attach the planner's clocks to this rank, and return its session, already started.
+
+    Call it once on every rank, after DistributedDataParallel or `fully_shard`. Global rank 0
+    registers the job, every rank registers itself. Without planner or plan, training runs at the
+    GPU's default clocks. What `training_step` encloses is a step, and nothing else is.
+
+    Args:
+        model: the module that the loop calls.
+        job_id: the job's name at the planner; the same on all ranks.
+        device_mesh: mesh of all ranks, by which a rank's place in data, tensor and context
+            parallelism is found; default: that of the parameters that are DTensors, else every
+            rank is one of data parallelism.
+        dp_rank: rank in data parallelism, from 0, instead of a mesh; 0 if only tp or cp is given.
+        tp_rank: likewise in tensor parallelism.
+        cp_rank: likewise in context parallelism.
+        initial_step: number of the first step, where training resumes.
+        options: how to plan, and the rank's planner and GPU;
+            `help("flyball_integrations.shared.attach_options")` describes them.
+
+    Raises:
+        ValueError: Flyball is already attached, the model has no parameters, or an argument or
+            environment variable cannot be used. Nothing stays open then.
+        TypeError: there is no such option, or the model is no module.
+        GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
+    """
+    check_options(attach, options)
+    device = _device_of(model)
+    rank, num_ranks = _rank_and_size()
+    given = {"dp_rank": dp_rank, "tp_rank": tp_rank, "cp_rank": cp_rank}
+    place = find_place_without_pipeline(
+        model.parameters(), rank=rank, mesh=device_mesh, given=given
+    )
+    registration = JobRegistration(
+        num_stages=1, num_microbatches=1, num_ranks=num_ranks, schedule=_STEP
+    )
+    with ExitStack() as opened:
+        ends = RankEnds(
+            opened,
+            options,
+            job_id=job_id,
+            layout=RankLayout(rank=rank, stage=0, **asdict(place)),
+            initial_step=initial_step,
+        )
+        registering = ends.registering(registration)
+        session = ends.open_session()
+        waits = RankWaits(session, device=device)
+        overrides = Overrides()
+        opened.callback(overrides.remove)
+        opened.callback(hook_waits(model, waits, overrides))
+        session.start()
+        registering.begin()
+        steps = TrainingSteps(session, waits, synchronize=_synchronize(device))
+        _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
+    return session
+
+
+def detach(model: torch.nn.Module) -> None:
+    """Restore the clock and the model exactly; call it on every rank.
+
+    Without an attachment it has no effect.
+    """
+    attachment = _attachments.pop(model, None)
+    if attachment is not None:
+        attachment.opened.close()
+
+
+def training_step(model: torch.nn.Module) -> AbstractContextManager[None]:
+    """Return a context for one training step: everything between two steps of the optimizer.
+
+    With accumulated gradients it encloses the forwards and backwards of all of them. An exception
+    restores the clock until the next step. While Flyball is not attached to the model it has no
+    effect, and logs one warning.
+    """
+    attachment = _attachments.get(model)
+    if attachment is None:
+        _warn_unattached()
+        return nullcontext()
+    return attachment.steps.step()
+
+
+@cache
+def _warn_unattached() -> None:
+    """Once in a process: a training loop would come here in every step."""
+    _logger.warning("Flyball is not attached to this model, so training_step() does nothing")
+
+
+def _device_of(model: torch.nn.Module) -> torch.device:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"attach takes the torch.nn.Module of the loop, not {type(model).__name__}")
+    if model in _attachments:
+        raise ValueError("Flyball is already attached to this model; call detach first")
+    parameter = next(model.parameters(), None)
+    if parameter is None:
+        raise ValueError("the model has no parameters, so there is nothing to train")
+    return parameter.device
+
+
+def _rank_and_size() -> tuple[int, int]:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return 0, 1
+    return torch.distributed.get_rank(), torch.distributed.get_world_size()
+
+
+def _synchronize(device: torch.device) -> Callable[[], None]:
+    """Return a function that waits for the computations on the current stream."""
+    if device.type == "cpu":
+        return lambda: None
+    device_module = torch.get_device_module(device)
+    return lambda: device_module.current_stream(device).synchronize()

@@ -1,0 +1,379 @@
+"""Loops without a pipeline under DDP and FSDP2, run by each rank of test_data_parallel.py."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed
+from tests.integration.rank_server import Findings
+from tests.integration.trainings import numbers_of, points, rank_0_says, samples, takes_profile
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from flyball_client.api.errors import PlannerError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings
+from flyball_client.session.rank_session import RankSession
+from flyball_integrations.data_parallel import attach, detach, training_step
+from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
+from flyball_lab.emulation.emulated_pipeline import RankClock
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_wire.plan_options import TargetChange
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel_loop.py"
+KINDS = ("ddp", "fsdp")
+NUM_RANKS = 2
+BLOCKING_POWER_W = 80.0
+# Of a step of both ranks: SM clock in MHz, time in s, energy in J.
+ROWS = (
+    (1410, 1.00, 600.0),
+    (1305, 1.03, 540.0),
+    (1200, 1.07, 500.0),
+    (1110, 1.12, 480.0),
+    (1005, 1.20, 472.0),
+    (900, 1.33, 480.0),
+)
+STRAGGLER, SLOWDOWN = 1, 1.21
+_WIDTH = 8
+_PATIENCE_S = 60.0
+# Between steps that take no time, so that a plan can come.
+_PAUSE_S = 0.01
+_NUM_MEASURED = 3
+
+
+def step_profile() -> StageProfile:
+    """Profile of the steps above."""
+    return StageProfile(
+        points={(0, InstructionKind.STEP): points(ROWS)}, num_ranks_per_stage=(NUM_RANKS,)
+    )
+
+
+class Training:
+    """A model under DDP or FSDP2 from the same seed as all others, with dropout and momentum."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(7)
+        layers = [
+            nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.BatchNorm1d(_WIDTH), nn.Dropout(0.1))
+            if kind == "ddp"
+            else nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.Dropout(0.1))
+            for _ in range(3)
+        ]
+        model = nn.Sequential(*layers, nn.Linear(_WIDTH, _WIDTH))
+        self.model: nn.Module = DistributedDataParallel(model) if kind == "ddp" else model
+        if kind == "fsdp":
+            mesh = init_device_mesh("cpu", (NUM_RANKS,), mesh_dim_names=("dp",))
+            for layer in layers:
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.losses: list[str] = []
+        rank = torch.distributed.get_rank()
+        self._samples = samples(4, _WIDTH, seed=11 + rank)
+
+    def step(self, *, num_accumulated: int = 1) -> None:
+        """Train one step of the optimizer."""
+        for number in range(num_accumulated):
+            is_last = number + 1 == num_accumulated
+            with self._without_reduction() if not is_last else nullcontext():
+                self._loss().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def evaluate(self) -> None:
+        """Compute a loss of an evaluation."""
+        self.model.eval()
+        with torch.no_grad():
+            self._loss()
+        self.model.train()
+
+    def fail(self) -> None:
+        """Run a step that raises after its backward."""
+        self._loss().backward()
+        raise ArithmeticError("this batch is bad")
+
+    def findings(self) -> Findings:
+        """Return what must not depend on Flyball."""
+        parameters = (
+            each.full_tensor() if isinstance(each, DTensor) else each
+            for each in self.model.parameters()
+        )
+        numbers = numbers_of(parameters)
+        return {"losses": self.losses, "parameters": numbers}
+
+    def _loss(self) -> torch.Tensor:
+        sample, label = next(self._samples)
+        loss = nn.functional.mse_loss(self.model(sample), label)
+        self.losses.append(loss.item().hex())
+        return loss
+
+    def _without_reduction(self) -> Any:  # noqa: ANN401 - torch's context
+        if isinstance(self.model, DistributedDataParallel):
+            return self.model.no_sync()
+        stack = ExitStack()
+        self.model.set_requires_gradient_sync(False)
+        stack.callback(self.model.set_requires_gradient_sync, True)
+        return stack
+
+
+# ------------------------------------------------------------------ the same bits
+
+
+def _trained(kind: str, step_of: Callable[[nn.Module], Any]) -> Training:
+    """Steps with accumulation, an evaluation and an exception between them."""
+    training = Training(kind)
+    for number in range(6):
+        if number == 3:
+            training.evaluate()
+            try:
+                with step_of(training.model):
+                    training.fail()
+            except ArithmeticError:
+                training.optimizer.zero_grad()
+        with step_of(training.model):
+            training.step(num_accumulated=2 if number % 2 else 1)
+    return training
+
+
+def trained_as_torch_does(kind: str) -> Findings:
+    """Train without Flyball."""
+    return _trained(kind, lambda model: nullcontext()).findings()
+
+
+def trained_with_flyball(kind: str) -> Findings:
+    """Train the same under Flyball, on the emulated GPU of the environment, without a planner."""
+    opened: list[tuple[RankSession, list[str]]] = []
+
+    def step_of(model: nn.Module) -> Any:  # noqa: ANN401 - a context
+        if not opened:
+            before = _replaced(model)
+            # Nothing listens on this port.
+            planner_url = "http://127.0.0.1:9"
+            opened.append((attach(model, job_id=kind, planner_url=planner_url), before))
+        return training_step(model)
+
+    training = _trained(kind, step_of)
+    session, before = opened[0]
+    timings, history = session.last_step_timings, session.history
+    metrics, while_attached = session.metrics(), _replaced(training.model)
+    detach(training.model)
+    return training.findings() | {
+        "num_replaced": len(while_attached) - len(before),
+        "is_restored": _replaced(training.model) == before,
+        "steps": [one.step for one in history],
+        "last_step": [[one.kind, one.microbatch, one.compute_time_s] for one in timings],
+        "is_emulated": metrics["flyball/is_emulated"],
+    }
+
+
+def _replaced(model: nn.Module) -> list[str]:
+    """Return what is set on the instances of the model's modules and parameter groups."""
+    found: list[str] = []
+    for name, module in model.named_modules():
+        owners: list[object] = [module]
+        if isinstance(module, FSDPModule):
+            owners += module._get_fsdp_state()._fsdp_param_groups
+        found += [
+            f"{name}.{attribute}"
+            for owner in owners
+            for attribute in (*DDP_WAITS, *FSDP_WAITS)
+            if attribute in vars(owner)
+        ]
+        found += [f"{name} hook"] * len(module._forward_hooks)
+    return found
+
+
+# ------------------------------------------------------------------ in virtual time
+
+
+class VirtualJob:
+    """A job of a real planner, in virtual time: waits last until all ranks have come."""
+
+    def __init__(self, kind: str, job_id: str, **options: Any) -> None:  # noqa: ANN401 - attach's
+        self.job_id = job_id
+        self.clock = RankClock()
+        rank = torch.distributed.get_rank()
+        noise = options.pop("noise", 0.0)
+        settings = EmulatedGpuSettings(
+            call_time=IDEAL_GPU.call_time,
+            delay_up=IDEAL_GPU.delay_up,
+            delay_down=IDEAL_GPU.delay_down,
+            noise=noise,
+            seed=rank,
+        )
+        self.gpu = EmulatedGpu(
+            step_profile(),
+            0,
+            blocking_power_w=BLOCKING_POWER_W,
+            settings=settings,
+            counter_period_s=0.001,
+            clock=self.clock,
+        )
+        self.training = Training(kind)
+        self.planner = PlannerClient(os.environ["PLANNER_URL"])
+        self.session = attach(
+            self.training.model,
+            job_id=job_id,
+            planner_url=os.environ["PLANNER_URL"],
+            gpu=self.gpu,
+            **options,
+        )
+
+    def close(self) -> None:
+        """End the job's ranks."""
+        detach(self.training.model)
+        self.planner.close()
+
+    def step(self) -> None:
+        """Train one step."""
+        end = RankWaits.end
+
+        def end_together(waits: RankWaits) -> None:
+            if waits.is_in_step:
+                self._meet()
+            end(waits)
+
+        with mock.patch.object(RankWaits, "end", end_together), training_step(self.training.model):
+            self.training.step()
+        time.sleep(_PAUSE_S)
+
+    def run_until(self, is_over: Callable[[], bool]) -> bool:
+        """Train until rank 0 finds that it is over; return False where it takes too long."""
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while not rank_0_says(is_over() if torch.distributed.get_rank() == 0 else False):
+            if rank_0_says(time.monotonic() > deadline_s):
+                return False
+            self.step()
+        return True
+
+    def run_on(self, sm_clock_mhz: int, *, on_rank: int = 0) -> list[Any]:
+        """Train until a rank runs at this clock, and some steps more; return the last of them."""
+        rank = torch.distributed.get_rank()
+
+        def is_there() -> bool:
+            timings = self.session.last_step_timings
+            clocks_mhz = [one.sm_clock_mhz for one in timings]
+            return rank == on_rank and clocks_mhz == [sm_clock_mhz]
+
+        assert on_rank == 0
+        self.run_until(is_there)
+        for _ in range(_NUM_MEASURED):
+            self.step()
+        measured, (timing,) = self.session.history[-1], self.session.last_step_timings
+        return [
+            timing.sm_clock_mhz,
+            timing.compute_time_s,
+            measured.time_s,
+            measured.energy_j,
+            measured.num_unplanned,
+            measured.num_overruns,
+        ]
+
+    def _meet(self) -> None:
+        now_s = torch.tensor(self.clock.now_s(), dtype=torch.float64)
+        torch.distributed.all_reduce(now_s, op=torch.distributed.ReduceOp.MAX)
+        self.clock.sleep_until(now_s.item())
+
+
+def planned(kind: str) -> Findings:
+    """A job with its profile, under one target after another, and then with a straggler."""
+    job = VirtualJob(
+        kind,
+        f"planned-{kind}",
+        target="slowdown:0.05",
+        adaptation="frontier",
+        blocking_power_w=BLOCKING_POWER_W,
+    )
+    job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
+    found: Findings = {"slowdown:0.05": job.run_on(1305)}
+    for target, sm_clock_mhz in (("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)):
+        _set_target(job, target)
+        found[target] = job.run_on(sm_clock_mhz)
+    if torch.distributed.get_rank() == STRAGGLER:
+        job.gpu.set_slowdown(SLOWDOWN)
+    found["straggler"] = job.run_on(1005)
+    if torch.distributed.get_rank() == 0:
+        found["stragglers"] = [
+            [one.rank, one.source, one.slowdown] for one in job.planner.list_stragglers(job.job_id)
+        ]
+        report = job.planner.get_job(job.job_id)
+        found["places"] = [[one.rank, one.stage, one.dp_rank] for one in report.ranks]
+        found["registration"] = report.registration.schedule
+    job.close()
+    return found
+
+
+def profiled_online(kind: str) -> Findings:
+    """A job without a profile, measured while it trains."""
+    job = VirtualJob(
+        kind,
+        f"online-{kind}",
+        target="slowdown:0.05",
+        profiling="online",
+        profiling_slowdown=0.5,
+        blocking_power_w=BLOCKING_POWER_W,
+        noise=0.002,
+    )
+    is_measured = job.run_until(lambda: _profiling_state(job) in {"finished", "refused"})
+    found: Findings = {"is_measured": is_measured, "ran": job.run_on(1305)}
+    if torch.distributed.get_rank() == 0:
+        status = job.planner.get_profiling(job.job_id)
+        found["state"], found["problem"] = status.state, status.problem
+        found["points"] = [
+            [point.instruction, point.frequency_mhz, point.time_s, point.energy_j]
+            for point in status.points
+        ]
+    job.close()
+    return found
+
+
+def _profiling_state(job: VirtualJob) -> str:
+    try:
+        return str(job.planner.get_profiling(job.job_id).state)
+    except PlannerError:  # not registered yet
+        return ""
+
+
+def _set_target(job: VirtualJob, target: str) -> None:
+    if torch.distributed.get_rank() == 0:
+        job.planner.put_target(job.job_id, TargetChange(target=target))
+    torch.distributed.barrier()
+
+
+def example(*arguments: str) -> Findings:
+    """Run the example in the process group that there is."""
+    printed = StringIO()
+    sys.path.insert(0, str(EXAMPLE.parent))
+    with (
+        mock.patch.multiple(
+            torch.distributed, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT
+        ),
+        mock.patch.object(sys, "argv", [str(EXAMPLE), "--tiny", "--steps", "3", *arguments]),
+        redirect_stdout(printed),
+    ):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
+    return {"printed": printed.getvalue()}
+
+
+def scenarios() -> Iterator[tuple[str, Findings]]:
+    """All of it with DDP and with FSDP2."""
+    for kind in KINDS:
+        yield f"{kind} stock", trained_as_torch_does(kind)
+        yield f"{kind} flyball", trained_with_flyball(kind)
+        yield f"{kind} planned", planned(kind)
+    yield "online", profiled_online("ddp")
+    yield "ddp example", example("--accumulate", "2")
+    yield "fsdp example", example("--fsdp")

@@ -1,0 +1,131 @@
+"""Training without a pipeline: DDP and FSDP2 ranks under Flyball, over gloo on the CPU."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+pytest.importorskip("torch", reason="needs the extra 'torch'")
+
+from tests.integration.data_parallel_scenarios import (
+    BLOCKING_POWER_W,
+    KINDS,
+    NUM_RANKS,
+    ROWS,
+    SLOWDOWN,
+    STRAGGLER,
+    step_profile,
+)
+from tests.integration.rank_server import Findings, RankServer
+from tests.planner.live import serve_process
+
+from flyball_profiles.stage_profile_csv import write_stage_profile
+
+_BY_CLOCK = {mhz: (time_s, energy_j) for mhz, time_s, energy_j in ROWS}
+
+
+@pytest.fixture(scope="module")
+def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
+    """Results of each rank."""
+    folder = tmp_path_factory.mktemp("data-parallel")
+    profile = folder / "step.csv"
+    profile.write_text(write_stage_profile(step_profile()))
+    with serve_process(folder / "planner.sqlite") as planner:
+        return rank_server.run(
+            "data_parallel_scenarios",
+            folder,
+            num_ranks=NUM_RANKS,
+            PLANNER_URL=str(planner.http.base_url),
+            FLYBALL_GPU=f"emulated:{profile},time_scale=0.01,blocking_power_w=80",
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_losses_and_parameters_are_the_same_bits(ranks: Sequence[Findings], kind: str) -> None:
+    for rank in ranks:
+        stock, found = rank[f"{kind} stock"], rank[f"{kind} flyball"]
+        assert len(set(stock["losses"])) == len(stock["losses"]) == 11
+        assert found["losses"] == stock["losses"]
+        assert found["parameters"] == stock["parameters"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_is_one_instruction_also_after_one_that_failed(
+    ranks: Sequence[Findings], kind: str
+) -> None:
+    for rank in ranks:
+        found = rank[f"{kind} flyball"]
+        # Step 3 raised: it is counted and not measured. Evaluations are no steps.
+        assert found["steps"] == [0, 1, 2, 4, 5, 6]
+        ((name, microbatch, time_s),) = found["last_step"]
+        assert (name, microbatch) == ("step", 0)
+        assert time_s >= 1.0  # padded to the profile's time by the GPU of FLYBALL_GPU
+        assert found["is_emulated"] == 1.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_detach_restores_the_model(ranks: Sequence[Findings], kind: str) -> None:
+    for rank in ranks:
+        found = rank[f"{kind} flyball"]
+        assert (found["num_replaced"] > 0, found["is_restored"]) == (True, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("target", "sm_clock_mhz"),
+    [("slowdown:0.05", 1305), ("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)],
+)
+def test_every_rank_runs_at_the_clock_of_the_target(
+    ranks: Sequence[Findings], kind: str, target: str, sm_clock_mhz: int
+) -> None:
+    time_s, energy_j = _BY_CLOCK[sm_clock_mhz]
+    for rank in ranks:
+        *measured, num_unplanned, num_overruns = rank[f"{kind} planned"][target]
+        wanted = [sm_clock_mhz, time_s, time_s, energy_j / NUM_RANKS]
+        assert measured == pytest.approx(wanted, rel=1e-3)
+        assert (num_unplanned, num_overruns) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_straggler_is_found_and_the_others_slow_down_to_it(
+    ranks: Sequence[Findings], kind: str
+) -> None:
+    slow_s = SLOWDOWN * _BY_CLOCK[1410][0]
+    own_s, own_j = _BY_CLOCK[1005]
+    found = [rank[f"{kind} planned"]["straggler"][:4] for rank in ranks]
+    waiting_j = BLOCKING_POWER_W * (slow_s - own_s)
+    assert found[0] == pytest.approx([1005, own_s, slow_s, own_j / 2 + waiting_j], rel=2e-3)
+    assert found[STRAGGLER] == pytest.approx([1410, slow_s, slow_s, SLOWDOWN * 300], rel=2e-3)
+    ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
+    assert (rank, source) == (STRAGGLER, "detected")
+    assert slowdown == pytest.approx(SLOWDOWN, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_ranks_are_data_parallel_ones_of_a_single_stage(
+    ranks: Sequence[Findings], kind: str
+) -> None:
+    found = ranks[0][f"{kind} planned"]
+    assert found["registration"] == "step"
+    assert found["places"] == [[rank, 0, rank] for rank in range(NUM_RANKS)]
+
+
+def test_a_step_is_profiled_while_it_trains(ranks: Sequence[Findings]) -> None:
+    found = ranks[0]["online"]
+    assert (found["state"], found["problem"]) == ("finished", None)
+    assert [(name, mhz) for name, mhz, *_ in found["points"]] == [
+        ("step", mhz) for mhz in _BY_CLOCK
+    ]
+    for _, mhz, *measured in found["points"]:
+        # The GPUs' times and energies scatter by 0.2 %, and a step lasts as long as the slower.
+        assert measured == pytest.approx(_BY_CLOCK[mhz], rel=0.01)
+    assert {rank["online"]["ran"][0] for rank in ranks} == {1305}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_example_trains(ranks: Sequence[Findings], kind: str) -> None:
+    first, *others = [rank[f"{kind} example"]["printed"] for rank in ranks]
+    assert re.fullmatch(r"(step \d: loss \d\.\d{6}\n){3}", first)
+    assert others == [""]
