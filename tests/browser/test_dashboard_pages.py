@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib.resources import files
+from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -22,8 +23,7 @@ from flyball_wire import routes
 OPERATOR = "the-operators-own"
 # Shown as text, never interpreted.
 MARKUP = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-# Shortens the polling interval of an open page.
-OFTEN = "import('/dashboard/scripts/event_stream.js').then((m) => { m.TIMES.poll_ms = 100; })"
+POLL = "poll_ms: 5_000"
 
 
 @pytest.fixture
@@ -177,6 +177,13 @@ def test_a_job_that_ended_while_profiled_has_no_charts(
     expect(browser_page.locator("#panel-timeline")).to_contain_text("no plan")
 
 
+def poll_often(route: Route) -> None:
+    """Shorten the polling interval of the page."""
+    script = route.fetch().text()
+    assert POLL in script
+    route.fulfill(body=script.replace(POLL, "poll_ms: 100"), content_type="text/javascript")
+
+
 def test_a_page_without_a_stream_polls_the_planner(
     browser_page: Page, page_watch: PageWatch, start_planner: StartPlanner
 ) -> None:
@@ -186,15 +193,64 @@ def test_a_page_without_a_stream_polls_the_planner(
     dashboard = dashboard_of(planner, browser_page)
     with listening(planner.http, routes.EVENTS, wait_s=500) as other:
         other.wait_for("overview")
+        browser_page.route("**/page.*.js", poll_often)
         dashboard.open()
         expect(dashboard.row("job")).to_contain_text("planned")
-        browser_page.evaluate(OFTEN)
         browser_page.get_by_role("link", name="job", exact=True).click()
         expect(dashboard.fact("Steps measured")).to_have_text("0")
         put_steps(planner, 0, 1)
         expect(dashboard.fact("Steps measured")).to_have_text("1")
         expect(dashboard.connection).to_have_text("live")
         assert not other.is_over
+
+
+@pytest.mark.parametrize(("job_id", "num_first", "num_next"), [(None, 7, 2), ("job", 12, 7)])
+def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
+    browser_page: Page,
+    planner: LivePlanner,
+    job_id: str | None,
+    num_first: int,
+    num_next: int,
+) -> None:
+    planner.put_planned_job()
+    acknowledge(planner, 1)
+    dashboard = dashboard_of(planner, browser_page)
+    seen = RequestCount(browser_page)
+    for most in (num_first, num_next):
+        seen.reset()
+        if job_id is None:
+            dashboard.open()
+            expect(dashboard.row("job")).to_contain_text("planned")
+        else:
+            dashboard.open_job(job_id)
+            dashboard.wait_for_pictures()
+            expect(dashboard.fact("Plan")).to_contain_text("v1 from step")
+        assert len(seen.paths) <= most, seen.paths
+
+
+class RequestCount:
+    """Requests of a page that reach the planner, by Chromium's own account."""
+
+    def __init__(self, page: Page) -> None:
+        self._session = page.context.new_cdp_session(page)
+        self._requested: dict[str, str] = {}
+        self._session.on("Network.responseReceived", self._note)
+        self._session.send("Network.enable")
+
+    def reset(self) -> None:
+        """Forget all requests so far."""
+        self._requested.clear()
+
+    @property
+    def paths(self) -> list[str]:
+        """Paths of the requests since."""
+        return sorted(self._requested.values())
+
+    def _note(self, event: dict[str, Any]) -> None:
+        response = event["response"]
+        is_kept = response.get("fromDiskCache") or response.get("fromPrefetchCache")
+        if response["url"].startswith("http") and not is_kept:
+            self._requested[event["requestId"]] = response["url"]
 
 
 def test_the_theme_is_chosen_and_kept(browser_page: Page, planner: LivePlanner) -> None:

@@ -16,9 +16,11 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.stores import TemporaryJobStore
 
 from flyball_server.app import create_app
+from flyball_server.http.joined_page import UnjoinableError, content_hash, joined_modules
 from flyball_server.http.problem_handlers import API_HEADERS
 from flyball_server.http.routes.dashboard import ASSETS, PAGE, PAGE_POLICY, dashboard_files
 from flyball_server.settings import Settings
+from flyball_wire.command import flyball_version
 from flyball_wire.messages import TOKEN_HEADER
 
 FOLDER = Path(__file__).parents[2] / "server/flyball_server/dashboard"
@@ -88,7 +90,7 @@ def test_the_page_is_served_without_a_token_and_the_api_is_not(planner: LivePlan
     answer = planner.http.get(PAGE)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
-    assert answer.text == (FOLDER / "index.html").read_text()
+    assert f"Flyball {flyball_version()}" in answer.text
     assert planner.http.get("/api/v1/overview").status_code == 401
 
 
@@ -141,7 +143,21 @@ def test_a_browser_asks_again_each_time_and_gets_only_what_has_changed(
             assert head.headers[name] == answer.headers[name], name
         other = planner.http.get(path, headers={"If-None-Match": '"other"'})
         assert (other.status_code, other.content) == (200, answer.content)
-    assert len({file.etag for file in dashboard_files().values()}) == len(dashboard_files())
+    by_tag: dict[str, bytes] = {}
+    for file in dashboard_files().values():
+        assert by_tag.setdefault(file.etag, file.content) == file.content
+
+
+def test_what_the_page_loads_is_kept_by_browsers_until_it_changes(
+    planner: LivePlanner, page: Page
+) -> None:
+    kinds = sorted(Path(address).suffix for address in set(page.loaded))
+    assert kinds == [".css", ".js", ".js", ".svg"]
+    for address in page.loaded:
+        answer = planner.http.get(PAGE + address)
+        assert answer.headers["cache-control"] == "public, max-age=31536000, immutable"
+        *_, digest, _ = address.split(".")
+        assert answer.headers["etag"] == f'"{digest}"' == f'"{content_hash(answer.content)}"'
 
 
 @pytest.mark.parametrize(
@@ -183,15 +199,18 @@ def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
             return [first, *[await http.get(address) for address in addresses]]
 
     answers = asyncio.run(get_all())
-    assert len(answers) > 5
+    assert len(answers) == 6
     assert {answer.status_code for answer in answers} == {200}
 
 
 # ------------------------------------------------------------------ what it loads
 
 
-def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
-    loaded = {(FOLDER.parent / address).resolve() for address in page.loaded}
+def test_every_script_and_every_style_is_loaded_by_the_page(
+    planner: LivePlanner, page: Page
+) -> None:
+    source = Page((FOLDER / "index.html").read_text())
+    loaded = {(FOLDER.parent / address).resolve() for address in source.loaded}
     known: set[Path] = set()
     found = {path for path in loaded if path.suffix == ".js"}
     while found:
@@ -201,6 +220,57 @@ def test_every_script_and_every_style_is_loaded_by_the_page(page: Page) -> None:
     # Types alone are imported by comments.
     assert {script.name for script in set(SCRIPTS) - known} <= {"wire_types.js"}
     assert set(FOLDER.glob("styles/*.css")) <= loaded
+    joined = {
+        Path(address).suffix: planner.http.get(PAGE + address).text for address in page.loaded
+    }
+    assert all(style.read_text() in joined[".css"] for style in loaded if style.suffix == ".css")
+    modules = known - {FOLDER / "scripts/theme_first.js"}
+    assert sorted(re.findall("^// dashboard/(.*)$", joined[".js"], re.MULTILINE)) == sorted(
+        module.relative_to(FOLDER).as_posix() for module in modules
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ('import "./b.js";', "a.js cannot be joined"),
+        ("export default 1;", "a.js cannot be joined: export default 1;"),
+        ('export * from "./b.js";', "a.js cannot be joined"),
+        ('import { a } from "./a.js";', "a.js imports itself"),
+    ],
+)
+def test_a_module_that_cannot_be_joined_is_named(module: str, message: str) -> None:
+    with pytest.raises(UnjoinableError, match=message):
+        joined_modules("a.js", {"a.js": module.encode(), "b.js": b""})
+
+
+def test_joined_modules_run_in_the_order_of_their_imports() -> None:
+    files = {
+        "d/a.js": b'import {\n  two as second,\n} from "../b.js";\nimport c from "./c.js";\n',
+        "b.js": b"export const one = 1;\nexport function two() {}\n/*\nexport class Off {}\n*/\n",
+        "d/c.js": b'import { one } from "../b.js";\nexport { f as default };\n/* Copyright me */\n',
+    }
+    expected = """
+        // b.js
+        const module0 = (() => {
+        const one = 1;
+        function two() {}
+        return { one, two };
+        })();
+        // d/c.js
+        const module1 = (() => {
+        const { one } = module0;
+        /* Copyright me */
+        return { default: f };
+        })();
+        // d/a.js
+        const module2 = (() => {
+        const { two: second, } = module0;
+        const { default: c } = module1;
+        return { };
+        })();
+    """
+    assert joined_modules("d/a.js", files).split() == expected.split()
 
 
 def test_the_types_of_the_answers_are_written_from_the_api_description() -> None:

@@ -11,7 +11,6 @@ import { createTokenPrompt } from "./token_prompt.js";
 /**
  * @import { Api } from "./api.js"
  * @import { Connection } from "./connection.js"
- * @import { Health } from "./wire_types.js"
  */
 
 /**
@@ -57,7 +56,6 @@ function begin() {
     main.focus({ preventScroll: true });
   });
   open();
-  void showVersion(shell.api);
 }
 
 /** Return the job that the address names; null: all jobs. */
@@ -76,17 +74,6 @@ function trail(jobId) {
   const all = make("a", { href: "#/", "aria-current": jobId === null ? "page" : null }, "Jobs");
   if (jobId === null) return [all];
   return [all, make("span.trail-job", { "aria-current": "page" }, jobId)];
-}
-
-/** @param {Api} api */
-async function showVersion(api) {
-  try {
-    /** @type {Health} */
-    const health = await api.get("healthz");
-    setText(byId("planner-version", HTMLElement), `Flyball ${health.version}`);
-  } catch {
-    // The banner shows that the planner is away.
-  }
 }
 
 begin();

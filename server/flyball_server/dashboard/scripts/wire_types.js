@@ -78,12 +78,6 @@
 /** @typedef {"gain" | "trade" | "loss"} HeadlineTone */
 
 /**
- * @typedef {object} Health
- * @property {string} status
- * @property {string} version
- */
-
-/**
  * @typedef {object} JobFrontier
  * @property {ComparedPlan} baseline
  * @property {ComparedPlan[]} constant

@@ -1,14 +1,14 @@
 """The dashboard: the page at `/` with its scripts and styles, from the package's files.
 
-They need no token: they contain nothing about jobs, which the page reads through the API.
+They need no token: they contain nothing about jobs, which the page reads through the API. The page
+loads its scripts and styles joined, at addresses that name their content, so that browsers keep
+them.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,6 +16,9 @@ from pathlib import PurePosixPath
 from types import MappingProxyType
 
 from fastapi import APIRouter, HTTPException, Request, Response
+
+from flyball_server.http.joined_page import content_hash, joined_page
+from flyball_wire.command import flyball_version
 
 PAGE = "/"
 # Folder of the page's files; the page refers to them by relative addresses, for proxies with a
@@ -28,6 +31,8 @@ PAGE_POLICY = (
 )
 
 _PAGE_FILE = "index.html"
+_VERSION = "{{version}}"
+_FOR_EVER = "public, max-age=31536000, immutable"
 _TYPES = MappingProxyType(
     {
         ".html": "text/html",
@@ -47,19 +52,27 @@ class DashboardFile:
 
     Attributes:
         etag: value of the header, quotation marks included.
+        cache_control: value of the header.
     """
 
     content: bytes
     media_type: str
     etag: str
+    cache_control: str = "no-cache"
 
 
 @cache
 def dashboard_files() -> Mapping[str, DashboardFile]:
     """Return all files by the path of their request; read once per process."""
     folder = files("flyball_server") / "dashboard"
-    found = {ASSETS + name: _file(name, entry) for name, entry in _entries(folder)}
-    found[PAGE] = found.pop(ASSETS + _PAGE_FILE)
+    contents = {ASSETS + name: entry.read_bytes() for name, entry in _entries(folder)}
+    text = contents.pop(ASSETS + _PAGE_FILE).decode().replace(_VERSION, flyball_version())
+    relative = {path.removeprefix(PAGE): content for path, content in contents.items()}
+    page = joined_page(text, relative)
+    found = {path: _file(path, content) for path, content in contents.items()}
+    for address, content in page.files.items():
+        found[PAGE + address] = replace(_file(address, content), cache_control=_FOR_EVER)
+    found[PAGE] = _file(_PAGE_FILE, page.text.encode())
     return MappingProxyType(found)
 
 
@@ -81,7 +94,7 @@ def _answer(path: str, request: Request) -> Response:
     file = dashboard_files().get(path)
     if file is None:
         raise HTTPException(404)
-    headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+    headers = {"ETag": file.etag, "Cache-Control": file.cache_control}
     if _is_known(file.etag, request.headers.getlist("if-none-match")):
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)
@@ -101,9 +114,6 @@ def _entries(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Trave
             yield prefix + entry.name, entry
 
 
-def _file(name: str, entry: Traversable) -> DashboardFile:
-    content = entry.read_bytes()
-    digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()[:18]).decode()
-    return DashboardFile(
-        content=content, media_type=_TYPES[PurePosixPath(name).suffix], etag=f'"{digest}"'
-    )
+def _file(name: str, content: bytes) -> DashboardFile:
+    media_type = _TYPES[PurePosixPath(name).suffix]
+    return DashboardFile(content=content, media_type=media_type, etag=f'"{content_hash(content)}"')
