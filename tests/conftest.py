@@ -21,6 +21,7 @@ from tests.browser.fixtures import (
 from tests.browser.modules import modules
 from tests.debian_packages import MissingProgramError
 from tests.deploy.prometheus import prometheus_path, prometheus_tools
+from tests.integration.fish import fish_path
 from tests.postgres.fixtures import postgres_database, postgres_server
 from tests.postgres.server import postgres_binaries
 
@@ -53,6 +54,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What the test of a fixture needs of Debian's.
 NEEDED: dict[str, Callable[[], object]] = {
     "browser": chromium_path,
+    "fish": fish_path,
     "postgres_server": postgres_binaries,
     "prometheus_tools": prometheus_path,
 }

@@ -120,7 +120,7 @@ def _complete(shell: str, commands: dict[str, EntryPoint]) -> int:
     from flyball_client.cli.completion import SHELLS, completion_script  # noqa: PLC0415 - seldom
 
     if shell not in SHELLS:
-        raise CommandError(f"no completion for {shell!r}; give {' or '.join(SHELLS)}")
+        raise CommandError(f"no completion for {shell!r}; give one of {', '.join(SHELLS)}")
     parsers = dict[str, argparse.ArgumentParser]()
     for name, entry in commands.items():
         with contextlib.suppress(CommandError):
