@@ -10,6 +10,8 @@ A TOML table `[transitions]`, in a file of the GPU table or in a file of its own
 
     [transitions.down_ms]
     ...
+
+`measured_transitions` has what a measurement adds.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ MAX_TRANSITION_S = 10.0
 
 TRANSITIONS = "transitions"
 _UP, _DOWN, _CALL, _QUEUE = "up_ms", "down_ms", "call_ms", "queues_in_node"
+_DETAILS = ("pairs", "at_once", "clocks")
 _PERCENTILES: Mapping[str, tuple[str, ...]] = {
     _UP: ("p5", "p50", "p95"),
     _DOWN: ("p5", "p50", "p95"),
@@ -119,9 +122,13 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
     Raises:
         TransitionsError: the table is malformed; the text begins with the key.
     """
-    keys = {*_PERCENTILES, _QUEUE}
+    keys = {*_PERCENTILES, _QUEUE, *_DETAILS}
     figures = _mapping(table, TRANSITIONS)
     _check_keys(figures, keys, TRANSITIONS)
+    for key in _DETAILS:
+        entries = figures.get(key, [])
+        if not (isinstance(entries, list) and all(isinstance(each, dict) for each in entries)):
+            raise TransitionsError(f"{TRANSITIONS}.{key} must be an array of tables")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for figure, percentiles in _PERCENTILES.items():

@@ -129,6 +129,19 @@ def with_blocking_power(text: str, power_w: float, source: str) -> str:
     return f"{text.rstrip()}\n\n[{_BLOCKING_POWER}]\nvalue = {power_w:.2f}\nsource = {quoted}\n"
 
 
+def with_transitions(text: str, table: str) -> str:
+    """Return a GPU file's text with this TOML table `[transitions]` at its end.
+
+    Raises:
+        GpuTableError: the file has one already, or either cannot be used.
+    """
+    if _parsed("gpu", text, "the GPU file").transitions is not None:
+        raise GpuTableError(f"the GPU file has {TRANSITIONS} already; remove them there")
+    filled = f"{text.rstrip()}\n\n{table}"
+    _parsed("gpu", filled, "the GPU file with its clock changes")
+    return filled
+
+
 def gpu_file_text(text: str, environment: Mapping[str, str]) -> str:
     """Return the text of the file that a command's `--gpu` would read.
 

@@ -21,7 +21,7 @@ SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
 _HEAD = struct.Struct("=qqq64s")
-_GPU = struct.Struct("=qqqqqqq")
+_GPU = struct.Struct("=qqqqqqqq")
 _FIELD = struct.Struct("=q")
 _MAX_GPUS = 8
 _GPU_FIELDS = (
@@ -32,6 +32,7 @@ _GPU_FIELDS = (
     "mig_mode",
     "energy_uj",
     "counted_ns",
+    "computing_pid",
 )
 _COUNTER_PERIOD_NS = 25_000_000
 
@@ -143,6 +144,10 @@ class FalseNvml:
     def set_event_reasons(self, reasons: int, index: int = 0) -> None:
         """Let NVML tell these clocks-event reasons too; 0: no others."""
         self._set_gpu(index, event_reasons=reasons)
+
+    def set_computing(self, pid: int, index: int = 0) -> None:
+        """Let this process compute on the GPU; 0: none does."""
+        self._set_gpu(index, computing_pid=pid)
 
     def set_mig(self, mode: int, index: int = 0) -> None:
         """Divide the GPU (1), or not (0)."""

@@ -16,6 +16,7 @@ from flyball_client.profiling.arguments import (
 )
 from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
 from flyball_client.profiling.run_action import configure_run, run
+from flyball_client.profiling.transitions.action import configure_transitions, transitions
 from flyball_profiles.profile_forms import joined_text
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.closed_loop import ProbedPoint, ProfilingState, ProfilingStatus
@@ -157,6 +158,11 @@ _ACTIONS: dict[str, _Action] = {
         "measure the power of a GPU that waits for another rank",
         configure_blocking_power,
         blocking_power,
+    ),
+    "transitions": (
+        "measure how long clock changes take",
+        configure_transitions,
+        transitions,
     ),
     "join": ("join parts that were measured separately into one profile", configure_join, join),
 }

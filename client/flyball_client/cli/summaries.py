@@ -24,7 +24,7 @@ GROUPS = {
     "On the GPUs' machines": {
         "doctor": "check what setting clocks needs on this machine",
         "clocks": "list the SM clocks that each GPU supports",
-        "profile": "measure a stage profile on a GPU, or follow online profiling; join parts",
+        "profile": "measure stage profiles and clock changes, or follow online profiling",
         "guard": "restore the clocks of ranks that ended with their governors, as containers do",
         "unlock": "restore SM clocks that stayed locked",
     },

@@ -14,14 +14,17 @@ from pathlib import Path
 from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import ProfileError
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 
 _logger = logging.getLogger(__name__)
 
 _PREFIX = "emulated:"
-_FORM = "emulated:PROFILE.csv, optionally followed by ,time_scale=S and ,blocking_power_w=W"
-_OPTION = re.compile(r",(time_scale|blocking_power_w)=([^,]*)$")
+_FORM = (
+    "emulated:PROFILE.csv, optionally followed by ,time_scale=S ,blocking_power_w=W"
+    " and ,power_limit_w=W"
+)
+_OPTION = re.compile(r",(time_scale|blocking_power_w|power_limit_w)=([^,]*)$")
 # Of the profile that is shipped; it decides no plan.
 _DEFAULT_POWER_OF = "a100"
 
@@ -34,11 +37,13 @@ class EmulatedChoice:
         profile: Stage profile of the whole pipeline, CSV.
         time_scale: Wall seconds per emulated second.
         blocking_power_w: Power of a waiting GPU in W; None: not given.
+        power_limit_w: Power limit in W; None: no limit.
     """
 
     profile: Path
     time_scale: float = 1.0
     blocking_power_w: float | None = None
+    power_limit_w: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> EmulatedChoice:
@@ -79,21 +84,18 @@ class EmulatedChoice:
             ValueError: The profile cannot be read, or has no such stage; the text names the
                 variable and the file.
         """
-        power_w = self.blocking_power_w
-        if power_w is None:
-            power_w = _default_power_w() if blocking_power_w is None else blocking_power_w
+        power_w = self.waiting_power_w(blocking_power_w)
+        profile = self.read_profile()
         try:
             gpu = EmulatedGpu(
-                read_stage_profile(self.profile),
+                profile,
                 stage,
                 num_chunks=num_chunks,
                 blocking_power_w=power_w,
-                settings=EmulatedGpuSettings(seed=seed),
+                settings=EmulatedGpuSettings(seed=seed, power_limit_w=self.power_limit_w),
                 node=EmulatedNode.of_machine(),
                 time_scale=self.time_scale,
             )
-        except ProfileError as error:
-            raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
         except ValueError as error:
             raise ValueError(f"{GPU_VARIABLE}: {self.profile}: {error}") from None
         _logger.warning(
@@ -106,13 +108,34 @@ class EmulatedChoice:
         )
         return gpu
 
+    def read_profile(self) -> StageProfile:
+        """Read the profile.
+
+        Raises:
+            ValueError: It cannot be read; the text names the variable and the file.
+        """
+        try:
+            return read_stage_profile(self.profile)
+        except ProfileError as error:
+            raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
+
+    def waiting_power_w(self, default_w: float | None = None) -> float:
+        """Return the power of a waiting GPU in W.
+
+        Args:
+            default_w: Power where the variable has none; None: that of an A100.
+        """
+        if self.blocking_power_w is not None:
+            return self.blocking_power_w
+        return _default_power_w() if default_w is None else default_w
+
 
 def _number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
-    may_be_zero = name != "time_scale"
+    may_be_zero = name == "blocking_power_w"
     if not (0 < value < math.inf or (value == 0 and may_be_zero)):
         bound = "at least 0" if may_be_zero else "above 0"
         raise ValueError(f"{GPU_VARIABLE}: {name} must be a number, {bound}, not {text!r}")

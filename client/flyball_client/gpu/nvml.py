@@ -32,16 +32,37 @@ def select_visible(
 ) -> str:
     """Return the UUID of the GPU that CUDA calls `cuda:local_rank`.
 
-    As in CUDA, the list of CUDA_VISIBLE_DEVICES ends before its first invalid entry; entries are
-    indices, or UUIDs, which may be abbreviated.
-
     Args:
         local_rank: CUDA's device number, from 0.
-        environ: Environment, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
+        environ: As for `visible_uuids`.
         gpus: Name and UUID of each GPU in NVML's order.
 
     Raises:
         GpuNotFoundError: Fewer GPUs are visible.
+        GpuError: As for `visible_uuids`.
+    """
+    visible = visible_uuids(environ, gpus)
+    if not 0 <= local_rank < len(visible):
+        listed = environ.get("CUDA_VISIBLE_DEVICES")
+        setting = "is not set" if listed is None else f"is {listed!r}"
+        raise GpuNotFoundError(
+            f"local rank {local_rank} has no GPU: {len(visible)} of {len(gpus)} are visible"
+            f" (CUDA_VISIBLE_DEVICES {setting})"
+        )
+    return visible[local_rank]
+
+
+def visible_uuids(environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the UUIDs of the GPUs that CUDA sees, in its order.
+
+    As in CUDA, the list of CUDA_VISIBLE_DEVICES ends before its first invalid entry; entries are
+    indices, or UUIDs, which may be abbreviated.
+
+    Args:
+        environ: Environment, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
+        gpus: Name and UUID of each GPU in NVML's order.
+
+    Raises:
         GpuNotSupportedError: The list names MIG instances.
         GpuError: Indices are used among different GPUs, which CUDA and NVML order differently.
     """
@@ -53,13 +74,7 @@ def select_visible(
         if uuid is None:
             break
         visible.append(uuid)
-    if not 0 <= local_rank < len(visible):
-        setting = "is not set" if listed is None else f"is {listed!r}"
-        raise GpuNotFoundError(
-            f"local rank {local_rank} has no GPU: {len(visible)} of {len(gpus)} are visible"
-            f" (CUDA_VISIBLE_DEVICES {setting})"
-        )
-    return visible[local_rank]
+    return visible
 
 
 def _named_gpu(
@@ -294,10 +309,25 @@ def visible_gpu_uuid(local_rank: int, environ: Mapping[str, str] | None = None) 
     Raises:
         GpuError: As for `select_visible`, or NVML cannot be used.
     """
-    variables = os.environ if environ is None else environ
+    return select_visible(local_rank, os.environ if environ is None else environ, _gpus())
+
+
+def num_visible_gpus(environ: Mapping[str, str]) -> int:
+    """Return the number of GPUs that CUDA sees.
+
+    Args:
+        environ: Environment, with CUDA_VISIBLE_DEVICES, if set.
+
+    Raises:
+        GpuError: As for `visible_uuids`, or NVML cannot be used.
+    """
+    return len(visible_uuids(environ, _gpus()))
+
+
+def _gpus() -> list[tuple[str, str]]:
+    """Return name and UUID of each GPU in NVML's order."""
     with nvml_session():
-        gpus = [(_name(handle_at(index)), uuid_at(index)) for index in range(num_gpus())]
-    return select_visible(local_rank, variables, gpus)
+        return [(_name(handle_at(index)), uuid_at(index)) for index in range(num_gpus())]
 
 
 def _handle_of_uuid(uuid: str) -> object:

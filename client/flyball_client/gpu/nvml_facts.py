@@ -191,6 +191,13 @@ def is_persistent(uuid: str) -> bool:
     return int(call_nvml(doing, "nvmlDeviceGetPersistenceMode", handle_of(uuid))) == 1
 
 
+def computing_processes(uuid: str) -> tuple[int, ...]:
+    """Return the numbers of the processes that compute on the GPU, as the driver counts them."""
+    doing = f"listing the processes on {uuid}"
+    processes = call_nvml(doing, "nvmlDeviceGetComputeRunningProcesses", handle_of(uuid))
+    return tuple(int(process.pid) for process in processes)
+
+
 def compute_capability(uuid: str) -> tuple[int, int]:
     """Return CUDA's compute capability of the GPU; 7.0 is Volta."""
     doing = f"reading the compute capability of {uuid}"

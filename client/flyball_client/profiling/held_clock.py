@@ -9,7 +9,7 @@ from typing import Self
 
 from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor
-from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu._base import ClockCall, GpuDevice, GpuError
 
 _GOVERNOR_LOGGER = logging.getLogger("flyball_client.governor")
 # A governor starts within half a second, on a busy machine later.
@@ -83,6 +83,19 @@ class HeldClock:
                     f"{sm_clock_mhz} MHz was not set on {self._gpu.name} within {_SET_WITHIN_S:g} s"
                 )
             time.sleep(_POLL_S)
+
+    def request_mhz(self, sm_clock_mhz: int) -> None:
+        """Request this clock, and return at once, as a training hook does."""
+        self._governor.set_mhz(sm_clock_mhz)
+
+    def last_call(self) -> ClockCall | None:
+        """Return the call of the last request, once it has returned; renew the lease.
+
+        Raises:
+            GpuError: The governor has given up.
+        """
+        self.renew()
+        return self._governor.last_call()
 
     def renew(self) -> None:
         """Renew the lease of the clock.

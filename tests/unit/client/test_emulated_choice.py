@@ -38,8 +38,10 @@ def file(tmp_path: Path) -> Path:
         ("emulated:p.csv", EmulatedChoice(profile=Path("p.csv"))),
         ("emulated:/a,b=1.csv", EmulatedChoice(profile=Path("/a,b=1.csv"))),
         (
-            "emulated:p.csv,time_scale=0.2,blocking_power_w=0",
-            EmulatedChoice(profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0),
+            "emulated:p.csv,time_scale=0.2,power_limit_w=300,blocking_power_w=0",
+            EmulatedChoice(
+                profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0, power_limit_w=300
+            ),
         ),
     ],
 )
@@ -65,6 +67,7 @@ def test_without_the_variable_the_gpu_is_a_real_one(
             "emulated:p.csv,time_scale=0",
             "FLYBALL_GPU: time_scale must be a number, above 0, not '0'",
         ),
+        ("emulated:p.csv,power_limit_w=0", "power_limit_w must be a number, above 0"),
         ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a number, at least 0"),
         ("emulated:p.csv,blocking_power_w=-1", "blocking_power_w must be a number, at least 0"),
         ("emulated:p.csv,blocking_power_w=inf", "blocking_power_w must be a number, at least 0"),

@@ -69,7 +69,7 @@ def test_one_exact_delay_is_every_percentile() -> None:
     [
         ("[transitions]", "[transitions", "not TOML: "),
         ("[transitions]", "[transition]", "the table transitions is missing"),
-        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: call_ms, down_ms, "),
+        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: at_once, call_ms, "),
         (OWN.splitlines()[2], "", "the table transitions.down_ms is missing"),
         ('{ p5 = 2, p50 = 4, p95 = 5, source = "measured" }', "4", "transitions.down_ms must be a"),
         ("p50 = 5, ", "", "transitions.up_ms.p50 must be a number of ms"),
@@ -79,6 +79,7 @@ def test_one_exact_delay_is_every_percentile() -> None:
         ("p50 = 5", "p50 = 7", "transitions: up_p95_s must be from up_p50_s to 10 s, not 0.0065"),
         ("p50 = 5", "p50 = 5, p99 = 9", "unknown key 'transitions.up_ms.p99'; known: p5, "),
         ("value = false", "value = 1", "transitions.queues_in_node.value must be true or false"),
+        ("[transitions]\n", "[transitions]\npairs = 3\n", "transitions.pairs must be an array of"),
         ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Measurement of how long clock changes take on the user's GPUs."""
