@@ -36,7 +36,7 @@ from flyball_server.planning.model.data_parallel import (
 )
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
@@ -46,6 +46,7 @@ from .tiny_pipelines import (
     B,
     F,
     Points,
+    changed_points,
     equal_profile,
     operating_points,
     profile_of,
@@ -362,30 +363,54 @@ def test_merged_pipelines_take_what_the_separate_ones_take_at_the_same_clocks() 
     for text in (WIDE, write_stage_profile(parse_stage_profile(WIDE))):
         plan = make_plan(request_of(parse_stage_profile(text), policy=Policy.BASELINE)).plan
         assert (plan.iteration_time_s, plan.energy_j) == (3.5, 82.5)
+    # Of ranks that do not wait, though all else is the same; models are cached.
+    not_waiting = changed_points(
+        parse_stage_profile(WIDE), lambda _, point: replace(point, rank_waiting_s=0.0)
+    )
+    assert make_plan(request_of(not_waiting, policy=Policy.BASELINE)).plan.energy_j == 80.0
     separate = make_data_parallel_plan(
         pipelines_of(*parse_pipeline_profiles(WIDE), policy=Policy.BASELINE)
     ).plan
     assert (separate.iteration_time_s, separate.energy_j) == (3.5, 82.5)
 
 
-@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+@given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 2))
 def test_merged_and_separate_differ_by_waiting_for_the_later_end_alone(
-    data: st.DataObject, num_stages: int, num_microbatches: int
+    data: st.DataObject, num_stages: int, num_microbatches: int, num_tp_ranks: int
 ) -> None:
-    quantity = st.integers(1, 40)
+    """At the same clocks, and by no more than the pipeline that is nearest to the slowest is."""
+    quantity, num_pipelines = st.integers(1, 40), data.draw(st.integers(1, 3))
     lines = [
-        f"{dp_rank},{stage},{kind},{mhz},{data.draw(quantity) / 64},{data.draw(quantity)}"
-        for dp_rank in range(2)
+        f"{tp_rank},{dp_rank},{stage},{kind},{mhz},{data.draw(quantity) / 64},{data.draw(quantity)}"
+        for tp_rank in range(num_tp_ranks)
+        for dp_rank in range(num_pipelines)
         for stage in range(num_stages)
         for kind in ("forward", "backward")
         for mhz in (1410, 1000)
     ]
-    text = "\n".join([WIDE.partition("\n")[0], *lines])
-    options: dict[str, Any] = {"policy": Policy.BASELINE, "blocking_power_w": (4.0,)}
-    merged = make_plan(request_of(parse_stage_profile(text), num_microbatches, **options)).plan
-    separate = make_data_parallel_plan(
-        pipelines_of(*parse_pipeline_profiles(text), num_microbatches=num_microbatches, **options)
-    ).plan
-    later_s = merged.iteration_time_s - separate.iteration_time_s
-    assert later_s >= -ROUNDING
-    assert merged.energy_j == pytest.approx(separate.energy_j + later_s * 2 * num_stages * 4.0)
+    text = "\n".join([f"tp_rank,{WIDE.partition(chr(10))[0]}", *lines])
+    power_w = tuple(float(data.draw(quantity)) for _ in range(num_stages))
+    merged = model_of_request(
+        request_of(parse_stage_profile(text), num_microbatches, blocking_power_w=power_w)
+    )
+    request = pipelines_of(
+        *parse_pipeline_profiles(text),
+        num_microbatches=num_microbatches,
+        blocking_power_w=power_w,
+    )
+    models = [model_of_request(pipeline) for pipeline in request.pipelines]
+    clocks = [data.draw(st.integers(0, 1)) for _ in merged.points]
+    merged_s, merged_j = time_and_energy(merged, clocks)
+    separate_s, separate_j = time_and_energy(join_pipelines(models), clocks * num_pipelines)
+    waiting_w = num_pipelines * num_tp_ranks * sum(power_w)
+    assert merged_j == pytest.approx(separate_j + (merged_s - separate_s) * waiting_w)
+    # Of each pipeline: by how much another one is slower in any of its instructions at most.
+    behind = [
+        max(
+            slowest[clock].time_s / own[clock].time_s
+            for slowest, own, clock in zip(merged.points, model.points, clocks, strict=True)
+        )
+        for model in models
+    ]
+    assert separate_s * (1 - ROUNDING) <= merged_s
+    assert merged_s <= min(behind) * separate_s * (1 + ROUNDING)
