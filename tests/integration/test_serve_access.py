@@ -200,7 +200,10 @@ def on_disk(certificates: Certificates) -> bytes:
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(
     file: Path, tmp_path: Path
 ) -> None:
-    ca, here = trustme.CA(), certificates_in(tmp_path)
+    # As Kubernetes mounts them: through a link to a folder, which it replaces.
+    (tmp_path / "first").mkdir()
+    (tmp_path / "data").symlink_to("first")
+    ca, here = trustme.CA(), certificates_in(tmp_path / "data")
     ca.cert_pem.write_to_path(str(here.ca))
     issue(ca, here, trustme.KeyType.ECDSA)
     context = ssl.create_default_context(cafile=str(here.ca))
@@ -224,7 +227,10 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         warned = next(line for line in log if "stays the one from before" in line)
         assert f"{here.chain} and {here.key} are no PEM certificate" in warned
         assert certificate_for(context, address, "localhost") == renewed
-        issue(ca, here, trustme.KeyType.RSA)
+        (tmp_path / "second").mkdir()
+        issue(ca, certificates_in(tmp_path / "second"), trustme.KeyType.RSA)
+        (tmp_path / "next").symlink_to("second")
+        (tmp_path / "next").rename(tmp_path / "data")
         wait_until(lambda: certificate_for(context, address, "localhost") == on_disk(here))
         _, errors = served.end(signal.SIGINT)
     assert "stays the one from before" not in errors
