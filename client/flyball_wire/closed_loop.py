@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.strictness import Sent
 
 
@@ -454,6 +455,9 @@ class JobReport:
             planner's database does not have, since it was restored to an older state.
         deviations: steps at default clocks.
         headline: saving in one line; null: nothing is measured and nothing predicted.
+        saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
+            null: `saved_j` is.
+        factors: price and emissions of energy, by the planner's settings.
     """
 
     job_id: str
@@ -469,6 +473,8 @@ class JobReport:
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
     headline: Headline | None = None
+    saved_of_j: float | None = None
+    factors: EnergyFactors = field(default_factory=EnergyFactors)
 
 
 @dataclass(frozen=True, kw_only=True)

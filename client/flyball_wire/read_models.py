@@ -6,7 +6,7 @@ one named `measured` was read from the ranks' GPUs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -18,6 +18,7 @@ from flyball_wire.closed_loop import (
     MissedTarget,
     ReserveChoice,
 )
+from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.messages import JobState
 from flyball_wire.strictness import Sent
 
@@ -142,6 +143,9 @@ class JobOverview:
         missed: target that cannot be met any more, with that of the plan that runs instead; null:
             the newest plan meets its target.
         headline: saving in one line; null: nothing is measured and nothing predicted.
+        saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
+            null: `saved_j` is.
+        factors: price and emissions of energy, by the planner's settings.
         predicted: prediction for the active version, or the newest while none is active; null: no
             version yet, or one of profiling.
         measured: newest measurement; null: no complete step yet.
@@ -186,6 +190,8 @@ class JobOverview:
     deviations: tuple[Deviation, ...] = ()
     missed: MissedTarget | None = None
     headline: Headline | None = None
+    saved_of_j: float | None = None
+    factors: EnergyFactors = field(default_factory=EnergyFactors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -272,6 +272,7 @@ def _services(
         notify_pollers=store.signal,
         life=settings.life,
         max_jobs=settings.max_jobs,
+        factors=settings.factors,
         executor=make_executor(settings.planning_processes, settings.planning_executor),
         planning_timeout_s=settings.planning_timeout_s,
         gpu_window=partial(

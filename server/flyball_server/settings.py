@@ -18,6 +18,7 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
 from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_problem
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
+from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency
 
 _PREFIX = "FLYBALL_"
 _SECRET = {"token", "database"}  # a database's address may contain a password
@@ -76,6 +77,10 @@ class Settings(BaseSettings):
         job_expiry_s: time without a call after which a job is `expired`, s; 0: never.
         job_retention_s: time after which a job that is over is deleted, s; 0: never.
         step_retention_s: time for which measurements of single ranks are kept, s; 0: for ever.
+        price_per_kwh: price of a kWh, for the cost of energy on the page and in reports; None: no
+            cost is shown.
+        currency: currency of the price.
+        co2_g_per_kwh: CO2 emissions of a kWh, g; None: no emissions are shown.
         metrics_jobs: number of jobs with metrics of their own; the others share one label.
         metrics_open: /metrics needs no token.
         traces: send OpenTelemetry traces of calls and solves; needs the extra `otel`.
@@ -118,6 +123,9 @@ class Settings(BaseSettings):
     job_expiry_s: _Seconds = LifeTimes.job_expiry_s
     job_retention_s: _Seconds = LifeTimes.job_retention_s
     step_retention_s: _Seconds = LifeTimes.step_retention_s
+    price_per_kwh: float | None = Field(default=None, ge=0, le=1e6)
+    currency: str = "EUR"
+    co2_g_per_kwh: float | None = Field(default=None, ge=0, le=1e6)
     metrics_jobs: int = Field(default=20, ge=0, le=1000)
     metrics_open: bool = False
     traces: bool = False
@@ -134,6 +142,22 @@ class Settings(BaseSettings):
             job_retention_s=self.job_retention_s,
             step_retention_s=self.step_retention_s,
         )
+
+    @property
+    def factors(self) -> EnergyFactors:
+        """Price and emissions of energy."""
+        return EnergyFactors(
+            price_per_kwh=self.price_per_kwh,
+            currency=self.currency,
+            co2_g_per_kwh=self.co2_g_per_kwh,
+        )
+
+    @field_validator("currency")
+    @classmethod
+    def _check_currency(cls, currency: str) -> str:
+        if not is_currency(currency):
+            raise ValueError(f"must be {CURRENCY_RULE}, not {currency!r}")
+        return currency
 
     @field_validator("host")
     @classmethod

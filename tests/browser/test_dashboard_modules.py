@@ -141,6 +141,27 @@ def test_unsorted_jobs_on_a_plan_come_first_whatever_their_heartbeat(modules: Mo
     assert modules.run("jobs_order", code, jobs=jobs) == names
 
 
+def test_savings_have_the_costs_and_emissions_that_the_planner_has_factors_for(
+    modules: Modules,
+) -> None:
+    code = """
+      const element = document.createElement("div");
+      m.showTotals(element, jobs);
+      const shown = [...element.querySelectorAll(".total:nth-child(3) dd")];
+      return shown.map((each) => each.textContent);
+    """
+    saved = {"saved_j": estimate(7.2e6, 3.6e6, 10.8e6), "saved_of_j": 36e6}
+    unpriced = job("a", **saved)
+    assert modules.run("jobs_totals", code, jobs=[unpriced]) == [
+        "2.000 kWh",
+        "20.0 %; 1.000 kWh to 3.000 kWh in 1 job",
+    ]
+    factors = {"price_per_kwh": 0.3, "currency": "CHF", "co2_g_per_kwh": 600.0}
+    priced = [job(name, factors=factors, **saved) for name in "ab"]
+    figure, _ = modules.run("jobs_totals", code, jobs=priced)
+    assert figure == "4.000 kWh · 1.20 CHF · 2.400 kg CO₂"
+
+
 def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
     jobs = [
         job(  # 2 kW
@@ -157,7 +178,8 @@ def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
     assert real == {
         **{"emulated": False, "num_jobs": 3, "num_running": 2, "num_present": 16},
         **{"num_expected": 16, "num_saving": 3, "num_slower": 1, "num_powered": 1, "power_w": 2000},
-        **{"saved_j": 157, "saved_low_j": 135, "saved_high_j": 179},
+        **{"saved_j": 157, "saved_low_j": 135, "saved_high_j": 179, "saved_of_j": 0},
+        "factors": job()["factors"],
     }
     assert (emulated["saved_j"], emulated["saved_low_j"], emulated["power_w"]) == (1000, None, 500)
     assert modules.run("jobs_totals", "m.totalsOf([])") == []

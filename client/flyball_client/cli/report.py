@@ -6,17 +6,15 @@ import argparse
 import json
 import sys
 import time
-import unicodedata
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.cli.report_text import (
-    Factors,
     converted,
-    kwh_of,
     report_as_markdown,
     report_as_text,
 )
@@ -24,6 +22,7 @@ from flyball_client.profiling.arguments import WorkLine, quantity
 from flyball_wire.closed_loop import ComparisonRequest, ComparisonState, ComparisonStatus, JobReport
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency, kwh_of
 
 POLL_S = 1.0
 
@@ -91,6 +90,7 @@ def _continues(job_id: str) -> str:
 
 _MIN_PAIRS, _MAX_PAIRS = 2, 10_000
 _MAX_FACTOR_PER_KWH = 1e6
+_FACTORS = ("price_per_kwh", "currency", "co2_g_per_kwh")
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -116,19 +116,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="timeout of --compare in s (default: %(default)s)",
     )
     parser.add_argument(
-        "--price-per-kwh", metavar="PRICE", type=factor, help="also print the cost of energy"
+        "--price-per-kwh",
+        metavar="PRICE",
+        type=factor,
+        help="price for the cost of energy (default: the planner's FLYBALL_PRICE_PER_KWH)",
     )
     parser.add_argument(
         "--currency",
         metavar="NAME",
-        default="EUR",
-        help="currency of the price (default: %(default)s)",
+        help="currency of the price (default: the planner's, or EUR)",
     )
     parser.add_argument(
         "--co2-g-per-kwh",
         metavar="GRAMS",
         type=factor,
-        help="also print the CO2 emissions of energy",
+        help="CO2 emissions of a kWh in g (default: the planner's FLYBALL_CO2_G_PER_KWH)",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON, alone")
@@ -139,11 +141,10 @@ def _run(arguments: argparse.Namespace) -> int:
     pairs = arguments.compare
     if pairs is not None and not _MIN_PAIRS <= pairs <= _MAX_PAIRS:
         raise CommandError(f"--compare must be from {_MIN_PAIRS} to {_MAX_PAIRS}, not {pairs}")
-    factors = Factors(
-        price_per_kwh=arguments.price_per_kwh,
-        currency=_currency(arguments.currency),
-        co2_g_per_kwh=arguments.co2_g_per_kwh,
-    )
+    given = {name: getattr(arguments, name) for name in _FACTORS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not is_currency(given.get("currency", "EUR")):
+        raise CommandError(f"--currency must be {CURRENCY_RULE}")
     with open_planner(arguments.planner) as planner:
         problem = None if pairs is None else _compare(planner, arguments)
         report = asked(planner, arguments.job, lambda: planner.get_report(arguments.job))
@@ -152,7 +153,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"job {report.job_id} has no steps that all of its {report.num_ranks} ranks measured"
             " yet; try again later"
         )
-    print(_printed(report, factors, arguments))
+    print(_printed(report, replace(report.factors, **given), arguments))
     return 0 if problem is None else 1
 
 
@@ -170,7 +171,7 @@ def _compare(planner: PlannerClient, arguments: argparse.Namespace) -> str | Non
     return problem
 
 
-def _printed(report: JobReport, factors: Factors, arguments: argparse.Namespace) -> str:
+def _printed(report: JobReport, factors: EnergyFactors, arguments: argparse.Namespace) -> str:
     if arguments.json:
         return json.dumps(_document(report, factors), indent=2)
     if arguments.markdown:
@@ -178,7 +179,7 @@ def _printed(report: JobReport, factors: Factors, arguments: argparse.Namespace)
     return report_as_text(report, factors)
 
 
-def _document(report: JobReport, factors: Factors) -> dict[str, Any]:
+def _document(report: JobReport, factors: EnergyFactors) -> dict[str, Any]:
     """Return the planner's report, with its energies converted by the user's factors."""
     energy_j, saved_j = report.energy_j, report.saved_j
     conversions: dict[str, Callable[[float], float | None]] = {
@@ -198,20 +199,6 @@ def _document(report: JobReport, factors: Factors) -> dict[str, Any]:
             for name, convert in conversions.items()
         },
     }
-
-
-def _currency(name: str) -> str:
-    # Excludes characters with a meaning in Markdown or HTML.
-    if not (name.strip() and len(name) <= 12 and all(map(_is_of_currency, name))):
-        raise CommandError(
-            "--currency must be 1 to 12 letters, digits, spaces and currency signs, such as EUR"
-        )
-    return name
-
-
-def _is_of_currency(character: str) -> bool:
-    is_sign = unicodedata.category(character) == "Sc"
-    return is_sign or character == " " or character.isalnum()
 
 
 COMMAND = Command(

@@ -6,31 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
-
-J_PER_KWH = 3.6e6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Factors:
-    """Conversion factors of the user; None: not given, and not printed.
-
-    Attributes:
-        price_per_kwh: Price of a kWh in `currency`.
-        currency: Name of the currency.
-        co2_g_per_kwh: CO2 emissions (or equivalent) of a kWh in g.
-    """
-
-    price_per_kwh: float | None = None
-    currency: str = "EUR"
-    co2_g_per_kwh: float | None = None
-
-    def cost_of(self, energy_j: float) -> float | None:
-        """Return the cost in `currency`."""
-        return None if self.price_per_kwh is None else kwh_of(energy_j) * self.price_per_kwh
-
-    def co2_g_of(self, energy_j: float) -> float | None:
-        """Return the CO2 emissions in g."""
-        return None if self.co2_g_per_kwh is None else kwh_of(energy_j) * self.co2_g_per_kwh
+from flyball_wire.energy_factors import EnergyFactors, kwh_of
 
 
 def energy_text(energy_j: float) -> str:
@@ -41,12 +17,7 @@ def energy_text(energy_j: float) -> str:
     return f"{energy_j:.4g} J"
 
 
-def kwh_of(energy_j: float) -> float:
-    """Return an energy in kWh."""
-    return energy_j / J_PER_KWH
-
-
-def amounts_text(energy_j: float, factors: Factors) -> str:
+def amounts_text(energy_j: float, factors: EnergyFactors) -> str:
     """Return an energy in all units: `214.3 kJ, 0.05953 kWh, 0.01786 EUR, 22.62 g CO2`."""
     cost, co2_g = factors.cost_of(energy_j), factors.co2_g_of(energy_j)
     parts = [energy_text(energy_j), f"{kwh_of(energy_j):.4g} kWh"]
@@ -90,7 +61,7 @@ class _Section:
     notes: tuple[str, ...]
 
 
-def report_as_text(report: JobReport, factors: Factors) -> str:
+def report_as_text(report: JobReport, factors: EnergyFactors) -> str:
     """Return the report for a terminal."""
     sections = [_section(report, version, factors) for version in report.versions]
     rows = [row for section in sections for row in section.rows]
@@ -103,7 +74,7 @@ def report_as_text(report: JobReport, factors: Factors) -> str:
     return "\n".join([*lines, "", *_remarks(report)])
 
 
-def report_as_markdown(report: JobReport, factors: Factors) -> str:
+def report_as_markdown(report: JobReport, factors: EnergyFactors) -> str:
     """Return the report as Markdown."""
     lines = [f"# {_title(report)}", ""]
     lines += [f"- {line}" for line in _sums(report, factors)]
@@ -125,7 +96,7 @@ def _title(report: JobReport) -> str:
     return f"Report of job {report.job_id}: {report.num_ranks} {gpus}"
 
 
-def _sums(report: JobReport, factors: Factors) -> list[str]:
+def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
     energy = (
         "energy not known: a rank could not read it"
         if report.energy_j is None
@@ -147,7 +118,10 @@ def _sums(report: JobReport, factors: Factors) -> list[str]:
     lines += [deviation.text for deviation in report.deviations]
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)
-        lines.append(f"saved by all versions, {how}: {saved}")
+        share = ""
+        if report.saved_of_j:
+            share = f"{100 * report.saved_j.mean / report.saved_of_j:.1f} %, "
+        lines.append(f"saved by all versions, {how}: {share}{saved}")
     return lines
 
 
@@ -159,7 +133,7 @@ def _headline(report: JobReport) -> list[str]:
     return [f"{headline.text}, {how}", *headline.caveats]
 
 
-def _section(report: JobReport, version: VersionSavings, factors: Factors) -> _Section:
+def _section(report: JobReport, version: VersionSavings, factors: EnergyFactors) -> _Section:
     how = _measured(report)
     steps = str(version.num_steps)
     at_highest = version.baseline == BaselineOrigin.ITSELF
@@ -194,7 +168,7 @@ def _section(report: JobReport, version: VersionSavings, factors: Factors) -> _S
     )
 
 
-def _notes(report: JobReport, version: VersionSavings, factors: Factors) -> list[str]:
+def _notes(report: JobReport, version: VersionSavings, factors: EnergyFactors) -> list[str]:
     lines: list[str] = []
     if version.saved_j is not None:
         saved = _amounts(version.saved_j, factors)
@@ -252,7 +226,7 @@ def _estimate(estimate: Estimate | None, form: str, unit: str = "", before: str 
     return f"{mean} [{estimate.low:{form}}, {estimate.high:{form}}]"
 
 
-def _amounts(estimate: Estimate, factors: Factors) -> str:
+def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
     amounts = amounts_text(estimate.mean, factors)
     if estimate.low is None or estimate.high is None:
         return f"{amounts} {_TOO_FEW}"

@@ -16,6 +16,7 @@ from flyball_server.jobs.store.contract import JobReader, JobStore
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads
+from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 
 Planner = Callable[[PlanRequest], FrequencyPlan]
 NotifyPollers = Callable[[str], None]
@@ -95,6 +96,7 @@ class JobServices:
         record_heartbeat: callback with a job's ID and its ranks that called; from any thread.
         life: timeouts of ranks and jobs.
         max_jobs: limit of stored jobs; a further one is refused.
+        factors: price and emissions of energy, to show.
         observe_solve: callback after each try to plan a job; from any thread.
         trace_solve: function that returns the context of each solve, of a plan, a frontier or a
             profile, from its job and the function that solves; from any thread.
@@ -112,5 +114,6 @@ class JobServices:
     record_heartbeat: RecordHeartbeat = _nobody_notes
     life: LifeTimes = DEFAULT_LIFE
     max_jobs: int = 10_000
+    factors: EnergyFactors = NO_FACTORS
     observe_solve: SolveObserver = _nobody_measures
     trace_solve: SolveTracer = _nobody_traces

@@ -35,6 +35,8 @@ def job_overview(facts: JobFacts) -> JobOverview:
         policy=policy,
         target=target,
         missed=facts.missed,
+        saved_of_j=savings.saved_of_j,
+        factors=facts.factors,
         headline=headline_of(
             savings.versions, facts.prediction, active_version=facts.active_version
         ),

@@ -20,6 +20,7 @@ from flyball_server.jobs.store.contract import JobReader
 from flyball_server.views.job_totals import JobTotals
 from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
 from flyball_wire.closed_loop import Estimate, MissedTarget
+from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
@@ -73,6 +74,7 @@ class JobFacts:
             or one of profiling.
         missed: target that the newest plan misses; None: it meets its target.
         gpu_changes: GPUs that were replaced.
+        factors: price and emissions of energy.
         active_at: time of the last call of its ranks, UTC.
     """
 
@@ -93,6 +95,7 @@ class JobFacts:
     options: tuple[str, str] | None = None
     missed: MissedTarget | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
+    factors: EnergyFactors = NO_FACTORS
     active_at: datetime
     read_at_s: float = float("-inf")
     plans: dict[int, PlanFacts] = field(default_factory=dict)
@@ -190,7 +193,12 @@ class JobReading:
         known = self._known.get(job.job_id)
         if known is None or known.job.created_at != job.created_at:
             # Another run under the same name starts from zero.
-            return JobFacts(job=job, emulated=job.spec.emulated, active_at=job.created_at)
+            return JobFacts(
+                job=job,
+                emulated=job.spec.emulated,
+                active_at=job.created_at,
+                factors=self._services.factors,
+            )
         known.job = job
         return known
 

@@ -56,6 +56,8 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         ),
         num_unknown_steps=savings.num_unknown,
         deviations=savings.deviations,
+        saved_of_j=savings.saved_of_j,
+        factors=services.factors,
         headline=headline_of(
             savings.versions,
             predicted_iteration(plan_in_force)

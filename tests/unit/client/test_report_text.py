@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from flyball_client.cli.report_text import (
-    Factors,
     amounts_text,
     report_as_markdown,
     report_as_text,
@@ -22,9 +21,10 @@ from flyball_wire.closed_loop import (
     JobReport,
     VersionSavings,
 )
+from flyball_wire.energy_factors import EnergyFactors
 
-NO_FACTORS = Factors()
-BOTH = Factors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
+NO_FACTORS = EnergyFactors()
+BOTH = EnergyFactors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)
 
 
 def estimate(mean: float, half: float | None = None, num_steps: int = 60) -> Estimate:

@@ -164,7 +164,9 @@ def test_steps_without_a_plan_are_in_no_headline() -> None:
     folded = SavingsFold({1: StepKinds()})
     for step in [*APART, *steps(range(300, 400), None, 100.0)]:
         folded.add(step)
-    [version] = folded.so_far().versions
+    savings = folded.so_far()
+    [version] = savings.versions
+    assert savings.saved_of_j == pytest.approx(30 * 100.0)
     assert (version.num_steps, version.energy_j and version.energy_j.mean) == (30, 90.0)
     found = headline_of([version], PREDICTED, active_version=1)
     assert found is not None

@@ -133,6 +133,17 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     assert life.notes() == ()
 
 
+def test_a_job_whose_ranks_are_all_silent_explains_itself(life: Life) -> None:
+    life.pass_time(91)
+    [waits, silence] = life.notes()
+    assert waits.startswith("version 1 waits for rank 0, 1")
+    assert "no rank has called since 2026-" in silence
+    assert "`flyball doctor --planner-only`" in silence
+    assert "it expires" in silence
+    life.join(0)
+    assert any("rank 1 silent for 90 s" in note for note in life.notes())
+
+
 # ------------------------------------------------------------------ a rank that registers twice
 
 

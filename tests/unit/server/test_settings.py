@@ -42,6 +42,21 @@ def test_gpu_files_are_checked_as_the_planner_starts(tmp_path: Path) -> None:
         load({"FLYBALL_GPU_FOLDER": str(tmp_path)})
 
 
+def test_energy_has_a_price_and_emissions_only_if_they_are_set() -> None:
+    assert load({}).factors.price_per_kwh is None
+    priced = load(
+        {
+            "FLYBALL_PRICE_PER_KWH": "0.3",
+            "FLYBALL_CURRENCY": "CHF",
+            "FLYBALL_CO2_G_PER_KWH": "380",
+        }
+    )
+    assert (priced.factors.cost_of(7.2e6), priced.factors.co2_g_of(7.2e6)) == (0.6, 760)
+    assert priced.factors.currency == "CHF"
+    with pytest.raises(SettingsError, match="FLYBALL_CURRENCY must be 1 to 12 letters"):
+        load({"FLYBALL_CURRENCY": "<b>"})
+
+
 def test_the_environment_is_over_the_defaults() -> None:
     settings = load(
         {

@@ -1,7 +1,17 @@
 // Figures of a job: its saving, and time, energy and power against the baseline.
 
 import { make, setChildren, setText } from "./elements.js";
-import { counted, interval, joules, percent, percentAbove, seconds, watts } from "./format.js";
+import {
+  costs,
+  counted,
+  interval,
+  joules,
+  percent,
+  percentAbove,
+  seconds,
+  wattHours,
+  watts,
+} from "./format.js";
 import { clocksText, isOnPlan } from "./job_words.js";
 import { makeTable } from "./tables.js";
 
@@ -76,12 +86,13 @@ function headlineOf({ headline, saving_percent: saving, emulated }) {
 }
 
 /** @param {JobOverview} job */
-function heroFigures({ saved_j: saved, predicted }) {
+function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
+  const share = saved && saved_of_j ? `${percent((100 * saved.mean) / saved_of_j)}; ` : "";
+  const note = saved === null ? "needs a measured baseline" : intervalNote(saved, wattHours);
   return [
-    hero(
-      "Energy saved, measured",
-      joules(saved?.mean),
-      saved === null ? "needs a measured baseline" : intervalNote(saved, joules),
+    hero("Saved so far, measured", wattHours(saved?.mean), share + note),
+    ...(saved === null ? [] : costs(saved.mean, factors)).map((text) =>
+      hero(text.endsWith("CO\u2082") ? "Emissions saved" : "Cost saved", text, "at the planner's factors"),
     ),
     hero(
       "Gap, predicted",

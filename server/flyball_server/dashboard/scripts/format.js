@@ -1,6 +1,6 @@
 // Formatting of figures: SI units with a prefix, per cent, intervals, times of day.
 
-/** @import { Estimate, JobOverview } from "./wire_types.js" */
+/** @import { EnergyFactors, Estimate, JobOverview } from "./wire_types.js" */
 
 const MINUS = "\u2212";
 const GAP = "\u202f"; // narrow, and no line breaks there
@@ -8,6 +8,12 @@ const NONE = "\u2013";
 
 /** @typedef {number | null | undefined} Figure null and undefined are shown as a dash */
 
+/** @type {[number, string][]} */
+const CO2_UNITS = [
+  [1e6, "t"],
+  [1e3, "kg"],
+  [1, "g"],
+];
 const PREFIXES = { G: 1e9, M: 1e6, k: 1e3, "": 1, m: 1e-3, "\u00b5": 1e-6 };
 
 /**
@@ -45,6 +51,28 @@ export function seconds(time_s) {
 /** Format an energy with four significant digits. @param {Figure} energy_j */
 export function joules(energy_j) {
   return scaled(energy_j, unitsOf("J", 1e9, 1));
+}
+
+/** Format an energy in multiples of a Wh. @param {Figure} energy_j */
+export function wattHours(energy_j) {
+  return scaled(energy_j == null ? null : energy_j / 3600, unitsOf("Wh", 1e9, 1e-3));
+}
+
+/**
+ * Return what an energy costs and emits, where the planner has factors for it.
+ * @param {number} energy_j
+ * @param {EnergyFactors} factors
+ */
+export function costs(energy_j, { price_per_kwh, currency, co2_g_per_kwh }) {
+  const kwh = energy_j / 3.6e6;
+  const price = price_per_kwh === null ? [] : [`${money(kwh * price_per_kwh)}${GAP}${currency}`];
+  if (co2_g_per_kwh === null) return price;
+  return [...price, `${scaled(kwh * co2_g_per_kwh, CO2_UNITS)}${GAP}CO\u2082`];
+}
+
+/** @param {number} amount */
+function money(amount) {
+  return fixed(amount, Math.abs(amount) < 1 ? 4 : Math.abs(amount) < 1000 ? 2 : 0);
 }
 
 /** Format a power with four significant digits. @param {Figure} power_w */

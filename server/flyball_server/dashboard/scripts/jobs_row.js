@@ -1,7 +1,7 @@
 // One row of the table of jobs; each figure is marked as measured or predicted.
 
 import { make, makeSvg } from "./elements.js";
-import { count, interval, jobTarget, joules, percent, seconds } from "./format.js";
+import { count, interval, jobTarget, joules, percent, seconds, wattHours } from "./format.js";
 import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
 
 /** @import { Estimate, Headline, JobOverview } from "./wire_types.js" */
@@ -100,7 +100,7 @@ function iterationCell(label, job, figures) {
 function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_caught_up }) {
   if (saving !== null && headline !== null) {
     const bounds = interval(saving, percent);
-    const total = saved_j && `${joules(saved_j.mean)} in all`;
+    const total = saved_j && `${wattHours(saved_j.mean)} in all`;
     const mean = figure(percent(saving.mean), `tone-${headline.tone}`);
     const caveats = headline.caveats.join(" ");
     return cell(

@@ -1,7 +1,7 @@
 // Totals of all jobs; jobs on emulated GPUs are never added to those on real ones.
 
 import { make, setChildren } from "./elements.js";
-import { count, counted, joules, sum, watts } from "./format.js";
+import { costs, count, counted, percent, sum, wattHours, watts } from "./format.js";
 import { isRunning } from "./job_words.js";
 
 /** @import { JobOverview } from "./wire_types.js" */
@@ -38,6 +38,8 @@ function totals(jobs, emulated) {
     num_expected: sum(running.map((job) => job.num_ranks)),
     num_saving: saved.length,
     num_slower: jobs.filter(({ headline, saved_j }) => saved_j && headline?.tone === "trade").length,
+    saved_of_j: sum(jobs.map((job) => job.saved_of_j ?? 0)),
+    factors: jobs[0].factors,
     saved_j: sum(saved.map((each) => each.mean)),
     saved_low_j: sumOrNull(saved.map((each) => each.low)),
     saved_high_j: sumOrNull(saved.map((each) => each.high)),
@@ -56,6 +58,7 @@ function strip(all) {
   const name = all.emulated ? "Emulated GPUs" : "Real GPUs";
   const expected = `of ${count(all.num_expected)} of the running jobs`;
   const saved = all.num_saving === 0 ? null : all.saved_j;
+  const figures = [wattHours(saved), ...(saved === null ? [] : costs(saved, all.factors))];
   const power_w = all.num_powered === 0 ? null : all.power_w;
   return make(
     all.emulated ? "section.totals.emulated-totals" : "section.totals",
@@ -65,7 +68,7 @@ function strip(all) {
       "dl",
       entry("Jobs running", count(all.num_running), `of ${counted(all.num_jobs, "job")}`),
       entry("GPUs present", count(all.num_present), expected),
-      entry("Energy saved, measured", joules(saved), savedNote(all)),
+      entry("Saved, measured", figures.join(" \u00b7 "), savedNote(all)),
       entry("Mean power now, measured", watts(power_w), powerNote(all)),
     ),
   );
@@ -76,8 +79,9 @@ function savedNote(all) {
   if (all.num_saving === 0) return "no job has a measured baseline";
   const slower = all.num_slower === 0 ? "" : `, ${count(all.num_slower)} of them slower for it`;
   const jobs = `in ${counted(all.num_saving, "job")}${slower}`;
-  if (all.saved_low_j === null || all.saved_high_j === null) return jobs;
-  return `${joules(all.saved_low_j)} to ${joules(all.saved_high_j)} ${jobs}`;
+  const share = all.saved_of_j > 0 ? `${percent((100 * all.saved_j) / all.saved_of_j)}; ` : "";
+  if (all.saved_low_j === null || all.saved_high_j === null) return share + jobs;
+  return `${share}${wattHours(all.saved_low_j)} to ${wattHours(all.saved_high_j)} ${jobs}`;
 }
 
 /** @param {Totals} all */

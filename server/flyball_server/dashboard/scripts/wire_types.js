@@ -50,6 +50,13 @@
 /** @typedef {"low" | "normal" | "high"} Effort */
 
 /**
+ * @typedef {object} EnergyFactors
+ * @property {number | null} co2_g_per_kwh
+ * @property {string} currency
+ * @property {number | null} price_per_kwh
+ */
+
+/**
  * @typedef {object} Estimate
  * @property {number | null} high
  * @property {number | null} low
@@ -97,6 +104,7 @@
  * @property {string} created_at
  * @property {Deviation[]} deviations
  * @property {boolean} emulated
+ * @property {EnergyFactors} factors
  * @property {Headline | null} headline
  * @property {boolean} is_caught_up
  * @property {string} job_id
@@ -117,6 +125,7 @@
  * @property {PredictedIteration | null} predicted
  * @property {string | null} problem
  * @property {Estimate | null} saved_j
+ * @property {number | null} saved_of_j
  * @property {Estimate | null} saving_percent
  * @property {string} schedule
  * @property {Estimate | null} slowdown_percent

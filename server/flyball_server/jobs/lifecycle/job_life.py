@@ -102,7 +102,9 @@ def job_notes(
         held_up = [rank.rank for rank in ranks if rank.acknowledged_version != newest.version]
         notes.append(f"version {newest.version} waits for {_ranks(held_up)} to acknowledge it")
     silent = [rank.rank for rank in ranks if is_silent(rank, now, times)]
-    if silent:
+    if silent and len(silent) == sum(not rank.has_left for rank in ranks):
+        notes.append(_all_silent(last_sign(job, ranks), times))
+    elif silent:
         notes.append(
             f"{_ranks(silent)} silent for {times.rank_silence_s:g} s: a new version waits"
             " until it registers again"
@@ -114,6 +116,19 @@ def job_notes(
     if len(clients) > 1:
         notes.append(f"ranks run different versions of Flyball: {', '.join(clients)}")
     return tuple(notes)
+
+
+def _all_silent(last: datetime, times: LifeTimes) -> str:
+    """Return why no rank may call, what to look at, and what becomes of the job."""
+    text = (
+        f"no rank has called since {last:%Y-%m-%d %H:%M:%S} UTC: the training was killed, hangs, or"
+        " cannot reach this planner; its log and `flyball doctor --planner-only` on a rank's host"
+        " say which. The figures are of the last steps; the next call of a rank resumes the job"
+    )
+    if not times.job_expiry_s:
+        return text
+    expiry = last + timedelta(seconds=times.job_expiry_s)
+    return f"{text}, and at {expiry:%Y-%m-%d %H:%M} it expires"
 
 
 def _is_being_planned(job: JobRecord) -> bool:

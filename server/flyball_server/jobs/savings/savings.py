@@ -64,6 +64,7 @@ class JobSavings:
         time_s, energy_j: sums over these steps; energy None: a rank could not read it.
         saved_j: sum over all versions with a baseline and an interval; their bounds add up, since
             versions share baselines. If none has an interval: over those with a baseline.
+        saved_of_j: energy of these steps at the highest clocks, J; None: `saved_j` is.
         num_unknown: number of steps in which a rank ran an unknown plan, in no other figure.
         deviations: steps at default clocks.
     """
@@ -75,6 +76,7 @@ class JobSavings:
     versions: tuple[MeasuredSavings, ...]
     num_unknown: int = 0
     deviations: tuple[Deviation, ...] = ()
+    saved_of_j: float | None = None
 
 
 class _Tally:
@@ -181,6 +183,7 @@ class SavingsFold:
             time_s=self._time_s,
             energy_j=self._energy_j if self._num_steps else None,
             saved_j=_total(versions),
+            saved_of_j=_saved_of_j(versions),
             versions=versions,
             num_unknown=self._num_unknown,
             deviations=self._default_clocks(),
@@ -306,14 +309,34 @@ def _difference(a: MeanEstimate | None, b: MeanEstimate | None) -> Estimate | No
 
 
 def _total(versions: tuple[MeasuredSavings, ...]) -> Estimate | None:
-    saved = [(each.saved_j, each.num_steps) for each in versions if each.saved_j is not None]
-    sure = [(each, num_steps) for each, num_steps in saved if each.low is not None]
-    counted = sure or saved
+    counted = _counted(versions)
     if not counted:
         return None
+    saved = [estimate for estimate, _ in counted]
+    is_sure = all(each.low is not None for each in saved)
     return Estimate(
-        mean=sum(each.mean for each, _ in counted),
-        low=sum(each.low or 0.0 for each, _ in sure) if sure else None,
-        high=sum(each.high or 0.0 for each, _ in sure) if sure else None,
-        num_steps=sum(num_steps for _, num_steps in counted),
+        mean=sum(each.mean for each in saved),
+        low=sum(each.low or 0.0 for each in saved) if is_sure else None,
+        high=sum(each.high or 0.0 for each in saved) if is_sure else None,
+        num_steps=sum(version.num_steps for _, version in counted),
     )
+
+
+def _saved_of_j(versions: tuple[MeasuredSavings, ...]) -> float | None:
+    counted = [(saved, each.energy_j, each.num_steps) for saved, each in _counted(versions)]
+    if not counted:
+        return None
+    return sum(
+        saved.mean + num_steps * energy_j.mean
+        for saved, energy_j, num_steps in counted
+        if energy_j is not None
+    )
+
+
+def _counted(
+    versions: tuple[MeasuredSavings, ...],
+) -> list[tuple[Estimate, MeasuredSavings]]:
+    """Return the savings with an interval, or all if none has one."""
+    saved = [(each.saved_j, each) for each in versions if each.saved_j is not None]
+    sure = [(estimate, each) for estimate, each in saved if estimate.low is not None]
+    return sure or saved
