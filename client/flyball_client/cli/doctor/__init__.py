@@ -1,1 +1,1 @@
-"""Checks of `flyball doctor`, with findings and advice; they change nothing."""
+"""Checks of `flyball doctor`, with findings and advice; only `--transitions` sets clocks."""

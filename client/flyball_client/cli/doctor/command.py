@@ -35,6 +35,7 @@ from flyball_client.cli.doctor.machine_checks import (
     problem,
     warning,
 )
+from flyball_client.cli.doctor.transition_checks import applied_table, check_transitions
 from flyball_client.gpu.open_gpu import gpu_argument
 from flyball_wire.command import Command, CommandError, flyball_version
 from flyball_wire.python_child import python_command, python_environment
@@ -214,6 +215,15 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--planner-only", action="store_true", help="check the planner only, not this machine"
     )
+    parser.add_argument(
+        "--transitions",
+        nargs="?",
+        const="",
+        metavar="NAME|FILE",
+        help="also measure clock changes for half a minute, which sets clocks, and compare them"
+        " with those of this GPU or TOML file (default: FLYBALL_TRANSITIONS, else"
+        " FLYBALL_GPU_TYPE)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -221,6 +231,12 @@ def _run(arguments: argparse.Namespace) -> int:
     results: list[CheckResult] = []
     if arguments.planner_only and arguments.gpu:
         raise CommandError("--planner-only checks no GPU; remove --gpu")
+    changes: str | None = arguments.transitions
+    if changes is not None and (arguments.planner_only or arguments.gpu):
+        raise CommandError(
+            "--transitions measures the GPUs that CUDA sees; remove --gpu and --planner-only"
+        )
+    table = None if changes is None else applied_table(changes, os.environ)
     planner_results = _check_planner(arguments.planner, is_needed=arguments.planner_only)
     if not arguments.planner_only:
         results += _guarded("system", check_system)
@@ -228,6 +244,8 @@ def _run(arguments: argparse.Namespace) -> int:
         results += _guarded("guard", lambda: [check_guard(os.environ)])
         results += _guarded("records", lambda: check_records(find_readable_records(os.environ)))
         results += _guarded("GPU checks", lambda: probe_gpus(arguments.gpu))
+    if changes is not None:
+        results += _guarded("clock changes", lambda: check_transitions(table, os.environ))
     results += planner_results
     print(_as_json(results) if arguments.json else as_text(results))
     return 1 if any(result.state == "problem" for result in results) else 0
