@@ -159,6 +159,20 @@ class TestJobStore:
             assert not reader.find_ranks("job", ())
             assert not reader.find_ranks("other", [0, 1])
 
+    def test_ranks_are_found_by_their_places(self, store_with_job: JobStore) -> None:
+        last = rank_record(2).evolve(stage=0, dp_rank=3, tp_rank=1, cp_rank=2)
+        with store_with_job.writing("job") as writer:
+            writer.save_job(job_record("other"))
+            writer.save_ranks([rank_record(0), rank_record(1), last, last.evolve(rank=3)])
+            writer.save_ranks([rank_record(0, job_id="other")])
+        many = [(0, dp_rank, 1, 2) for dp_rank in range(12_000)]
+        with store_with_job.reading() as reader:
+            assert reader.find_ranks_at("job", [(0, 0, 0, 0)]) == (rank_record(0),)
+            found = reader.find_ranks_at("job", [*many, (1, 0, 0, 0)])
+            assert found == (rank_record(1), last, last.evolve(rank=3))
+            assert not reader.find_ranks_at("job", [(0, 3, 1, 1), (2, 0, 0, 0)])
+            assert not reader.find_ranks_at("job", ())
+
     def test_ranks_of_an_unknown_job_are_none_of_them_saved(self, store_with_job: JobStore) -> None:
         with (
             pytest.raises(ValueError, match="no job other"),

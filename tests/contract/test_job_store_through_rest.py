@@ -235,7 +235,7 @@ class TestJobStoreThroughRest:
                 return job.http.post(job.path(routes.STRAGGLERS), json=body).status_code
 
             def measure(rank: int) -> list[int]:
-                job.register_rank(rank, rank % 2)
+                job.register_rank(rank, rank % 2, dp_rank=rank // 2)
                 return [job.measure(rank, step(number)).status_code for number in range(5)]
 
             measured = [threads.submit(measure, rank) for rank in range(8)]

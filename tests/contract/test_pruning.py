@@ -63,7 +63,9 @@ class Planner:
         register_job(self.services, job_id, job_spec(num_ranks=NUM_RANKS))
         put_profile(self.services, job_id, profile())
         for rank in range(NUM_RANKS):
-            register_rank(self.services, rank_record(rank, job_id=job_id, stage=rank // 2))
+            register_rank(
+                self.services, rank_record(rank, job_id=job_id, stage=rank // 2, dp_rank=rank % 2)
+            )
         with self.services.store.writing(job_id) as writer:
             writer.name_first_step(job_id, 1, 20)
             compared = plan_record(2, job_id=job_id, baseline_cycle=COMPARISON)

@@ -149,7 +149,8 @@ class PlannerReachability:
         self._rank_name = rank_name
         self._lock = threading.Lock()
         self._is_lost = False
-        self._refusals: dict[str, int] = {}
+        # Status of the last refusals, and their number in a row.
+        self._refusals: dict[str, tuple[int, int]] = {}
         self._was_known = False
 
     @property
@@ -183,12 +184,14 @@ class PlannerReachability:
                 _logger.info("%s: planner back", self._rank_name)
 
     def _refused(self, what: str, error: PlannerRefusedError) -> None:
-        is_news = self._is_lost or self._refusals.get(what) != error.status
+        status, count = self._refusals.get(what, (0, 0))
+        count = 1 if self._is_lost or status != error.status else count + 1
         self._is_lost = False
-        self._refusals[what] = error.status
-        if not is_news:
+        self._refusals[what] = error.status, count
+        is_awaited = error.status in {404, 409} and not self._was_known
+        if count not in ({1, _MANY_REFUSALS} if is_awaited else {1}):
             return
-        if error.status in {404, 409} and not self._was_known:
+        if is_awaited and count == 1:
             # Normal at the start, until another rank has registered the job or its new run.
             _logger.info("%s: waiting for the job's registration: %s", self._rank_name, error)
         else:
@@ -197,6 +200,10 @@ class PlannerReachability:
                 self._rank_name,
                 error,
             )
+
+
+# So many, and what was waited for is no longer taken to come by itself.
+_MANY_REFUSALS = 6
 
 
 class Backoff:

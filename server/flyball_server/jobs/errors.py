@@ -9,6 +9,7 @@ JobsError
 ├── WrongStateError               it exists, but not in a state that allows this
 │   ├── RegistrationConflictError
 │   ├── OtherRunError
+│   ├── PlaceTakenError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
 │   ├── MissingPlanError
@@ -87,6 +88,10 @@ class RegistrationConflictError(WrongStateError):
 
 class OtherRunError(WrongStateError):
     """Job {job_id} is registered for another start of its training; register it for this one."""
+
+
+class PlaceTakenError(WrongStateError):
+    """Ranks {other} and {rank} of job {job_id} both claim {place}; give each a place of its own."""
 
 
 class JobIsRunningError(WrongStateError):

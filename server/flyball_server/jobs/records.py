@@ -43,6 +43,8 @@ MAX_SM_CLOCK_MHZ = 100_000
 MAX_STEP_TIME_S = 1e9
 MAX_STEP_ENERGY_J = 1e12
 # Position of a rank among those of its stage.
+RankPlace = tuple[int, int, int, int]
+"""Stage, and index in data, tensor and context parallelism."""
 LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 
 
@@ -211,6 +213,11 @@ class RankRecord(Record):
     sm_clocks_mhz: tuple[int, ...] | None = None
     last_seen_at: datetime | None = None
     has_left: bool = False
+
+    @property
+    def place(self) -> RankPlace:
+        """Return the place in the job, which no other present rank has."""
+        return (self.stage, self.dp_rank, self.tp_rank, self.cp_rank)
 
     def __post_init__(self) -> None:
         self._order_clocks()

@@ -69,3 +69,15 @@ def test_a_lost_planner_and_its_return_are_logged_once_for_all_threads(
         getattr(reachability, name)(*arguments)
     logged = [(record.levelno, record.message.rpartition(": ")[2]) for record in caplog.records]
     assert logged == said
+
+
+def test_a_registration_that_stays_refused_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    reachability = PlannerReachability("job job rank 3")
+    taken = PlannerRefusedError("Ranks 0 and 3 both claim stage 0", status=409)
+    with caplog.at_level(logging.INFO):
+        for _ in range(20):
+            reachability.lost("registration", taken)
+    assert [(record.levelname, "both claim" in record.message) for record in caplog.records] == [
+        ("INFO", True),  # as long as another rank may still register the job
+        ("WARNING", True),
+    ]

@@ -56,7 +56,7 @@ def services() -> Services:
     register_job(made.jobs, "job", job_spec(num_ranks=4))
     put_profile(made.jobs, "job", profile())
     for rank in range(4):
-        register_rank(made.jobs, rank_record(rank, stage=rank % 2))
+        register_rank(made.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
     made.woken.clear()
     return made
 
@@ -65,7 +65,9 @@ def services() -> Services:
 
 
 def test_a_rank_that_has_no_place_does_not_keep_the_others_out(services: Services) -> None:
-    ranks = [(rank_record(rank, stage=1, host="node-2"), NOBODY) for rank in (2, 7, 3)]
+    ranks = [
+        (rank_record(rank, stage=rank % 2, dp_rank=1, host="node-2"), NOBODY) for rank in (2, 7, 3)
+    ]
     known, refused, other = register_together(services.jobs, "job", ranks)
     assert isinstance(refused, InvalidFieldError)
     assert refused.field == "rank"

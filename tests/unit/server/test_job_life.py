@@ -22,6 +22,7 @@ from tests.planner.use_cases import change_target, put_profile, register_job
 from flyball_server.jobs.errors import (
     JobIsRunningError,
     OtherRunError,
+    PlaceTakenError,
     RegistrationConflictError,
     UnknownJobError,
 )
@@ -33,7 +34,12 @@ from flyball_server.jobs.records import RankRecord, StepDetail
 from flyball_server.jobs.registry import registration
 from flyball_server.jobs.registry.inspection import get_job, list_jobs, notes
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.registration import delete_job, leave_rank, register_together
+from flyball_server.jobs.registry.registration import (
+    KnownRank,
+    delete_job,
+    leave_rank,
+    register_together,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.timetables import get_timetable, put_timetable
 from flyball_wire.closed_loop import Timetable, TimetableWindow
@@ -309,6 +315,67 @@ def test_a_job_whose_ranks_are_there_is_not_deleted(life: Life) -> None:
     delete_job(life.services, "job")
     with pytest.raises(UnknownJobError):
         delete_job(life.services, "job")
+
+
+# ------------------------------------------------------------------ places
+
+_FOUR = job_spec(num_ranks=4)
+
+
+def test_two_ranks_that_claim_one_place_are_refused_and_named() -> None:
+    life = Life()
+    life.register(_FOUR)
+    life.join(0)
+    life.join(2, stage=0, dp_rank=1)
+    wanted = "Ranks 0 and 3 of job job both claim stage 0, dp_rank 0, tp_rank 0, cp_rank 0; give"
+    with pytest.raises(PlaceTakenError, match=wanted):
+        life.join(3, stage=0)
+    for place in ({"tp_rank": 1}, {"cp_rank": 1}, {"dp_rank": 2}, {"stage": 1}):
+        life.join(3, **{"stage": 0} | place)  # each differs from all others in one
+    life.join(0)  # the same rank again, as after a crash
+
+
+def test_of_ranks_that_register_together_the_first_has_the_place() -> None:
+    life = Life()
+    life.register(_FOUR)
+    ranks = [rank_record(rank).evolve(stage=0) for rank in (0, 1, 2)]
+    first, *others = register_together(
+        life.services, "job", [(rank, FIRST) for rank in (*ranks, ranks[0])]
+    )
+    assert isinstance(first, KnownRank)
+    assert [type(other) for other in others] == [PlaceTakenError, PlaceTakenError, KnownRank]
+
+
+def test_the_place_of_a_rank_that_left_or_is_silent_is_free() -> None:
+    life = Life()
+    life.register(_FOUR)
+    life.join(0)
+    leave_rank(life.services, "job", 0)
+    life.join(2, stage=0)
+    with pytest.raises(PlaceTakenError):
+        life.join(0)
+    life.pass_time(91)
+    life.join(0)
+
+
+def test_ranks_that_restart_at_other_places_register_at_once() -> None:
+    life = Life()
+    life.register(_FOUR)
+    swapped = {0: {"stage": 1}, 1: {"stage": 0}}
+    for rank in swapped:
+        life.join(rank)
+    # Together they need no launcher that counts its restarts.
+    outcomes = register_together(
+        life.services,
+        "job",
+        [(rank_record(rank).evolve(**place), FIRST) for rank, place in swapped.items()],
+    )
+    assert all(isinstance(outcome, KnownRank) for outcome in outcomes)
+    life.register(_FOUR, AGAIN)
+    for rank in swapped:
+        life.join(rank, AGAIN)
+    with pytest.raises(PlaceTakenError):
+        life.join(0, AGAIN, stage=1)
 
 
 # ------------------------------------------------------------------ restarts

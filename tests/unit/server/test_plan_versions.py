@@ -27,7 +27,7 @@ def planned_services(num_ranks: int = 2) -> Services:
     register_job(made.jobs, "job", job_spec(num_ranks=num_ranks))
     put_profile(made.jobs, "job", profile())
     for rank in range(num_ranks):
-        register_rank(made.jobs, rank_record(rank, stage=rank % 2))
+        register_rank(made.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
     made.woken.clear()
     return made
 
@@ -65,7 +65,7 @@ def test_a_restarted_rank_gets_the_named_step_at_once(services: Services) -> Non
 
 def restart(services: Services, rank: int, current_step: int) -> None:
     """A rank as its session does it: registers, takes each newer plan, acknowledges it."""
-    register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+    register_rank(services.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
     follow(services, rank, 0, current_step)
 
 
@@ -124,7 +124,7 @@ def test_restarted_runs_get_a_near_step(ran_to: int, resumed_at: int, locks: lis
         if rank in held:
             held[rank] = follow(services, rank, held[rank], resumed_at)
         else:
-            register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+            register_rank(services.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
             held[rank] = 0
     newest = list_plans(services.jobs, "job")[-1]
     assert set(held.values()) == {newest.version}
@@ -137,9 +137,9 @@ def test_all_ranks_of_the_job_are_awaited_not_only_those_registered() -> None:
     register_job(services.jobs, "job", job_spec(num_ranks=4))
     put_profile(services.jobs, "job", profile())
     for rank in range(3):
-        register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+        register_rank(services.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
         assert first_step(services, rank, 1, 0) is None
-    register_rank(services.jobs, rank_record(3, stage=1))
+    register_rank(services.jobs, rank_record(3, stage=1, dp_rank=1))
     assert first_step(services, 3, 1, 0) == 5
 
 
@@ -204,7 +204,7 @@ def test_versions_get_first_steps_in_order(events: list[tuple[int, int, int, str
     named: dict[int, int] = {}
     for rank, version, step, kind in events:
         if kind == "r":
-            register_rank(services.jobs, rank_record(rank, stage=rank % 2))
+            register_rank(services.jobs, rank_record(rank, stage=rank % 2, dp_rank=rank // 2))
             continue
         answer = first_step(services, rank, version, step)
         if answer is None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flyball_server.jobs.errors import OtherRunError, UnknownJobError, UnknownRankError
-from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.launch import check_run_id
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 
@@ -74,6 +74,20 @@ class RankBatch:
         except OtherRunError:
             self.require(rank)
             raise
+
+    def present_at(
+        self, places: Iterable[RankPlace], is_gone: Callable[[RankRecord], bool]
+    ) -> dict[RankPlace, int]:
+        """Return the ranks of other calls at these places that are present, by place.
+
+        The ranks of these calls register now, wherever they were before.
+        """
+        found = self._reader.find_ranks_at(self._job_id, frozenset(places))
+        return {
+            rank.place: rank.rank
+            for rank in found
+            if rank.rank not in self._called and not is_gone(rank)
+        }
 
     def change(self, rank: RankRecord) -> None:
         """Record a changed rank for `save`."""

@@ -11,6 +11,7 @@ from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobIsRunningError,
     JobsError,
+    PlaceTakenError,
     RegistrationConflictError,
     TooManyJobsError,
     UnknownJobError,
@@ -20,7 +21,7 @@ from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
 from flyball_server.jobs.loop_state import GpuChange, JobLoopState
 from flyball_server.jobs.probing.probing_record import is_never_planned
-from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankRecord
+from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
@@ -148,6 +149,9 @@ def register_job(
         if spec not in (job.registered, job.spec):
             is_new = _register_otherwise(services, writer, job, spec, launch)
         elif launch.noted_in(job) != job:
+            if not launch.is_known_by(job):
+                # Ranks of the launch before are gone; new ones may have other places.
+                writer.save_ranks(rank.evolve(has_left=True) for rank in writer.list_ranks(job_id))
             writer.save_job(launch.noted_in(job))
         return summarise(writer, require_job(writer, job_id)), is_new
 
@@ -178,9 +182,13 @@ def register_together(
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
         before = [known.find(rank.rank) for rank, _ in ranks]
+        now = services.now()
+        taken = known.present_at(
+            (rank.place for rank, _ in ranks), lambda rank: is_gone(rank, now, services.life)
+        )
         for rank, launch in ranks:
             try:
-                record = _take_rank(services, known, job, rank, launch)
+                record = _take_rank(services, known, job, rank, launch, taken=taken)
                 outcomes.append(KnownRank(record=record, run_id=job.run_id))
             except (WrongStateError, InvalidFieldError) as error:
                 outcomes.append(error)
@@ -242,14 +250,25 @@ def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None
 
 
 def _take_rank(
-    services: JobServices, known: RankBatch, job: JobRecord, rank: RankRecord, launch: Launch
+    services: JobServices,
+    known: RankBatch,
+    job: JobRecord,
+    rank: RankRecord,
+    launch: Launch,
+    *,
+    taken: dict[RankPlace, int],
 ) -> RankRecord:
     check_run(job, launch)
     _check_place(rank, job.spec)
+    other = taken.setdefault(rank.place, rank.rank)
+    if other != rank.rank:
+        places = zip(("stage", *LAYOUT_FIELDS), rank.place, strict=True)
+        place = ", ".join(f"{name} {number}" for name, number in places)
+        raise PlaceTakenError(job_id=job.job_id, rank=rank.rank, other=other, place=place)
     _tell_if_taken_over(services, known.find(rank.rank), rank)
-    taken = rank.evolve(last_seen_at=services.now(), has_left=False)
-    known.change(taken)
-    return taken
+    present = rank.evolve(last_seen_at=services.now(), has_left=False)
+    known.change(present)
+    return present
 
 
 def _check_place(rank: RankRecord, spec: JobSpec) -> None:

@@ -13,6 +13,7 @@ from flyball_server.jobs.moments import StageMoments, StepMoments
 from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
+    RankPlace,
     RankRecord,
     StageTotals,
     StepDetail,
@@ -43,6 +44,10 @@ class JobReader(Protocol):
 
     def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
         """Return those of these ranks that the job has, by number."""
+        ...
+
+    def find_ranks_at(self, job_id: str, places: Collection[RankPlace]) -> tuple[RankRecord, ...]:
+        """Return the job's ranks that have one of these places, by number."""
         ...
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:

@@ -10,9 +10,9 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Select, Table, func, select
+from sqlalchemy import Connection, Select, Table, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flyball_profiles.stage_profile import StageProfile
@@ -22,6 +22,7 @@ from flyball_server.jobs.moments import StageMoments, StepMoments
 from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
+    RankPlace,
     RankRecord,
     StageTotals,
     StepDetail,
@@ -128,6 +129,16 @@ class SqlTransaction:
             for row in self._connection.execute(of_job.where(RANKS.c.rank.in_(some)))
         )
         return tuple(record_of(RankRecord, row, job_id=job_id) for row in rows)
+
+    def find_ranks_at(self, job_id: str, places: Collection[RankPlace]) -> tuple[RankRecord, ...]:
+        of_job = select(RANKS).where(RANKS.c.job_id == self._key(job_id))
+        place = tuple_(RANKS.c.stage, RANKS.c.dp_rank, RANKS.c.tp_rank, RANKS.c.cp_rank)
+        found = [
+            record_of(RankRecord, row, job_id=job_id)
+            for some in _some_at_a_time(places, num_values=4)
+            for row in self._connection.execute(of_job.where(place.in_(some)))
+        ]
+        return tuple(sorted(found, key=lambda rank: rank.rank))
 
     def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
         query = select(RANKS).where(RANKS.c.job_id == self._key(job_id)).order_by(RANKS.c.rank)
@@ -454,11 +465,14 @@ class SqlTransaction:
             self._connection.execute(_inserting(table, self._insert), rows)
 
 
-def _some_at_a_time(numbers: Collection[int]) -> Iterator[list[int]]:
-    """Yield the numbers, rising, in groups of the size that a statement accepts."""
-    rising = sorted(set(numbers))
-    for start in range(0, len(rising), _MOST_IN_A_QUERY):
-        yield rising[start : start + _MOST_IN_A_QUERY]
+_Key = TypeVar("_Key", int, RankPlace)
+
+
+def _some_at_a_time(keys: Collection[_Key], *, num_values: int = 1) -> Iterator[list[_Key]]:
+    """Yield the keys, of so many values each, rising, in groups that a statement accepts."""
+    rising, most = sorted(set(keys)), _MOST_IN_A_QUERY // num_values
+    for start in range(0, len(rising), most):
+        yield rising[start : start + most]
 
 
 @functools.cache
