@@ -39,6 +39,9 @@ class WorkloadFigure:
         time_percent, energy_percent: mean absolute errors.
         largest_time_percent, largest_energy_percent: of a single run.
         unchanged_time_percent, unchanged_energy_percent: errors of "as the first run".
+        tailless_time_percent: mean absolute error of time without a tail.
+        baseline_tail_time_percent: the same with the tail of one run, that at the highest clocks,
+            as `--tail-ms` could have it.
         times_covered, energies_covered: runs within their 90 % intervals.
         time_width_percent, energy_width_percent: mean widths of the intervals.
         num_named: runs, fitted ones included, that the output names as unsure.
@@ -54,6 +57,8 @@ class WorkloadFigure:
     largest_energy_percent: float
     unchanged_time_percent: float
     unchanged_energy_percent: float
+    tailless_time_percent: float
+    baseline_tail_time_percent: float
     times_covered: int
     energies_covered: int
     time_width_percent: float
@@ -99,6 +104,8 @@ def _figure(path: Path, rule: FitRule) -> WorkloadFigure:
         largest_energy_percent=errors.largest_energy,
         unchanged_time_percent=unchanged.mean_time,
         unchanged_energy_percent=unchanged.mean_energy,
+        tailless_time_percent=_time_error_percent(replayed, 0.0),
+        baseline_tail_time_percent=_time_error_percent(replayed, _baseline_tail_s(replayed)),
         times_covered=times_covered,
         energies_covered=energies_covered,
         time_width_percent=_mean_width(replayed, is_energy=False),
@@ -106,6 +113,26 @@ def _figure(path: Path, rule: FitRule) -> WorkloadFigure:
         num_named=sum(bool(run.notes) for run in replayed.runs),
         replay_s=replay_s,
     )
+
+
+def _baseline_tail_s(replayed: Replay) -> float:
+    """Return the tail of the fitted run at the highest clocks, s."""
+    fitted = replayed.fit.fitted
+    sums_mhz = [sum(map(sum, run.clocks_mhz)) for run in fitted]
+    return float(replayed.fit.tails_s[sums_mhz.index(max(sums_mhz))])
+
+
+def _time_error_percent(replayed: Replay, tail_s: float) -> float:
+    """Return the mean absolute error of time with another tail than the fit's, %."""
+    errors = [
+        abs(
+            (each.predicted.iteration_time_s - replayed.fit.tail_s + tail_s)
+            / each.run.iterations.mean_s
+            - 1
+        )
+        for each in replayed.held_out
+    ]
+    return 100 * sum(errors) / max(1, len(errors))
 
 
 def _mean_width(replayed: Replay, *, is_energy: bool) -> float:
@@ -125,6 +152,8 @@ def _text(figures: list[WorkloadFigure]) -> str:
         "time error",
         "largest",
         "as first",
+        "no tail",
+        "one tail",
         "energy error",
         "largest",
         "as first",
@@ -140,6 +169,8 @@ def _text(figures: list[WorkloadFigure]) -> str:
             f"{each.time_percent:.3f} %",
             f"{each.largest_time_percent:.2f} %",
             f"{each.unchanged_time_percent:.2f} %",
+            f"{each.tailless_time_percent:.2f} %",
+            f"{each.baseline_tail_time_percent:.3f} %",
             f"{each.energy_percent:.3f} %",
             f"{each.largest_energy_percent:.2f} %",
             f"{each.unchanged_energy_percent:.2f} %",
@@ -162,6 +193,14 @@ def _limits(figures: list[WorkloadFigure]) -> list[Limit]:
                 at_most(f"{each.name}: time error, %", each.time_percent, time_percent),
                 at_most(f"{each.name}: energy error, %", each.energy_percent, energy_percent),
             ]
+    limits += [
+        at_most(
+            f"{each.name}: time error with the baseline's tail, by that without a tail",
+            each.baseline_tail_time_percent / each.tailless_time_percent,
+            1.0,
+        )
+        for each in figures
+    ]
     held_out = sum(each.num_held_out for each in figures)
     for name, covered, width, error in (
         ("time", "times_covered", "time_width_percent", "time_percent"),

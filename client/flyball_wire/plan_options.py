@@ -48,6 +48,7 @@ class Checkpoint(StrEnum):
 DEFAULT_SCHEDULE = "1f1b"
 DEFAULT_TARGET = "fastest"
 MAX_RESERVE = 0.5
+MAX_TAIL_MS, MAX_TRANSFER_MS = 600_000.0, 10_000.0
 
 Order = tuple[tuple[tuple[str | int, ...], ...], ...]
 """Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
@@ -73,6 +74,11 @@ class PlanOptions(Sent):
             clocks change at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
             else clocks change at once. Not beside `transition_ms`.
+        tail_ms: part of an iteration outside its instructions (optimizer, all-reduce, loading) in
+            ms, 0 to 600000. All GPUs wait meanwhile.
+        transfer_ms: time of a transfer from one stage to the next or back in ms, 0 to 10000; one
+            value or one for each pair of neighbours; null: none. Between other stages it takes as
+            long as the longest.
         checkpoint: microbatches that schedule `torchgpipe` computes forward again before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,
@@ -98,6 +104,8 @@ class PlanOptions(Sent):
     reserve: float | None = None
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
+    tail_ms: float = 0.0
+    transfer_ms: tuple[float, ...] | None = None
     checkpoint: Checkpoint | None = None
     order: Order | None = None
     virtual_stages: tuple[tuple[int, ...], ...] | None = None

@@ -253,6 +253,24 @@ def test_times_of_clock_changes_are_the_gpu_tables_unless_others_are_given(
     assert document_of("simulate", profile, plan)["energy_j"] == known["energy_j"]
 
 
+def test_a_tail_and_transfers_are_in_the_plan_and_its_simulation(
+    profile: Path, tmp_path: Path
+) -> None:
+    """The pipeline's 9 s, a tail of 0.5 s, and on its path a transfer there and one back."""
+    asked = (*ASKED, "--policy", "baseline", "--tail-ms", "500", "--transfer-ms", "250")
+    document = document_of("plan", profile, *asked)
+    assert document["iteration_time_s"] == document["baseline"]["iteration_time_s"] == 10.0
+    assert (document["tail_ms"], document["transfer_ms"]) == (500.0, [250.0])
+    plan = tmp_path / "plan.json"
+    printed = flyball("plan", profile, *asked, "-o", plan).stdout
+    counted = "a tail of 500 ms and transfers of 250 ms between stages"
+    assert f"counted beside the instructions: {counted}" in printed
+    assert f"counted beside    {counted}" in flyball("simulate", profile, plan).stdout
+    assert document_of("simulate", profile, plan)["iteration_time_s"] == 10.0
+    wrong = refusal(flyball("plan", profile, *ASKED, "--transfer-ms", "1,2"))
+    assert "--transfer-ms: 2 values for 2 stages; give one, or one for each pair of" in wrong
+
+
 @pytest.mark.parametrize("output", [".", "", "/", "folder", "folder/.."])
 def test_a_folder_as_the_output_is_refused_and_nothing_is_left_behind(
     tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, output: str

@@ -17,7 +17,14 @@ from flyball_profiles.gpu_windows import (
     gpu_names,
 )
 from flyball_wire.messages import Adaptation, Profiling
-from flyball_wire.plan_options import MAX_RESERVE, Effort, Policy, Reconfigure
+from flyball_wire.plan_options import (
+    MAX_RESERVE,
+    MAX_TAIL_MS,
+    MAX_TRANSFER_MS,
+    Effort,
+    Policy,
+    Reconfigure,
+)
 
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 P2P = ("stock", "eager", "pulled")
@@ -172,6 +179,20 @@ def _transition_ms(given: object) -> float | None:
     return delay_ms if delay_ms is not None and 0 <= delay_ms <= MAX_TRANSITION_S * 1e3 else None
 
 
+def _tail_ms(given: object) -> float | None:
+    tail_ms = _number(given)
+    return tail_ms if tail_ms is not None and 0 <= tail_ms <= MAX_TAIL_MS else None
+
+
+def _transfer_ms(given: object) -> tuple[float, ...] | None:
+    parts = given.split(",") if isinstance(given, str) else given
+    each = [_number(part) for part in (parts if isinstance(parts, list) else [parts])]
+    times_ms = tuple(
+        time_ms for time_ms in each if time_ms is not None and 0 <= time_ms <= MAX_TRANSFER_MS
+    )
+    return times_ms if times_ms and len(times_ms) == len(each) else None
+
+
 def _num_bytes(given: object) -> int | None:
     number = _number(given)
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
@@ -244,6 +265,13 @@ SETTINGS = (
         _transition_ms,
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
+    Setting("tail_ms", "FLYBALL_TAIL_MS", "a number of ms from 0 to 600000 (20)", _tail_ms),
+    Setting(
+        "transfer_ms",
+        "FLYBALL_TRANSFER_MS",
+        "ms from 0 to 10000, one value or one for each pair of neighbours (1.5 or 1.5,2)",
+        _transfer_ms,
+    ),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),

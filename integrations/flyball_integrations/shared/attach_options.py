@@ -47,6 +47,9 @@ class PlanningOptions(TypedDict, total=False):
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
             (docs/profiling.md); not beside `transition_ms`. Without both, those of `gpu_type`.
+        tail_ms: part of a step outside its instructions in ms.
+        transfer_ms: time of a transfer between neighbouring stages in ms, one value or one for each
+            pair of neighbours.
     """
 
     gpu_type: str | None
@@ -61,6 +64,8 @@ class PlanningOptions(TypedDict, total=False):
     reserve: float | None
     transition_ms: float | None
     transitions: ClockTransitions | str | Path | None
+    tail_ms: float | None
+    transfer_ms: Sequence[float] | float | None
 
 
 class RankOptions(TypedDict, total=False):
@@ -121,8 +126,8 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     """Fields of a JobRegistration that the options give; others keep their defaults.
 
     Raises:
-        ValueError: `blocking_power_w` is neither a number nor a list of numbers, the file of
-            `transitions` cannot be used, or an option is none of the names that it takes.
+        ValueError: `blocking_power_w` or `transfer_ms` is neither a number nor a list of numbers,
+            the file of `transitions` cannot be used, or an option is none of its names.
     """
     given = cast("Mapping[str, Any]", options)
     fields = {
@@ -135,8 +140,9 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     for name, names in _NAMES.items():
         if name in fields:
             fields[name] = _named(name, fields[name], names)
-    if "blocking_power_w" in fields:
-        fields["blocking_power_w"] = _powers_w(fields["blocking_power_w"])
+    for name, unit in (("blocking_power_w", "watts"), ("transfer_ms", "ms")):
+        if name in fields:
+            fields[name] = _numbers(name, fields[name], unit)
     if isinstance(fields.get("transitions"), str | Path):
         fields["transitions"] = read_transitions(Path(fields["transitions"]))
     return fields
@@ -148,19 +154,19 @@ def _named(option: str, given: object, names: type[StrEnum]) -> StrEnum:
     return names(cast("str", given))
 
 
-def _powers_w(given: object) -> tuple[float, ...]:
+def _numbers(name: str, given: object, unit: str) -> tuple[float, ...]:
     """Of all stages, or of each."""
     values: tuple[object, ...] = (given,)
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         # An array without dimensions cannot be gone through.
         with suppress(TypeError):
             values = tuple(cast("Iterable[object]", given))
-    powers_w = tuple(map(_finite_or_none, values))
-    if None in powers_w:
+    numbers = tuple(map(_finite_or_none, values))
+    if None in numbers:
         raise ValueError(
-            f"blocking_power_w must be a finite number of watts, or one per stage, not {given!r}"
+            f"{name} must be a finite number of {unit}, or one per stage, not {given!r}"
         )
-    return cast("tuple[float, ...]", powers_w)
+    return cast("tuple[float, ...]", numbers)
 
 
 def _finite_or_none(value: object) -> float | None:

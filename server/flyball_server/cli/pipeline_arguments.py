@@ -46,6 +46,8 @@ OPTION_OF_FIELD = {
     "activation_bytes": "--activation-bytes",
     "free_memory_bytes": "--free-memory-bytes",
     "transition_ms": "--transition-ms",
+    "tail_ms": "--tail-ms",
+    "transfer_ms": "--transfer-ms",
     "profile": "PROFILE.csv",
     "virtual_stages": "--order",
 }
@@ -118,6 +120,20 @@ def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
     offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
     offline_inputs.add_transition_arguments(parser, "from --gpu, where its table has them, else 0")
+    parser.add_argument(
+        "--tail-ms",
+        metavar="MS",
+        type=float,
+        help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
+        " all GPUs wait meanwhile (default 0)",
+    )
+    parser.add_argument(
+        "--transfer-ms",
+        metavar="MS",
+        type=offline_inputs.per_stage(float, "ms", "1.5,2"),
+        help="time of a transfer between neighbouring stages in ms, one value or one for each pair"
+        " of neighbours (default 0)",
+    )
     for option, what in (
         ("--activation-bytes", "held per microbatch in flight"),
         ("--free-memory-bytes", "free beside what 1F1B holds"),

@@ -19,7 +19,12 @@ from flyball_server.cli.plots.clock_colors import (
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
-from flyball_server.planning.documents.plan_text import lateness, plan_rows, reserve_lines
+from flyball_server.planning.documents.plan_text import (
+    iteration_delays,
+    lateness,
+    plan_rows,
+    reserve_lines,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
 from flyball_server.planning.model.data_parallel import (
@@ -164,7 +169,8 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> 
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
-    summary += _sources(plan, sources) + _of_late_changes(plan) + _worth_of_changes(plan)
+    summary += _sources(plan, sources) + _of_late_changes(plan) + _of_delays(plan)
+    summary += _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
 
@@ -195,6 +201,11 @@ def _of_late_changes(plan: FrequencyPlan | DataParallelPlan) -> str:
     else:
         how = "the clocks were chosen as if they changed at once, time and energy count the delays"
     return f"{plan.num_switches} clock changes an iteration; {how}\n"
+
+
+def _of_delays(plan: PlanPrediction) -> str:
+    delays = iteration_delays(plan)
+    return f"counted beside the instructions: {delays}\n" if delays else ""
 
 
 def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:

@@ -19,7 +19,7 @@ from flyball_server.cli.plots.clock_colors import (
     row_colors,
 )
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
-from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.documents.plan_text import iteration_delays, plan_rows
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
@@ -124,6 +124,7 @@ def _summary(timeline: PredictedTimeline) -> str:
     held = zip(*(own.peak_activations for own in timeline.simulation.pipelines), strict=True)
     peaks = ", ".join(str(max(of_stage)) for of_stage in held)
     of_chunk = f" of one of {schedule.num_chunks} chunks" if schedule.num_chunks > 1 else ""
+    delays = iteration_delays(timeline.plan)
     versions = ", ".join(map(str, schedule.weight_versions or ()))
     return (
         f"iteration time    {simulation.iteration_time_s:.4f} s (predicted)\n"
@@ -136,6 +137,7 @@ def _summary(timeline: PredictedTimeline) -> str:
             if simulation.in_force
             else ""
         )
+        + (f"\ncounted beside    {delays}" if delays else "")
         + (f"\nweight versions   {versions}, by stage" if versions else "")
     )
 

@@ -20,7 +20,11 @@ from flyball_server.jobs.job_state import JobInput, check_move
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import check_reserve, clock_transitions
+from flyball_server.planning.request_options import (
+    check_reserve,
+    clock_transitions,
+    iteration_delays_s,
+)
 from flyball_wire.messages import (
     ClockTiming,
     InstructionReport,
@@ -88,6 +92,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
     try:
         check_reserve(spec.reserve, spec.policy)
         clock_transitions(spec)
+        iteration_delays_s(spec, spec.num_stages)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from None
 

@@ -55,6 +55,9 @@ class PlanPrediction:
             or nothing is known to choose it from.
         transitions: times of clock changes that time and energy are predicted with; None: clocks
             change at once.
+        tail_s: part of an iteration outside its instructions, s.
+        transfer_s: time of a transfer between neighbouring stages, one for all or one for each
+            pair, s; empty: none.
         considered: orders that schedule `auto` compared, `schedule` being its choice; else empty.
         compared: plans without a clock change, as in `PredictedIteration`.
     """
@@ -75,6 +78,8 @@ class PlanPrediction:
     reserve: float = 0.0
     reserve_choice: ReserveChoice | None = None
     transitions: ClockTransitions | None = None
+    tail_s: float = 0.0
+    transfer_s: tuple[float, ...] = ()
     considered: tuple[ConsideredSchedule, ...] = ()
     compared: tuple[ComparedPlan, ...] = ()
 

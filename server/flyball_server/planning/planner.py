@@ -31,6 +31,7 @@ from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     check_reserve,
     clock_transitions,
+    iteration_delays_s,
 )
 from flyball_server.planning.schedule_choice import (
     ScheduleChoice,
@@ -66,7 +67,7 @@ class PlanRequest:
 
     Raises:
         PlanningError: no blocking power is given, the reserve is out of its bounds or for another
-            policy, a clock's delay is out of its bounds or given twice, or only one of the two
+            policy, a delay is out of its bounds or given twice, or only one of the two
             memory sizes is given.
     """
 
@@ -79,6 +80,7 @@ class PlanRequest:
         options = self.options
         check_reserve(options.reserve, options.policy)
         clock_transitions(options)
+        iteration_delays_s(options, self.profile.num_stages)
         if options.blocking_power_w is None:
             raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
         if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
@@ -216,6 +218,8 @@ def _pipeline_digest(request: PlanRequest) -> bytes:
         options.virtual_stages,
         options.transition_ms,
         options.transitions,
+        options.tail_ms,
+        options.transfer_ms,
     )
     return repr(rest).encode() + profile_digest(request.profile)
 
@@ -247,7 +251,10 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
             raise
         raise PlanningError(error.message, field="order") from None
     check_draw(model)
-    return replace(model, transitions=clock_transitions(options))
+    delays_s = iteration_delays_s(
+        options, request.profile.num_stages, is_periodic=schedule.is_periodic
+    )
+    return replace(model.with_delays(*delays_s), transitions=clock_transitions(options))
 
 
 def _activation_memory(request: PlanRequest) -> ActivationMemory | None:
@@ -309,6 +316,8 @@ def prediction_of(
         reserve=choice.reserve,
         reserve_choice=choice.reserve_choice,
         transitions=model.transitions,
+        tail_s=model.dag.tail_s,
+        transfer_s=iteration_delays_s(options, request.profile.num_stages)[1],
         compared=single_clock_plans(model, options),
     )
 

@@ -7,7 +7,13 @@ from dataclasses import replace
 
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.plan_options import MAX_RESERVE, PlanOptions, Policy
+from flyball_wire.plan_options import (
+    MAX_RESERVE,
+    MAX_TAIL_MS,
+    MAX_TRANSFER_MS,
+    PlanOptions,
+    Policy,
+)
 
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
 # Beyond these a GPU is another one, or stopped.
@@ -46,6 +52,44 @@ def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
             field="transition_ms",
         )
     return ClockTransitions.exact(options.transition_ms / 1e3) if options.transition_ms else None
+
+
+def iteration_delays_s(
+    options: PlanOptions, num_stages: int, *, is_periodic: bool = False
+) -> tuple[float, tuple[float, ...]]:
+    """Return the tail of an iteration in s, and its transfers between neighbouring stages, s.
+
+    Args:
+        options: options of a plan.
+        num_stages: number of its stages.
+        is_periodic: the schedule never flushes: its iterations have no end, and its transfers no
+            effect.
+
+    Raises:
+        PlanningError: a time is out of its bounds or would have no effect, or the number of
+            transfers does not fit.
+    """
+    hops_ms = options.transfer_ms or ()
+    for field, times_ms, most_ms in (
+        ("tail_ms", (options.tail_ms,), MAX_TAIL_MS),
+        ("transfer_ms", hops_ms, MAX_TRANSFER_MS),
+    ):
+        for time_ms in times_ms:
+            if not 0 <= time_ms <= most_ms:
+                raise PlanningError(
+                    f"must be from 0 to {most_ms:g} ms, not {time_ms:g}", field=field
+                )
+        if any(times_ms) and is_periodic:
+            raise PlanningError(
+                f"has no effect on {options.schedule}, whose iterations never end", field=field
+            )
+    if len(hops_ms) > 1 and len(hops_ms) != num_stages - 1:
+        raise PlanningError(
+            f"{len(hops_ms)} values for {num_stages} stages; give one, or one for each pair of"
+            f" neighbours, {num_stages - 1}",
+            field="transfer_ms",
+        )
+    return options.tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
 
 
 def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:

@@ -59,6 +59,8 @@ def test_many_plans_take_what_each_takes_alone(
 ) -> None:
     context = data.draw(any_contexts(shape := data.draw(any_shapes(3, 4))))
     model = build_model(context.profile, make_schedule(shape[0], context), [7.0])
+    if not model.schedule.is_periodic:
+        model = model.with_delays(*data.draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
     up_ms, down_ms = data.draw(st.tuples(st.floats(0, 200), st.floats(0, 200)))
     transitions = times(
         up_ms, up_ms, up_ms, down_ms, down_ms, down_ms, starts_settled=starts_settled
@@ -72,7 +74,7 @@ def test_many_plans_take_what_each_takes_alone(
         assert batch.start_s[plan] == pytest.approx(run.start_s)
         assert batch.duration_s[plan] == pytest.approx(run.duration_s)
         assert batch.energy_j[plan] == pytest.approx(run.energy_j)
-        assert batch.iteration_time_s[plan] == pytest.approx(run.end_s)
+        assert batch.iteration_time_s[plan] == pytest.approx(run.end_s + model.dag.tail_s)
         if not model.schedule.is_periodic:
             in_all = (batch.iteration_time_s[plan], batch.total_energy_j[plan])
             assert in_all == pytest.approx(time_and_energy(late, row))
@@ -140,14 +142,16 @@ def test_no_delays_of_a_range_make_an_iteration_longer_than_its_bound(
     draws = Random(20)
     looseness: list[float] = []
     for _ in range(150):
-        model = random_model(draws)
+        model = random_model(draws).with_delays(
+            draws.choice([0.0, 0.004]), (draws.choice([0.0, 0.003]),)
+        )
         ranges_ms = [sorted(draws.uniform(3, 12) for _ in range(3)) for _ in range(2)]
         transitions = times(*ranges_ms[0], *ranges_ms[1], starts_settled=starts_settled)
         [row] = random_choices(model, draws, 1).tolist()
         clocks, simulator = model.clocked.clocks(row), TransitionSimulator(model, transitions)
         [latest_s] = TransitionBatch(model, transitions).latest_time_s(np.array([row]))
         ends_s = [
-            simulator.run(clocks, delays_s).end_s
+            simulator.run(clocks, delays_s).end_s + model.dag.tail_s
             for delays_s in drawn_delays_s(model, clocks, transitions, draws)
         ]
         assert max(ends_s) <= latest_s * (1 + 1e-9)
@@ -161,7 +165,7 @@ def test_delays_shorter_than_all_instructions_are_run_as_any_others(
 ) -> None:
     draws = Random(7)
     for _ in range(20):
-        model = random_model(draws)
+        model = random_model(draws).with_delays(0.002, (0.003,))
         shortest_ms = 1e3 * min(point.time_s for points in model.points for point in points)
         ranges_ms = [sorted(draws.uniform(0, 0.99) * shortest_ms for _ in "abc") for _ in "ud"]
         batch = TransitionBatch(

@@ -155,7 +155,9 @@
  * @property {number | null} restart_count
  * @property {string | null} run
  * @property {string} schedule
+ * @property {number} tail_ms
  * @property {string} target
+ * @property {number[] | null} transfer_ms
  * @property {number | null} transition_ms
  * @property {ClockTransitions | null} transitions
  * @property {number[][] | null} virtual_stages

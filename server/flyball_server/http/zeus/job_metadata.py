@@ -45,6 +45,8 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "effort": Effort,
         "reserve": float,
         "transition_ms": float,
+        "tail_ms": float,
+        "transfer_ms": _numbers,
         "checkpoint": Checkpoint,
         "blocking_power_w": _numbers,
         "gpu": str,

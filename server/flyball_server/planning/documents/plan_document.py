@@ -205,6 +205,10 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["reserve_choice"] = asdict(plan.reserve_choice)
     if plan.transition_ms is None:
         shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
+    if plan.tail_s:
+        shape["tail_ms"] = plan.tail_s * 1e3
+    if any(plan.transfer_s):
+        shape["transfer_ms"] = [time_s * 1e3 for time_s in plan.transfer_s]
     if plan.considered:
         shape["considered"] = [asdict(schedule) for schedule in plan.considered]
     if plan.compared:
@@ -247,6 +251,11 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
         "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
         "reserve_choice": _reserve_choice(fields.get("reserve_choice")),
         "transitions": _transitions(fields),
+        "tail_s": number_of(fields.get("tail_ms", 0.0), "tail_ms") / 1e3,
+        "transfer_s": tuple(
+            number_of(time_ms, "transfer_ms") / 1e3
+            for time_ms in list_of(fields.get("transfer_ms", []), "transfer_ms")
+        ),
         "considered": tuple(
             _considered(entry, f"considered[{position}]")
             for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))

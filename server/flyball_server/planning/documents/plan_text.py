@@ -12,6 +12,7 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_server.planning.plan import PlanPrediction
 from flyball_wire.closed_loop import ReserveChoice
 
 LETTERS = {
@@ -87,6 +88,15 @@ def lateness(transitions: ClockTransitions | None) -> str:
         return f"clock changes {transitions.exact_s * 1e3:g} ms late"
     up_ms, down_ms = transitions.up_p50_s * 1e3, transitions.down_p50_s * 1e3
     return f"clock changes {up_ms:g} ms late up, {down_ms:g} ms down"
+
+
+def iteration_delays(plan: PlanPrediction) -> str:
+    """Return what an iteration takes beside its instructions, in a few words; empty: nothing."""
+    parts = [f"a tail of {plan.tail_s * 1e3:g} ms"] if plan.tail_s else []
+    if any(plan.transfer_s):
+        times_ms = ", ".join(f"{time_s * 1e3:g}" for time_s in plan.transfer_s)
+        parts.append(f"transfers of {times_ms} ms between stages")
+    return " and ".join(parts)
 
 
 def _joined(row: Sequence[tuple[str, int]], width: int, paint: Paint | None) -> str:

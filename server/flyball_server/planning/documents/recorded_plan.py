@@ -133,6 +133,11 @@ def _model_of_stages(
         ),
     )
     model = build_model(profile, order, blocking_power_w)
+    if len(plan.transfer_s) > 1 and len(plan.transfer_s) != profile.num_stages - 1:
+        raise PlanningError(
+            f"{len(plan.transfer_s)} values for {profile.num_stages} stages", field="transfer_ms"
+        )
+    model = model.with_delays(plan.tail_s, plan.transfer_s)
     model = replace(model, transitions=plan.transitions)
     clocks_mhz: dict[tuple[int, Instruction], int] = {}
     for stage, items in enumerate(stages):

@@ -148,10 +148,12 @@ class EventTimes:
         curves: its curves.
 
     Attributes:
-        num_events: number of these events. A state has one more entry, 0: the begin.
+        num_events: number of these events. A state has one more entry, the begin.
+        begin_s: time of the begin, s.
         finish: per node, the event at which it finishes.
         starts: per node, the two events that it waits for, `num_events` where there are fewer;
             shape (num_nodes, 2).
+        delay_s: per node, time after each of these in s; None: none has any; shape (num_nodes, 2).
         curve: per node, its curve.
         is_sink: per event, whether nothing waits for it.
     """
@@ -166,6 +168,10 @@ class EventTimes:
         self._by_finish = np.argsort(self.finish, kind="stable")
         counts = np.bincount(self.finish)
         self._first_of_events = np.cumsum(counts) - counts
+        self.begin_s = dag.tail_s
+        self.delay_s: FloatArray | None = None
+        if dag.transfer_s:
+            self.delay_s = np.column_stack([np.zeros(dag.num_nodes), dag.transfer_s])
         before = dag.predecessor_array.T
         self.starts = np.where(before == NONE, self.num_events, self.finish[before])
         self.starts[self.starts[:, 0] == self.starts[:, 1], 1] = self.num_events
@@ -187,14 +193,17 @@ class EventTimes:
         Args:
             finish_s: per plan and node, s; shape (num_plans, num_nodes).
         """
-        event_s = np.zeros((len(finish_s), self.num_events + 1))
+        event_s = np.full((len(finish_s), self.num_events + 1), self.begin_s)
         by_event_s = finish_s[:, self._by_finish]
         event_s[:, :-1] = np.maximum.reduceat(by_event_s, self._first_of_events, axis=1)
         return event_s
 
     def windows_s(self, event_s: FloatArray) -> FloatArray:
         """Per node, its window, s; `event_s` may be of many plans, one in each row."""
-        start_s = event_s[..., self.starts].max(axis=-1)
+        starts_s = event_s[..., self.starts]
+        if self.delay_s is not None:
+            starts_s += self.delay_s
+        start_s = starts_s.max(axis=-1)
         window_s: FloatArray = event_s[..., self.finish] - start_s
         return window_s
 
@@ -260,6 +269,7 @@ class _Patches:
         sink: the event of the last patch that ends the iteration; None: no patch has one.
         other_sinks: the others.
         finish, starts: per instruction, its events.
+        delay_s: per instruction, time after each of `starts`, s; None: none; shape (2, num_nodes).
         curve: per instruction.
         place: per instruction, the patch that it belongs to.
         moves: whether the patch shifts its finish, and the two events that it waits for;
@@ -279,6 +289,7 @@ class _Patches:
         nodes = np.flatnonzero((place != NONE) & ~moves.all(axis=1))
         nodes = nodes[np.argsort(place[nodes], kind="stable")]
         self.finish, self.starts = times.finish[nodes], times.starts[nodes].T
+        self.delay_s = None if times.delay_s is None else times.delay_s[nodes].T
         self.curve, self.place, self.moves = times.curve[nodes], place[nodes], moves[nodes].T
         counts = np.bincount(self.place, minlength=self.num_patches)
         self._first, self._num_nodes = np.cumsum(counts) - counts, counts
@@ -353,6 +364,8 @@ class Annealing:
         num_plans, place, curve = len(event_s), patches.place, patches.curve[:, None]
         finish_s = event_s[:, patches.finish, None]
         start_s, other_s = event_s[:, patches.starts[0], None], event_s[:, patches.starts[1], None]
+        if patches.delay_s is not None:
+            other_s = other_s + patches.delay_s[1][:, None]
         moves_finish, moves_start, moves_other = patches.moves[:, :, None]
 
         def costs_j(shift_s: FloatArray) -> tuple[IndexArray, FloatArray]:

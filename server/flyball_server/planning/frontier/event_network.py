@@ -5,7 +5,8 @@ has finished, and its window (the time between them) buys a cost that falls alon
 hull. An instruction that waits for another's finish starts at an event not before it. Where
 every finish of a group precedes every start of it (in the steady state of 1F1B always), the
 group is one event: finishing early gains nothing, so nothing is lost, and the network has half
-the events. Elsewhere an arc without cost keeps the order.
+the events. Elsewhere an arc without cost keeps the order; it is as long as a transfer takes. A tail
+is such an arc too, from BEGIN to the first instruction.
 
 The last arc, END -> DEADLINE, is what an iteration saves by ending early: the blocking power of
 all ranks. So the cost of a network is the iteration's energy, and beyond the least-energy time
@@ -79,16 +80,18 @@ def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:
     start_event, finish_event, order_arcs, num_events = _events(model.dag)
     num_nodes = model.dag.num_nodes
     arcs = [
-        *zip(start_event, finish_event, strict=True),
+        *((start, finish, 0.0) for start, finish in zip(start_event, finish_event, strict=True)),
         *order_arcs,
-        (END, DEADLINE),
+        (END, DEADLINE, 0.0),
     ]
-    tail = np.array([tail for tail, _ in arcs], dtype=np.int64)
-    head = np.array([head for _, head in arcs], dtype=np.int64)
+    tail = np.array([tail for tail, _, _ in arcs], dtype=np.int64)
+    head = np.array([head for _, head, _ in arcs], dtype=np.int64)
+    order_s = np.array([least_s for _, _, least_s in arcs[num_nodes:]])
     waiting_power_w = sum(model.stage_blocking_power_w)
 
     def network(hulls: Sequence[Hull], exact: EventNetwork | None) -> EventNetwork:
         slope_w, length_s, min_window_s = _segments(hulls, curves, len(arcs))
+        min_window_s[num_nodes:] = order_s
         slope_w[-1, 0] = -waiting_power_w
         return EventNetwork(
             num_events=num_events,
@@ -135,14 +138,26 @@ def _hull_segments(hull: Hull, num_segments: int) -> tuple[FloatArray, FloatArra
     return slope_w, length_s
 
 
-def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[tuple[int, int]], int]:
+_OrderArc = tuple[int, int, float]
+"""Two events, and the least time between them in s."""
+
+
+def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[_OrderArc], int]:
     """Per node its start and finish event, the arcs that only keep order, the number of events."""
     start_event = [BEGIN] * dag.num_nodes
     finish_event = [END] * dag.num_nodes
-    order_arcs: list[tuple[int, int]] = []
+    order_arcs: list[_OrderArc] = []
     num_events = END + 1
+    if dag.tail_s:
+        order_arcs.append((BEGIN, num_events, dag.tail_s))
+        start_event = [num_events] * dag.num_nodes
+        num_events += 1
+    delay_s = dag.input_delay_s
     for finishes, starts in _handovers(dag):
-        if all(len(set(dag.predecessors(node))) == len(finishes) for node in starts):
+        if all(
+            not delay_s[node] and len(set(dag.predecessors(node))) == len(finishes)
+            for node in starts
+        ):
             for node in finishes:
                 finish_event[node] = num_events
             for node in starts:
@@ -156,7 +171,12 @@ def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[tuple[int, i
             start_event[node] = num_events
             num_events += 1
             order_arcs += [
-                (finish_event[before], start_event[node]) for before in set(dag.predecessors(node))
+                (
+                    finish_event[before],
+                    start_event[node],
+                    delay_s[node] if before != dag.order_predecessor[node] else 0.0,
+                )
+                for before in set(dag.predecessors(node))
             ]
     return start_event, finish_event, order_arcs, num_events
 

@@ -149,7 +149,9 @@ class Rounding:
 
     def stretch(self, plans: RoundedPlans, factor: FloatArray) -> RoundedPlans:
         """The plans with every finish that much later: all windows longer, clocks as they fit."""
-        return self._at(plans.event_s * factor[:, None])
+        event_s = plans.event_s * factor[:, None]
+        event_s[:, -1] = self._events.begin_s
+        return self._at(event_s)
 
     def improve(
         self,

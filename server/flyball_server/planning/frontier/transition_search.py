@@ -151,7 +151,7 @@ class TransitionSearch:
             return none, none
         end_s = deadline_s + min(0.0, run.iteration_time_s[0] - time_s)
         latest_s = np.array(latest_finish_s(self._dag, durations_s.tolist(), end_s))
-        is_on_path = run.start_s[0] + durations_s > latest_s + tolerance_s
+        is_on_path = self._dag.tail_s + run.start_s[0] + durations_s > latest_s + tolerance_s
         own_s = self._times_s[np.arange(self._num_nodes), clocks]
         return is_on_path, durations_s > own_s * (1 + RELATIVE_TIME_TOLERANCE)
 

@@ -27,6 +27,9 @@ class ClockedInstructions:
         order_predecessor: per instruction, the one before it on its stage, or NONE.
         data_predecessor: per instruction, the one that makes its input, or NONE.
         topological_order: all instructions, each after its predecessors.
+        transfer_s: per instruction, time from the end of the one that makes its input to its
+            being there, s.
+        tail_s: part of an iteration after its last instruction, s.
         first, last: per stage, its first and its last instruction.
         clocks_mhz: per stage, its clocks in MHz, falling; a clock is an index into these.
         group: per instruction, an index into the three attributes below.
@@ -41,6 +44,8 @@ class ClockedInstructions:
     order_predecessor: Sequence[int]
     data_predecessor: Sequence[int]
     topological_order: Sequence[int]
+    transfer_s: Sequence[float]
+    tail_s: float
     first: tuple[int, ...]
     last: tuple[int, ...]
     clocks_mhz: tuple[tuple[int, ...], ...]
@@ -97,6 +102,8 @@ def clocked_instructions(
         order_predecessor=(_chains(stage_of) if schedule.is_periodic else dag.order_predecessor),
         data_predecessor=([NONE] * len(nodes) if schedule.is_periodic else dag.data_predecessor),
         topological_order=(range(len(nodes)) if schedule.is_periodic else dag.topological_order),
+        transfer_s=([0.0] * len(nodes) if schedule.is_periodic else dag.input_delay_s),
+        tail_s=dag.tail_s,
         first=tuple(map(first.__getitem__, range(schedule.num_stages))),
         last=tuple(map(last.__getitem__, range(schedule.num_stages))),
         clocks_mhz=clocks_mhz,

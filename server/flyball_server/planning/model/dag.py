@@ -10,7 +10,8 @@ its own stage stands before it there: `Schedule` sees to that.)
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +36,10 @@ class DependencyDag:
         order_predecessor: per node, the node before it on its stage, or NONE.
         data_predecessor: per node, the node that makes its input, or NONE.
         topological_order: all nodes, each after its predecessors.
+        tail_s: part of an iteration outside its instructions (optimizer, all-reduce, loading), s.
+            It counts before the first of them, which makes no difference to the others.
+        transfer_s: per node, time from the end of the node that makes its input to its being
+            there, s; empty: none.
     """
 
     stage: tuple[int, ...]
@@ -42,6 +47,40 @@ class DependencyDag:
     order_predecessor: tuple[int, ...]
     data_predecessor: tuple[int, ...]
     topological_order: tuple[int, ...]
+    tail_s: float = 0.0
+    transfer_s: tuple[float, ...] = ()
+
+    def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> DependencyDag:
+        """Return the DAG with a tail, and with transfers between stages.
+
+        Args:
+            tail_s: s.
+            hops_s: time of a transfer between stage s and s + 1, either way, s; one value for all
+                or one for each. Between other stages it takes as long as the longest.
+        """
+        if not any(hops_s):
+            return replace(self, tail_s=tail_s)
+        num_hops = max(self.stage)
+        hops_s = tuple(hops_s) * num_hops if len(hops_s) == 1 else tuple(hops_s)
+
+        def transfer_s(node: int, source: int) -> float:
+            if source == NONE or self.stage[source] == self.stage[node]:
+                return 0.0
+            low, high = sorted((self.stage[source], self.stage[node]))
+            return hops_s[low] if high == low + 1 else max(hops_s)
+
+        sources = enumerate(self.data_predecessor)
+        return replace(self, tail_s=tail_s, transfer_s=tuple(transfer_s(*each) for each in sources))
+
+    @functools.cached_property
+    def input_delay_s(self) -> tuple[float, ...]:
+        """`transfer_s` with an entry for each node."""
+        return self.transfer_s or (0.0,) * self.num_nodes
+
+    @functools.cached_property
+    def input_delay_array_s(self) -> NDArray[np.float64]:
+        """`input_delay_s`; shape (num_nodes, 1)."""
+        return np.array(self.input_delay_s)[:, None]
 
     @property
     def num_nodes(self) -> int:

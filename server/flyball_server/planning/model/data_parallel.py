@@ -299,11 +299,12 @@ def simulate_jointly(
 
 
 def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) -> Simulation:
-    own = simulate(model, assignment)
+    own, tail_s = simulate(model, assignment), model.dag.tail_s
     return replace(
         own,
         energy_j=iteration_energy_j(model, assignment, end_s),
-        bubble_fraction=1 - (1 - own.bubble_fraction) * own.iteration_time_s / end_s,
+        bubble_fraction=1
+        - (1 - own.bubble_fraction) * (own.iteration_time_s - tail_s) / (end_s - tail_s),
     )
 
 
@@ -337,6 +338,8 @@ def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
         order_predecessor=shifted([dag.order_predecessor for dag in dags], first_node),
         data_predecessor=shifted([dag.data_predecessor for dag in dags], first_node),
         topological_order=shifted([dag.topological_order for dag in dags], first_node),
+        tail_s=dags[0].tail_s,
+        transfer_s=_chained(dag.transfer_s for dag in dags),
     )
 
 

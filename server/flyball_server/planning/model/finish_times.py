@@ -1,4 +1,7 @@
-"""Forward and backward pass over a dependency DAG: earliest and latest finish times."""
+"""Forward and backward pass over a dependency DAG: earliest and latest finish times.
+
+Times count from the begin of the tail that stands before the iteration's first instruction.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +24,11 @@ def forward_pass(dag: DependencyDag, finish_of: Callable[[int, float], float]) -
             topological order.
     """
     order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
-    finish_s = [0.0] * (dag.num_nodes + 1)  # the last one stands for NONE
+    input_delay_s = dag.input_delay_s
+    finish_s = [dag.tail_s] * (dag.num_nodes + 1)  # the last one stands for NONE
     for node in dag.topological_order:
-        before, source = finish_s[order_predecessor[node]], finish_s[data_predecessor[node]]
+        before = finish_s[order_predecessor[node]]
+        source = finish_s[data_predecessor[node]] + input_delay_s[node]
         finish_s[node] = finish_of(node, before if before > source else source)
     finish_s.pop()
     return finish_s
@@ -45,9 +50,12 @@ def forward_pass_of_many(
         finish_of: given some nodes and their earliest starts in s, returns their finishes in s;
             shape (some nodes, num_plans).
     """
-    finish_s = np.zeros((dag.num_nodes + 1, num_plans))  # the last one stands for NONE
+    finish_s = np.full((dag.num_nodes + 1, num_plans), dag.tail_s)  # the last one stands for NONE
     for nodes, before, source in dag.levels:
-        start_s = np.maximum(finish_s[before], finish_s[source])
+        input_s = finish_s[source]
+        if dag.transfer_s:
+            input_s += dag.input_delay_array_s[nodes]
+        start_s = np.maximum(finish_s[before], input_s)
         finish_s[nodes] = finish_of(nodes, start_s)
     return finish_s[:-1]
 
@@ -69,11 +77,12 @@ def latest_finish_s(
 ) -> list[float]:
     """Per node, its latest finish in an iteration that takes no longer than this, s."""
     order_predecessor, data_predecessor = dag.order_predecessor, dag.data_predecessor
+    input_delay_s = dag.input_delay_s
     latest_s = [iteration_time_s] * (dag.num_nodes + 1)  # the last one stands for NONE
     for node in reversed(dag.topological_order):
         latest_start_s = latest_s[node] - durations_s[node]
         before, source = order_predecessor[node], data_predecessor[node]
         latest_s[before] = min(latest_s[before], latest_start_s)
-        latest_s[source] = min(latest_s[source], latest_start_s)
+        latest_s[source] = min(latest_s[source], latest_start_s - input_delay_s[node])
     latest_s.pop()
     return latest_s

@@ -63,6 +63,12 @@ class PipelineModel:
         """Return the pipeline as if clock changes took no time."""
         return replace(self, transitions=None) if self.transitions else self
 
+    def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> PipelineModel:
+        """Return the pipeline with a tail and transfers; see `DependencyDag.with_delays`."""
+        if not (tail_s or any(hops_s)):
+            return self
+        return replace(self, dag=self.dag.with_delays(tail_s, hops_s))
+
     @property
     def stage_blocking_power_w(self) -> tuple[float, ...]:
         """Per stage, W of all its ranks together while they wait: `r_s P_s`."""

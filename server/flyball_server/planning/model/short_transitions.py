@@ -64,7 +64,8 @@ class ShortTransitions:
             cancellation_point()
             at = level.rows
             free_s = finish_s[level.before]
-            begin_s = np.maximum(free_s, finish_s[level.source], out=start_s[at])
+            input_s = finish_s[level.source] + level.transfer_s
+            begin_s = np.maximum(free_s, input_s, out=start_s[at])
             free_s += delay_s[at]
             old_s = self._cut(at, np.subtract(free_s, begin_s, out=past_s[at]))
             np.multiply(old_s, self._longer[at], out=free_s)
@@ -84,8 +85,9 @@ class ShortTransitions:
             down_s: likewise to a lower clock.
         """
         least_s, most_s = (np.where(self._is_up, *both) for both in zip(up_s, down_s, strict=True))
-        # Of an iteration's first clock nothing is known but that it was requested before.
+        # Of an iteration's first clock nothing is known but that it was requested before the tail.
         least_s[self._rows.first] = -np.inf
+        most_s[self._rows.first] -= self._rows.tail_s
         is_slower = self._longer < 0  # at its own clock than at the one before
         windows = _Windows(
             is_slower=is_slower,
@@ -101,9 +103,9 @@ class ShortTransitions:
             cancellation_point()
             at = level.rows
             before = ends[0, level.before], ends[1, level.before]
-            source = ends[0, level.source], ends[1, level.source]
-            ends[0, at] = self._earliest_s(level, windows, before, source[0], fast_s[at])
-            ends[1, at] = self._latest_s(level, windows, before, source[1], slow_s[at])
+            source_s = ends[:, level.source] + level.transfer_s
+            ends[0, at] = self._earliest_s(level, windows, before, source_s[0], fast_s[at])
+            ends[1, at] = self._latest_s(level, windows, before, source_s[1], slow_s[at])
         end_s: FloatArray = ends[1].max(axis=0)
         return end_s
 

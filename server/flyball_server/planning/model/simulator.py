@@ -36,7 +36,7 @@ class Simulation:
         critical_path: nodes of one longest path, in the order of time.
         iteration_time_s: T, s.
         energy_j: energy of one iteration over all stages, J.
-        bubble_fraction: idle share of `num_stages * T`.
+        bubble_fraction: idle share of `num_stages * T`, the tail left out of T.
         peak_activations: per stage, the most microbatches (of a chunk) held for backward.
     """
 
@@ -62,19 +62,24 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
     finish_s = earliest_finish_s(dag, durations_s)
     # Not finish less duration: its rounding would show as a wait below zero.
     start_s = [
-        max((finish_s[before] for before in dag.predecessors(node)), default=0.0)
-        for node in range(dag.num_nodes)
+        max(
+            finish_s[before] if before != NONE else dag.tail_s,
+            finish_s[source] + delay_s if source != NONE else dag.tail_s,
+        )
+        for before, source, delay_s in zip(
+            dag.order_predecessor, dag.data_predecessor, dag.input_delay_s, strict=True
+        )
     ]
     iteration_time_s = max(finish_s)
     latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
     return Simulation(
-        start_s=tuple(start_s),
-        finish_s=tuple(finish_s),
+        start_s=tuple(start - dag.tail_s for start in start_s),
+        finish_s=tuple(finish - dag.tail_s for finish in finish_s),
         busy_s=tuple(durations_s),
         busy_j=tuple(busy.energy_j),
         late_s=tuple(busy.late_s),
         wait_s=tuple(
-            start - (finish_s[before] if before != NONE else 0.0)
+            start - (finish_s[before] if before != NONE else dag.tail_s)
             for start, before in zip(start_s, dag.order_predecessor, strict=True)
         ),
         float_s=tuple(
@@ -83,7 +88,8 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         critical_path=tuple(critical_path(dag, durations_s, finish_s)),
         iteration_time_s=iteration_time_s,
         energy_j=_energy_j(model, busy, iteration_time_s),
-        bubble_fraction=1 - sum(durations_s) / (model.schedule.num_stages * iteration_time_s),
+        bubble_fraction=1
+        - sum(durations_s) / (model.schedule.num_stages * (iteration_time_s - dag.tail_s)),
         peak_activations=peak_activations(model.schedule),
         in_force=busy.in_force,
     )

@@ -44,7 +44,7 @@ class BatchRun:
     Attributes:
         start_s, duration_s: s; shape (num_plans, num_instructions).
         energy_j: energy without waiting in J; shape (num_plans, num_instructions).
-        iteration_time_s: end of the last instruction in s; shape (num_plans,).
+        iteration_time_s: end of the last instruction, and the tail, in s; shape (num_plans,).
         total_energy_j: energy of an iteration in J; shape (num_plans,).
     """
 
@@ -153,7 +153,7 @@ class TransitionBatch:
         run = self._short_run if num_changes == 1 else self._long_run
         start_s, duration_s, energy_j = run(clocks, delays_s, is_first=is_first)
         rows = self._rows
-        iteration_time_s = (start_s + duration_s).max(axis=0)
+        iteration_time_s = (start_s + duration_s).max(axis=0) + rows.tail_s
         busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
         return BatchRun(
             start_s=start_s[rows.row_of].T,
@@ -167,7 +167,7 @@ class TransitionBatch:
         """Return what no iteration of a plan exceeds, s; shape (num_plans,).
 
         Each delay is between the 5th and the 95th percentile of its direction, independently, and
-        the tail between two iterations takes any time, unless first clocks are settled anyway.
+        the next iteration begins any time after the tail, unless first clocks are settled anyway.
 
         Args:
             choices: shape (num_plans, num_nodes).
@@ -177,23 +177,24 @@ class TransitionBatch:
         num_changes = 1 + rows.most_within(longest_s)
         if num_changes == 1:
             short = ShortTransitions(rows, clocks, starts_settled=times.starts_settled)
-            return short.latest_s(
+            latest_s = short.latest_s(
                 (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
             )
+            return latest_s + rows.tail_s
         at = _Clocks.settled(clocks[rows.first], num_changes, num_bounds=2)
         latest_s = self._latest_s(clocks, at)
         if times.starts_settled:
-            return latest_s
-        # The next iteration begins no earlier than a stage's last instruction ends.
-        begin_s = np.maximum(at.effects_s[1], 0.0)
+            return latest_s + rows.tail_s
+        # The next iteration begins no earlier than the tail after a stage's last instruction.
+        begin_s = np.maximum(at.effects_s[1] - rows.tail_s, 0.0)
         at.effects_s[0], at.effects_s[1] = -np.inf, begin_s
         latest_s = self._latest_s(clocks, at)
-        goes_on = (at.effects_s[1] <= begin_s).all(axis=(0, 1))
+        goes_on = (at.effects_s[1] - rows.tail_s <= begin_s).all(axis=(0, 1))
         if goes_on.all():
-            return latest_s
+            return latest_s + rows.tail_s
         # Where changes take longer than iterations, they may be on their way for any time.
         at.effects_s[0], at.effects_s[1] = -np.inf, longest_s
-        return np.where(goes_on, latest_s, self._latest_s(clocks, at))
+        return np.where(goes_on, latest_s, self._latest_s(clocks, at)) + rows.tail_s
 
     def _short_run(
         self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray], *, is_first: bool
@@ -201,7 +202,8 @@ class TransitionBatch:
         """Return begins in s, durations in s and energies in J; shape (num_rows, num_plans)."""
         rows, starts_settled = self._rows, self._transitions.starts_settled
         if is_first and not starts_settled:
-            return ShortTransitions(rows, clocks, starts_settled=False).run(*delays_s, 0.0)
+            first = ShortTransitions(rows, clocks, starts_settled=False)
+            return first.run(*delays_s, -rows.tail_s)
         ran = ShortTransitions(rows, clocks, starts_settled=True).run(*delays_s, 0.0)
         if starts_settled:
             return ran
@@ -212,7 +214,7 @@ class TransitionBatch:
         for _ in range(NUM_ITERATIONS - 1):
             start_s, duration_s, _ = ran
             finish_s = start_s + duration_s
-            requested_s = finish_s[rows.last] - finish_s.max(axis=0)
+            requested_s = finish_s[rows.last] - finish_s.max(axis=0) - rows.tail_s
             if (requested_s + max_delay_s <= start_s[rows.first]).all():
                 break
             ran = short.run(*delays_s, requested_s)
@@ -228,9 +230,9 @@ class TransitionBatch:
         starts_settled = self._transitions.starts_settled
         begins_at = clocks[rows.last if is_first and not starts_settled else rows.first]
         at = _Clocks.settled(begins_at, num_changes, num_bounds=1)
-        self._run(clocks, delays_s, at, np.zeros(at.base.shape), run)
+        self._run(clocks, delays_s, at, np.full(at.base.shape, -rows.tail_s), run)
         for _ in range(0 if starts_settled or is_first else NUM_ITERATIONS - 1):
-            period_s = run.finish_s.max(axis=0)
+            period_s = run.finish_s.max(axis=0) + rows.tail_s
             at.effects_s[...] -= period_s
             requested_s = run.finish_s[rows.last] - period_s
             latest_s = np.maximum(at.effects_s.max(axis=(0, 1)), requested_s + max_delay_s)
@@ -263,7 +265,7 @@ class TransitionBatch:
             cancellation_point()
             clock, here = clocks[level.rows], at.of(level.stage)
             free_s = finish_s[level.before]
-            start_s = np.maximum(free_s, finish_s[level.source])
+            start_s = np.maximum(free_s, finish_s[level.source] + level.transfer_s)
             effect_s = np.where(clock < here.clocks[-1], *delays_s)
             effect_s += np.where(level.is_first, requested_s[level.stage], free_s)
             here.request(clock, effect_s[None])
@@ -323,11 +325,16 @@ class TransitionBatch:
             clock, here = clocks[level.rows], at.of(level.stage)
             is_up = clock < here.clocks[-1]
             delays_s = np.array([np.where(is_up, *both) for both in zip(up_s, down_s, strict=True)])
-            # Of an iteration's first clock nothing is known but that it was requested before.
+            # Of an iteration's first clock nothing is known but that it was requested before the
+            # tail.
             np.copyto(delays_s[0], -np.inf, where=level.is_first)
+            np.subtract(delays_s[1], self._rows.tail_s, out=delays_s[1], where=level.is_first)
             here.request(clock, delays_s)
             before = earliest_s[level.before], latest_s[level.before]
-            source = earliest_s[level.source], latest_s[level.source]
+            source = (
+                earliest_s[level.source] + level.transfer_s,
+                latest_s[level.source] + level.transfer_s,
+            )
             low_s, high_s = self._interval(level, here, before, source)
             earliest_s[level.rows], latest_s[level.rows] = low_s, high_s
             at.put(level.stage, here)

@@ -25,6 +25,7 @@ class Level:
         rows: their places in the order of levels.
         stage: per instruction, its stage.
         before, source: rows of its predecessors, or the row after the last.
+        transfer_s: time until the input of the second is there, s; shape (num, 1).
         table: index of its time and energy at its stage's highest clock; shape (num, 1).
         is_first: whether it is the first of its stage; shape (num, 1).
     """
@@ -33,6 +34,7 @@ class Level:
     stage: IndexArray
     before: IndexArray
     source: IndexArray
+    transfer_s: FloatArray
     table: IndexArray
     is_first: NDArray[np.bool_]
 
@@ -53,6 +55,7 @@ class InstructionRows:
         times_s, energies_j: time in s and energy in J, by that index and clock.
         power_w: per row, waiting power of its stage, W; shape (num_rows, 1).
         waiting_power_w: of all stages, W.
+        tail_s: part of an iteration after its last instruction, s.
     """
 
     def __init__(self, model: PipelineModel) -> None:
@@ -75,6 +78,7 @@ class InstructionRows:
         power_w = np.array(model.stage_blocking_power_w)
         self.power_w = power_w[stage, None]
         self.waiting_power_w = float(power_w.sum())
+        self.tail_s = clocked.tail_s
         self._num_within: dict[float, int] = {}
 
     def clocks(self, choices: IndexArray) -> IndexArray:
@@ -109,6 +113,7 @@ def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[Level]]:
     first_time = np.cumsum([0, *map(len, clocked.times_s)])
     table = first_time[np.array(clocked.group)[in_levels], None]
     stage = np.array(clocked.stage)[in_levels]
+    transfer_s = np.array(clocked.transfer_s)[in_levels, None]
     ends = np.cumsum(np.bincount(depth[:num]))
     return in_levels, [
         Level(
@@ -116,6 +121,7 @@ def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[Level]]:
             stage=stage[rows],
             before=before[rows],
             source=source[rows],
+            transfer_s=transfer_s[rows],
             table=table[rows],
             is_first=(before[rows] == num)[:, None],
         )

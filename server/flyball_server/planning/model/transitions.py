@@ -189,7 +189,7 @@ class TransitionSimulator:
         )
         run = self._iteration(clocks, delays_s, after, at)
         for _ in range(1 if self._starts_settled else NUM_ITERATIONS - 1):
-            period_s = max(run.end_s, least_period_s)
+            period_s = max(run.end_s + self._clocked.tail_s, least_period_s)
             if self._starts_settled or not self._is_late(clocks, delays_s, at, run, period_s):
                 break
             at = at.later(period_s, [run.finish_s[last] for last in clocked.last])
@@ -244,6 +244,7 @@ class TransitionSimulator:
         """Run the instructions; `at` is of the iteration's begin, and then of its end."""
         clocked, times_s, energies_j = self._clocked, self._times_s, self._energies_j
         order, data, stage_of = clocked.order_predecessor, clocked.data_predecessor, clocked.stage
+        transfer_s = clocked.transfer_s
         num = clocked.num_instructions
         start_s, duration_s, energy_j, late_s = ([0.0] * num for _ in range(4))
         finish_s = [0.0] * (num + 1)  # the last one stands for NONE
@@ -252,6 +253,7 @@ class TransitionSimulator:
         for instruction in clocked.topological_order:
             stage, before = stage_of[instruction], order[instruction]
             free_s, source_s = finish_s[before], finish_s[data[instruction]]
+            source_s += transfer_s[instruction]
             now_s = free_s if free_s > source_s else source_s
             start_s[instruction] = now_s
             if before == NONE:

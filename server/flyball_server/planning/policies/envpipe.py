@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
@@ -31,6 +32,7 @@ _FOLLOWS_GRADIENT = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWAR
 def outer_envelope(dag: DependencyDag) -> tuple[int, ...]:
     """Nodes of the outer envelope, in the order of time."""
     units = [_UNITS[instruction.kind] for instruction in dag.instruction]
+    dag = replace(dag, tail_s=0.0, transfer_s=())
     finish = earliest_finish_s(dag, units)  # small whole numbers: exact
     node = max(range(dag.num_nodes), key=lambda index: (finish[index], -dag.stage[index]))
     path = [node]

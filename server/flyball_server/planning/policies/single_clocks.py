@@ -303,7 +303,11 @@ class SingleClocks:
                     dag, durations_s[:, choice].tolist(), finish_s[:, choice].tolist()
                 )
                 counts = np.bincount(self._alike_of_node[path], minlength=len(of_alike_s))
-                self._paths_s = np.vstack([self._paths_s, counts @ self._duration_s])
+                path_s = counts @ self._duration_s
+                if dag.tail_s or dag.transfer_s:  # whatever the clocks: stage 0 has it
+                    delays_s = times_s[choice] - durations_s[path, choice].sum()
+                    path_s[: self._num_levels[0]] += delays_s
+                self._paths_s = np.vstack([self._paths_s, path_s])
         return times_s
 
     def _path_times_s(self, levels: IndexArray) -> FloatArray:
