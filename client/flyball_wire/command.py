@@ -48,7 +48,7 @@ class CommandError(Exception):
 def add_planner(parser: argparse.ArgumentParser) -> None:
     """Add the option for the planner's address."""
     parser.add_argument(
-        "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"
+        "--planner", metavar="URL", help="address of the planner (default: FLYBALL_PLANNER_URL)"
     )
 
 

@@ -100,7 +100,7 @@ def _help(of: argparse.ArgumentParser, action: argparse.Action) -> str:
     default = action.default
     is_told = isinstance(default, str | int | float) and not isinstance(default, bool)
     if is_told and default not in {argparse.SUPPRESS, ""} and "default" not in text:
-        text = f"{text} (default {default})"
+        text = f"{text} (default: {default})"
     return f"{text} (required)" if action.required and action.option_strings else text
 
 

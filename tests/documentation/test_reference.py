@@ -44,7 +44,7 @@ def test_every_argument_has_a_row_with_its_default_and_each_action_a_table(
         "| argument | meaning |",
         "| --- | --- |",
         "| `JOB` | name |",
-        r"| `--price PRICE` | price, `a\|b` (default 2.5) |",
+        r"| `--price PRICE` | price, `a\|b` (default: 2.5) |",
         "| `-o`, `--output FILE` | file (required) |",
     ]
 

@@ -64,17 +64,17 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--profile",
         type=Path,
         metavar="PROFILE.csv",
-        help="show the emulated GPUs of this stage profile instead of the machine's own",
+        help="list the emulated GPUs of this stage profile instead of this machine's GPUs",
     )
     parser.add_argument("--stage", type=int, metavar="N", help="only this stage of the profile")
     parser.add_argument(
         "--gpu", type=gpu_argument, metavar="INDEX|UUID", help="only this GPU of the machine"
     )
     parser.add_argument(
-        "--toml", metavar="NAME", help="print a new file of the GPU table, gpus/NAME.toml"
+        "--toml", metavar="NAME", help="print a draft of gpus/NAME.toml, a file of the GPU table"
     )
     parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="write the TOML to this new file"
+        "-o", "--output", metavar="FILE", type=Path, help="write that draft to this file"
     )
     add_force(parser)
 

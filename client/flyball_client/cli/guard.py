@@ -30,8 +30,8 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--group",
         type=_group,
         metavar="NAME|GID",
-        help="group whose ranks can keep their records in the watched folder, as zeusd's"
-        " (default: root's ranks only)",
+        help="group whose ranks may keep records in the watched folder, such as zeusd's"
+        " (default: only root's ranks)",
     )
 
 

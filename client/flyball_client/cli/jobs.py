@@ -41,7 +41,7 @@ def _nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument("job", metavar="JOB", help="name of the job")
 
 
 def _list(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
@@ -71,8 +71,12 @@ def _configure_target(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         help="fastest, slowdown:5%%, deadline:2.9 (s), least-energy or power:8000 (average W)",
     )
-    for flag, names in (("policy", Policy), ("reconfigure", Reconfigure), ("effort", Effort)):
-        parser.add_argument(f"--{flag}", choices=tuple(names), help=f"the new {flag}")
+    for flag, names, text in (
+        ("policy", Policy, "new clock policy"),
+        ("reconfigure", Reconfigure, "new reconfiguration, for EnvPipe's policies"),
+        ("effort", Effort, "new search effort, for policy frontier"),
+    ):
+        parser.add_argument(f"--{flag}", choices=tuple(names), help=text)
 
 
 def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
@@ -91,10 +95,10 @@ def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
 
 def _configure_profile(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="verb", metavar="put", required=True)
-    summary = "give a job its stage profile, from which it is planned at once"
+    summary = "store a job's stage profile, and plan the job at once"
     put = verbs.add_parser("put", help=summary, description=summary, allow_abbrev=False)
     _add_job(put)
-    put.add_argument("profile", type=Path, metavar="PROFILE.csv", help="the stage profile")
+    put.add_argument("profile", type=Path, metavar="PROFILE.csv", help="stage profile")
     _add_common(put)
 
 
@@ -112,16 +116,18 @@ def _put_profile(planner: PlannerClient, arguments: argparse.Namespace) -> Shown
 def _configure_straggler(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
     parser.add_argument(
-        "rank", metavar="RANK", type=count(0), nargs="?", help="the rank that is announced"
+        "rank", metavar="RANK", type=count(0), nargs="?", help="rank of the slow GPU"
     )
     parser.add_argument(
         "slowdown",
         metavar="SLOWDOWN",
         type=quantity(1.0),
         nargs="?",
-        help="factor of its instructions' times, at least 1",
+        help="slowdown factor of its instructions, at least 1",
     )
-    parser.add_argument("--from", dest="start", metavar="TIME", help="begin, ISO 8601 with offset")
+    parser.add_argument(
+        "--from", dest="start", metavar="TIME", help="start, ISO 8601 with an offset"
+    )
     parser.add_argument("--until", metavar="TIME", help="end, in the same form")
     parser.add_argument("--withdraw", action="store_true", help="withdraw the announcement")
 
@@ -152,11 +158,13 @@ def _configure_timetable(parser: argparse.ArgumentParser) -> None:
         action="append",
         nargs="+",
         metavar="WORD",
-        help="FROM UNTIL TARGET [DAYS]: 22:00 06:00 power:8000 mon,tue, or ISO 8601 times"
-        " with an offset; may be given again; replaces the timetable",
+        help="FROM UNTIL TARGET [DAYS], as in 22:00 06:00 power:8000 mon,tue, or with ISO 8601"
+        " times with an offset; repeatable; replaces the timetable",
     )
     parser.add_argument(
-        "--timezone", metavar="NAME", help="time zone of times of day, as Europe/Berlin"
+        "--timezone",
+        metavar="NAME",
+        help="time zone of the windows, such as Europe/Berlin (default: UTC)",
     )
     parser.add_argument("--delete", action="store_true", help="delete the timetable")
 
@@ -219,7 +227,7 @@ _ACTIONS: dict[str, _Action] = {
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     add_planner(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON, alone")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:

@@ -34,7 +34,7 @@ _STATES = {
 
 def configure_online(parser: argparse.ArgumentParser) -> None:
     """Add the action's arguments."""
-    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument("job", metavar="JOB", help="name of the job")
     add_planner(parser)
     add_output(parser, required=False)
     parser.add_argument("--json", action="store_true", help="print JSON")

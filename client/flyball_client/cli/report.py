@@ -99,27 +99,27 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         " confidence intervals; predicted and emulated figures are labelled."
     )
     factor = quantity(highest=_MAX_FACTOR_PER_KWH)
-    parser.add_argument("job", metavar="JOB", help="the job's name")
+    parser.add_argument("job", metavar="JOB", help="name of the job")
     add_planner(parser)
     parser.add_argument(
         "--compare",
         metavar="PAIRS",
         type=int,
-        help="first compare this number of steps at the highest clocks with as many on the plan,"
-        f" in turn, {_MIN_PAIRS} to {_MAX_PAIRS}, and wait for them",
+        help=f"first alternate {_MIN_PAIRS} to {_MAX_PAIRS} steps at the highest clocks with as"
+        " many on the plan, and wait for them",
     )
     parser.add_argument(
         "--timeout",
         metavar="S",
         type=quantity(may_be_lowest=False),
         default=3600.0,
-        help="timeout of --compare in s (default: %(default)s)",
+        help="time limit of --compare in s (default: %(default)g)",
     )
     parser.add_argument(
         "--price-per-kwh",
         metavar="PRICE",
         type=factor,
-        help="price for the cost of energy (default: the planner's FLYBALL_PRICE_PER_KWH)",
+        help="price of energy per kWh (default: the planner's FLYBALL_PRICE_PER_KWH)",
     )
     parser.add_argument(
         "--currency",
@@ -133,7 +133,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="CO2 emissions of a kWh in g (default: the planner's FLYBALL_CO2_G_PER_KWH)",
     )
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print JSON, alone")
+    form.add_argument("--json", action="store_true", help="print JSON only")
     form.add_argument("--markdown", action="store_true", help="print Markdown")
 
 

@@ -185,15 +185,19 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=gpu_argument,
         metavar="INDEX|UUID",
-        help="restore this GPU's clock, recorded as locked or not; may be repeated",
+        help="restore this GPU's clock even if no lock is recorded; repeatable",
     )
-    which.add_argument("--all", action="store_true", help="all GPUs, recorded as locked or not")
-    parser.add_argument("--force", action="store_true", help="also where a live rank uses the GPU")
+    which.add_argument(
+        "--all", action="store_true", help="restore all GPUs, even if no lock is recorded"
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="restore a GPU even if a live rank uses it"
+    )
     parser.add_argument(
         "--to",
         type=_clock_range,
         metavar="LOWEST:HIGHEST",
-        help="restore this range, MHz (default: FLYBALL_RETURN_CLOCKS_MHZ, else the driver's)",
+        help="clocks to restore, MHz (default: FLYBALL_RETURN_CLOCKS_MHZ, else the driver's)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

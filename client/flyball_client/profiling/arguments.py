@@ -64,8 +64,11 @@ def add_option(
     default: object = None,
 ) -> None:
     """Add an option with one value, and its default in the help."""
-    shown = text if default is None else f"{text} (default: %(default)s)"
-    parser.add_argument(flag, type=parse, metavar=metavar, default=default, help=shown)
+    if default is not None:
+        text += (
+            f" (default: {default:g})" if isinstance(default, float) else f" (default: {default})"
+        )
+    parser.add_argument(flag, type=parse, metavar=metavar, default=default, help=text)
 
 
 def add_labels(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +78,7 @@ def add_labels(parser: argparse.ArgumentParser) -> None:
             f"--{column.replace('_', '-')}",
             type=count(0),
             metavar="N",
-            help=f"write {column} N into every row, for one rank's part",
+            help=f"set {column} of every row to N, for a file that one rank measures",
         )
 
 
@@ -90,7 +93,7 @@ def add_output(
 ) -> None:
     """Add the arguments for the output file and for overwriting it."""
     parser.add_argument(
-        "-o", "--output", type=Path, metavar=metavar, required=required, help="write this file"
+        "-o", "--output", type=Path, metavar=metavar, required=required, help="file to write"
     )
     add_force(parser)
 

@@ -282,27 +282,41 @@ def configure_blocking_power(parser: argparse.ArgumentParser) -> None:
         nargs=2,
         default=(0, 1),
         metavar="N",
-        help="CUDA's numbers of the holding and of the waiting GPU (default: 0 1)",
-    )
-    add_option(parser, "--mhz", count(1), "MHZ", "lock the waiting GPU's SM clock there")
-    add_option(
-        parser, "--periods", count(4), "N", "number of counter movements", default=_NUM_PERIODS
+        help="CUDA device numbers of the GPU that is waited for, and of the one that waits"
+        " (default: 0 1)",
     )
     add_option(
-        parser, "--settle-s", quantity(), "S", "wait in s before measuring", default=_SETTLE_S
+        parser, "--mhz", count(1), "MHZ", "lock the waiting GPU's SM clock at this clock in MHz"
+    )
+    add_option(
+        parser, "--periods", count(4), "N", "number of energy counter updates", default=_NUM_PERIODS
+    )
+    add_option(
+        parser,
+        "--settle-s",
+        quantity(),
+        "S",
+        "time in s to wait before measuring",
+        default=_SETTLE_S,
     )
     add_option(
         parser,
         *("--emulated", Path, "PROFILE.csv"),
-        "let an emulated GPU wait, with the power of --blocking-power, to show the mechanism",
+        "use an emulated GPU of this stage profile, which waits at the power of --blocking-power",
     )
     add_option(parser, "--stage", count(0), "S", "emulated: stage of the profile", default=0)
-    add_option(parser, "--blocking-power", quantity(), "W", "emulated: its power")
-    add_option(parser, "--gpu", str, "NAME", "emulated: its power, from the GPU table")
+    add_option(parser, "--blocking-power", quantity(), "W", "emulated: blocking power in W")
+    add_option(
+        parser,
+        "--gpu",
+        str,
+        "NAME",
+        "emulated: GPU of the table (a100) or file (./mine.toml) with the blocking power",
+    )
     add_option(
         parser,
         *("--fill", str, "NAME"),
-        "GPU of the table, or file, without a blocking power: write its file with this one to -o",
+        "GPU of the table or file without a blocking power: write a copy with it to -o",
     )
     add_output(parser, required=False, metavar="OUT.toml")
     parser.add_argument("--json", action="store_true", help="print JSON")

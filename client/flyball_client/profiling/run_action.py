@@ -49,13 +49,17 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
         "workload",
         nargs="?",
         metavar="MODULE:FUNCTION",
-        help="function that is called with stage=, chunk= and device=, and returns the Workload",
+        help="function that returns the Workload; it is called with stage=, chunk= and device=",
     )
     add_option(
-        parser, "--emulated", Path, "PROFILE.csv", "profile an emulated GPU of this stage profile"
+        parser,
+        "--emulated",
+        Path,
+        "PROFILE.csv",
+        "profile an emulated GPU that runs by this stage profile",
     )
-    parser.add_argument("--stage", type=count(0), required=True, metavar="S", help="stage")
-    add_option(parser, "--chunk", count(0), "C", "model chunk of the stage")
+    parser.add_argument("--stage", type=count(0), required=True, metavar="S", help="stage, from 0")
+    add_option(parser, "--chunk", count(0), "C", "model chunk of the stage, from 0")
     add_output(parser, required=True)
     parser.add_argument(
         "--resume", action="store_true", help="continue the file of an interrupted run"
@@ -63,23 +67,31 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-held",
         action="store_true",
-        help="keep points whose clock was below the lock, instead of storing them separately",
+        help="also keep points that ran below the locked clock, instead of storing them separately",
     )
-    add_option(parser, "--device", count(0), "N", "GPU that CUDA calls cuda:N", default=0)
+    add_option(
+        parser, "--device", count(0), "N", "CUDA device number of the GPU, as in cuda:N", default=0
+    )
     add_option(
         parser,
         "--gpu",
         str,
         "NAME",
-        "window of clocks: of the GPU table, or of a file, as ./mine.toml",
+        "take the window of clocks from this entry of the GPU table (a100) or file (./mine.toml)",
     )
-    add_option(parser, "--min-mhz", count(1), "MHZ", "lowest clock")
-    add_option(parser, "--max-mhz", count(1), "MHZ", "highest clock")
-    add_option(parser, "--step-mhz", count(1), "MHZ", "least step between clocks")
+    add_option(parser, "--min-mhz", count(1), "MHZ", "lowest clock in MHz (default: the window's)")
+    add_option(parser, "--max-mhz", count(1), "MHZ", "highest clock in MHz (default: the window's)")
+    add_option(
+        parser,
+        "--step-mhz",
+        count(1),
+        "MHZ",
+        "smallest step between clocks in MHz (default: the window's)",
+    )
     add_option(
         parser,
         *("--rises", count(0), "N"),
-        "stop an instruction after this number of rises of its energy in a row; 0: never",
+        "stop lowering an instruction's clock after its energy rose N times in a row; 0: never",
         default=DEFAULT_NUM_RISES,
     )
     _add_measuring(parser)
@@ -93,7 +105,7 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
     add_option(
         parser,
         *("--error", positive, "SHARE"),
-        "target relative standard error of time and energy",
+        "target standard error of time and energy, as a share of the value",
         default=rule.wanted_error,
     )
     add_option(
@@ -101,41 +113,47 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         "--periods",
         count(4),
         "N",
-        "least number of counter movements",
+        "minimum number of energy counter updates per point",
         default=rule.min_periods,
     )
     add_option(
-        parser, "--max-point-s", positive, "S", "longest time of a point", default=rule.max_point_s
+        parser,
+        "--max-point-s",
+        positive,
+        "S",
+        "time limit per point in s",
+        default=rule.max_point_s,
     )
     add_option(
         parser,
         *("--settle-s", positive, "S"),
-        "length of two windows that must agree before measuring",
+        "length in s of the two windows that must agree before measuring",
         default=rule.settle_window_s,
     )
     add_option(
         parser,
         *("--max-settle-s", positive, "S"),
-        "time after which a point is measured without settling, and marked",
+        "time in s after which a point is measured unsettled, and marked",
         default=rule.max_settle_s,
     )
     parser.add_argument(
         "--warm-up-s",
         type=quantity(),
         metavar="S",
-        help=f"run each instruction first, in s (default: {DEFAULT_WARM_UP_S:g}; emulated 0)",
+        help="time in s to run each instruction before measuring"
+        f" (default: {DEFAULT_WARM_UP_S:g}; emulated: 0)",
     )
     parser.add_argument(
         "--time-scale",
         type=quantity(),
         metavar="X",
-        help="emulated: wall seconds per emulated second; 0: without waiting (default: 1)",
+        help="emulated: wall-clock seconds per emulated second; 0: do not wait (default: 1)",
     )
     parser.add_argument(
         "--blocking-power",
         type=quantity(),
         metavar="W",
-        help="emulated: power between instructions (default: from --gpu, else 0)",
+        help="emulated: power in W between instructions (default: from --gpu, else 0)",
     )
 
 

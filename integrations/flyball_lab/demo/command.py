@@ -203,23 +203,24 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=defaults.num_steps,
         metavar="N",
-        help="steps measured without and with the plan (default: %(default)s)",
+        help="number of measured steps without the plan, and with it (default: %(default)s)",
     )
     parser.add_argument(
         "--microbatches",
         type=int,
         default=defaults.num_microbatches,
         metavar="M",
-        help="microbatches of an iteration (default: %(default)s)",
+        help="microbatches per iteration (default: %(default)s)",
     )
     parser.add_argument(
         "--time-scale",
         type=float,
         default=defaults.time_scale,
         metavar="X",
-        help="wall seconds per emulated second; more on a busy computer (default: %(default)s)",
+        help="wall-clock seconds per emulated second; raise it on a busy computer"
+        " (default: %(default)g)",
     )
-    parser.add_argument("--json", action="store_true", help="print the result as JSON, alone")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON only")
     parser.add_argument(
         "--keep",
         type=Path,

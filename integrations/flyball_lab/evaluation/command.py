@@ -224,8 +224,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--figure",
         choices=(*FIGURE_NAMES, "all"),
         default="all",
-        help="9 models, 10 breakdown, 11 reconfiguration, 12 data-parallel x pipeline-parallel,"
-        " 13 microbatches, orders: EnvPipe's order against 1F1B (default: %(default)s)",
+        help="figure of EnvPipe's paper: 9 models, 10 breakdown, 11 reconfiguration,"
+        " 12 data-parallel x pipeline-parallel, 13 microbatches; orders: EnvPipe's order against"
+        " 1F1B (default: %(default)s)",
     )
     parser.add_argument(
         "-o",
@@ -233,14 +234,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         type=Path,
         default=Path("flyball-evaluation"),
-        help="where CSV files and plots go (default: %(default)s)",
+        help="folder for CSV files and plots (default: %(default)s)",
     )
     add_option(
         parser,
         "--profiles",
         Path,
         "DIR",
-        "add the stage profiles (*.csv) of this folder; the GPU is in a file's name, as a100",
+        "add the stage profiles (*.csv) of this folder; file names contain the GPU, such as a100",
     )
     steps = f"steps averaged in each run, 1 to {_MAX_STEPS}"
     add_option(parser, "--steps", int, "N", steps, default=3)
@@ -248,15 +249,15 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--switch-latency",
         type=float,
         metavar="MS",
-        help="ms from setting a clock to its taking effect, the same for all changes; 0: at once"
-        " (default: random, as measured on real GPUs, in nodes of eight GPUs)",
+        help="delay in ms of every clock change; 0: clocks change at once (default: random, as"
+        " measured on real GPUs in nodes of eight)",
     )
     parser.add_argument(
         "--print-plans",
         action="store_true",
-        help="print EnvPipe's plan after each reconfiguring step",
+        help="print EnvPipe's plan after each reconfiguration step",
     )
-    parser.add_argument("--json", action="store_true", help="print the results as JSON, alone")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON only")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -15,10 +15,10 @@ from flyball_wire.command import Command, CommandError
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    summary = "write a consistent backup, while planners run or not"
+    summary = "write a consistent backup, even while planners run"
     backup = actions.add_parser("backup", help=summary, description=summary, allow_abbrev=False)
-    backup.add_argument("file", metavar="FILE", type=Path, help="the backup; must not exist")
-    summary = "restore a backup, while no planner runs"
+    backup.add_argument("file", metavar="FILE", type=Path, help="backup to write; must not exist")
+    summary = "restore a backup; no planner may run"
     restoring = actions.add_parser("restore", help=summary, description=summary, allow_abbrev=False)
     restoring.add_argument(
         "file", metavar="FILE", type=Path, help="backup of a database of the same kind"
@@ -32,9 +32,9 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--database",
             metavar="URL",
-            help="the planner's (default: FLYBALL_DATABASE, else as for flyball serve)",
+            help="database of the planner (default: FLYBALL_DATABASE, else as for flyball serve)",
         )
-        action.add_argument("--json", action="store_true", help="print the result as JSON, alone")
+        action.add_argument("--json", action="store_true", help="print the result as JSON only")
 
 
 def _run(arguments: argparse.Namespace) -> int:

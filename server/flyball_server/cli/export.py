@@ -200,8 +200,8 @@ def _microseconds(time_s: float) -> int:
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Write a plan's predicted timeline for a trace viewer, or what a job measured of each of"
-        " its plans, for flyball replay."
+        "Write a plan's predicted timeline for a trace viewer, or a job's measurements of each of"
+        " its plans for flyball replay."
     )
     add_timeline_arguments(parser, are_required=False)
     parser.add_argument(
@@ -212,17 +212,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         " chrome://tracing",
     )
     parser.add_argument(
-        "--recorded", metavar="JOB", help="write the recorded runs of this job of the planner"
+        "--recorded",
+        metavar="JOB",
+        help="write the recorded runs of this job, read from the planner",
     )
     parser.add_argument(
         "-o",
         "--output",
         metavar="RUNS.json",
         type=Path,
-        help="file for --recorded (default: print them)",
+        help="file to write with --recorded (default: print to stdout)",
     )
     add_planner(parser)
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON, alone")
+    parser.add_argument(
+        "--json", action="store_true", help="print a summary of the written file as JSON only"
+    )
 
 
 def _run(arguments: argparse.Namespace) -> int:

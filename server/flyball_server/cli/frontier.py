@@ -36,12 +36,12 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=int,
         default=DEFAULT_NUM_POINTS,
-        help=f"number of plans (default {DEFAULT_NUM_POINTS})",
+        help=f"number of plans (default: {DEFAULT_NUM_POINTS})",
     )
     output.add_argument(
-        "--plot", metavar="FILE", type=Path, help=f"draw it: {', '.join(PLOT_SUFFIXES)}"
+        "--plot", metavar="FILE", type=Path, help=f"draw the frontier: {', '.join(PLOT_SUFFIXES)}"
     )
-    output.add_argument("--json", action="store_true", help="print the points as JSON, alone")
+    output.add_argument("--json", action="store_true", help="print the points as JSON only")
 
 
 def _run(arguments: argparse.Namespace) -> int:

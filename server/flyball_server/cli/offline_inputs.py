@@ -57,7 +57,7 @@ def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool =
         nargs=None if is_required else "?",
         metavar="PROFILE.csv",
         type=Path,
-        help="stage profile: stage,instruction,frequency,time,energy (MHz, s, J)",
+        help="stage profile, CSV: stage,instruction,frequency,time,energy (MHz, s, J)",
     )
 
 
@@ -74,7 +74,7 @@ def add_blocking_power_argument(parser: Arguments, note: str) -> None:
 def add_gpu_argument(parser: Arguments) -> None:
     """Add `--gpu`, a name or a file."""
     parser.add_argument(
-        "--gpu", metavar="NAME", help="entry of the GPU table, as a100, or a file, as ./mine.toml"
+        "--gpu", metavar="NAME", help="entry of the GPU table (a100), or a file (./mine.toml)"
     )
 
 
@@ -85,22 +85,22 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
         "--transition-ms",
         metavar="MS",
         type=float,
-        help="delay in ms after which a clock takes effect, up and down; an iteration's first clock"
-        " is then in force as it begins",
+        help="delay in ms of each clock change, up or down; an iteration's first clock is then in"
+        " force from its start",
     )
     group.add_argument(
         "--transitions",
         metavar="FILE",
         type=Path,
-        help="times of the GPUs' clock changes: TOML with the table [transitions], as in the GPU"
-        f" table (default: {default})",
+        help="TOML file with times of clock changes, the table [transitions] of the GPU table"
+        f" (default: {default})",
     )
     group.add_argument(
         "--no-transitions",
         dest="transition_ms",
         action="store_const",
         const=0.0,
-        help="clocks change at once",
+        help="predict as if clocks changed at once",
     )
 
 
@@ -220,7 +220,7 @@ def add_timeline_argument(parser: Arguments) -> None:
     parser.add_argument(
         "--timeline",
         action="store_true",
-        help="print a row per stage too: every instruction with its clock and its waiting",
+        help="also print a row per stage: each instruction with its clock and waiting time",
     )
 
 

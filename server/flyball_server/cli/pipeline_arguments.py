@@ -82,7 +82,8 @@ def add_pipeline_arguments(
         clocks.add_argument(
             "--target",
             default=DEFAULT_TARGET,
-            help=f"{', '.join(TARGET_FORMS)} (default {DEFAULT_TARGET})".replace("%", "%%"),
+            help=f"{', '.join(TARGET_FORMS)}; deadline in s, average power in W"
+            f" (default: {DEFAULT_TARGET})".replace("%", "%%"),
         )
     _add_search_arguments(clocks)
 
@@ -93,15 +94,15 @@ def _add_search_arguments(parser: Arguments) -> None:
         "--effort",
         Effort,
         None,
-        f"policy frontier: search effort (default {Effort.NORMAL})",
+        f"policy frontier: search effort (default: {Effort.NORMAL})",
     )
     parser.add_argument(
         "--reserve",
         metavar="SHARE",
         type=_reserve,
-        help="policy frontier: share by which instructions may take longer than profiled without a"
-        " longer iteration, as far as the pipeline allows, as 0.01; auto: chosen from the scatter"
-        " of times that the profile has, 0 where it has none (default auto)",
+        help="policy frontier: share, such as 0.01, by which instructions may take longer than"
+        " profiled without making the iteration longer, as far as the pipeline has slack; auto:"
+        " chosen from the scatter of the profiled times, 0 if the profile has none (default: auto)",
     )
 
 
@@ -118,32 +119,32 @@ def _reserve(text: str) -> float | None:
 
 def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
-    offline_inputs.add_blocking_power_argument(parser, "or name a --gpu whose table has it")
-    offline_inputs.add_transition_arguments(parser, "from --gpu, where its table has them, else 0")
+    offline_inputs.add_blocking_power_argument(parser, "default: from --gpu")
+    offline_inputs.add_transition_arguments(parser, "from --gpu, else 0")
     parser.add_argument(
         "--tail-ms",
         metavar="MS",
         type=float,
         help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
-        " all GPUs wait meanwhile (default 0)",
+        " all GPUs wait meanwhile (default: 0)",
     )
     parser.add_argument(
         "--transfer-ms",
         metavar="MS",
         type=offline_inputs.per_stage(float, "ms", "1.5,2"),
         help="time of a transfer between neighbouring stages in ms, one value or one for each pair"
-        " of neighbours (default 0)",
+        " of neighbours (default: 0)",
     )
     for option, what in (
-        ("--activation-bytes", "held per microbatch in flight"),
-        ("--free-memory-bytes", "free beside what 1F1B holds"),
+        ("--activation-bytes", "of activations per microbatch in flight"),
+        ("--free-memory-bytes", "of memory free beyond what 1F1B uses"),
     ):
         parser.add_argument(
             option,
             metavar="N",
             type=offline_inputs.per_stage(int, "bytes", "1000,2000"),
-            help=f"bytes {what}, one value or one per stage: limits the extra forwards of envpipe,"
-            " and an order that does not fit is refused",
+            help=f"bytes {what}, one value or one per stage; limits envpipe's extra forwards and"
+            " refuses an order that does not fit",
         )
 
 
@@ -159,8 +160,8 @@ def _add_order_arguments(parser: Arguments) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help=f"{', '.join(names)} (default {DEFAULT_SCHEDULE}); auto: the one with the least energy"
-        " at the target among those that profile and memory allow; auto:NAME,NAME: among these"
+        help=f"{', '.join(names)} (default: {DEFAULT_SCHEDULE}); auto: the one with the least"
+        " energy at the target, of those that profile and memory permit; auto:NAME,NAME: of these"
         " and 1f1b",
     )
     parser.add_argument(
@@ -174,29 +175,29 @@ def _add_order_arguments(parser: Arguments) -> None:
         "--checkpoint",
         Checkpoint,
         None,
-        "schedule torchgpipe: microbatches that are computed forward again before their backward"
-        f" (default {Checkpoint.EXCEPT_LAST})",
+        "schedule torchgpipe: microbatches whose forward is recomputed before their backward"
+        f" (default: {Checkpoint.EXCEPT_LAST})",
     )
     parser.add_argument(
         "--data-parallel",
         choices=[MERGED, SEPARATE],
         default=MERGED,
-        help="merged: one plan for all data-parallel pipelines; separate: one for each, by the"
-        f" profile's column dp_rank, all done when the slowest is (default {MERGED})",
+        help="merged: one plan for all data-parallel pipelines; separate: one plan for each, from"
+        f" the profile's column dp_rank, all as fast as the slowest (default: {MERGED})",
     )
 
 
 def _add_policy_arguments(parser: Arguments, policies: Iterable[Policy]) -> None:
     """Add `--policy` with these choices, and `--reconfigure`."""
     default = PlanOptions.policy if PlanOptions.policy in policies else Policy.ENVELOPE
-    add_choice(parser, "--policy", policies, default, f"clock policy (default {default})")
+    add_choice(parser, "--policy", policies, default, f"clock policy (default: {default})")
     add_choice(
         parser,
         "--reconfigure",
         Reconfigure,
         None,
-        f"EnvPipe's reconfiguration (default: {Reconfigure.DEFAULT}, which is none, for policy"
-        f" {Policy.UNIFORM}, else {Reconfigure.BALANCED})",
+        f"EnvPipe's reconfiguration; {Reconfigure.DEFAULT} means none (if not given:"
+        f" {Reconfigure.DEFAULT} for policy {Policy.UNIFORM}, else {Reconfigure.BALANCED})",
     )
 
 

@@ -58,11 +58,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     pipeline_arguments.add_pipeline_arguments(parser, policies=tuple(Policy), has_target=True)
     output = parser.add_argument_group("output")
     output.add_argument(
-        "-o", "--output", metavar="PLAN.json", type=Path, help="write the plan here"
+        "-o", "--output", metavar="PLAN.json", type=Path, help="file to write the plan to"
     )
     offline_inputs.add_timeline_argument(output)
     add_color_argument(output)
-    output.add_argument("--json", action="store_true", help="print the plan as JSON, alone")
+    output.add_argument("--json", action="store_true", help="print the plan as JSON only")
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help="folder sosp24_data of the Perseus artifact: replay all of its workloads",
     )
     parser.add_argument(
-        "--job", metavar="JOB", help="replay what the planner has measured of this job"
+        "--job", metavar="JOB", help="replay this job's runs, as measured by the planner"
     )
     add_planner(parser)
     parser.add_argument(
@@ -52,21 +52,21 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         metavar="RULE",
         type=_fit_rule,
         default=DEFAULT_FIT,
-        help=f"runs to fit: {', '.join(FIT_FORMS)} (default: %(default)s, in the file's order from"
-        " the first)",
+        help=f"runs to fit: {', '.join(FIT_FORMS)} (default: %(default)s, starting with the first"
+        " run in the file)",
     )
     parser.add_argument(
         "--saving",
         action="store_true",
-        help="also predict, from a fit on all runs, what a plan in the first run's time saves",
+        help="also fit all runs, and predict the saving of a plan as fast as the first run",
     )
     parser.add_argument(
         "--plot",
         metavar="FILE",
         type=Path,
-        help=f"draw measured against predicted: {', '.join(PLOT_SUFFIXES)}",
+        help=f"plot measured against predicted figures: {', '.join(PLOT_SUFFIXES)}",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
 
 
 def _fit_rule(text: str) -> FitRule:

@@ -30,11 +30,11 @@ from flyball_wire.command import Command, CommandError
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--host", help="address to listen on (default 127.0.0.1; FLYBALL_HOST)")
+    parser.add_argument("--host", help="address to listen on (default: 127.0.0.1; FLYBALL_HOST)")
     parser.add_argument(
         "--port",
         type=int,
-        help="TCP port, 0 for a free one (default 7787; FLYBALL_PORT)",
+        help="TCP port, 0 for a free one (default: 7787; FLYBALL_PORT)",
     )
     parser.add_argument(
         "--database",
@@ -45,34 +45,34 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--token",
-        help="an operator's token, besides those of `flyball token`; on a shared machine set"
-        " FLYBALL_TOKEN instead, which others cannot read",
+        help="operator's token, in addition to those of `flyball token`; on a shared machine set"
+        " FLYBALL_TOKEN instead, which other users cannot read",
     )
     parser.add_argument(
         "--allow-open",
         action="store_true",
-        help="listen beyond loopback even without any token (FLYBALL_ALLOW_OPEN=1)",
+        help="allow listening beyond loopback without any token (FLYBALL_ALLOW_OPEN=1)",
     )
     parser.add_argument(
         "--tls-certificate",
         metavar="FILE",
-        help="PEM file with the certificate, then those between it and a CA: serve HTTPS"
+        help="PEM file with the certificate and its intermediate certificates; serves HTTPS"
         " (FLYBALL_TLS_CERTIFICATE)",
     )
     parser.add_argument(
         "--tls-key",
         metavar="FILE",
-        help="PEM file with the certificate's key (FLYBALL_TLS_KEY)",
+        help="PEM file with the certificate's private key (FLYBALL_TLS_KEY)",
     )
     parser.add_argument(
         "--log-level",
         choices=("debug", "info", "warning", "error"),
-        help="log level on stderr (default info; FLYBALL_LOG_LEVEL)",
+        help="log level on stderr (default: info; FLYBALL_LOG_LEVEL)",
     )
     parser.add_argument(
         "--log-format",
         choices=LOG_FORMATS,
-        help="as text, or a JSON object a line (default text; FLYBALL_LOG_FORMAT)",
+        help="text, or a JSON object per line (default: text; FLYBALL_LOG_FORMAT)",
     )
 
 

@@ -35,11 +35,11 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         "--plot",
         metavar="FILE",
         type=Path,
-        help=f"draw the timeline, baseline and plan: {', '.join(PLOT_SUFFIXES)}",
+        help=f"draw the timelines of baseline and plan: {', '.join(PLOT_SUFFIXES)}",
     )
     add_timeline_argument(parser)
     add_color_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
 
 
 def _run(arguments: argparse.Namespace) -> int:

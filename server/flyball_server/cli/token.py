@@ -43,18 +43,20 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--database",
             metavar="URL",
-            help="the planner's (default: FLYBALL_DATABASE, else as for flyball serve)",
+            help="database of the planner (default: FLYBALL_DATABASE, else as for flyball serve)",
         )
-        action.add_argument("--json", action="store_true", help="print the result as JSON, alone")
+        action.add_argument("--json", action="store_true", help="print the result as JSON only")
 
 
 def _configure_create(parser: argparse.ArgumentParser) -> None:
     opens = parser.add_mutually_exclusive_group(required=True)
     opens.add_argument(
-        "--operator", action="store_true", help="an operator's token, with access to everything"
+        "--operator",
+        action="store_true",
+        help="create an operator's token, with access to everything",
     )
-    opens.add_argument("--job", metavar="JOB", help="the only job that it gives access to")
-    parser.add_argument("--note", default="", help="description for the list of tokens")
+    opens.add_argument("--job", metavar="JOB", help="create a token with access to this job only")
+    parser.add_argument("--note", default="", help="description, shown in the list of tokens")
 
 
 def _configure_list(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +64,7 @@ def _configure_list(parser: argparse.ArgumentParser) -> None:
 
 
 def _configure_revoke(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("id", metavar="ID", help="the token's public part, as listed")
+    parser.add_argument("id", metavar="ID", help="public part of the token, as listed")
 
 
 def _create(store: JobStore, arguments: argparse.Namespace) -> None:
@@ -123,7 +125,7 @@ def _run(arguments: argparse.Namespace) -> int:
             _check_may_be_made(missing, settings, arguments)
         with _opened_store(settings.database) as store:
             if missing is not None:
-                print(f"flyball token: made {missing}", file=sys.stderr)
+                print(f"flyball token: created {missing}", file=sys.stderr)
             act(store, arguments)
     except JobsError as error:
         raise command_refusal(error) from None
@@ -189,7 +191,7 @@ _Action = tuple[
     Callable[[JobStore, argparse.Namespace], None],
 ]
 _ACTIONS: dict[str, _Action] = {
-    "create": ("make a token and print it once", _configure_create, _create),
+    "create": ("create a token and print it once", _configure_create, _create),
     "list": ("list the tokens and their rights", _configure_list, _list),
     "revoke": ("revoke a token", _configure_revoke, _revoke),
 }

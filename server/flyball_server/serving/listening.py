@@ -66,7 +66,7 @@ def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: 
     """
     if has_operator:
         return
-    make = "make a token with `flyball token create --operator` or set FLYBALL_TOKEN"
+    make = "create a token with `flyball token create --operator` or set FLYBALL_TOKEN"
     if has_tokens:
         raise CommandError(
             f"all tokens are jobs' tokens, so nobody could operate the planner at {address}: {make}"

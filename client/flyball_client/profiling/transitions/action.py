@@ -49,39 +49,41 @@ def configure_transitions(parser: argparse.ArgumentParser) -> None:
         type=count(0),
         nargs="+",
         metavar="N",
-        help="CUDA's numbers of GPUs of this node (default: all)",
+        help="CUDA device numbers of GPUs of this node (default: all)",
     )
     add_option(
         parser,
         *("--gpu", str, "NAME"),
-        "window of clocks: of the GPU table, or of a file, as ./mine.toml",
+        "take the window of clocks from this entry of the GPU table (a100) or file (./mine.toml)",
     )
     parser.add_argument(
         "--clocks",
         type=count(1),
         nargs="+",
         metavar="MHZ",
-        help=f"clocks to change between (default: {_NUM_CLOCKS} of the window)",
+        help=f"clocks in MHz to change between (default: {_NUM_CLOCKS} of the window)",
     )
     add_option(
         parser,
         *("--repetitions", count(FEWEST_REPETITIONS), "N"),
-        "changes of each pair of clocks under each load",
+        "number of changes per pair of clocks and load",
         default=FEWEST_REPETITIONS,
     )
     parser.add_argument(
         "--coarse",
         action="store_true",
-        help="time matrix products by the host, without compiling a kernel",
+        help="time matrix products on the host instead of compiling a kernel",
     )
     add_option(parser, "--stage", count(0), "S", "emulated: stage of the profile", default=0)
     add_option(
         parser,
         *("--fill", str, "NAME"),
-        "GPU of the table, or file, without clock changes: write its file with these to -o",
+        "GPU of the table or file without clock changes: write a copy with them to -o",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="check, print what would be done, and change nothing"
+        "--dry-run",
+        action="store_true",
+        help="check, print the planned measurements, and change nothing",
     )
     add_output(parser, required=False, metavar="OUT.toml")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -112,12 +112,14 @@ def _configure(parser: argparse.ArgumentParser) -> None:
             dest=target,
             metavar="FORMAT",
             choices=FORMATS,
-            help=f"format of {what}: {', '.join(FORMATS)} (default: by its name and content)",
+            help=f"format of {what}: {', '.join(FORMATS)} (default: from its name and content)",
         )
     _add_plan_arguments(parser)
     _add_profile_arguments(parser)
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
-    parser.add_argument("--json", action="store_true", help="print what was written as JSON, alone")
+    parser.add_argument(
+        "--json", action="store_true", help="print a summary of the written file as JSON only"
+    )
 
 
 def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -125,9 +127,9 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile",
         metavar="PROFILE.csv",
         type=Path,
-        help="stage profile of the plan: to plan it needs one, to envpipe-plan it gives the waits",
+        help="stage profile of the plan: required to plan; to envpipe-plan it adds waiting times",
     )
-    offline_inputs.add_blocking_power_argument(parser, "goes with --profile; or name a --gpu")
+    offline_inputs.add_blocking_power_argument(parser, "used with --profile (default: from --gpu)")
     offline_inputs.add_gpu_argument(parser)
     parser.add_argument(
         "--kernels",
@@ -138,15 +140,15 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--by-microbatch",
         action="store_true",
-        help="to scheds: a pair per microbatch, as Kareus without activation checkpointing",
+        help="to scheds: write a pair per microbatch, as Kareus without activation checkpointing",
     )
     _add_counts(
         parser,
         {
-            "--stages": "from sched-json: number of stages (default: as the folder's name says)",
-            "--microbatches": "from sched-json: number of microbatches (default: likewise)",
+            "--stages": "from sched-json: number of stages (default: from the folder's name)",
+            "--microbatches": "from sched-json: microbatches (default: from the folder's name)",
             "--ranks": "to sched-json: number of ranks (default: one pipeline)",
-            "--pipeline": "from plan: dp_rank of a plan of separate pipelines",
+            "--pipeline": "from plan: dp_rank of the pipeline to convert, if they are separate",
         },
     )
 
@@ -157,22 +159,23 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep",
         kareus_files.KeptRow,
         kareus_files.KeptRow.LEAST_ENERGY,
-        "from kareus-profile: row to keep of several at one clock; least energy counts above"
-        f" --blocking-power where given (default {kareus_files.KeptRow.LEAST_ENERGY})",
+        "from kareus-profile: row to keep of several at one clock; least-energy compares the"
+        " energy above --blocking-power if that is given"
+        f" (default: {kareus_files.KeptRow.LEAST_ENERGY})",
     )
-    highest = "from envpipe-profile: highest clock, MHz (default: the log's plan's)"
+    highest = "from envpipe-profile: highest clock in MHz (default: that of the log's plan)"
     _add_counts(parser, {"--highest-clock": highest})
     parser.add_argument(
         "--computing-power",
         metavar="W,W",
         type=_two_powers,
-        help="from envpipe-profile: power of a GPU that computes at the highest clock, and at the"
-        " clock of least energy",
+        help="from envpipe-profile: power in W of a computing GPU at the highest clock, and at the"
+        " least-energy clock",
     )
     _add_counts(
         parser,
         {
-            f"--{column.replace('_', '-')}": f"write {column} N into every row of a profile"
+            f"--{column.replace('_', '-')}": f"profile: set {column} of every row to N"
             for column in RANK_COLUMNS
         },
     )

@@ -95,7 +95,7 @@ def add_color_argument(parser: Arguments) -> None:
         metavar="WHEN",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour units by their clocks: auto (on a terminal, unless NO_COLOR is set), always"
+        help="colour instructions by clock: auto (on a terminal, unless NO_COLOR is set), always"
         " or never (default: %(default)s)",
     )
 
