@@ -75,6 +75,25 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
     assert job.newest.version == 3
 
 
+def test_a_quick_plan_keeps_the_reserve_and_one_is_chosen_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserves: list[float | None] = []
+
+    def noted(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
+        reserves.append(slowed.request.options.reserve)
+        return with_poor_quick_plans(slowed)
+
+    monkeypatch.setattr(slowed_plan, "make_slowed_plan", noted)
+    job = Running()
+    job.announce(1, 1.2)
+    job.react()
+    job.acknowledged()
+    job.react()
+    assert job.newest.version == 3
+    assert reserves == [0.0, None]
+
+
 def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little() -> None:
     job = Running()
     job.announce(1, 1.2)

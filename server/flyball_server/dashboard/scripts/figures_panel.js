@@ -116,7 +116,7 @@ function reserveHero(predicted) {
       "Reserve for noise",
       percent(100 * predicted.reserve, { digits: 2 }),
       choice === null
-        ? "as given"
+        ? "not chosen for this plan"
         : `costs ${choice.cost_points.toFixed(2)} points of saving; the mean iteration is ` +
             `${percent(choice.slowdown_percent, { digits: 2 })} longer than at the highest ` +
             `clocks, ${percent(choice.slowdown_without_percent, { digits: 2 })} without`,

@@ -67,6 +67,7 @@ class PlanningSnapshot:
         profile: profile of the job; None: not uploaded or measured yet.
         ranks: ranks registered so far.
         running_schedule: order of the newest version; None: no such plan.
+        running_reserve: reserve of the newest version, a share; None: no such plan.
         planned_target: target that the newest version was planned for; None: no such plan.
     """
 
@@ -75,6 +76,7 @@ class PlanningSnapshot:
     loop_state: JobLoopState
     ranks: tuple[RankRecord, ...]
     running_schedule: str | None
+    running_reserve: float | None
     planned_target: str | None
 
 
@@ -96,6 +98,7 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         loop_state=loop_state,
         ranks=reader.list_ranks(job_id),
         running_schedule=None if plan is None else plan.schedule,
+        running_reserve=None if plan is None else plan.reserve,
         planned_target=planned_target,
     )
 
@@ -128,7 +131,7 @@ def slowed_plan(
     made = _made_before(services, snapshot, _digest(job, slowed, request.options.schedule))
     if made is not None:
         return made
-    plan = _nearest(services, snapshot, slowed)
+    plan = _nearest(services, snapshot, _with_kept_reserve(snapshot, slowed))
     return SlowedPlan(
         plan=plan,
         digest=_digest(job, slowed, plan.schedule),
@@ -201,6 +204,17 @@ def planned_slowdowns(inputs: PlanningInputs, ranks: Sequence[RankRecord]) -> tu
             for slowed in inputs.stage_slowdowns
         ),
     )
+
+
+def _with_kept_reserve(snapshot: PlanningSnapshot, slowed: SlowedRequest) -> SlowedRequest:
+    """Return the request with the running plan's reserve, where the answer is to be quick.
+
+    Choosing one takes as long as a bound of a plan does.
+    """
+    options, is_quick = slowed.request.options, snapshot.loop_state.inputs.effort is not None
+    if options.reserve is not None or not is_quick or snapshot.running_reserve is None:
+        return slowed
+    return replace(slowed, request=slowed.request.with_options(reserve=snapshot.running_reserve))
 
 
 def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | None:

@@ -57,10 +57,10 @@ def reserve_lines(reserve: float, choice: ReserveChoice | None) -> list[str]:
 
     Args:
         reserve: the reserve, a share.
-        choice: reason and price of one that the planner chose; None: it was given.
+        choice: reason and price of one that was chosen for the plan; None: it was given.
     """
     if choice is None:
-        return [f"reserve {100 * reserve:g} %, as given"] if reserve else []
+        return [f"reserve {100 * reserve:g} %, not chosen for this plan"] if reserve else []
     noise = [
         f"{value:.2g} % of {name}"
         for value, name in (

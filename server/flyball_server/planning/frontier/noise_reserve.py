@@ -32,8 +32,8 @@ MAX_LENGTHENING = 0.0035
 # Reserves are tried in steps of this share of what noise lengthens a plan without one by, until
 # that is short enough or a step shortens it by less than this share of itself.
 STEP_SHARE, LEAST_GAIN, MAX_STEPS = 0.25, 0.25, 12
-# Decimal places to which a reserve is rounded up.
-DECIMALS = 4
+# Reserves are rounded up to so many parts of 1.
+NUM_PARTS = 10_000
 # Draws of an iteration: by the number of instructions, which bounds the memory.
 MAX_DRAWS, MIN_DRAWS, INSTRUCTIONS_DRAWN = 256, 64, 2_000_000
 # Shares below this are of rounding, not of noise.
@@ -173,7 +173,7 @@ class NoiseReserve:
                 break
             part = min(1.0, (before - MAX_LENGTHENING) / (before - now))
             share, before = share + part * step, now
-        return min(MAX_RESERVE, math.ceil(share * 10**DECIMALS - 1e-6) / 10**DECIMALS)
+        return min(MAX_RESERVE, math.ceil(share * NUM_PARTS - 1e-6) / NUM_PARTS)
 
 
 def noise_reserve(
