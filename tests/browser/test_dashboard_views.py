@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 from playwright.sync_api import Locator, Page, expect
 from tests.browser.dashboard import Dashboard
@@ -95,6 +98,63 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, job_page: 
     for key, pressed in (("+", "false"), ("0", "true")):
         page.keyboard.press(key)
         expect(shown).to_have_attribute("aria-pressed", pressed)
+
+
+def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> None:
+    page = job_page
+    page.locator("#panel-timeline canvas").first.wait_for()
+    sections = page.get_by_role("navigation", name="Sections")
+    expect(sections.get_by_role("button")).to_have_text(
+        ["Figures", "Frontier", "Stragglers", "Steps", "Timeline", "Plans"]
+    )
+    for act in (sections.get_by_role("button", name="Timeline").click, press(page, "5")):
+        page.evaluate("scrollTo(0, 0)")
+        act()
+        expect(page.locator("#panel-timeline")).to_be_in_viewport()
+        expect(page.locator("#panel-timeline")).to_be_focused()
+        expect(sections.get_by_role("button", name="Timeline")).to_have_attribute(
+            "aria-current", "true"
+        )
+    page.get_by_role("link", name="Jobs", exact=True).click()
+    expect(sections).to_be_hidden()
+
+
+def press(page: Page, key: str) -> Callable[[], None]:
+    return lambda: page.keyboard.press(key)
+
+
+def test_a_question_mark_shows_the_keys(job_page: Page) -> None:
+    dialog = job_page.get_by_role("dialog", name="Keys")
+    for act in (press(job_page, "?"), job_page.get_by_role("button", name="Keys").click):
+        act()
+        expect(dialog).to_contain_text("arrow keys go from plan to plan")
+        job_page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
+    job_page.get_by_role("link", name="Jobs", exact=True).click()
+    search = job_page.get_by_role("searchbox")
+    search.fill("")
+    search.press("?")
+    expect(dialog).to_be_hidden()
+
+
+def test_the_power_under_the_pointer_is_that_of_a_named_stage(job_page: Page) -> None:
+    power = chart(job_page, "Mean power by stage, measured")
+    plot = power.locator(".u-over")
+    box = plot.bounding_box()
+    assert box is not None
+    tip = power.locator(".chart-tip")
+    for stage, power_w, share in ((1, 222.2, 0.1), (0, 111.1, 0.9)):
+        plot.hover(position={"x": box["width"] / 2, "y": share * box["height"]})
+        expect(tip).to_have_text(re.compile(f"stage {stage}: {power_w}\u202fW, step [56]"))
+    job_page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+
+
+def test_the_gap_is_a_word_with_its_explanation_behind_it(job_page: Page) -> None:
+    gap = job_page.locator("#panel-figures .gap")
+    expect(gap).not_to_contain_text(re.compile("no plan could"), use_inner_text=True)
+    gap.get_by_text("near-optimal").click()
+    expect(gap).to_contain_text("no plan could save more than that", use_inner_text=True)
 
 
 def test_the_newest_steps_are_a_table_too(job_page: Page) -> None:

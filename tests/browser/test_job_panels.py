@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from playwright.sync_api import BrowserContext, Locator, Page, Route, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
 from tests.browser.jobs import acknowledge, depart, put_running_job, put_steps
@@ -79,6 +79,28 @@ def test_the_point_under_the_pointer_is_described(browser_page: Page, points: Lo
         expect(tip).to_contain_text(words)
     browser_page.mouse.move(0, 0)
     expect(tip).to_be_hidden()
+
+
+def test_a_finger_beside_the_points_chooses_one_and_goes_to_its_neighbours(
+    browser: Browser, planner: LivePlanner
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 390, "height": 800}, has_touch=True, is_mobile=True
+    )
+    page = context.new_page()
+    dashboard = open_job(page, planner)
+    strip = page.get_by_role("group", name="Confirm the plan")
+    dashboard.points.last.scroll_into_view_if_needed()
+    box = dashboard.points.last.bounding_box()
+    assert box is not None
+    page.touchscreen.tap(box["x"] + box["width"] / 2, box["y"] + 38)
+    expect(dashboard.points.last).to_have_attribute("aria-pressed", "true")
+    expect(strip.get_by_role("button", name="Slower plan")).to_have_count(0)
+    strip.get_by_role("button", name="Faster plan").click()
+    expect(dashboard.points.nth(-2)).to_have_attribute("aria-pressed", "true")
+    strip.get_by_role("button", name="Slower plan").click()
+    expect(dashboard.points.last).to_have_attribute("aria-pressed", "true")
+    context.close()
 
 
 @pytest.mark.usefixtures("points")

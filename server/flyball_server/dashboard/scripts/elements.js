@@ -64,6 +64,11 @@ function fill(element, classes, contents) {
   }
 }
 
+/** Return whether a key goes into a field or an open dialog. @param {KeyboardEvent} event */
+export function isTyping({ target }) {
+  return target instanceof Element && target.closest("input, select, textarea, dialog") !== null;
+}
+
 /**
  * Set or remove an attribute if that changes anything.
  * @param {Element} element

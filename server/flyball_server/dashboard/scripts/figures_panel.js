@@ -12,7 +12,7 @@ import {
   wattHours,
   watts,
 } from "./format.js";
-import { clocksText, isOnPlan } from "./job_words.js";
+import { clocksText, gapWord, isOnPlan } from "./job_words.js";
 import { makeTable } from "./tables.js";
 
 /**
@@ -91,14 +91,10 @@ function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
   const note = saved === null ? "needs a measured baseline" : intervalNote(saved, wattHours);
   return [
     hero("Saved so far, measured", wattHours(saved?.mean), share + note),
-    ...(saved === null ? [] : costs(saved.mean, factors)).map((text) =>
-      hero(text.endsWith("CO\u2082") ? "Emissions saved" : "Cost saved", text, "at the planner's factors"),
+    ...(saved === null ? [] : costs(saved.mean, factors)).map(({ name, text }) =>
+      hero(name, text, "measured, at the planner's factors"),
     ),
-    hero(
-      "Gap, predicted",
-      percent(predicted?.gap_percent, { digits: 2 }),
-      "above the least energy that any plan could have",
-    ),
+    gapHero(predicted?.gap_percent ?? null),
     ...reserveHero(predicted),
     ...fixedClocksHero(predicted),
   ];
@@ -122,6 +118,20 @@ function reserveHero(predicted) {
             `clocks, ${percent(choice.slowdown_without_percent, { digits: 2 })} without`,
     ),
   ];
+}
+
+/** The gap as a word, with its explanation behind it. @param {number | null} gap_percent */
+function gapHero(gap_percent) {
+  const why =
+    gap_percent === null
+      ? "Only policy frontier proves how little energy any plan could need."
+      : `This plan is predicted to need ${percent(gap_percent, { digits: 2 })} more energy than the ` +
+        "proven lower bound for its iteration time: no plan could save more than that.";
+  return make(
+    "details.hero.gap",
+    make("summary", make("span.hero-name", "Plan"), make("span.figure.hero-figure", gapWord(gap_percent))),
+    make("span.note", why),
+  );
 }
 
 /**

@@ -59,15 +59,20 @@ export function wattHours(energy_j) {
 }
 
 /**
- * Return what an energy costs and emits, where the planner has factors for it.
+ * Return what a saved energy costs and emits, where the planner has factors for it.
  * @param {number} energy_j
  * @param {EnergyFactors} factors
  */
 export function costs(energy_j, { price_per_kwh, currency, co2_g_per_kwh }) {
   const kwh = energy_j / 3.6e6;
-  const price = price_per_kwh === null ? [] : [`${money(kwh * price_per_kwh)}${GAP}${currency}`];
-  if (co2_g_per_kwh === null) return price;
-  return [...price, `${scaled(kwh * co2_g_per_kwh, CO2_UNITS)}${GAP}CO\u2082`];
+  const found = [];
+  if (price_per_kwh !== null)
+    found.push({ name: "Cost saved", text: `${money(kwh * price_per_kwh)}${GAP}${currency}` });
+  if (co2_g_per_kwh !== null) {
+    const text = `${scaled(kwh * co2_g_per_kwh, CO2_UNITS)}${GAP}CO\u2082`;
+    found.push({ name: "Emissions saved", text });
+  }
+  return found;
 }
 
 /** @param {number} amount */
@@ -162,7 +167,8 @@ export function targetText(target) {
  */
 export function jobTarget({ target, missed }) {
   const runs = targetText(target);
-  return missed === null ? runs : `${runs}, nearest to ${targetText(missed.target)}`;
+  // Until all ranks have the nearest plan, the one before runs.
+  return missed?.nearest !== target ? runs : `${runs}, nearest to ${targetText(missed.target)}`;
 }
 
 /**

@@ -14,7 +14,8 @@ import { FrontierPicture } from "./frontier_picture.js";
 
 const HEIGHTS = { wide: 400, narrow: 320 };
 const NARROW = 560;
-const REACH = 22; // px around a point or mark
+// px around a point or mark, for a pointer and for a finger.
+const REACH = { fine: 22, coarse: 44 };
 const POINT_FIRST = 4; // px by which a point is preferred to a mark
 
 export class FrontierChart {
@@ -156,7 +157,7 @@ export class FrontierChart {
       ...this._shown.marks.map((mark) => ({ mark })),
     ];
     let nearest = null;
-    let least = REACH;
+    let least = matchMedia("(pointer: coarse)").matches ? REACH.coarse : REACH.fine;
     for (const each of all) {
       const [atX, atY] = this._placeOf(each);
       const away = Math.hypot(atX - x, atY - y) - ("point" in each ? POINT_FIRST : 0);

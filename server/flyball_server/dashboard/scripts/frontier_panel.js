@@ -39,7 +39,7 @@ export class FrontierPanel {
     this._question = new AbortController();
     this._timer = 0;
     this._chart = new FrontierChart((point) => {
-      if (this._frontier) this._target.confirm(point, this._frontier.baseline);
+      if (this._frontier) this._target.confirm(point, this._frontier);
     });
     this._target = new FrontierTarget(
       context,

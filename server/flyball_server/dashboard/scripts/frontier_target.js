@@ -9,7 +9,7 @@ import { isOver } from "./job_words.js";
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparedPlan, FrontierPoint, JobOverview,
+ * @import { FrontierPoint, JobFrontier, JobOverview,
  *   JobView, TimetableStatus } from "./wire_types.js"
  */
 
@@ -69,9 +69,14 @@ export class FrontierTarget {
   /**
    * Ask whether to run a point's plan.
    * @param {FrontierPoint} point
-   * @param {ComparedPlan} baseline
+   * @param {JobFrontier} frontier
    */
-  confirm(point, baseline) {
+  confirm(point, frontier) {
+    const { baseline, points } = frontier;
+    const index = points.indexOf(point);
+    /** @param {string} words @param {FrontierPoint | undefined} other */
+    const neighbour = (words, other) =>
+      other && make("button", { onclick: () => this.confirm(other, frontier) }, words);
     const { time, energy, saving, slowdown } = pointWords(point, baseline);
     /** @param {string} target */
     const action = (target) => ({
@@ -84,7 +89,15 @@ export class FrontierTarget {
     const cancel = make("button", { onclick: () => this.leave() }, "Cancel");
     const change = `saves ${saving}, ${slowdown} time against the baseline (predicted)`;
     const words = `${time}, ${energy}, ${change}`;
-    setChildren(this._strip, make("p", make("strong", "Run this: "), words), run, keep, cancel);
+    setChildren(
+      this._strip,
+      make("p", make("strong", "Run this: "), words),
+      run,
+      keep,
+      neighbour("Faster plan", points[index - 1]),
+      neighbour("Slower plan", points[index + 1]),
+      cancel,
+    );
     this._strip.hidden = false;
     this._point = point;
     this._onPoint(point);

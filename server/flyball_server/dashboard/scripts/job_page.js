@@ -2,6 +2,7 @@
 
 import { ApiError } from "./api_error.js";
 import { followPage, showRefusal } from "./connection.js";
+import { showSections } from "./sections.js";
 import { make, setChildren } from "./elements.js";
 import { createFiguresPanel } from "./figures_panel.js";
 import { FrontierPanel } from "./frontier_panel.js";
@@ -40,15 +41,18 @@ import { TimelinePanel } from "./timeline_panel.js";
 const FIRST_STEPS = 2000;
 const FIRST_STAGE_STEPS = 16_000;
 
-/** @type {[string, (element: HTMLElement, context: PanelContext) => Panel][]} */
+/**
+ * Panels with their titles in the list of sections; empty: in no list.
+ * @type {[string, (element: HTMLElement, context: PanelContext) => Panel, string][]}
+ */
 const PANELS = [
-  ["job", (element, context) => new JobHead(element, context)],
-  ["figures", createFiguresPanel],
-  ["frontier", (element, context) => new FrontierPanel(element, context)],
-  ["stragglers", createStragglersPanel],
-  ["charts", (element, context) => new LiveCharts(element, context)],
-  ["timeline", (element, context) => new TimelinePanel(element, context)],
-  ["history", createHistoryPanel],
+  ["job", (element, context) => new JobHead(element, context), ""],
+  ["figures", createFiguresPanel, "Figures"],
+  ["frontier", (element, context) => new FrontierPanel(element, context), "Frontier"],
+  ["stragglers", createStragglersPanel, "Stragglers"],
+  ["charts", (element, context) => new LiveCharts(element, context), "Steps"],
+  ["timeline", (element, context) => new TimelinePanel(element, context), "Timeline"],
+  ["history", createHistoryPanel, "Plans"],
 ];
 
 export class JobPage {
@@ -100,6 +104,7 @@ export class JobPage {
     this.questions.abort();
     cancelAnimationFrame(this.frame);
     this.frame = 0;
+    this.sections?.abort();
     for (const { panel } of this.panels) panel.destroy();
     this.panels = [];
   }
@@ -128,13 +133,17 @@ export class JobPage {
     const { api, announce } = this.shell;
     const page = make("div.page.job-page");
     setChildren(this.main, page);
-    for (const [name, create] of PANELS) {
+    /** @type {[string, HTMLElement][]} */
+    const sections = [];
+    for (const [name, create, title] of PANELS) {
       const element = make("section", { class: `panel panel-${name}`, id: `panel-${name}` });
       const guard = (/** @type {() => void} */ action) => this.guard(element, action);
       const context = { api, jobId: this.jobId, path: this.path, announce, guard };
       page.append(element);
+      if (title) sections.push([title, element]);
       guard(() => this.panels.push({ element, panel: create(element, context) }));
     }
+    this.sections = showSections(sections);
     // Steps before the first of the events.
     void this.fill({ after: -1, last: -1, told: 0 }, state.overview.num_stages);
   }

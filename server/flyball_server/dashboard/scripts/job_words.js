@@ -81,6 +81,12 @@ export function progressText(job, now) {
   return job.active_version === null ? "" : `runs v${job.active_version}`;
 }
 
+/** Return how near a plan is to the least energy. @param {number | null} gap_percent */
+export function gapWord(gap_percent) {
+  if (gap_percent === null) return "unproven";
+  return gap_percent < 1 ? "near-optimal" : gap_percent < 5 ? "good" : "improvable";
+}
+
 /** @param {string} clocks of MeasuredIteration */
 export function clocksText(clocks) {
   return CLOCKS.get(clocks) ?? clocks;

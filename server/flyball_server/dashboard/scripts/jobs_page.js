@@ -1,7 +1,7 @@
 // The page of all jobs: a live table, searched and sorted, with totals above.
 
 import { followPage, showRefusal } from "./connection.js";
-import { byId, hasModifier, make, setAttribute, setChildren, setText } from "./elements.js";
+import { byId, hasModifier, isTyping, make, setAttribute, setChildren, setText } from "./elements.js";
 import { count, counted } from "./format.js";
 import { progressText } from "./job_words.js";
 import { searched, sorted } from "./jobs_order.js";
@@ -154,8 +154,7 @@ export class JobsPage {
 
   /** @param {KeyboardEvent} event */
   searchByKey(event) {
-    const isTyping = event.target instanceof HTMLInputElement;
-    if (event.key !== "/" || isTyping || hasModifier(event) || !this.isThere) return;
+    if (event.key !== "/" || isTyping(event) || hasModifier(event) || !this.isThere) return;
     event.preventDefault();
     this.search.focus();
   }

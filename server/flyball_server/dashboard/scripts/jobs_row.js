@@ -2,7 +2,7 @@
 
 import { make, makeSvg } from "./elements.js";
 import { count, interval, jobTarget, joules, percent, seconds, wattHours } from "./format.js";
-import { clocksText, emulatedBadge, isOnPlan, progressText, stateBadge } from "./job_words.js";
+import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, stateBadge } from "./job_words.js";
 
 /** @import { Estimate, Headline, JobOverview } from "./wire_types.js" */
 
@@ -124,7 +124,8 @@ function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_ca
 /** @param {JobOverview} job */
 function gapCell({ predicted }) {
   const gap = predicted?.gap_percent ?? null;
-  return cell("Gap", gap === null ? nothing() : figure(percent(gap, { digits: 2 })));
+  if (gap === null) return cell("Gap", nothing());
+  return cell("Gap", figure(gapWord(gap)), note(`at most ${percent(gap, { digits: 2 })} to gain`));
 }
 
 /**

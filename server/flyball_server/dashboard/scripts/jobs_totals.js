@@ -58,7 +58,7 @@ function strip(all) {
   const name = all.emulated ? "Emulated GPUs" : "Real GPUs";
   const expected = `of ${count(all.num_expected)} of the running jobs`;
   const saved = all.num_saving === 0 ? null : all.saved_j;
-  const figures = [wattHours(saved), ...(saved === null ? [] : costs(saved, all.factors))];
+  const costly = saved === null ? [] : costs(saved, all.factors);
   const power_w = all.num_powered === 0 ? null : all.power_w;
   return make(
     all.emulated ? "section.totals.emulated-totals" : "section.totals",
@@ -68,7 +68,8 @@ function strip(all) {
       "dl",
       entry("Jobs running", count(all.num_running), `of ${counted(all.num_jobs, "job")}`),
       entry("GPUs present", count(all.num_present), expected),
-      entry("Saved, measured", figures.join(" \u00b7 "), savedNote(all)),
+      entry("Saved, measured", wattHours(saved), savedNote(all)),
+      ...costly.map(({ name, text }) => entry(name, text, "measured, at the planner's factors")),
       entry("Mean power now, measured", watts(power_w), powerNote(all)),
     ),
   );

@@ -2,7 +2,7 @@
 
 import { createApi } from "./api.js";
 import { createConnection } from "./connection.js";
-import { byId, make, setChildren, setText } from "./elements.js";
+import { byId, isTyping, make, setChildren, setText } from "./elements.js";
 import { JobPage } from "./job_page.js";
 import { JobsPage } from "./jobs_page.js";
 import { bindThemeButton } from "./theme.js";
@@ -39,6 +39,7 @@ function begin() {
     view?.destroy();
     connection.reset();
     main.replaceChildren();
+    byId("sections", HTMLElement).hidden = true;
     const jobId = namedJob();
     document.title = jobId === null ? "Flyball" : `${jobId} \u2013 Flyball`;
     setChildren(byId("trail", HTMLElement), ...trail(jobId));
@@ -46,6 +47,13 @@ function begin() {
     window.scrollTo(0, 0);
   }
 
+  const keys = byId("keys-dialog", HTMLDialogElement);
+  byId("keys-button", HTMLButtonElement).addEventListener("click", () => keys.showModal());
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "?" || isTyping(event) || keys.open) return;
+    event.preventDefault();
+    keys.showModal();
+  });
   bindThemeButton(byId("theme-button", HTMLButtonElement));
   byId("skip-link", HTMLAnchorElement).addEventListener("click", (event) => {
     event.preventDefault(); // the fragment names the view

@@ -1,8 +1,8 @@
 // Charts by stage: mean power of all stages, SM clock of one.
 
 import { wattTicks } from "./axis_ticks.js";
-import { make } from "./elements.js";
-import { fixed } from "./format.js";
+import { make, placeTip, setText } from "./elements.js";
+import { count, fixed, watts } from "./format.js";
 import { StepChart } from "./step_chart.js";
 import { DISC } from "./step_marks.js";
 import { spread, usualRange, wholeRange } from "./step_series.js";
@@ -45,10 +45,14 @@ export class StagePowerChart {
       ticks: wattTicks,
       onCursor: (index, power_w) => {
         this.nearest = this.nearestTo(index, power_w);
+        this.showTip(index);
         onCursor(index, this.nearest);
       },
       onSelect,
     });
+    this.tip = make("div.chart-tip", { hidden: true, "aria-hidden": "true" });
+    this.chart.frame.append(this.tip);
+    this.chart.frame.addEventListener("pointerleave", () => this.showTip(null));
     if (!this.isSpread) return;
     const label = "Stage whose power is shown as a line";
     const choice = new StageChoice(this.chart.head, num_stages, label, () => this.showSpread());
@@ -74,6 +78,17 @@ export class StagePowerChart {
     const { lowest, middle, highest } = this.spread;
     const one = this.series.power_w[this.choice.stage] ?? [];
     this.chart.setData(this.series.step, [highest, middle, lowest, one]);
+  }
+
+  /** Name the stage under the pointer, beside it. @param {number | null} index */
+  showTip(index) {
+    const { nearest, series, tip, chart } = this;
+    const power_w = nearest === null ? null : (series?.power_w[nearest]?.[index ?? -1] ?? null);
+    tip.hidden = power_w === null;
+    if (series === null || index === null || power_w === null) return;
+    setText(tip, `stage ${nearest}: ${watts(power_w)}, step ${count(series.step[index])}`);
+    const { left, top } = chart.placeOf(series.step[index], power_w);
+    placeTip(tip, { left, top, width: 0, height: 0 }, 10);
   }
 
   /**

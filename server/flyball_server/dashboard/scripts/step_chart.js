@@ -90,6 +90,20 @@ export class StepChart {
     this.isQuiet = false;
   }
 
+  /**
+   * Return the place of a value in the frame, CSS px.
+   * @param {number} step
+   * @param {number} value
+   */
+  placeOf(step, value) {
+    const { left, top } = this.plot.over.getBoundingClientRect();
+    const frame = this.frame.getBoundingClientRect();
+    return {
+      left: left - frame.left + this.plot.valToPos(step, "x"),
+      top: top - frame.top + this.plot.valToPos(value, "y"),
+    };
+  }
+
   fit() {
     const width = Math.floor(this.frame.clientWidth);
     const height = this.totalHeight();
