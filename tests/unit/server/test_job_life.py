@@ -330,8 +330,11 @@ def test_two_ranks_that_claim_one_place_are_refused_and_named() -> None:
     wanted = "Ranks 0 and 3 of job job both claim stage 0, dp_rank 0, tp_rank 0, cp_rank 0; give"
     with pytest.raises(PlaceTakenError, match=wanted):
         life.join(3, stage=0)
-    for place in ({"tp_rank": 1}, {"cp_rank": 1}, {"dp_rank": 2}, {"stage": 1}):
-        life.join(3, **{"stage": 0} | place)  # each differs from all others in one
+    # Each differs from all others in one.
+    life.join(3, stage=0, tp_rank=1)
+    life.join(3, stage=0, cp_rank=1)
+    life.join(3, stage=0, dp_rank=2)
+    life.join(3, stage=1)
     life.join(0)  # the same rank again, as after a crash
 
 
@@ -361,18 +364,17 @@ def test_the_place_of_a_rank_that_left_or_is_silent_is_free() -> None:
 def test_ranks_that_restart_at_other_places_register_at_once() -> None:
     life = Life()
     life.register(_FOUR)
-    swapped = {0: {"stage": 1}, 1: {"stage": 0}}
-    for rank in swapped:
+    for rank in (0, 1):
         life.join(rank)
     # Together they need no launcher that counts its restarts.
     outcomes = register_together(
         life.services,
         "job",
-        [(rank_record(rank).evolve(**place), FIRST) for rank, place in swapped.items()],
+        [(rank_record(rank).evolve(stage=1 - rank), FIRST) for rank in (0, 1)],
     )
     assert all(isinstance(outcome, KnownRank) for outcome in outcomes)
     life.register(_FOUR, AGAIN)
-    for rank in swapped:
+    for rank in (0, 1):
         life.join(rank, AGAIN)
     with pytest.raises(PlaceTakenError):
         life.join(0, AGAIN, stage=1)
