@@ -360,9 +360,10 @@ class PlanView:
     """One version of a job's plan.
 
     Attributes:
-        plan: the document that `flyball plan --json` prints, but for `saving_sources`; with
-            `--data-parallel separate` if data-parallel pipelines have clocks of their own; in a
-            profiling version `policy` is `probe` and `cycle` has the clocks of each step.
+        plan: the document that `flyball plan --json` prints, but for `saving_sources`, which are
+            in the overviews; with `--data-parallel separate` if data-parallel pipelines have
+            clocks of their own; in a profiling version `policy` is `probe` and `cycle` has the
+            clocks of each step.
         first_step: first step on which all ranks run it; null: not all have acknowledged it.
         measurement_detail: detail of the ranks' measurements.
         baseline_cycle: of a comparison: true for steps at the highest clocks instead; step `k`

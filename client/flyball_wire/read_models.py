@@ -85,6 +85,22 @@ class NewToken(TokenView):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SavingSources:
+    """Energy of one iteration that a plan saves against the baseline, by source.
+
+    Attributes:
+        imbalance_j: stages that wait for the heaviest one run slower, J.
+        bubbles_j: stages that wait while the pipeline fills and drains run slower, J.
+        iteration_time_j: a longer iteration, in which all stages run slower and wait longer; of a
+            shorter one what less waiting saves, J.
+    """
+
+    imbalance_j: float
+    bubbles_j: float
+    iteration_time_j: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PredictedIteration:
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
@@ -98,6 +114,8 @@ class PredictedIteration:
         reserve: possible lengthening of each instruction, a share; as in JobRegistration.
         reserve_choice: reason and price of a reserve that the planner chose; null: it was given, or
             nothing is known to choose it from.
+        saving_sources: saving by source, in the overviews; null: not in an overview, the plan is of
+            another profile, or its pipelines have clocks of their own.
     """
 
     iteration_time_s: float
@@ -109,6 +127,7 @@ class PredictedIteration:
     compared: tuple[ComparedPlan, ...] = ()
     reserve: float = 0.0
     reserve_choice: ReserveChoice | None = None
+    saving_sources: SavingSources | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

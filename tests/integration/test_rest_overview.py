@@ -77,6 +77,13 @@ def test_what_is_predicted_is_the_plans_and_what_is_measured_the_ranks(
     assert shown.predicted.energy_j == plan["energy_j"]
     assert shown.predicted.baseline_energy_j == plan["baseline"]["energy_j"]
     assert shown.predicted.saving_percent == pytest.approx(plan["saving_percent"])
+    sources = shown.predicted.saving_sources
+    assert sources is not None
+    # Without a longer iteration all of it comes from imbalance and bubbles.
+    assert sources.iteration_time_j == pytest.approx(0.0, abs=1e-9)
+    saved_j = plan["baseline"]["energy_j"] - plan["energy_j"]
+    assert sources.imbalance_j + sources.bubbles_j == pytest.approx(saved_j)
+    assert saved_j > 0
     assert shown.measured is not None
     assert (shown.measured.clocks, shown.measured.version) == ("plan", 1)
     assert (shown.measured.first_step, shown.measured.last_step) == (60, 69)

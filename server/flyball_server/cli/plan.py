@@ -26,7 +26,7 @@ from flyball_server.planning.documents.plan_text import (
     reserve_lines,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
+from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     SolvedDataParallelPlan,
@@ -40,6 +40,7 @@ from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
 from flyball_wire.plan_options import Policy
+from flyball_wire.read_models import SavingSources
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem

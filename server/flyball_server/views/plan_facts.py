@@ -13,10 +13,12 @@ from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier.saving_sources import saving_sources
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import VirtualStages
-from flyball_wire.read_models import PredictedIteration
+from flyball_wire.read_models import PredictedIteration, SavingSources
 
 # Kind, chunk and MHz of instructions that are alike.
 _Alike = tuple[InstructionKind, int, int]
@@ -102,7 +104,10 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
 _RELATIVE_TOLERANCE = 1e-6
 
 
-_PREDICTION_FIELDS = tuple(field.name for field in fields(PredictedIteration))
+# What a plan does not hold is computed from its model.
+_PREDICTION_FIELDS = tuple(
+    field.name for field in fields(PredictedIteration) if field.name != "saving_sources"
+)
 
 
 def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
@@ -168,23 +173,31 @@ def plan_facts(
             stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
             highest_mhz=highest,
         )
-    is_alike = isinstance(plan, FrequencyPlan) and profile is not None
+    stages: tuple[StagePrediction, ...] = ()
+    sources: SavingSources | None = None
+    if isinstance(plan, FrequencyPlan) and profile is not None:
+        stages, sources = _modelled(plan, profile)
     return PlanFacts(
         kinds=step_kinds(record),
         options=(plan.policy, plan.target),
-        prediction=predicted_iteration(plan),
-        stages=_stages(plan, profile) if is_alike else (),  # type: ignore[arg-type]  # so checked
+        prediction=replace(predicted_iteration(plan), saving_sources=sources),
+        stages=stages,
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
         highest_mhz=tuple(highest_mhz),
     )
 
 
-def _stages(plan: FrequencyPlan, profile: StageProfile) -> tuple[StagePrediction, ...]:
-    """Return predictions by stage; none if the plan has another profile or slowdown factors."""
+def _modelled(
+    plan: FrequencyPlan, profile: StageProfile
+) -> tuple[tuple[StagePrediction, ...], SavingSources | None]:
+    """Return predictions by stage, and the sources of the plan's saving.
+
+    Neither if the plan has another profile or slowdown factors.
+    """
     try:
         model, assignment = model_of_plan(profile, plan)
     except PlanningError:
-        return ()
+        return (), None
     busy_s = [0.0] * plan.num_stages
     energy_j = [plan.iteration_time_s * power_w for power_w in model.stage_blocking_power_w]
     for node, choice in enumerate(assignment):
@@ -192,8 +205,10 @@ def _stages(plan: FrequencyPlan, profile: StageProfile) -> tuple[StagePrediction
         busy_s[stage] += point.time_s
         energy_j[stage] += point.energy_j - model.stage_blocking_power_w[stage] * point.time_s
     if abs(sum(energy_j) - plan.energy_j) > _RELATIVE_TOLERANCE * plan.energy_j:
-        return ()
-    return tuple(
+        return (), None
+    predictions = tuple(
         StagePrediction(busy_s=busy, energy_j=energy)
         for busy, energy in zip(busy_s, energy_j, strict=True)
     )
+    simulation = simulate(model, assignment)
+    return predictions, saving_sources(model, simulation, plan.baseline_iteration_time_s)

@@ -222,11 +222,18 @@ def _run(arguments: Given) -> int:
     if arguments.json:
         print(json.dumps(result))
     else:
-        facts = ", ".join(
-            f"{value} {name.replace('num_', '').replace('_', ' ')}" for name, value in note.items()
-        )
+        facts = ", ".join(_counted(name, value) for name, value in note.items())
         print(f"{output}: {write_as} from {read_as}" + (f", {facts}" if facts else ""))
     return 0
+
+
+_ONE = {"stages": "stage", "microbatches": "microbatch", "rows": "row"}
+
+
+def _counted(name: str, value: object) -> str:
+    """Return `2 rows` of `num_rows`."""
+    noun, *others = name.removeprefix("num_").split("_")
+    return " ".join([str(value), _ONE.get(noun, noun) if value == 1 else noun, *others])
 
 
 def _text_of(path: Path) -> str:

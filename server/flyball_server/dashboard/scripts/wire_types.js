@@ -236,6 +236,7 @@
  * @property {number} reserve
  * @property {ReserveChoice | null} reserve_choice
  * @property {number} saving_percent
+ * @property {SavingSources | null} saving_sources
  */
 
 /**
@@ -299,6 +300,13 @@
  * @property {number} slowdown_percent
  * @property {number} slowdown_without_percent
  * @property {number} time_error_percent
+ */
+
+/**
+ * @typedef {object} SavingSources
+ * @property {number} bubbles_j
+ * @property {number} imbalance_j
+ * @property {number} iteration_time_j
  */
 
 /**

@@ -16,25 +16,10 @@ from dataclasses import dataclass
 from flyball_server.planning.frontier.curves import CostCurve, model_curves
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
+from flyball_wire.read_models import SavingSources
 
 # A longer iteration by no more than this share is rounding.
 _SAME_TIME = 1e-9
-
-
-@dataclass(frozen=True, kw_only=True)
-class SavingSources:
-    """Energy of one iteration that a plan saves against the baseline, by source.
-
-    Attributes:
-        imbalance_j: stages that wait for the heaviest one run slower, J.
-        bubbles_j: stages that wait while the pipeline fills and drains run slower, J.
-        iteration_time_j: a longer iteration, in which all stages run slower and wait longer; of a
-            shorter one what less waiting saves, J.
-    """
-
-    imbalance_j: float
-    bubbles_j: float
-    iteration_time_j: float
 
 
 def saving_sources(

@@ -14,10 +14,11 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.frontier.saving_sources import SavingSources, saving_sources
+from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import make_plan
+from flyball_wire.read_models import SavingSources
 
 
 def sources_of(profile: StageProfile, num_microbatches: int, **options: object) -> SavingSources:
