@@ -127,7 +127,8 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
     _check_keys(figures, keys, TRANSITIONS)
     for key in _DETAILS:
         entries = figures.get(key, [])
-        if not (isinstance(entries, list) and all(isinstance(each, dict) for each in entries)):
+        is_array = isinstance(entries, list)
+        if not (is_array and all(isinstance(each, dict) for each in cast("list[object]", entries))):
             raise TransitionsError(f"{TRANSITIONS}.{key} must be an array of tables")
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}

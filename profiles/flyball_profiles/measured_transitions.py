@@ -144,12 +144,14 @@ class MeasuredTransitions:
         pairs: Pairs of clocks.
         at_once: GPUs that change together, in rising number; empty: one GPU only.
         clocks: Clocks, falling.
+        counts_cycles: True: the SM cycles of loops were counted; False: equal loops were timed.
     """
 
     times: ClockTransitions
     pairs: tuple[PairTimes, ...]
     at_once: tuple[QueueTimes, ...]
     clocks: tuple[ClockFacts, ...]
+    counts_cycles: bool
 
 
 def transitions_toml(measured: MeasuredTransitions, source: str) -> str:

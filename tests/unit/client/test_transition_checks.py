@@ -31,7 +31,7 @@ TABLE = ClockTransitions(
 
 
 def states(measured: ClockTransitions, table: ClockTransitions | None = TABLE) -> dict[str, str]:
-    found = MeasuredTransitions(times=measured, pairs=(), at_once=(), clocks=())
+    found = MeasuredTransitions(times=measured, pairs=(), at_once=(), clocks=(), counts_cycles=True)
     return {check.name: f"{check.state}: {check.found}" for check in compared(found, table)}
 
 
@@ -74,7 +74,9 @@ def test_a_clock_that_is_not_held_is_warned_of() -> None:
         ClockFacts(mhz=1410, ran_mhz=1110, limit="power", waiting_power_w=None),
         ClockFacts(mhz=900, ran_mhz=900, limit=None, waiting_power_w=None),
     )
-    measured = MeasuredTransitions(times=TABLE, pairs=(), at_once=(), clocks=clocks)
+    measured = MeasuredTransitions(
+        times=TABLE, pairs=(), at_once=(), clocks=clocks, counts_cycles=True
+    )
     *_, last = compared(measured, TABLE)
     assert (last.name, last.state) == ("clock changes, 1410 MHz", "warning")
     assert "ran at 1110 MHz (power)" in last.found

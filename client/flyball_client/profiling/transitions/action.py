@@ -113,7 +113,7 @@ def transitions(arguments: argparse.Namespace) -> int:
     except (GpuError, LoopError, TransitionsFailedError, GpuTableError, ValueError) as error:
         raise CommandError(str(error)) from None
     if output is not None:
-        table = transitions_toml(measured, _source(opened, rule))
+        table = transitions_toml(measured, _source(opened, rule, measured))
         text = table if to_fill is None else with_transitions(to_fill, table)
         write_new(output, text, force=arguments.force)
     print(_as_json(opened, measured) if arguments.json else _as_text(opened, measured, output))
@@ -178,11 +178,19 @@ def spread_clocks(falling_mhz: Sequence[int], number: int) -> tuple[int, ...]:
     return tuple(falling_mhz[round(place * last / (number - 1))] for place in range(number))
 
 
-def _source(opened: OpenedGpus, rule: TransitionRule) -> str:
+def _source(opened: OpenedGpus, rule: TransitionRule, measured: MeasuredTransitions) -> str:
+    coarse = f"; {_COARSE}" if _is_coarse(opened, measured) else ""
     return (
-        f"flyball profile transitions on {opened.origin}, {date.today()}: {opened.num_gpus} GPUs,"
-        f" {rule.num_repetitions} changes of each pair of clocks under each load"
+        f"flyball profile transitions on {opened.origin}, {date.today()}: {_gpus(opened.num_gpus)},"
+        f" {rule.num_repetitions} changes of each pair of clocks under each load{coarse}"
     )
+
+
+_COARSE = "coarse: matrix products were timed by the host"
+
+
+def _is_coarse(opened: OpenedGpus, measured: MeasuredTransitions) -> bool:
+    return not (measured.counts_cycles or opened.is_emulated)
 
 
 def _print_plan(opened: OpenedGpus, rule: TransitionRule, *, as_json: bool) -> None:
@@ -250,6 +258,8 @@ def _as_text(opened: OpenedGpus, measured: MeasuredTransitions, output: Path | N
         verb = "queue" if times.queues_in_node else "do not queue"
         lines.append(f"calls to the GPUs of this node {verb}")
     lines += _clock_lines(measured)
+    if _is_coarse(opened, measured):
+        lines.append(_COARSE)
     if (stall_s := max(pair.stall_s for pair in measured.pairs)) > 1e-4:
         lines.append(f"longest time without progress: {1e3 * stall_s:.2f} ms")
     if times.call_p50_s is not None and times.call_p95_s is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import subprocess
@@ -15,6 +16,8 @@ from typing import Protocol, Self
 from flyball_client.profiling.transitions._base import Loop
 from flyball_wire.errors import FlyballError
 from flyball_wire.python_child import python_command, python_environment
+
+_logger = logging.getLogger(__name__)
 
 READY, COMPUTING = "ready", "computing"
 CYCLES, PRODUCTS = "cycles", "products"
@@ -97,6 +100,8 @@ class LoopProcess:
             said, _, self._way = self._line(_READY_WITHIN_S).partition(" ")
             if said != READY:
                 raise LoopError(f"the load of loops did not start: {said[:200]}")
+            if self._way == PRODUCTS and not (self._is_coarse or self._device == "cpu"):
+                _logger.warning("changes are measured coarsely: %s", self._last_line())
         except BaseException:
             self._end()
             raise
@@ -148,10 +153,13 @@ class LoopProcess:
 
     def _last_words(self) -> str:
         self._process.wait(_ENDED_WITHIN_S)
+        return self._last_line() or f"exit status {self._process.returncode}"
+
+    def _last_line(self) -> str:
+        """Return the last line of the process's errors; empty: there is none."""
         self._errors.seek(0)
         text = self._errors.read().decode("utf-8", "replace")
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        return lines[-1] if lines else f"exit status {self._process.returncode}"
+        return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
     def _end(self) -> None:
         process = self._process

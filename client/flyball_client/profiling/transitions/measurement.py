@@ -241,6 +241,7 @@ class _Measurement:
             pairs=tuple(each.pair_times() for each in seen),
             at_once=at_once,
             clocks=tuple(reversed(clocks)),
+            counts_cycles=self._bench.counts_cycles,
         )
 
     def _measure_clock(self, clock_mhz: int, waiting_power_w: float | None) -> ClockFacts:
