@@ -49,6 +49,7 @@ DEFAULT_SCHEDULE = "1f1b"
 DEFAULT_TARGET = "fastest"
 MAX_RESERVE = 0.5
 MAX_TAIL_MS, MAX_TRANSFER_MS = 600_000.0, 10_000.0
+MAX_DWELL_MS = 60_000.0
 
 Order = tuple[tuple[tuple[str | int, ...], ...], ...]
 """Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
@@ -74,6 +75,10 @@ class PlanOptions(Sent):
             clocks change at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
             else clocks change at once. Not beside `transition_ms`.
+        max_switches: most clock changes of an iteration, over all stages, at least 0; null: any
+            number. Only policy `frontier` uses it, and not for `power:`.
+        min_dwell_ms: least time in ms from the request of a stage's clock to that of its next one,
+            0 to 60000; null: none. Likewise.
         tail_ms: part of an iteration outside its instructions (optimizer, all-reduce, loading) in
             ms, 0 to 600000. All GPUs wait meanwhile.
         transfer_ms: time of a transfer from one stage to the next or back in ms, 0 to 10000; one
@@ -104,6 +109,8 @@ class PlanOptions(Sent):
     reserve: float | None = None
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
+    max_switches: int | None = None
+    min_dwell_ms: float | None = None
     tail_ms: float = 0.0
     transfer_ms: tuple[float, ...] | None = None
     checkpoint: Checkpoint | None = None

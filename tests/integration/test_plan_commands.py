@@ -271,6 +271,16 @@ def test_a_tail_and_transfers_are_in_the_plan_and_its_simulation(
     assert "--transfer-ms: 2 values for 2 stages; give one, or one for each pair of" in wrong
 
 
+def test_the_number_of_clock_changes_is_limited(profile: Path) -> None:
+    free, limited = document_of("plan", profile, *ASKED), ("--max-switches", "1")
+    assert (
+        free["num_switches"] > 1 >= document_of("plan", profile, *ASKED, *limited)["num_switches"]
+    )
+    assert "clock changes an iteration" in flyball("plan", profile, *ASKED, *limited).stdout
+    wrong = refusal(flyball("plan", profile, *ASKED, *limited, "--policy", "envelope"))
+    assert "--max-switches: is for policy frontier, not envelope" in wrong
+
+
 @pytest.mark.parametrize("output", [".", "", "/", "folder", "folder/.."])
 def test_a_folder_as_the_output_is_refused_and_nothing_is_left_behind(
     tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, output: str

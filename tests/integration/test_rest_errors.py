@@ -72,6 +72,8 @@ def problem(answer: httpx.Response, status: int) -> str:
         ("activation_bytes", "[1, 1]", "free_memory_bytes: give activation_bytes and"),
         ("reserve", '0.1, "policy": "uniform"', "reserve: is for policy frontier, not uniform"),
         ("transition_ms", "-1", "transition_ms: must be from 0 to 10000 ms"),
+        ("max_switches", '1, "policy": "uniform"', "max_switches: is for policy frontier, not"),
+        ("min_dwell_ms", "-1", "min_dwell_ms: must be from 0 to 60000 ms"),
         ("tail_ms", "-1", "tail_ms: must be from 0 to 600000 ms"),
         ("transfer_ms", "[1, 1]", "transfer_ms: 2 values for 2 stages; give one, or one for each"),
         ("transition_ms", '"5"', "transition_ms: Input should be a valid number"),

@@ -18,6 +18,7 @@ from flyball_profiles.gpu_windows import (
 )
 from flyball_wire.messages import Adaptation, Profiling
 from flyball_wire.plan_options import (
+    MAX_DWELL_MS,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -179,6 +180,11 @@ def _transition_ms(given: object) -> float | None:
     return delay_ms if delay_ms is not None and 0 <= delay_ms <= MAX_TRANSITION_S * 1e3 else None
 
 
+def _dwell_ms(given: object) -> float | None:
+    dwell_ms = _number(given)
+    return dwell_ms if dwell_ms is not None and 0 <= dwell_ms <= MAX_DWELL_MS else None
+
+
 def _tail_ms(given: object) -> float | None:
     tail_ms = _number(given)
     return tail_ms if tail_ms is not None and 0 <= tail_ms <= MAX_TAIL_MS else None
@@ -193,7 +199,7 @@ def _transfer_ms(given: object) -> tuple[float, ...] | None:
     return times_ms if times_ms and len(times_ms) == len(each) else None
 
 
-def _num_bytes(given: object) -> int | None:
+def _count(given: object) -> int | None:
     number = _number(given)
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
 
@@ -265,6 +271,10 @@ SETTINGS = (
         _transition_ms,
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
+    Setting("max_switches", "FLYBALL_MAX_SWITCHES", "a whole number, at least 0 (40)", _count),
+    Setting(
+        "min_dwell_ms", "FLYBALL_MIN_DWELL_MS", "a number of ms from 0 to 60000 (50)", _dwell_ms
+    ),
     Setting("tail_ms", "FLYBALL_TAIL_MS", "a number of ms from 0 to 600000 (20)", _tail_ms),
     Setting(
         "transfer_ms",
@@ -280,6 +290,6 @@ SETTINGS = (
         "free_memory_bytes",
         "FLYBALL_FREE_MEMORY_BYTES",
         "a whole number of bytes, at least 0",
-        _num_bytes,
+        _count,
     ),
 )

@@ -47,6 +47,8 @@ class PlanningOptions(TypedDict, total=False):
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
             (docs/profiling.md); not beside `transition_ms`. Without both, those of `gpu_type`.
+        max_switches: most clock changes of a step, over all stages.
+        min_dwell_ms: least time between two clock changes of a stage in ms.
         tail_ms: part of a step outside its instructions in ms.
         transfer_ms: time of a transfer between neighbouring stages in ms, one value or one for each
             pair of neighbours.
@@ -64,6 +66,8 @@ class PlanningOptions(TypedDict, total=False):
     reserve: float | None
     transition_ms: float | None
     transitions: ClockTransitions | str | Path | None
+    max_switches: int | None
+    min_dwell_ms: float | None
     tail_ms: float | None
     transfer_ms: Sequence[float] | float | None
 

@@ -46,6 +46,8 @@ OPTION_OF_FIELD = {
     "activation_bytes": "--activation-bytes",
     "free_memory_bytes": "--free-memory-bytes",
     "transition_ms": "--transition-ms",
+    "max_switches": "--max-switches",
+    "min_dwell_ms": "--min-dwell-ms",
     "tail_ms": "--tail-ms",
     "transfer_ms": "--transfer-ms",
     "profile": "PROFILE.csv",
@@ -78,6 +80,7 @@ def add_pipeline_arguments(
     clocks = parser.add_argument_group("clocks")
     if policies:
         _add_policy_arguments(clocks, policies)
+        _add_limit_arguments(clocks)
     if has_target:
         clocks.add_argument(
             "--target",
@@ -198,6 +201,23 @@ def _add_policy_arguments(parser: Arguments, policies: Iterable[Policy]) -> None
         None,
         f"EnvPipe's reconfiguration; {Reconfigure.DEFAULT} means none (if not given:"
         f" {Reconfigure.DEFAULT} for policy {Policy.UNIFORM}, else {Reconfigure.BALANCED})",
+    )
+
+
+def _add_limit_arguments(parser: Arguments) -> None:
+    """Add `--max-switches` and `--min-dwell-ms`."""
+    parser.add_argument(
+        "--max-switches",
+        metavar="N",
+        type=int,
+        help="policy frontier: most clock changes of an iteration, over all stages (default: any"
+        " number)",
+    )
+    parser.add_argument(
+        "--min-dwell-ms",
+        metavar="MS",
+        type=float,
+        help="policy frontier: least time in ms between two clock changes of a stage (default 0)",
     )
 
 

@@ -75,7 +75,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(document)
     else:
-        print(_summary(solved.plan, sources))
+        is_limited = arguments.max_switches is not None or arguments.min_dwell_ms is not None
+        print(_summary(solved.plan, sources, is_limited=is_limited))
         if arguments.timeline:
             print("\n".join(["", *_timeline(solved, system)]))
     return 0
@@ -142,7 +143,16 @@ def _considered_rows(plan: PlanPrediction) -> list[str]:
     return rows
 
 
-def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> str:
+def _summary(
+    plan: FrequencyPlan | DataParallelPlan, sources: SavingSources, *, is_limited: bool
+) -> str:
+    """Return the plan as text.
+
+    Args:
+        plan: the plan.
+        sources: sources of its saving.
+        is_limited: whether its clock changes are limited.
+    """
     shape = f"{plan.num_stages} stages"
     if isinstance(plan, DataParallelPlan):
         shape = f"{len(plan.pipelines)} pipelines of {shape}"
@@ -170,7 +180,9 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, sources: SavingSources) -> 
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
-    summary += _sources(plan, sources) + _of_late_changes(plan) + _of_delays(plan)
+    summary += (
+        _sources(plan, sources) + _of_late_changes(plan, is_limited=is_limited) + _of_delays(plan)
+    )
     summary += _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
@@ -194,9 +206,9 @@ def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
     )
 
 
-def _of_late_changes(plan: FrequencyPlan | DataParallelPlan) -> str:
+def _of_late_changes(plan: FrequencyPlan | DataParallelPlan, *, is_limited: bool) -> str:
     if plan.transitions is None or not plan.num_switches:
-        return ""
+        return f"{plan.num_switches} clock changes an iteration\n" if is_limited else ""
     if plan.policy == Policy.FRONTIER and not plan.target.startswith("power:"):
         how = "clocks, time and energy count their delays"
     else:

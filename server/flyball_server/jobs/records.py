@@ -22,6 +22,7 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import (
     check_reserve,
+    check_switches,
     clock_transitions,
     iteration_delays_s,
 )
@@ -93,6 +94,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
         check_reserve(spec.reserve, spec.policy)
         clock_transitions(spec)
         iteration_delays_s(spec, spec.num_stages)
+        check_switches(spec)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from None
 

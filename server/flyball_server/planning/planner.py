@@ -30,6 +30,7 @@ from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     check_reserve,
+    check_switches,
     clock_transitions,
     iteration_delays_s,
 )
@@ -81,6 +82,7 @@ class PlanRequest:
         check_reserve(options.reserve, options.policy)
         clock_transitions(options)
         iteration_delays_s(options, self.profile.num_stages)
+        check_switches(options)
         if options.blocking_power_w is None:
             raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
         if (options.activation_bytes is None) is not (options.free_memory_bytes is None):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.plan_options import (
+    MAX_DWELL_MS,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -90,6 +91,35 @@ def iteration_delays_s(
             field="transfer_ms",
         )
     return options.tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
+
+
+def is_limited(options: PlanOptions) -> bool:
+    """Return whether the clock changes of a plan are limited."""
+    return options.max_switches is not None or options.min_dwell_ms is not None
+
+
+def check_switches(options: PlanOptions) -> None:
+    """Check the limits of clock changes, and that the policy and the target keep them.
+
+    Raises:
+        PlanningError: one is out of its bounds, or would have no effect.
+    """
+    most, dwell_ms = options.max_switches, options.min_dwell_ms
+    if most is not None and most < 0:
+        raise PlanningError(f"must be at least 0, not {most}", field="max_switches")
+    if dwell_ms is not None and not 0 <= dwell_ms <= MAX_DWELL_MS:
+        raise PlanningError(
+            f"must be from 0 to {MAX_DWELL_MS:g} ms, not {dwell_ms:g}", field="min_dwell_ms"
+        )
+    for field, value in (("max_switches", most), ("min_dwell_ms", dwell_ms)):
+        if value is None:
+            continue
+        if options.policy != Policy.FRONTIER:
+            raise PlanningError(
+                f"is for policy {Policy.FRONTIER}, not {options.policy}", field=field
+            )
+        if options.target.startswith("power:"):
+            raise PlanningError("is for targets of time, not for power:", field=field)
 
 
 def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None) -> PlanOptions:

@@ -26,7 +26,7 @@ from flyball_server.planning.model.simulator import (
     simulate,
 )
 from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.request_options import rounded_up
+from flyball_server.planning.request_options import is_limited, rounded_up
 from flyball_wire.plan_options import Effort, PlanOptions
 
 AUTO = "auto"
@@ -47,8 +47,8 @@ class ScheduleChoice:
     """The order that was chosen, with its plan and what was found of the others.
 
     Attributes:
-        is_final: false: orders were compared as if clocks changed at once, or with the reserve that
-            was chosen for 1F1B; the order's own plan is another one.
+        is_final: false: orders were compared as if clocks changed at once and without limits, or
+            with the reserve that was chosen for 1F1B; the order's own plan is another one.
     """
 
     name: str
@@ -140,7 +140,7 @@ def choose_schedule(
         name=best.name,
         model=best.model,
         plan=best.plan,
-        is_final=best.model.transitions is None and chosen is None,
+        is_final=(best.model.transitions is None and chosen is None and not is_limited(options)),
         considered=tuple(search.considered(name) for name in models),
     )
 

@@ -143,6 +143,8 @@
  * @property {boolean} emulated
  * @property {number[] | null} free_memory_bytes
  * @property {string | null} gpu
+ * @property {number | null} max_switches
+ * @property {number | null} min_dwell_ms
  * @property {number} num_microbatches
  * @property {number | null} num_ranks
  * @property {number} num_stages

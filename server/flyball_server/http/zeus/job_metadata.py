@@ -45,6 +45,8 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "effort": Effort,
         "reserve": float,
         "transition_ms": float,
+        "max_switches": int,
+        "min_dwell_ms": float,
         "tail_ms": float,
         "transfer_ms": _numbers,
         "checkpoint": Checkpoint,

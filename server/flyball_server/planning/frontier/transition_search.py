@@ -49,6 +49,8 @@ RAISED_SHARE, RAISED_GROWTH, RAISED_PART, MAX_RAISES = 0.1, 1.03, 0.1, 300
 MAX_REPAIRS = 60
 # The price of lateness in prices of time: the first, the last, and where nothing else is left.
 FIRST_PRICE, LAST_PRICE, FINAL_PRICE = 2.0, 20.0, 1000.0
+# The price of a clock change beyond the limits, in mean cost steps for each price of time.
+SWITCH_STEPS = 20.0
 # Of the changes: those of one instruction, of some in a row, and of whole stages.
 ONE_SHARE, SOME_SHARE = 0.6, 0.35
 MAX_IN_A_ROW = 8
@@ -60,16 +62,42 @@ CHANGE_WORTH = 0.25
 _SEED = 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class SwitchLimits:
+    """Limits of a plan's clock changes.
+
+    Attributes:
+        max_switches: most of an iteration, over all stages; None: any number.
+        min_dwell_s: least time between two requests of a stage, s; 0: none.
+    """
+
+    max_switches: int | None = None
+    min_dwell_s: float = 0.0
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nothing is limited."""
+        return self.max_switches is None and not self.min_dwell_s
+
+
 class TransitionSearch:
-    """Search for the clocks of one pipeline whose clock changes take time.
+    """Search for the clocks of one pipeline whose clock changes take time, or are limited.
 
     Args:
         model: the pipeline, with the times of its clock changes.
         cost_step_j: how much a step to the next lower clock saves on average, J; 0: no search.
         effort: effort of the search.
+        limits: limits of its clock changes.
     """
 
-    def __init__(self, model: PipelineModel, cost_step_j: float, effort: Effort) -> None:
+    def __init__(
+        self,
+        model: PipelineModel,
+        cost_step_j: float,
+        effort: Effort,
+        limits: SwitchLimits = SwitchLimits(),
+    ) -> None:
+        self._limits = limits
         assert model.transitions is not None  # noqa: S101 - the caller has seen to it
         self._batch, self._transitions = TransitionBatch(model), model.transitions
         self._is_exact = model.transitions.exact_s is not None
@@ -104,6 +132,16 @@ class TransitionSearch:
         """Return what no iteration of a plan exceeds under the delays, s."""
         times_s: list[float] = self._judged(np.array(assignments))[0].tolist()
         return times_s
+
+    def num_beyond(self, choices: IndexArray, run: BatchRun | None = None) -> IndexArray:
+        """Return by how many changes each plan is beyond its limits; shape (num_plans,)."""
+        limits, beyond = self._limits, np.zeros(len(choices), dtype=np.int64)
+        if limits.max_switches is not None:
+            beyond += np.maximum(0, self._batch.num_switches(choices) - limits.max_switches)
+        if limits.min_dwell_s:
+            run = run or self._batch.run(choices, is_first=True)
+            beyond += self._batch.num_short_dwells(choices, run, limits.min_dwell_s)
+        return beyond
 
     def raised(
         self, assignment: Assignment, deadline_s: float, max_rounds: int = MAX_RAISES
@@ -171,9 +209,10 @@ class TransitionSearch:
         choices = np.array(list(assignments))
         times_s, energies_j = self._judged(choices)
         late_s = np.maximum(0.0, times_s - deadline_s)
-        start = choices[int((energies_j + FIRST_PRICE * time_price_w * late_s).argmin())]
+        costs_j = energies_j + FIRST_PRICE * time_price_w * late_s
+        start = choices[int((costs_j + self._beyond_j(choices, FIRST_PRICE)).argmin())]
         found = _Best(deadline_s * (1 + RELATIVE_TIME_TOLERANCE))
-        found.see(choices, times_s, energies_j)
+        self._see(found, choices, times_s, energies_j)
         draws = np.random.default_rng(_SEED)
         for share, hot in PHASES:
             phase = _Phase(
@@ -184,7 +223,7 @@ class TransitionSearch:
             )
             ended = self._anneal(start, phase, found, draws)
             repaired = np.array([self.raised(ended.tolist(), deadline_s, MAX_REPAIRS)])
-            found.see(repaired, *self._judged(repaired))
+            self._see(found, repaired, *self._judged(repaired))
             if found.choices is not None:
                 start = found.choices
         return None if found.choices is None else found.choices.tolist()
@@ -201,6 +240,8 @@ class TransitionSearch:
             times_s, energies_j = self._estimated(np.concatenate([choices[None], changed]))
             times_s += now_s - times_s[0]
             scores_j = phase.scores_j(times_s, energies_j, price_w)
+            dear = price_w / phase.time_price_w
+            scores_j += self._beyond_j(np.concatenate([choices[None], changed]), dear)
             worse_j = scores_j[1:] - scores_j[0]
             allowed_j = hot_j * draws.exponential(size=len(worse_j))
             is_good = (worse_j < allowed_j) & (changed != choices).any(axis=1)
@@ -209,12 +250,29 @@ class TransitionSearch:
             if not len(sets):
                 continue
             times_s, energies_j = self._judged(sets)
-            found.see(sets, times_s, energies_j)
+            self._see(found, sets, times_s, energies_j)
             worth_j = CHANGE_WORTH * hot_j * np.arange(len(sets))
             scores_j = phase.scores_j(times_s, energies_j, price_w) - worth_j
+            scores_j += self._beyond_j(sets, dear)
             best = int(scores_j.argmin())
             choices, now_s = sets[best], times_s[best]
         return choices
+
+    def _see(
+        self, found: _Best, choices: IndexArray, times_s: FloatArray, energies_j: FloatArray
+    ) -> None:
+        """Keep the best of these plans that is within the limits, if it is better."""
+        if not self._limits.is_free:
+            times_s = times_s.copy()
+            times_s[self.num_beyond(choices) > 0] = np.inf
+        found.see(choices, times_s, energies_j)
+
+    def _beyond_j(self, choices: IndexArray, dear: float) -> FloatArray | float:
+        """Return the price of the changes beyond the limits, J; `dear`: as that of lateness."""
+        if self._limits.is_free:
+            return 0.0
+        beyond = self.num_beyond(choices).astype(np.float64)
+        return beyond * (dear * SWITCH_STEPS * self._cost_step_j)
 
     def _estimated(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
         """Return times in s and energies in J: where delays vary, with the likely worst of each."""

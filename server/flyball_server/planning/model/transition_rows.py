@@ -49,6 +49,7 @@ class InstructionRows:
         levels: in order of time.
         row_of: per instruction, its row.
         first, last: per stage, the rows of its first and last instruction.
+        ends: per stage, its first and its last instruction.
         previous: per row, the row before it on its stage; of a stage's first row its last.
         table: per row, index of its time and energy at its stage's highest clock; shape
             (num_rows, 1).
@@ -63,6 +64,7 @@ class InstructionRows:
         in_levels, self.levels = _levels(clocked)
         self.row_of = np.empty_like(in_levels)
         self.row_of[in_levels] = np.arange(len(in_levels))
+        self.ends = tuple(zip(clocked.first, clocked.last, strict=True))
         self.first = self.row_of[list(clocked.first)]
         self.last = self.row_of[list(clocked.last)]
         before = np.concatenate([level.before for level in self.levels])

@@ -6,20 +6,25 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
+
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import noise_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.targets import (
+    Target,
     deadline_of,
     parse_target,
     plan_for_target,
 )
-from flyball_server.planning.frontier.transition_search import TransitionSearch
+from flyball_server.planning.frontier.transition_search import SwitchLimits, TransitionSearch
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
-from flyball_server.planning.request_options import rounded_up
+from flyball_server.planning.policies.single_clocks import SingleClocks
+from flyball_server.planning.request_options import is_limited, rounded_up
 from flyball_wire.plan_options import Effort
 
 # A plan that is late by its clock changes is made for an earlier deadline too, by so much of that.
@@ -50,7 +55,12 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     choice = PolicyChoice(
         assignment=plan.assignment, lower_bound_j=plan.lower_bound_j, reserve=reserve
     )
-    if request.model.transitions is not None:
+    if is_limited(request.options) and request.model.transitions is None:
+        at_once = replace(request.model, transitions=ClockTransitions.exact(0.0))
+        limited = replace(request, model=at_once)
+        if _search(limited, solver, reserve).num_beyond(np.array([choice.assignment]))[0]:
+            choice = _late_choice(limited, solver, choice, deadline_s)
+    elif request.model.transitions is not None:
 
         def planned(budget_w: float) -> Assignment:
             less = replace(target, value=budget_w)
@@ -68,27 +78,39 @@ def _late_choice(
     solver: DeadlineSolver,
     choice: PolicyChoice,
     deadline_s: float,
-    planned: Callable[[float], Assignment],
+    planned: Callable[[float], Assignment] | None = None,
 ) -> PolicyChoice:
-    """Return the choice where clock changes take time.
+    """Return the choice where clock changes take time, or are limited.
 
     Args:
         request: the request.
         solver: of the pipeline as if clocks changed at once.
         choice: its plan for the target.
         deadline_s: latest end of an iteration, s; infinite where the target has none.
-        planned: plans for another power budget, in W.
+        planned: plans for another power budget, in W; not used by other targets.
 
     Raises:
         TargetUnreachableError: no plan is found that meets the target.
     """
     target = parse_target(request.options.target)
-    if target.kind == "power":
+    if planned is not None and target.kind == "power":
         assignment = _within_budget(request.model, target.value, choice.assignment, planned)
     else:
         assignment = _in_time(request, solver, choice, deadline_s)
     bound_j = _bound_j(request.model, solver, assignment, choice.reserve)
     return replace(choice, assignment=assignment, lower_bound_j=bound_j)
+
+
+def _search(request: PolicyRequest, solver: DeadlineSolver, reserve: float) -> TransitionSearch:
+    options = request.options
+    return TransitionSearch(
+        with_reserve(request.model, reserve),
+        solver.mean_step_j,
+        options.effort,
+        SwitchLimits(
+            max_switches=options.max_switches, min_dwell_s=(options.min_dwell_ms or 0.0) / 1e3
+        ),
+    )
 
 
 def _within_budget(
@@ -144,19 +166,28 @@ def _in_time(
         TargetUnreachableError: no plan is found that meets it.
     """
     assignment = choice.assignment
-    longer = with_reserve(request.model, choice.reserve)
-    search = TransitionSearch(longer, solver.mean_step_j, request.options.effort)
+    search = _search(request, solver, choice.reserve)
     starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
     late_s = search.times_s([assignment])[0] - deadline_s
     earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
     if late_s > 0 and earlier_s > solver.fastest_time_s:
         earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
         starts += [earlier, search.raised(earlier, deadline_s)]
+    if is_limited(request.options):
+        aim = Target(kind="deadline", value=min(deadline_s, solver.slowest_time_s))
+        (fewest,) = SingleClocks(request.model.without_transitions()).constant([aim])
+        starts.append(fewest.assignment)
     price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
     waiting_w = sum(request.model.stage_blocking_power_w)
     found = search.improved(starts, deadline_s, max(-price_w, waiting_w))
     if found is None:
-        fastest = rounded_up(min(search.times_s(starts)))
+        is_beyond = search.num_beyond(np.array(starts)) > 0
+        if is_beyond.all():
+            raise TargetUnreachableError(
+                "no plan found is within max_switches and min_dwell_ms", field="target"
+            )
+        within_s = np.array(search.times_s(starts))[~is_beyond]
+        fastest = rounded_up(float(within_s.min()))
         raise TargetUnreachableError(
             f"no plan found takes {deadline_s:g} s with the times of its clock changes; the fastest"
             f" found takes {fastest} s",

@@ -1,0 +1,137 @@
+"""Plans whose clock changes are limited, against all plans of a tiny pipeline."""
+
+from __future__ import annotations
+
+import itertools
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.planning.tiny_pipelines import (
+    B,
+    F,
+    equal_profile,
+    example_model,
+    profile_of,
+    refuses,
+    request_of,
+)
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.model.transitions import TransitionSimulator
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_wire.plan_options import Effort, Policy
+
+
+def three_clocks_request(**options: object) -> PlanRequest:
+    """Two stages and two microbatches, whose 3^8 plans can be tried one by one."""
+    stage = {
+        F: [(1400, 1.0, 10.0), (1200, 1.1, 8.5), (1000, 1.25, 8.0)],
+        B: [(1400, 2.0, 30.0), (1200, 2.2, 23.0), (1000, 2.5, 20.0)],
+    }
+    return request_of(profile_of([stage, stage]), 2, **options)
+
+
+def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
+    """Return the times between two requests of each stage, one iteration after the other, s."""
+    clocks, clocked = model.clocked.clocks(assignment), model.clocked
+    run = TransitionSimulator(model).run(clocks)
+    period_s = run.end_s + clocked.tail_s
+    dwells: list[float] = []
+    for first, last in zip(clocked.first, clocked.last, strict=True):
+        requests_s = [
+            run.finish_s[last] - period_s if one == first else run.finish_s[one - 1]
+            for one in range(first, last + 1)
+            if clocks[one] != clocks[last if one == first else one - 1]
+        ]
+        cycle_s = [*requests_s, *(one_s + period_s for one_s in requests_s[:1])]
+        dwells += [later - sooner for sooner, later in itertools.pairwise(cycle_s)]
+    return dwells
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 300.0])
+@pytest.mark.parametrize("target", ["fastest", "slowdown:0.05"])
+def test_the_best_of_all_plans_with_as_few_changes(delay_ms: float, target: str) -> None:
+    request = three_clocks_request(transition_ms=delay_ms, target=target)
+    model = model_of_request(request)
+    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    batch = TransitionBatch(model)
+    every, num_switches = batch.run(choices), batch.num_switches(choices)
+    slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05}[target]
+    before_j = np.inf
+    for most in (0, 2, 3, 5, 8):
+        plan = make_plan(request.with_options(max_switches=most)).plan
+        assert plan.num_switches <= most
+        deadline_s = plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
+        assert plan.iteration_time_s <= deadline_s
+        is_allowed = (every.iteration_time_s <= deadline_s) & (num_switches <= most)
+        least_j = every.total_energy_j[is_allowed].min()
+        assert least_j * (1 - 1e-9) <= plan.energy_j <= least_j * (1 + 2e-3)
+        assert plan.lower_bound_j is not None
+        assert plan.lower_bound_j <= least_j * (1 + 1e-9)
+        assert least_j <= before_j
+        before_j = least_j
+    assert plan.energy_j == make_plan(request).plan.energy_j
+
+
+@pytest.mark.parametrize("options", [{}, {"transition_ms": 5.0, "tail_ms": 30.0}])
+@pytest.mark.parametrize("dwell_ms", [0.0, 100.0, 60_000.0])
+def test_a_clock_stays_as_long_as_it_has_to(options: dict[str, float], dwell_ms: float) -> None:
+    request = request_of(
+        load_example_profile(), 4, effort=Effort.LOW, min_dwell_ms=dwell_ms, **options
+    )
+    solved = make_plan(request)
+    assert all(
+        one_s * 1e3 >= dwell_ms * (1 - 1e-9) for one_s in dwells_s(solved.model, solved.assignment)
+    )
+    assert solved.plan.slowdown_percent <= 1e-6
+    free = make_plan(request.with_options(min_dwell_ms=None)).plan
+    if dwell_ms == 0:
+        assert solved.plan.stages == free.stages
+    if dwell_ms == 60_000:
+        assert solved.plan.num_switches == 0
+    assert solved.plan.lower_bound_j is not None
+    assert solved.plan.lower_bound_j <= solved.plan.energy_j
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.004])
+def test_short_dwells_are_counted_as_one_by_one(delay_s: float) -> None:
+    draws, model = Random(5), example_model(3).with_delays(0.02, (0.001,))
+    transitions = ClockTransitions.exact(delay_s)
+    batch = TransitionBatch(model, transitions)
+    rows = [[draws.choice([0, 0, 4]) for _ in model.points] for _ in range(30)]
+    counts = batch.num_short_dwells(np.array(rows), batch.run(np.array(rows)), 0.15)
+    for row, count in zip(rows, counts.tolist(), strict=True):
+        clocks = model.clocked.clocks(row)
+        assert batch.num_switches(np.array([row]))[0] == len(dwells_s(model, row))
+        if delay_s == 0:
+            assert count == sum(one_s < 0.15 * (1 - 1e-9) for one_s in dwells_s(model, row))
+        assert TransitionSimulator(model, transitions).num_switches(clocks) >= count
+
+
+def test_a_deadline_that_only_more_changes_meet_is_refused() -> None:
+    """The backward is faster at the lower clock: the fastest plan has to change."""
+    stage = {F: [(1400, 1.0, 10.0), (1000, 1.5, 8.0)], B: [(1400, 2.5, 30.0), (1000, 2.0, 20.0)]}
+    request = request_of(profile_of([stage]), 2, target="deadline:6.2")
+    assert make_plan(request).plan.num_switches == 4
+    with pytest.raises(TargetUnreachableError, match="the fastest found takes 7 s"):
+        make_plan(request.with_options(max_switches=0))
+
+
+def test_limits_without_effect_are_refused() -> None:
+    profile = equal_profile(1)
+    for field in ("max_switches", "min_dwell_ms"):
+        limit: dict[str, Any] = {field: 3}
+        with refuses(field, "is for policy frontier, not envelope"):
+            request_of(profile, policy=Policy.ENVELOPE, **limit)
+        with refuses(field, "is for targets of time, not for power:"):
+            request_of(profile, target="power:100", **limit)
+    with refuses("max_switches", "must be at least 0, not -1"):
+        request_of(profile, max_switches=-1)
+    with refuses("min_dwell_ms", "must be from 0 to 60000 ms, not inf"):
+        request_of(profile, min_dwell_ms=float("inf"))
