@@ -46,6 +46,7 @@ def test_a_point_takes_no_longer_than_allowed() -> None:
 
 def test_the_errors_are_those_that_repeating_the_measurement_shows() -> None:
     deviations: list[float] = []
+    jitters: list[float] = []
     for seed in range(40):
         noise = random.Random(seed)
         gpu = ScriptedGpu(
@@ -55,7 +56,10 @@ def test_the_errors_are_those_that_repeating_the_measurement_shows() -> None:
         gpu.moment_s += noise.random()
         found = repetition(gpu).measure(MeasuringRule())
         deviations.append((found.energy_j - 0.03 * POWER_W) / found.energy_error_j)
+        jitters.append(found.time_error_s * math.sqrt(found.num_repetitions) / found.time_s)
     assert 0.5 < math.sqrt(fmean(each**2 for each in deviations)) < 1.5
+    # As a profile is read: the scatter of single runs, from that of the blocks' means.
+    assert math.sqrt(fmean(each**2 for each in jitters)) == pytest.approx(0.01, rel=0.15)
 
 
 @pytest.mark.parametrize(
