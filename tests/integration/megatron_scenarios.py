@@ -9,9 +9,10 @@ import torch
 import torch.distributed
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.timers import Timers
+from megatron.core.transformer import enums
 from tests.integration.megatron_cpu import Training, cuda_is_cpu, reference_gradients
 from tests.integration.rank_server import Findings
-from tests.integration.trainings import emulated_gpu
+from tests.integration.trainings import emulated_gpu, plan_of
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
@@ -29,7 +30,8 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
                 schedule,
                 found
                 | {"patch": _hooked(training, hooks="patch")}
-                | {"timers": _hooked(training, hooks="timers")},
+                | {"timers": _hooked(training, hooks="timers")}
+                | {"whole": _hooked_at_steps(training)},
             )
 
 
@@ -101,6 +103,31 @@ def _hooked(training: Training, *, hooks: Literal["patch", "timers"]) -> Finding
     found["timers_are_restored"] = config.timers is before[1]
     config.timers = None
     return found
+
+
+def _hooked_at_steps(training: Training) -> Findings:
+    """Train as with a CUDA graph of the full iteration, which leaves no place for other hooks."""
+    config = training.config
+    before, scope = dict(vars(schedules)), config.cuda_graph_scope
+    # A name before megatron-core 0.16.
+    scopes = getattr(enums, "CudaGraphScope", None)
+    config.cuda_graph_scope = "full_iteration" if scopes is None else [scopes.full_iteration]
+    session = attach(
+        config,
+        job_id="job",
+        num_microbatches=NUM_MICROBATCHES,
+        gpu=emulated_gpu(training.stage, _num_stages()),
+        lease_s=60.0,
+    )
+    session.plans.put(plan_of(1, NUM_MICROBATCHES), 0)
+    rebound = [name for name, value in before.items() if vars(schedules)[name] is not value]
+    with training_step():
+        found: Findings = {"losses": training.run(), "gradients": training.gradients()}
+    clocks = [(one.kind, one.sm_clock_mhz) for one in session.last_step_timings]
+    steps = [(one.plan_version, one.num_unplanned) for one in session.history]
+    detach()
+    config.cuda_graph_scope = scope
+    return found | {"rebound": rebound, "ran": clocks, "steps": steps}
 
 
 def _attached_twice(training: Training) -> str:

@@ -72,6 +72,21 @@ def test_gradients_and_losses_are_the_same_bits_with_and_without(
     assert len(ranks[-1]["1f1b"]["losses"]) == 4
 
 
+@pytest.mark.parametrize("schedule", _ORDERS)
+def test_where_nothing_is_hooked_inside_a_step_it_runs_at_the_plans_clock(
+    ranks: Sequence[Findings], schedule: str
+) -> None:
+    for rank in ranks:
+        found = rank[schedule]["whole"]
+        assert (found["losses"], found["gradients"]) == (
+            rank[schedule]["losses"],
+            rank[schedule]["gradients"],
+        )
+        assert found["rebound"] == []
+        assert found["ran"] == [["step", 1200]]
+        assert found["steps"] == [[1, 0]]
+
+
 def test_the_pipelines_gradients_are_those_of_the_model_in_one_process(
     ranks: Sequence[Findings],
 ) -> None:

@@ -14,8 +14,8 @@ To the planner it is a pipeline of one stage, with one instruction: the whole st
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Unpack
@@ -29,52 +29,11 @@ from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel.rank_waits import RankWaits, hook_waits
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.whole_steps import STEP, WholeSteps
 from flyball_integrations.torch.rank_places import find_place_without_pipeline
 from flyball_wire.messages import JobRegistration
 
 _logger = logging.getLogger(__name__)
-
-_STEP = "step"
-
-
-class TrainingSteps:
-    """Hooks around the training steps of one rank.
-
-    Args:
-        session: session of the rank.
-        waits: timer of the waits within a step.
-        synchronize: waits until the device has finished what was launched on the current stream.
-    """
-
-    def __init__(
-        self, session: RankSession, waits: RankWaits, *, synchronize: Callable[[], None]
-    ) -> None:
-        self._session = session
-        self._waits = waits
-        self._synchronize = synchronize
-        self._is_in_step = False
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Run the block as one training step; within another one it has no effect."""
-        if self._is_in_step:
-            yield
-            return
-        self._synchronize()
-        self._session.on_step_begin()
-        self._session.on_instruction_begin(_STEP, microbatch=0)
-        self._is_in_step = True
-        try:
-            with self._waits.in_step():
-                yield
-                self._synchronize()
-        except BaseException:
-            self._session.on_step_failed()
-            raise
-        finally:
-            self._is_in_step = False
-        self._session.on_instruction_end(_STEP, microbatch=0)
-        self._session.on_step_end()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +41,7 @@ class _Attachment:
     """State that `detach` closes and `training_step` uses."""
 
     opened: ExitStack
-    steps: TrainingSteps
+    steps: WholeSteps
 
 
 # Beside the models: one that is copied or pickled takes nothing of it along.
@@ -133,7 +92,7 @@ def attach(
         model.parameters(), rank=rank, mesh=device_mesh, given=given
     )
     registration = JobRegistration(
-        num_stages=1, num_microbatches=1, num_ranks=num_ranks, schedule=_STEP
+        num_stages=1, num_microbatches=1, num_ranks=num_ranks, schedule=STEP
     )
     with ExitStack() as opened:
         ends = RankEnds(
@@ -151,7 +110,7 @@ def attach(
         opened.callback(hook_waits(model, waits, overrides))
         session.start()
         registering.begin()
-        steps = TrainingSteps(session, waits, synchronize=_synchronize(device))
+        steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
         _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
     return session
 

@@ -40,7 +40,9 @@ from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
-from flyball_wire.messages import JobRegistration
+from flyball_integrations.shared.whole_steps import WholeSteps
+from flyball_wire.messages import JobRegistration, Profiling
+from flyball_wire.plan_options import Policy
 
 CALLS = (
     "forward_backward_no_pipelining",
@@ -156,6 +158,7 @@ def _identity(output: object) -> int:
 
 _ATTACHMENT = "_flyball_attachment"
 _HOOKS = ("patch", "timers")
+_CONSTANT = (Policy.CONSTANT, Policy.GLOBAL)
 
 _logger = logging.getLogger(__name__)
 
@@ -165,7 +168,7 @@ class _Attachment:
     """State that `detach` closes and `training_step` uses."""
 
     opened: ExitStack
-    training: MegatronTraining
+    training_step: Callable[[], AbstractContextManager[None]]
 
 
 def attach(
@@ -182,7 +185,8 @@ def attach(
     Call it after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
     runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
-    clocks. A call with `forward_only=True` is not hooked.
+    clocks. A call with `forward_only=True` is not hooked. Where the config leaves no place for
+    hooks inside a step, each stage runs at one clock, and a step is a `training_step`.
 
     Args:
         config: the model's; with model chunks the first one's, which Megatron's schedules use.
@@ -199,13 +203,17 @@ def attach(
 
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
-            cannot be used, model parallelism is not initialized, the config asks for what cannot
-            be hooked, or this Megatron lacks what is hooked. Nothing stays open then.
+            cannot be used, model parallelism is not initialized, the config needs constant
+            clocks and the options other ones, or this Megatron lacks what is hooked. Nothing
+            stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
     check_options(attach, options)
     _check(config, num_microbatches=num_microbatches, hooks=hooks)
+    unhooked = _what_cannot_be_hooked(config)
+    if unhooked is not None:
+        options = _with_constant_clocks(options, unhooked, job_id)
     with ExitStack() as opened:
         orders = _orders(config, num_microbatches)
         ends = RankEnds(
@@ -219,12 +227,15 @@ def attach(
         num_ranks = torch.distributed.get_world_size()
         registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
         _warn_of_held_back_sends(registering.registration, config, job_id)
-        session = ends.open_session()
-        training = _hook(opened, config, session, orders, hooks=hooks)
+        session = ends.open_session(has_whole_steps=unhooked is not None)
+        if unhooked is not None:
+            step = WholeSteps(session, synchronize=_synchronize()).step
+        else:
+            step = _hook(opened, config, session, orders, hooks=hooks).training_step
         session.start()
         registering.begin()
         # `detach` closes all of it, the last first.
-        attachment = _Attachment(opened=opened.pop_all(), training=training)
+        attachment = _Attachment(opened=opened.pop_all(), training_step=step)
         setattr(schedules, _ATTACHMENT, attachment)
     return session
 
@@ -249,7 +260,7 @@ def training_step() -> AbstractContextManager[None]:
     if attachment is None:
         _warn_unattached()
         return nullcontext()
-    return attachment.training.training_step()
+    return attachment.training_step()
 
 
 @cache
@@ -356,14 +367,40 @@ def _check(config: Any, *, num_microbatches: int, hooks: str) -> None:  # noqa: 
         raise ValueError(f"num_microbatches must be at least 1, not {num_microbatches}")
     if not parallel_state.model_parallel_is_initialized():
         raise ValueError("call parallel_state.initialize_model_parallel before attach")
+
+
+def _what_cannot_be_hooked(config: Any) -> str | None:  # noqa: ANN401 - as above
+    """Return the option of the config under which no hook can run inside a step; None: none."""
     if getattr(config, "overlap_moe_expert_parallel_comm", False):
-        raise ValueError(
-            "overlap_moe_expert_parallel_comm runs a forward and a backward as one computation,"
-            " which no clock can be set inside of; train without it, or without Flyball"
-        )
+        return "overlap_moe_expert_parallel_comm"  # a forward and a backward as one computation
     # A name, or members of an enumeration, by version.
     if "full_iteration" in str(getattr(config, "cuda_graph_scope", "")):
+        return "a CUDA graph of the full iteration"
+    return None
+
+
+def _with_constant_clocks(options: AttachOptions, unhooked: str, job_id: str) -> AttachOptions:
+    """Return the options with policy `constant`, one clock for each stage.
+
+    Raises:
+        ValueError: another policy is given, or the profile is to be measured in training.
+    """
+    policy = options.get("policy")
+    if policy not in {None, *_CONSTANT}:
         raise ValueError(
-            "a CUDA graph of the full iteration runs without any hook; use another"
-            " cuda_graph_scope, or train without Flyball"
+            f"with {unhooked} clocks change between steps only: policy must be"
+            f" {' or '.join(_CONSTANT)}, not {policy!r}"
         )
+    if options.get("profiling") == Profiling.ONLINE:
+        raise ValueError(
+            f"with {unhooked} forwards and backwards cannot be measured in training: put a profile"
+            " instead of profiling='online', measured without it"
+        )
+    _logger.warning(
+        "job %s: with %s nothing is hooked inside a step: each stage runs at one clock (policy %s),"
+        " and only steps within training_step() count",
+        job_id,
+        unhooked,
+        policy or Policy.CONSTANT,
+    )
+    return {**options, "policy": policy or Policy.CONSTANT}

@@ -20,6 +20,7 @@ from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.rank_memory import RankMemory
+from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
 
@@ -113,17 +114,27 @@ class RankEnds:
         self.opened.callback(registering.close)
         return registering
 
-    def open_session(self, choose_plan: PlanChoice | None = None) -> RankSession:
-        """Return the rank's session, not started yet."""
+    def open_session(
+        self, choose_plan: PlanChoice | None = None, *, has_whole_steps: bool = False
+    ) -> RankSession:
+        """Return the rank's session, not started yet.
+
+        Args:
+            choose_plan: as in PendingPlans.
+            has_whole_steps: True: each step of the pipeline is hooked as one instruction.
+        """
+        plans = PendingPlans(choose_plan)
+        if has_whole_steps:
+            plans = WholeStepPlans(f"job {self._job_id} rank {self._layout.rank}")
         session = RankSession(
             gpu=self._gpu,
             job_id=self._job_id,
             planner=self._planner,
-            observer=self._observer,
+            observer=NoInstructions() if has_whole_steps else self._observer,
             without_planner=self._settings.without_planner,
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,
-            plans=PendingPlans(choose_plan),
+            plans=plans,
             strict=self._settings.strict,
             **asdict(self._layout),
         )

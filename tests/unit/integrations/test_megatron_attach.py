@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     from megatron.core import parallel_state
     from megatron.core.pipeline_parallel import schedules
 
+from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.megatron import pipeline
 from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
@@ -25,6 +26,7 @@ from flyball_integrations.shared import attachment
 from flyball_wire.messages import JobRegistration
 
 _CONFIG = {"timers": None, "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True}
+_WHOLE = {"overlap_moe_expert_parallel_comm": True}
 # Two stages of two chunks.
 CHUNKS = "stage,chunk,instruction,frequency,time,energy\n" + "".join(
     f"{stage},{chunk},{kind},{mhz},{0.003 + chunk / 1000},{mhz / 1410}\n"
@@ -79,9 +81,8 @@ def config(**changes: object) -> Any:  # noqa: ANN401 - stands for Megatron's
         ({}, {"num_microbatches": 0}, "num_microbatches must be at least 1, not 0"),
         ({}, {"hooks": "patched"}, "hooks must be one of patch, timers, not 'patched'"),
         ({}, {"planner_url": "planner:7787"}, "must be like http://HOST:PORT"),
-        ({"overlap_moe_expert_parallel_comm": True}, {}, "a forward and a backward as one"),
-        ({"cuda_graph_scope": "full_iteration"}, {}, "runs without any hook"),
-        ({"cuda_graph_scope": ["CudaGraphScope.full_iteration"]}, {}, "runs without any hook"),
+        (_WHOLE, {"policy": "frontier"}, "policy must be constant or global, not 'frontier'"),
+        (_WHOLE, {"profiling": "online"}, "put a profile instead of profiling='online'"),
     ],
 )
 def test_what_cannot_be_hooked_is_refused_and_nothing_is_changed(
@@ -150,6 +151,57 @@ def test_what_fails_late_leaves_megatron_alone(
             attach(made, job_id="job", num_microbatches=4, hooks=hooks, gpu=RecordingGpu())
         assert vars(schedules) == before
         assert made.timers is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"overlap_moe_expert_parallel_comm": True},
+        {"cuda_graph_scope": "full_iteration"},
+        {"cuda_graph_scope": ["CudaGraphScope.full_iteration"]},
+    ],
+)
+def test_where_no_hook_can_run_inside_a_step_each_stage_has_one_clock(
+    registered: list[JobRegistration], changes: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    before, gpu = dict(vars(schedules)), RecordingGpu()
+    session = attach(
+        config(**changes), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=gpu
+    )
+    (registration,) = registered
+    assert (registration.schedule, registration.policy) == ("1f1b", "constant")
+    assert {name for name in vars(schedules) if name not in before} == {pipeline._ATTACHMENT}
+    assert all(vars(schedules)[name] is value for name, value in before.items())
+    session.plans.put(plan_at((1200, 1200), version=1), 1)
+    session.plans.put(plan_at((900, 1200), version=2), 3)
+    for _ in range(4):
+        with training_step():
+            pass
+    assert [step.plan_version for step in session.history] == [None, 1, 1, 2]
+    # At the end of the step before; of several clocks in a step the highest.
+    assert gpu.told == [1200]
+    assert session.last_step_timings[0].sm_clock_mhz == 1200
+    assert {step.num_unplanned for step in session.history} == {0}
+    with pytest.raises(ZeroDivisionError), training_step():
+        raise ZeroDivisionError
+    assert gpu.told == [1200, "reset"]
+    (at_attach,) = _warnings(caplog)
+    assert "nothing is hooked inside a step: each stage runs at one clock" in at_attach
+    assert "plan version 2 changes clocks within a step" in caplog.text
+
+
+def plan_at(clocks_mhz: tuple[int, ...], *, version: int) -> CompiledPlan:
+    """A plan of forwards."""
+    num = len(clocks_mhz)
+    return CompiledPlan(
+        version=version,
+        kinds=("forward",) * num,
+        microbatches=tuple(range(num)),
+        chunks=(0,) * num,
+        sm_clocks_mhz=clocks_mhz,
+        highest_sm_clock_mhz=1400,
+        num_raised=0,
+    )
 
 
 @pytest.fixture
