@@ -480,3 +480,21 @@ def test_no_command_reads_a_file_without_an_end(
         said_of_file = refusal(done)
         assert str(file) in said_of_file
         assert said in said_of_file
+
+
+def test_an_output_that_is_a_pipe_is_written_to_and_a_link_stays_one(
+    tmp_path: Path, profile: Path
+) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("plan.json")
+    reader = os.open(pipe, os.O_RDWR)  # so that nobody waits for the other end
+    try:
+        assert flyball("plan", profile, *ASKED, "-o", pipe).returncode == 0
+        assert pipe.is_fifo()
+        through_pipe = json.loads(os.read(reader, 2**16))
+    finally:
+        os.close(reader)
+    assert flyball("plan", profile, *ASKED, "-o", link).returncode == 0
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "plan.json").read_text())["stages"] == through_pipe["stages"]
