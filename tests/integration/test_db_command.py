@@ -193,6 +193,15 @@ def test_sqlites_file_is_replaced_on_request_only_while_no_planner_runs(tmp_path
         assert planner.http.get(of_job(routes.JOB)).json()["newest_version"] == 2
 
 
+def test_a_database_is_not_restored_from_itself(tmp_path: Path) -> None:
+    """SQLite would wait for ever for the lock that it holds on the copy's other end."""
+    file = tmp_path / "planner.sqlite"
+    create(f"sqlite:///{file}")
+    (tmp_path / "link").symlink_to(file)
+    asked = ("db", "restore", tmp_path / "link", "--database", f"sqlite:///{file}", "--replace")
+    assert "is the database itself" in refusal(flyball(*asked))
+
+
 def test_a_damaged_database_is_not_backed_up(tmp_path: Path) -> None:
     database, backup = tmp_path / "planner.sqlite", tmp_path / "planner.backup"
     create(f"sqlite:///{database}")

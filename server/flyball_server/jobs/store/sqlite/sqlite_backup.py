@@ -50,6 +50,8 @@ def restore_sqlite(database: Path, file: Path, *, replaces: bool) -> None:
     _check_is_ours(file)
     if database.exists() and database.stat().st_size and not replaces:
         raise BackupError(problem=f"{database} exists; give another name, or --replace")
+    if database.exists() and database.samefile(file):
+        raise BackupError(problem=f"{file} is the database itself; name another file")
     make_folder(database)
     lock = PlannerLock(database)
     lock.take()
