@@ -232,6 +232,11 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         (tmp_path / "next").symlink_to("second")
         (tmp_path / "next").rename(tmp_path / "data")
         wait_until(lambda: certificate_for(context, address, "localhost") == on_disk(here))
+        # A file that could not be read gets the rights for it, and neither content nor time.
+        loaded = f"new connections get the TLS certificate in {here.chain}"
+        assert any(loaded in line for line in log)
+        here.chain.chmod(0o400)
+        assert any(loaded in line for line in log)
         _, errors = served.end(signal.SIGINT)
     assert "stays the one from before" not in errors
     assert "Traceback" not in errors

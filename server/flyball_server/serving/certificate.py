@@ -109,9 +109,9 @@ class ServedCertificate:
 
 
 def _state_of(file: Path) -> tuple[int, ...] | None:
-    """Return what changes when a file is written or another takes its place; None: it is gone."""
+    """Return what changes with a file's content, rights or place; None: it is gone."""
     try:
         found = file.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size

@@ -20,7 +20,7 @@ from flyball_server.http.middleware.token_access import DOCS
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.serving.certificate import ServedCertificate
 from flyball_server.serving.listening import TLS_CIPHERS, address_of, must_ask
-from flyball_server.settings import Settings
+from flyball_server.settings import Settings, SettingsError
 
 # The app answers 408 to a late body; a connection that is still open after this is aborted, s.
 _MARGIN_S = 5.0
@@ -127,7 +127,13 @@ def _served_certificate(settings: Settings, config: uvicorn.Config) -> ServedCer
     """Return the certificate that uvicorn's connections get; None: plain HTTP."""
     if settings.tls_certificate is None or settings.tls_key is None:
         return None
-    config.load()
+    try:
+        config.load()
+    except OSError as error:  # the files were replaced after their check
+        raise SettingsError(
+            f"{settings.tls_certificate} and {settings.tls_key} cannot be loaded ({error});"
+            " start the planner again"
+        ) from None
     if config.ssl is None:
         return None
     return ServedCertificate(config.ssl, Path(settings.tls_certificate), Path(settings.tls_key))
