@@ -356,7 +356,8 @@ class FrontierPoint:
     If the job has a reserve, the bound is that of plans which keep it and are no faster.
 
     Attributes:
-        deadline_s: deadline in s of the target `deadline:` that gives this plan.
+        deadline_s: deadline in s of the target `deadline:` that gives this plan, or one near it
+            where clock changes take time.
         gap_percent: optimality gap, the energy above the bound in %.
     """
 
@@ -379,7 +380,7 @@ class Frontier:
         reserve_choice: reason and price of a reserve that the planner chose, as of the first point;
             null: it was given, or nothing is known to choose it from.
         transitions: times of clock changes that times and energies are predicted with; null:
-            clocks change at once. The points' clocks are chosen as if they changed at once.
+            clocks change at once. Only the fastest point's clocks are chosen with them.
     """
 
     points: tuple[FrontierPoint, ...]

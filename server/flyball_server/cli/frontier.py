@@ -114,7 +114,10 @@ def _text(curve: Frontier) -> str:
 def _of_late_changes(transitions: ClockTransitions | None) -> list[str]:
     if transitions is None:
         return []
-    return ["clocks are chosen as if they changed at once; times and energies count the delays"]
+    return [
+        "times and energies count the delays; of the points only the fastest has clocks that are"
+        " chosen for them"
+    ]
 
 
 def _of_reserve(curve: Frontier) -> list[str]:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -47,6 +47,9 @@ INSTRUCTIONS_AT_ONCE = 20_000
 ROUNDS = 4  # of filling up after plans that another one beats were dropped
 
 
+PlanT = TypeVar("PlanT", DeadlinePlan, FrontierPoint)
+
+
 def sweep_frontier(
     solver: DeadlineSolver,
     num_points: int,
@@ -77,9 +80,9 @@ def sweep_frontier(
     return frontier
 
 
-def undominated(plans: Iterable[DeadlinePlan]) -> list[DeadlinePlan]:
+def undominated(plans: Iterable[PlanT]) -> list[PlanT]:
     """The plans that no other one beats in both time and energy, in rising time."""
-    kept: list[DeadlinePlan] = []
+    kept: list[PlanT] = []
     for plan in sorted(plans, key=lambda plan: (plan.iteration_time_s, plan.energy_j)):
         if not kept or plan.energy_j < kept[-1].energy_j:
             kept.append(plan)
@@ -195,6 +198,8 @@ def make_frontier(
 ) -> Frontier:
     """The whole frontier; options `policy`, `reconfigure` and `target` are not used.
 
+    Where clock changes take time, the plan of target `fastest` is one of the points.
+
     Args:
         request: the pipeline, or data-parallel pipelines with clocks of their own.
         num_points: 2 to 10 000; fewer come where the profile allows no more.
@@ -213,21 +218,17 @@ def make_frontier(
     reserve = chosen.share if chosen else first.options.reserve or 0.0
     solver = DeadlineSolver(at_once, reserve=reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
+    choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
+    fastest: PlanPrediction | None = None
     if model.transitions is not None:
         plans = late_plans(model, plans, keeps_reserve=reserve > 0)
-    times_s = np.linspace(plans[0].iteration_time_s, plans[-1].iteration_time_s, NUM_CURVE_POINTS)
+        fastest = _planned(request, policy=Policy.FRONTIER, target=DEFAULT_TARGET)
+        choice = fastest.reserve_choice
+    points = _points(plans, fastest)
+    times_s = np.linspace(points[0].iteration_time_s, points[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
     return Frontier(
-        points=tuple(
-            FrontierPoint(
-                deadline_s=plan.relaxed.deadline_s,
-                iteration_time_s=plan.iteration_time_s,
-                energy_j=plan.energy_j,
-                lower_bound_j=plan.lower_bound_j,
-                gap_percent=100 * (plan.energy_j / plan.lower_bound_j - 1),
-            )
-            for plan in plans
-        ),
+        points=points,
         baseline=_compared(request, Policy.BASELINE, Reconfigure.DEFAULT),
         envpipe=tuple(
             _compared(request, policy, reconfigure) for policy, reconfigure in COMPARED_ENVPIPE
@@ -235,9 +236,40 @@ def make_frontier(
         constant=constant,
         global_clock=global_clock,
         reserve=reserve,
-        reserve_choice=chosen.choice(solver, model, plans[0].assignment) if chosen else None,
+        reserve_choice=choice,
         transitions=model.transitions,
     )
+
+
+def _points(
+    plans: Sequence[DeadlinePlan], fastest: PlanPrediction | None
+) -> tuple[FrontierPoint, ...]:
+    """Return the points of these plans and of the one for target `fastest`, none beaten by another.
+
+    Args:
+        plans: in rising time and falling energy.
+        fastest: None: `plans` begin with it.
+    """
+    points = [
+        FrontierPoint(
+            deadline_s=plan.relaxed.deadline_s,
+            iteration_time_s=plan.iteration_time_s,
+            energy_j=plan.energy_j,
+            lower_bound_j=plan.lower_bound_j,
+            gap_percent=100 * (plan.energy_j / plan.lower_bound_j - 1),
+        )
+        for plan in plans
+    ]
+    if fastest is None or fastest.lower_bound_j is None or fastest.gap_percent is None:
+        return tuple(points)
+    first = FrontierPoint(
+        deadline_s=fastest.baseline_iteration_time_s,
+        iteration_time_s=fastest.iteration_time_s,
+        energy_j=fastest.energy_j,
+        lower_bound_j=fastest.lower_bound_j,
+        gap_percent=fastest.gap_percent,
+    )
+    return tuple(undominated([*points, first]))
 
 
 def late_plans(
@@ -245,8 +277,9 @@ def late_plans(
 ) -> list[DeadlinePlan]:
     """Plans that were made as if clocks changed at once, with what they take as clocks change late.
 
-    Their bounds are on plans as fast as they are then, from the tangent to the bound at the
-    deadline, which is convex. Plans that another one beats are left out.
+    A deadline that a plan misses becomes its time. The bounds are on plans as fast as they are
+    then, from the tangent to the bound at the deadline, which is convex. Plans that another
+    one beats are left out.
 
     Args:
         model: the pipeline, with the times of its clock changes.
@@ -271,7 +304,11 @@ def late_plans(
             late.append(
                 replace(
                     plan,
-                    relaxed=replace(relaxed, lower_bound_j=max(bound_j, (1 - 1e-9) * least_j)),
+                    relaxed=replace(
+                        relaxed,
+                        deadline_s=relaxed.deadline_s + later_s,
+                        lower_bound_j=max(bound_j, (1 - 1e-9) * least_j),
+                    ),
                     iteration_time_s=time_s,
                     energy_j=energy_j,
                 )
@@ -293,19 +330,18 @@ def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:
 def _compared(
     request: PlanRequest | DataParallelRequest, policy: Policy, reconfigure: Reconfigure
 ) -> ComparedPlan:
-    plan: PlanPrediction
-    changed = {
-        "policy": policy,
-        "reconfigure": reconfigure,
-        "target": DEFAULT_TARGET,
-        "reserve": 0.0,
-    }
-    if isinstance(request, DataParallelRequest):
-        plan = make_data_parallel_plan(request.with_options(**changed)).plan
-    else:
-        plan = make_plan(request.with_options(**changed)).plan
+    plan = _planned(
+        request, policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET, reserve=0.0
+    )
     return ComparedPlan(
         name=policy if policy == Policy.BASELINE else f"{policy}, {reconfigure}",
         iteration_time_s=plan.iteration_time_s,
         energy_j=plan.energy_j,
     )
+
+
+def _planned(request: PlanRequest | DataParallelRequest, **changed: object) -> PlanPrediction:
+    """Return the plan of the request with some options changed."""
+    if isinstance(request, DataParallelRequest):
+        return make_data_parallel_plan(request.with_options(**changed)).plan
+    return make_plan(request.with_options(**changed)).plan

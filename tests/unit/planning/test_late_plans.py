@@ -176,8 +176,13 @@ def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
         as_fast = every.iteration_time_s <= point.iteration_time_s * (1 + 1e-9)
         assert every.total_energy_j[as_fast].min() >= point.lower_bound_j * (1 - 1e-9)
         assert point.energy_j >= every.total_energy_j[as_fast].min() * (1 - 1e-9)
+        assert point.deadline_s >= point.iteration_time_s * (1 - 1e-9)
     times_s = [point.iteration_time_s for point in curve.points]
     assert times_s == sorted(times_s)
+    fastest = make_plan(request).plan
+    first = curve.points[0]
+    assert first.energy_j <= fastest.energy_j * (1 + 1e-9)
+    assert first.iteration_time_s <= fastest.baseline_iteration_time_s * (1 + 1e-9)
     assert (curve.transitions is None) is (options["transition_ms"] == 0)
 
 
