@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Callable
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Locator, Page, expect
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
@@ -150,6 +152,35 @@ def test_the_power_under_the_pointer_is_that_of_a_named_stage(job_page: Page) ->
     expect(tip).to_be_hidden()
 
 
+@pytest.mark.parametrize(
+    ("title", "head", "row"),
+    [
+        ("Iteration time", "step,measured,", "2,0.9,"),
+        ("Mean power by stage, measured", 'step,"stage 0, W","stage 1, W"', "2,111.1"),
+        ("Frontier", "deadline_s,iteration_time_s,energy_j,lower_bound_j,gap_percent", "0.89999"),
+        ("Timeline", "iteration,dp_rank,stage,kind,microbatch,", "plan,0,0,forward,0,0,1"),
+    ],
+)
+def test_a_chart_is_saved_as_csv_and_png(job_page: Page, title: str, head: str, row: str) -> None:
+    job_page.locator("#panel-timeline canvas").first.wait_for()
+    job_page.locator("#panel-frontier .frontier-point").first.wait_for()
+    files = {}
+    for kind in ("CSV", "PNG"):
+        with job_page.expect_download() as saved:
+            job_page.get_by_role("button", name=f"{title}: save as {kind}").click()
+        slug = re.sub(r"\W+", "-", title.lower())
+        assert saved.value.suggested_filename == f"job-{slug}.{kind.lower()}"
+        files[kind] = saved.value.path().read_bytes()
+    first, second, *_ = files["CSV"].decode().splitlines()
+    assert first.startswith(head)
+    assert second.startswith(row)
+    picture = Image.open(io.BytesIO(files["PNG"])).convert("L")
+    assert picture.width > 300
+    colors = picture.getcolors(1 << 16)
+    assert colors is not None
+    assert len(colors) > 20, "more than a ground and a title"
+
+
 def test_the_gap_is_a_word_with_its_explanation_behind_it(job_page: Page) -> None:
     gap = job_page.locator("#panel-figures .gap")
     expect(gap).not_to_contain_text(re.compile("no plan could"), use_inner_text=True)
@@ -196,7 +227,7 @@ def test_the_first_reading_shows_the_chart_of_clocks(planner: LivePlanner, job_p
     expect(clocks).to_be_hidden()
     put_steps(planner, 10, 17, sm_clock_mhz=1300.0)
     expect(clocks).to_be_visible()
-    expect(clocks.get_by_role("button")).to_have_text(
+    expect(clocks.locator(".legend").get_by_role("button")).to_have_text(
         ["measured, mean of what was read back", "planned, mean of its instructions"]
     )
     dashes = clocks.locator(".legend-entry line")

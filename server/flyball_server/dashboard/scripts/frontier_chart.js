@@ -37,6 +37,10 @@ export class FrontierChart {
     this._listen();
   }
 
+  get picture() {
+    return this._picture.element;
+  }
+
   destroy() {
     this._observer.disconnect();
   }

@@ -1,6 +1,7 @@
 // Frontier of a job: computed when cheap or requested, shown as chart and table.
 
 import { ApiError } from "./api_error.js";
+import { fileButtons } from "./chart_files.js";
 import { make, panelHead, setChildren, setText } from "./elements.js";
 import { count, counted, joules, percent, percentAbove, seconds } from "./format.js";
 import { FrontierChart } from "./frontier_chart.js";
@@ -21,7 +22,8 @@ import { DetailsTable, makeRow } from "./tables.js";
  * @import { Mark } from "./frontier_curve.js"
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { JobFrontier } from "./wire_types.js"
+ * @import { CsvRow } from "./chart_files.js"
+ * @import { FrontierPoint, JobFrontier } from "./wire_types.js"
  */
 
 export class FrontierPanel {
@@ -58,7 +60,13 @@ export class FrontierPanel {
     this._message = make("p.frontier-message");
     this._ask = make("button", { hidden: true, onclick: () => void this._solve() });
     this._legend = make("ul.frontier-legend");
-    this._content = make("div", { hidden: true }, this._hint, this._legend, this._chart.element);
+    this._content = make("div", { hidden: true });
+    const files = fileButtons({
+      title: "Frontier",
+      rows: () => fileRows(this._frontier?.points ?? []),
+      pictures: () => [this._chart.picture],
+    });
+    setChildren(this._content, this._hint, this._legend, files, this._chart.element);
     setChildren(
       element,
       panelHead("Frontier", this._note),
@@ -235,6 +243,13 @@ function reasonForNone({ overview, history }) {
   // The history comes right after the overview.
   if (overview.newest_version !== null && history.length === 0) return "";
   return null;
+}
+
+/** @param {FrontierPoint[]} points @returns {CsvRow[]} */
+function fileRows(points) {
+  const heads = ["deadline_s", "iteration_time_s", "energy_j", "lower_bound_j", "gap_percent"];
+  const names = /** @type {(keyof FrontierPoint)[]} */ (heads);
+  return [heads, ...points.map((point) => names.map((name) => point[name]))];
 }
 
 /**

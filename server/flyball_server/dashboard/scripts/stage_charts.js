@@ -5,7 +5,7 @@ import { make, placeTip, setText } from "./elements.js";
 import { count, fixed, watts } from "./format.js";
 import { StepChart } from "./step_chart.js";
 import { DISC } from "./step_marks.js";
-import { spread, usualRange, wholeRange } from "./step_series.js";
+import { spread, stageRows, usualRange, wholeRange } from "./step_series.js";
 
 /**
  * @import { ChartLine } from "./step_chart.js"
@@ -38,6 +38,7 @@ export class StagePowerChart {
     this.series = null;
     this.chart = new StepChart(place, {
       title: "Mean power by stage, measured",
+      rows: () => stageRows(this.series?.step ?? [], this.series?.power_w ?? [], "W"),
       height: POWER_HEIGHT,
       lines: this.isSpread ? spreadLines() : stageLines(num_stages),
       bands: this.isSpread ? [[0, 2]] : [],

@@ -1,11 +1,15 @@
 // A chart over steps: uPlot in the theme's colours; the page keeps cursor and range.
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
+import { fileButtons } from "./chart_files.js";
 import { fontFamily, make, makeSvg, setChildren, watchLooks } from "./elements.js";
 import { Pen } from "./step_marks.js";
 import { themeColors } from "./theme.js";
 
-/** @import { Column } from "./step_series.js" */
+/**
+ * @import { CsvRow } from "./chart_files.js"
+ * @import { Column } from "./step_series.js"
+ */
 
 // Width of the vertical axis in px, the same for all charts: their steps are in line.
 const AXIS_WIDTH = 56;
@@ -25,6 +29,7 @@ const STEP_INCREMENTS = [1, 10, 100, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8].flatMap((unit
  * @property {number} [width] px
  * @typedef {object} ChartOptions
  * @property {string} title
+ * @property {() => CsvRow[]} [rows] of its file; left out: the lines
  * @property {number} height px of the plot
  * @property {ChartLine[]} lines
  * @property {boolean} [hasSteps] labels at the axis of steps
@@ -55,7 +60,13 @@ export class StepChart {
     this.title = make("h3.chart-title", options.title);
     this.legend = make("div.legend");
     this.frame = make("div.chart-frame");
-    this.head = make("div.chart-head", this.title, this.legend);
+    const files = fileButtons({
+      title: options.title,
+      rows: () => options.rows?.() ?? this.lineRows(),
+      pictures: () => [this.plot.ctx.canvas],
+      legend: () => this.lineNames(),
+    });
+    this.head = make("div.chart-head", this.title, this.legend, files);
     this.element = make("div.chart", this.head, this.frame);
     place.append(this.element);
     this.isQuiet = false;
@@ -126,6 +137,29 @@ export class StepChart {
     this.isQuiet = true;
     this.plot.batch(change);
     this.isQuiet = false;
+  }
+
+  /** Return the steps and the lines that are shown. */
+  lineNames() {
+    const { min, max } = this.plot.scales.x;
+    const steps = `steps ${Math.ceil(min ?? 0)} to ${Math.floor(max ?? 0)}`;
+    const lines = this.options.lines.filter(
+      ({ label }, index) => label !== "" && this.plot.series[index + 1].show,
+    );
+    return [
+      { label: steps, color: "", dash: [] },
+      ...lines.map(({ label, color, dash = [] }) => ({
+        ...{ label, dash },
+        color: this.colors[`series-${color}`],
+      })),
+    ];
+  }
+
+  /** @returns {CsvRow[]} the lines by step */
+  lineRows() {
+    const [steps, ...columns] = /** @type {Column[]} */ (this.plot.data);
+    const heads = ["step", ...this.options.lines.map(({ label }) => label)];
+    return [heads, ...steps.map((step, index) => [step, ...columns.map((each) => each[index])])];
   }
 
   totalHeight() {

@@ -17,7 +17,7 @@ import {
   scaleOf,
   stripHeight,
 } from "./step_marks.js";
-import { plannedStragglers, stepSeries, usualRange } from "./step_series.js";
+import { plannedStragglers, stageRows, stepSeries, usualRange } from "./step_series.js";
 
 /**
  * @import { JobPageState } from "./job_state.js"
@@ -160,6 +160,13 @@ export class StepCharts {
     const chart = new StepChart(this.place, {
       ...common,
       title: "Clocks held back, measured",
+      rows: () => [
+        ["step", ...REASONS.map(({ label }) => label)],
+        ...this.series.heldBack.map((held, index) => [
+          this.series.step[index],
+          ...REASONS.map(({ reason }) => held[reason]),
+        ]),
+      ],
       height: LANE_HEIGHT * REASONS.length,
       lines: [{ label: "", color: 8 }],
       range: () => [0, REASONS.length],
@@ -182,6 +189,7 @@ export class StepCharts {
     const chart = new StepChart(this.place, {
       ...common,
       title: "Clock by stage, planned, mean of its instructions",
+      rows: () => stageRows(this.series.step, this.series.planned_mhz, "MHz"),
       height: stripHeight(this.num_stages),
       hasSteps: true,
       falling: true,

@@ -229,3 +229,14 @@ export function plannedStragglers(stragglers, history) {
     return first_step == null ? [] : [{ straggler, first_step }];
   });
 }
+
+/**
+ * Return the figures of all stages by step, for a file.
+ * @param {number[]} steps
+ * @param {Column[]} columns by stage
+ * @param {string} unit
+ */
+export function stageRows(steps, columns, unit) {
+  const heads = ["step", ...columns.map((_, stage) => `stage ${stage}, ${unit}`)];
+  return [heads, ...steps.map((step, index) => [step, ...columns.map((each) => each[index])])];
+}

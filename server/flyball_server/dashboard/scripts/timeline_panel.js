@@ -1,6 +1,7 @@
 // Timeline of a job: one predicted iteration of a version beside the highest clocks.
 
 import { ApiError } from "./api_error.js";
+import { fileButtons } from "./chart_files.js";
 import { createClockScale } from "./clock_scale.js";
 import { make, panelHead, setChildren, setText } from "./elements.js";
 import { count, counted, megahertz } from "./format.js";
@@ -10,6 +11,7 @@ import { TimelineViewer } from "./timeline_viewer.js";
 import { comparisonWords, figuresWords, kindWords } from "./timeline_words.js";
 
 /**
+ * @import { CsvRow } from "./chart_files.js"
  * @import { ClockScale } from "./clock_scale.js"
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
@@ -49,6 +51,12 @@ export class TimelinePanel {
       this._viewer.element,
       this._table.element,
     );
+    const files = fileButtons({
+      title: "Timeline",
+      rows: () => fileRows(this._view),
+      pictures: () => this._viewer.canvases,
+    });
+    this._viewer.tools.append(files);
     this._follow.append("Follow the active version");
     const head = panelHead("Timeline", this._note, this._follow);
     setChildren(element, head, this._message, this._again, this._content);
@@ -194,6 +202,22 @@ function versionToShow({ overview, history }) {
   if (active_version !== null && !isProbe(active_version)) return active_version;
   const known = history.filter(({ kind }) => kind !== "probe").at(-1)?.version;
   return known ?? (newest_version !== null && !isProbe(newest_version) ? newest_version : null);
+}
+
+/** @param {PlanTimeline | null} view @returns {CsvRow[]} both iterations */
+function fileRows(view) {
+  const heads = ["iteration", "dp_rank", "stage", "kind", "microbatch", "chunk", "clock_mhz"];
+  const rows = (/** @type {"plan" | "baseline"} */ name) =>
+    view === null
+      ? []
+      : view[name].rows.flatMap((row) =>
+          row.kinds.map((kind, at) => [
+            ...[name, row.dp_rank, row.stage, kind, row.microbatches[at], row.chunks[at]],
+            ...[row.clock_mhz[at], row.start_s[at], row.duration_s[at], row.energy_j[at]],
+          ]),
+        );
+  const measures = ["start_s", "duration_s", "energy_j"];
+  return [[...heads, ...measures], ...rows("plan"), ...rows("baseline")];
 }
 
 /** @param {PlanTimeline} view @param {JobOverview} overview */

@@ -120,6 +120,10 @@ export class TimelineViewer {
     };
   }
 
+  get canvases() {
+    return this._panes.map(({ canvas }) => canvas);
+  }
+
   destroy() {
     this._letGo();
   }
