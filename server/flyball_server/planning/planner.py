@@ -137,7 +137,7 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
         )
         named = request.with_options(schedule=chosen.name)
         if not chosen.is_final:
-            choice = choose_clocks(named, chosen.model)
+            choice = choose_clocks(named.with_options(target=chosen.target), chosen.model)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
         return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
     model = model_of_request(request)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import noise_reserve
@@ -24,10 +24,17 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,
     simulate,
+    time_and_energy,
 )
 from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.request_options import is_limited, rounded_up
-from flyball_wire.plan_options import Effort, PlanOptions
+from flyball_server.planning.policies._base import PolicyRequest
+from flyball_server.planning.policies.frontier import frontier
+from flyball_server.planning.request_options import (
+    DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    is_limited,
+    rounded_up,
+)
+from flyball_wire.plan_options import PlanOptions
 
 AUTO = "auto"
 REFERENCE = "1f1b"
@@ -47,13 +54,15 @@ class ScheduleChoice:
     """The order that was chosen, with its plan and what was found of the others.
 
     Attributes:
-        is_final: false: orders were compared as if clocks changed at once and without limits, or
-            with the reserve that was chosen for 1F1B; the order's own plan is another one.
+        target: the target that its plan meets, as an option; a deadline is that of 1F1B.
+        is_final: false: orders were compared with the reserve that was chosen for 1F1B; the
+            order's own plan is another one.
     """
 
     name: str
     model: PipelineModel
     plan: DeadlinePlan
+    target: str
     is_final: bool
     considered: tuple[ConsideredSchedule, ...]
 
@@ -66,6 +75,12 @@ class _Candidate:
     target: Target
     bound_j: float
     plan: DeadlinePlan | None = None
+
+    @property
+    def target_text(self) -> str:
+        """Target as an option."""
+        kind, value = self.target.kind, self.target.value
+        return kind if kind == "least-energy" else f"{kind}:{value!r}"
 
 
 def is_auto(schedule: str) -> bool:
@@ -121,9 +136,8 @@ def choose_schedule(
     search = _Search(
         target=target,
         baseline_s=baseline_s,
-        effort=options.effort,
+        options=replace(options, reserve=reserve),
         report=report,
-        reserve=reserve,
     )
     for name, model in models.items():
         report(f"planning {name}")
@@ -140,7 +154,8 @@ def choose_schedule(
         name=best.name,
         model=best.model,
         plan=best.plan,
-        is_final=(best.model.transitions is None and chosen is None and not is_limited(options)),
+        target=best.target_text,
+        is_final=chosen is None,
         considered=tuple(search.considered(name) for name in models),
     )
 
@@ -153,15 +168,14 @@ class _Search:
         *,
         target: Target,
         baseline_s: float,
-        effort: Effort,
+        options: PlanOptions,
         report: Callable[[str], None],
-        reserve: float,
     ) -> None:
         self._target = target
         self._baseline_s = baseline_s
-        self._effort = effort
+        self._options = options
         self._report = report
-        self._reserve = reserve
+        self._reserve = options.reserve or 0.0
         self._candidates: dict[str, _Candidate] = {}
         self.why_not: dict[str, str] = {}
         self._fastest_s: list[float] = []
@@ -233,11 +247,37 @@ class _Search:
         solver = candidate.solver
         baseline_s = max(self._baseline_s, solver.fastest_time_s)
         try:
-            candidate.plan = plan_for_target(
-                solver, candidate.target, baseline_s, solver.num_steps(self._effort)
-            )
+            if candidate.model.transitions is None and not is_limited(self._options):
+                num_steps = solver.num_steps(self._options.effort)
+                candidate.plan = plan_for_target(solver, candidate.target, baseline_s, num_steps)
+            else:
+                candidate.plan = self._plan_of_policy(candidate)
         except TargetUnreachableError as error:
             self.why_not[candidate.name] = error.message
+
+    def _plan_of_policy(self, candidate: _Candidate) -> DeadlinePlan:
+        """Return the plan of policy `frontier`, which counts times and limits of clock changes.
+
+        Raises:
+            TargetUnreachableError: no plan is found that meets the target.
+        """
+        solver = candidate.solver
+        choice = frontier(
+            PolicyRequest(
+                model=candidate.model,
+                options=replace(self._options, target=candidate.target_text),
+                reconfigure_granularity_mhz=DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+            )
+        )
+        time_s, energy_j = time_and_energy(candidate.model, choice.assignment)
+        relaxed = solver.relax(min(max(time_s, solver.fastest_time_s), solver.slowest_time_s))
+        bound_j = candidate.bound_j if choice.lower_bound_j is None else choice.lower_bound_j
+        return DeadlinePlan(
+            relaxed=replace(relaxed, lower_bound_j=bound_j),
+            assignment=choice.assignment,
+            iteration_time_s=time_s,
+            energy_j=energy_j,
+        )
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:

@@ -78,6 +78,27 @@ def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target:
     assert plan.lower_bound_j <= every.total_energy_j[as_fast].min() * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("options", [{"transition_ms": 20.0}, {"max_switches": 12}])
+def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
+    options: dict[str, object],
+) -> None:
+    """All of them for the deadline of 1F1B."""
+    request = request_of(load_example_profile(), 6, effort=Effort.LOW, **options)
+    plan = make_plan(request.with_options(schedule="auto:envpipe,gpipe")).plan
+    in_time = request.with_options(target=f"deadline:{plan.baseline_iteration_time_s!r}")
+    alone = {
+        name: make_plan(in_time.with_options(schedule=name)).plan for name in ("1f1b", "envpipe")
+    }
+    considered = {one.schedule: one for one in plan.considered}
+    assert plan.schedule == min(alone, key=lambda name: alone[name].energy_j)
+    for name, one in alone.items():
+        assert considered[name].energy_j == pytest.approx(one.energy_j)
+        assert considered[name].iteration_time_s == pytest.approx(one.iteration_time_s)
+    assert plan.energy_j == pytest.approx(alone[plan.schedule].energy_j)
+    assert plan.slowdown_percent <= 1e-6
+    assert plan.num_switches <= 12 or "max_switches" not in options
+
+
 @pytest.mark.parametrize("share", [0.95, 0.8, 0.65])
 def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
     request = request_of(load_example_profile(), 4, effort=Effort.LOW)

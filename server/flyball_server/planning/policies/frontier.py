@@ -27,6 +27,12 @@ from flyball_server.planning.policies.single_clocks import SingleClocks
 from flyball_server.planning.request_options import is_limited, rounded_up
 from flyball_wire.plan_options import Effort
 
+# The plan that a search with late clock changes goes on from.
+START_EFFORT = {
+    Effort.LOW: Effort.LOW,
+    Effort.NORMAL: Effort.LOW,
+    Effort.HIGH: Effort.NORMAL,
+}
 # A plan that is late by its clock changes is made for an earlier deadline too, by so much of that.
 EARLIER = 1.1
 # One that is above its power budget by them is made for a lower one: so often, and by so much.
@@ -47,9 +53,8 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     reserve = chosen.share if chosen else request.options.reserve or 0.0
     solver = DeadlineSolver(model, reserve=reserve)
     effort = request.options.effort
-    is_start = request.model.transitions is not None and target.kind != "power"
-    if is_start and effort == Effort.NORMAL:
-        effort = Effort.LOW  # the search under delays goes on from it
+    if request.model.transitions is not None and target.kind != "power":
+        effort = START_EFFORT[effort]
     num_steps = solver.num_steps(effort)
     plan = plan_for_target(solver, target, baseline_s, num_steps)
     choice = PolicyChoice(
