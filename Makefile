@@ -22,6 +22,9 @@ OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
 # `examples`. Without its dependencies, which the client does not use: pandas, scikit-learn, amdsmi.
 ZEUS_VERSION := 0.16.0
 ZEUS := $(VENV)/zeus-$(ZEUS_VERSION)
+# torchtitan's trainer, for the tests; likewise, without what a run on the CPU does not use.
+TORCHTITAN_VERSION := 0.2.2
+TORCHTITAN := $(VENV)/torchtitan-$(TORCHTITAN_VERSION)
 # It checks the dashboard's scripts.
 TYPESCRIPT_VERSION := 5.9.3
 TYPESCRIPT := $(VENV)/typescript-$(TYPESCRIPT_VERSION)
@@ -39,7 +42,7 @@ demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
 # Two files at a time, the longest (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
-test: compiler $(VENV)/installed $(ZEUS)/installed $(AXE)/installed
+test: compiler $(VENV)/installed $(ZEUS)/installed $(TORCHTITAN)/installed $(AXE)/installed
 	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute: no test that starts a process, waits in real time or computes for seconds.
@@ -162,6 +165,12 @@ $(ZEUS)/installed: $(VENV)/installed
 	rm -rf $(ZEUS)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --target $(ZEUS) \
 	  zeus==$(ZEUS_VERSION) aiofiles==25.1.0
+	@touch $@
+
+$(TORCHTITAN)/installed: $(VENV)/installed
+	rm -rf $(TORCHTITAN)
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --target $(TORCHTITAN) \
+	  torchtitan==$(TORCHTITAN_VERSION) torchdata==0.11.0 tyro==1.0.5 typeguard==4.4.4 docstring-parser==0.17.0
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.

@@ -22,6 +22,7 @@ _PINS = {
     "deepspeed": f"{_MAKEFILE['OLDEST_DEEPSPEED']}, and the newest",
     "megatron-core": _PINNED_IN_DEV["megatron-core"],
     "transformers": "the newest",
+    "torchtitan": _MAKEFILE["TORCHTITAN_VERSION"],
     "zeus": _MAKEFILE["ZEUS_VERSION"],
 }
 
