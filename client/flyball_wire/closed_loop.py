@@ -62,9 +62,9 @@ class ProfilingState(StrEnum):
 class BaselineOrigin(StrEnum):
     """Origin of a measured baseline.
 
-    `interleaved` with the plan's steps. `apart`: in the nearest steps of the job at default or
-    highest clocks; drift in between counts as saving. `itself`: the version is all at the highest
-    clocks. `none`: nothing was measured.
+    `interleaved`: measured between the plan's steps. `apart`: measured in the nearest steps of the
+    job at default or highest clocks; drift in between counts as saving. `itself`: the version runs
+    at the highest clocks only. `none`: not measured.
     """
 
     NONE = "none"
@@ -85,7 +85,7 @@ class StragglerAnnouncement(Sent):
     Attributes:
         rank: rank of the GPU.
         slowdown: slowdown factor of its instructions, at least 1.
-        from_time: begin, ISO 8601 with an offset from UTC; null: now.
+        from_time: start, ISO 8601 with an offset from UTC; null: now.
         until_time: end in the same form, later than `from_time`; null: until it is withdrawn.
     """
 
@@ -100,8 +100,8 @@ class TimetableWindow(Sent):
     """Target for a window of time.
 
     Attributes:
-        from_time: begin: `22:00` every day (or on `days`), or ISO 8601 with an offset, once.
-        until_time: end in the same form; a time of day that is not later is one of the next day.
+        from_time: start: `22:00` every day (or on `days`), or ISO 8601 with an offset, once.
+        until_time: end in the same form; a time of day not after `from_time` is on the next day.
         target: target as in PlanOptions, for example `power:8000` or `slowdown:0.05`.
         days: weekdays on which a daily window begins; null: all.
     """
@@ -118,7 +118,7 @@ class Timetable(Sent):
 
     Attributes:
         windows: windows of time; if several apply at once, the first takes precedence.
-        timezone: IANA name of the time zone of times of day, as `Europe/Berlin`.
+        timezone: IANA time zone of the times of day, such as `Europe/Berlin`.
     """
 
     windows: tuple[TimetableWindow, ...]
@@ -130,7 +130,7 @@ class ComparisonRequest(Sent):
     """Request to alternate steps on the plan with steps at the highest clocks.
 
     Attributes:
-        num_pairs: number of steps of either kind, 2 to 10000.
+        num_pairs: number of steps of each kind, 2 to 10000.
     """
 
     num_pairs: int
@@ -145,8 +145,9 @@ class Straggler:
 
     Attributes:
         slowdown: slowdown factor: measured time of its instructions over the profile's.
-        from_time, until_time: begin and end, ISO 8601, UTC; null: unlimited.
-        is_planned: true if the newest plan is made for it.
+        from_time: start, ISO 8601, UTC; null: unlimited.
+        until_time: end, ISO 8601, UTC; null: unlimited.
+        is_planned: true if the newest plan takes it into account.
     """
 
     rank: int
@@ -177,7 +178,7 @@ class MissedTarget:
     """A target that a job's plans met until conditions changed, as with a straggler.
 
     Attributes:
-        target: target that no plan meets now; it is planned for again when conditions change.
+        target: target that no plan meets now; planning retries it when conditions change.
         nearest: target of the nearest plan, which the job runs instead.
     """
 
@@ -188,7 +189,7 @@ class MissedTarget:
     def text(self) -> str:
         """Line for people."""
         return (
-            f"target {self.target} cannot be met any more; the job runs the nearest plan,"
+            f"target {self.target} can no longer be met; the job runs the nearest plan,"
             f" {self.nearest}"
         )
 
@@ -198,7 +199,7 @@ class ComparisonStatus:
     """Progress of a comparison.
 
     Attributes:
-        version: plan version that it runs as; null: none yet.
+        version: plan version of the comparison; null: none yet.
         num_pairs: requested number of pairs.
         num_measured_pairs: number of pairs that all ranks have measured as planned.
     """
@@ -214,8 +215,10 @@ class ProbedPoint:
     """Operating point of one stage as measured by online profiling.
 
     Attributes:
-        energy_j: energy in J, divided between a stage's kinds by equal power at the highest clock.
-        time_error_s, energy_error_j: standard errors.
+        energy_j: energy in J; the kinds of a stage are assumed to draw equal power at the highest
+            clock.
+        time_error_s: standard error of `time_s` in s.
+        energy_error_j: standard error of `energy_j` in J.
         num_probes: number of instructions that ran at this clock; 0: interpolated.
         jitter: standard deviation of a single instruction's time, as a share of `time_s`.
     """
@@ -237,17 +240,16 @@ class ProfilingResult:
     """Progress or outcome of online profiling.
 
     Attributes:
-        problem: reason of the refusal; null otherwise.
-        num_steps: number of steps that were evaluated.
+        problem: reason for the refusal; null: not refused.
+        num_steps: number of evaluated steps.
         points: operating points by stage, instruction, chunk and falling frequency; empty before
             the end.
-        blocking_power_w, blocking_power_error_w: measured blocking power per stage and its
-            standard error; null: given, or not known yet.
+        blocking_power_w: measured blocking power per stage in W; null: given, or not known yet.
+        blocking_power_error_w: standard error of `blocking_power_w` in W; null: as there.
         largest_slowdown: largest slowdown of a probing step against the steps at the highest
             clocks, as a share; null: none yet.
-        extra_time_s: iteration time added by profiling, measured, s; null: not known.
-        extra_energy_j: energy added by profiling (below zero: saved), measured, J; null: not
-            known.
+        extra_time_s: measured iteration time added by profiling in s; null: unknown.
+        extra_energy_j: measured energy added by profiling in J (negative: saved); null: unknown.
     """
 
     state: ProfilingState
@@ -280,8 +282,9 @@ class Estimate:
     """A mean of measured steps with its 95 % confidence interval, in the unit of the field.
 
     Attributes:
-        low, high: bounds of the interval; null: too few steps were measured.
-        num_steps: number of measured steps; of a comparison those of the smaller side.
+        low: lower bound of the interval; null: too few measured steps.
+        high: upper bound of the interval; null: too few measured steps.
+        num_steps: number of measured steps; in a comparison, on the smaller side.
     """
 
     mean: float
@@ -291,7 +294,7 @@ class Estimate:
 
 
 class HeadlineTone(StrEnum):
-    """Tone of a headline: energy saved, saved at the price of time, or lost."""
+    """Tone of a headline: energy saved, energy saved at the cost of time, or energy lost."""
 
     GAIN = "gain"
     TRADE = "trade"
@@ -300,14 +303,14 @@ class HeadlineTone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Headline:
-    """Saving of a job in one line: of steps on a plan only, with the time that it takes.
+    """Saving of a job in one line, on steps with a plan, and its cost in time.
 
     Attributes:
         text: saving and time, such as `25.1 % less energy at 9.1 % more time`.
         time_text: the part of `text` about time.
         is_measured: true: measured, on the newest version with counted steps; false: predicted.
-        caveats: limits of the comparison, a sentence each, such as a baseline of another time or
-            of other GPUs.
+        caveats: limits of the comparison, a sentence each, such as a baseline measured at another
+            time or on other GPUs.
     """
 
     text: str
@@ -331,17 +334,18 @@ class DeviationKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Deviation:
-    """Steps that did not run as planned, for one reason, and what they did to the figures.
+    """Steps that did not run as planned for one reason, and their effect on the figures.
 
     Attributes:
         kind: `overrun`: an emulated computation took longer than its profile; `capped`: power or
-            heat held a clock down; `unplanned`: instructions that the plan does not have;
-            `clock-lost`: another program set a clock; `unsettled`: the first step after a change
-            of version, or one of several versions; `missing`: not posted by all ranks;
-            `default-clocks`: no plan was in force.
+            heat held a clock down; `unplanned`: instructions were not in the plan; `clock-lost`:
+            another program set a clock; `unsettled`: the first step after a change of version, or
+            a step on several versions; `missing`: not posted by all ranks; `default-clocks`: no
+            plan was in force.
         num_steps: number of these steps.
-        num_events: number of overruns, readings or instructions in them; of other kinds the steps.
-        is_counted: true if these steps are in the figures beside it.
+        num_events: number of overruns, readings or instructions in these steps; for other kinds
+            the number of steps.
+        is_counted: true if the job's figures include these steps.
         text: explanation in a sentence or two.
     """
 
@@ -357,16 +361,19 @@ class MeasuredSavings:
     """Measured effect of one plan version against a measured baseline.
 
     Attributes:
-        time_s, energy_j: measured time and energy of an iteration on the plan; null: not measured.
-        baseline_time_s, baseline_energy_j: the same at the highest clocks; null: never measured.
+        time_s: measured iteration time on the plan in s; null: not measured.
+        energy_j: measured energy of an iteration on the plan in J; null: not measured.
+        baseline_time_s: measured iteration time at the highest clocks in s; null: not measured.
+        baseline_energy_j: measured energy of an iteration at the highest clocks in J; null: not
+            measured.
         baseline: origin of the baseline.
-        slowdown_percent, saving_percent: slowdown and saving against that baseline; null: no
-            baseline.
+        slowdown_percent: slowdown against that baseline in %; null: no baseline.
+        saving_percent: energy saved against that baseline in %; null: no baseline.
         saved_j: energy saved in `num_steps` steps in J; null: no baseline.
-        num_steps: number of steps measured on the plan by all ranks, and counted.
+        num_steps: number of counted steps, measured on the plan by all ranks.
         num_left_out: number of other steps of the version: not run as planned, of several
             versions, not posted by all ranks, or directly after a change of version.
-        deviations: steps that did not run as planned, by reason; those left out are all there.
+        deviations: steps that did not run as planned, by reason, including those left out.
         caveats: limits of the comparison with the baseline, a sentence each.
     """
 
@@ -387,15 +394,15 @@ class MeasuredSavings:
 
 @dataclass(frozen=True, kw_only=True)
 class ReserveChoice:
-    """Reason and price of the reserve that the planner chose for a plan.
+    """Reason and cost of the reserve that the planner chose for a plan.
 
     Attributes:
         jitter_percent: standard deviation of a single instruction's time as profiled, %.
         time_error_percent: standard error of the profiled times, %.
-        slowdown_percent, slowdown_without_percent: mean iteration time of the plan, and of one
-            without a reserve, over that at the highest clocks, all with this noise and each
-            relative to what it is without, %; predicted.
-        cost_points: energy that the reserve costs, in points of the plan's saving.
+        slowdown_percent: predicted % by which this noise lengthens the plan's mean iteration, in
+            addition to its effect at the highest clocks.
+        slowdown_without_percent: the same of a plan without a reserve.
+        cost_points: energy cost of the reserve, in percentage points of the plan's saving.
     """
 
     jitter_percent: float
@@ -407,10 +414,10 @@ class ReserveChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedPlan:
-    """A plan to compare another one with, predicted.
+    """Prediction of a plan for comparison.
 
     Attributes:
-        name: how it was made: `baseline`, `envelope, balanced`, `constant`, ...
+        name: policy, such as `baseline`, `constant` or `envelope, balanced`.
     """
 
     name: str
@@ -423,8 +430,11 @@ class VersionSavings(MeasuredSavings):
     """Measured and predicted effect of one plan version.
 
     Attributes:
-        policy, target: policy and target that it was planned with.
-        predicted_time_s, predicted_energy_j, predicted_saving_percent: the planner's prediction.
+        policy: policy of the plan.
+        target: target of the plan.
+        predicted_time_s: predicted iteration time in s.
+        predicted_energy_j: predicted energy of an iteration in J.
+        predicted_saving_percent: predicted saving in %.
         compared: predicted plans without a clock change, as in PredictedIteration.
     """
 
@@ -442,17 +452,19 @@ class JobReport:
 
     Attributes:
         emulated: true if some of its GPUs are emulated; all measurements are then emulated.
-        num_ranks: number of ranks of a complete step.
+        num_ranks: number of ranks in a complete step.
         num_steps: number of steps measured by all ranks, at any clocks.
-        time_s, energy_j: measured time and energy of all these steps; energy null: a rank could
-            not read it.
+        time_s: measured time of all these steps in s.
+        energy_j: measured energy of all these steps in J; null: a rank could not read it.
         saved_j: energy saved by all versions with a measured baseline in J; null: none has one. The
-            versions' bounds are added up, as they share baselines.
-        profiling_time_s, profiling_energy_j: measured time and energy added by online profiling;
-            null: not profiled online, or not readable.
-        versions: savings of each plan version that was run, rising, without those of profiling.
-        num_unknown_steps: number of other steps, in which a rank ran a plan version that the
-            planner's database does not have, since it was restored to an older state.
+            bounds are sums over the versions, which share baselines.
+        profiling_time_s: measured time added by online profiling in s; null: not profiled online.
+        profiling_energy_j: measured energy added by online profiling in J; null: not profiled
+            online, or not readable.
+        versions: savings of each plan version that was run, in ascending order, without versions
+            for profiling.
+        num_unknown_steps: number of further steps, in which a rank ran a plan version that is not
+            in the planner's database, since that was restored to an older state.
         deviations: steps at default clocks.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
@@ -482,8 +494,8 @@ class RecordedRuns:
     """A job's measurements of each version of its plan, in the format of `flyball replay`.
 
     Attributes:
-        document: recorded runs, one a version: docs/recorded-runs.schema.json.
-        left_out: versions with measured steps that are not in it, a line each with the reason.
+        document: recorded runs, one per version, by docs/recorded-runs.schema.json.
+        left_out: reason why a version with measured steps is left out, a line per version.
     """
 
     job_id: str

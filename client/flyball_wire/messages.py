@@ -23,7 +23,7 @@ TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
 
 
 class Profiling(StrEnum):
-    """Source of a job's profile: put by someone, or measured while the job trains."""
+    """Source of a job's profile: sent to the planner, or measured while the job trains."""
 
     GIVEN = "given"
     ONLINE = "online"
@@ -43,7 +43,7 @@ class Adaptation(StrEnum):
 
 
 class JobState(StrEnum):
-    """Input that a job waits for, or its liveness.
+    """State of a job: the input that it waits for, or its end.
 
     `ended`: all its ranks have left. `expired`: no rank has called for a long time.
     """
@@ -77,10 +77,10 @@ class JobSpec(PlanOptions):
         num_microbatches: number of microbatches per iteration, at least 1.
         num_ranks: number of ranks that must have a plan before it takes effect; null: one per
             stage.
-        emulated: true if the job's GPUs are emulated; shown wherever its figures are.
-        profiling: `given`: someone puts the profile; `online`: it is measured in the training
-            itself, and so is the blocking power if neither it nor a `gpu` is given.
-        profiling_slowdown: largest slowdown of an iteration while it is measured, as a share,
+        emulated: true if the job's GPUs are emulated; shown with all of its figures.
+        profiling: `given`: the profile is sent to the planner; `online`: it is measured during
+            training, and so is the blocking power if neither that nor a `gpu` is given.
+        profiling_slowdown: largest slowdown of an iteration during online profiling, as a share,
             above 0 and at most 1.
         adaptation: effect of measurements on the plan.
     """
@@ -100,7 +100,7 @@ class JobSpec(PlanOptions):
 
     @property
     def is_profiled_online(self) -> bool:
-        """Return whether the profile is measured in the training itself."""
+        """True if the profile is measured during training."""
         return self.profiling == Profiling.ONLINE
 
 
@@ -109,7 +109,7 @@ class JobRegistration(JobSpec):
     """Registration of a training job by one of its ranks or an operator (PUT, repeatable).
 
     Attributes:
-        run: the launcher's name of this start of the job (torchrun's run id, Slurm's job id);
+        run: launcher's identifier of this start of the job (torchrun's run id, Slurm's job id);
             null: not given.
         restart_count: number of automatic restarts by the launcher; null: not given.
     """
@@ -126,13 +126,13 @@ class RankRegistration(Sent):
 
     Attributes:
         stage: pipeline stage, from 0.
-        host: name of its node.
-        dp_rank: number of its data-parallel pipeline, from 0.
+        host: name of the rank's node.
+        dp_rank: number of the rank's data-parallel pipeline, from 0.
         tp_rank: position in the tensor-parallel group, from 0.
         cp_rank: position in the context-parallel group, from 0.
-        sm_clocks_mhz: SM clocks that its GPU supports in MHz; null: not given.
-        run, restart_count: launcher's fields as in JobRegistration; a rank of another start of
-            the job is refused.
+        sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
+        run, restart_count: launcher's fields, as in JobRegistration; a rank from another start
+            of the job is refused.
     """
 
     stage: int
@@ -154,12 +154,12 @@ class ProfileRow(Sent):
     """One measured operating point; a JSON profile is a list of these.
 
     Attributes:
-        rank_waiting: time that the ranks of the row wait for the slowest of them in s, all
-            together; null: none.
-        time_error: standard error of `time` in s; null: not known.
-        jitter: standard deviation of a single run's time, as a share of `time`; null: as
-            `time_error` and `num_repetitions` have it, or not known.
-        num_repetitions: runs that `time` is the mean of.
+        rank_waiting: time in s that the ranks of the row wait for the slowest of them, summed;
+            null: none.
+        time_error: standard error of `time` in s; null: unknown.
+        jitter: standard deviation of a single run's time, as a share of `time`; null: derived
+            from `time_error` and `num_repetitions`, or unknown.
+        num_repetitions: number of runs averaged in `time`; null: unknown.
         chunk: model chunk of the stage, from 0; null: the whole stage.
     """
 
@@ -192,7 +192,7 @@ class Acknowledgement(Sent):
     """Acknowledgement of plan `version` by a rank that runs step `current_step`, from 0.
 
     Attributes:
-        run_id: the answer to the rank's registration has it; null: not given.
+        run_id: `run_id` in the answer to the rank's registration; null: not given.
     """
 
     version: int
@@ -205,7 +205,7 @@ class Departure(Sent):
     """End of a rank's training.
 
     Attributes:
-        run_id: the answer to the rank's registration has it; null: not given.
+        run_id: `run_id` in the answer to the rank's registration; null: not given.
     """
 
     run_id: str | None = None
@@ -229,21 +229,21 @@ class StepMeasurement(Sent):
     Attributes:
         step: number of the step, from 0; posting a step again replaces it.
         plan_version: version of the plan that the rank ran; null: none, default clocks.
-        plan_id: that plan's `plan_id` as the rank received it; null: not given. A version that the
-            planner's database does not have is refused without it, and kept apart with it.
+        plan_id: that plan's `plan_id` as the rank received it; null: not given. A version that is
+            not in the planner's database is refused without it, and stored apart with it.
         time_s: time from on_step_begin to on_step_end in s (on an emulated GPU: emulated seconds).
-        energy_j: energy of this rank's GPU in that time in J; null: it cannot be read.
+        energy_j: energy of this rank's GPU during that time in J; null: not readable.
         num_unplanned: number of instructions of the step that are not in the plan.
-        num_overruns: emulated GPU only: number of instructions whose computation took longer than
-            the profile has.
+        num_overruns: number of instructions whose computation took longer than profiled; emulated
+            GPUs only.
         num_clock_misses: number of readings of the SM clock below the clock that was set.
-        num_power_capped: number of these with a power limit as the reason.
-        num_thermally_capped: number of these with a thermal limit as the reason.
+        num_power_capped: number of these readings caused by a power limit.
+        num_thermally_capped: number of these readings caused by a thermal limit.
         sm_clock_mhz: mean of the SM clock readings in MHz: at most five a second, none within 50 ms
             after a switch or while the GPU is idle; null: not read.
-        by_clock: times of the instructions by kind, chunk and clock; null: not asked for by the
+        by_clock: times of the instructions by kind, chunk and clock; null: not requested by the
             rank's plan.
-        instructions: times of each instruction, in the order of execution; null: not asked for.
+        instructions: times of each instruction, in the order of execution; null: not requested.
     """
 
     step: int
@@ -296,9 +296,9 @@ class RankView:
     """A registered rank.
 
     Attributes:
-        last_seen_at: time of its last call to within some seconds, ISO 8601, UTC; null: none since
-            the planner stores it.
-        has_left: true if it has reported the end of its training.
+        last_seen_at: time of the rank's last call, to within a few seconds, ISO 8601, UTC; null:
+            not recorded.
+        has_left: true if the rank has reported the end of its training.
     """
 
     rank: int
@@ -322,8 +322,8 @@ class RegisteredRank(RankView):
     """A rank in the answer to its registration.
 
     Attributes:
-        run_id: run of the job that it belongs to; sent with its posts, so that those of an earlier
-            run's processes can be refused.
+        run_id: run of the job that the rank belongs to; the rank sends it with each post, so that
+            posts from an earlier run are refused.
     """
 
     run_id: str
@@ -336,11 +336,11 @@ class JobView:
     Attributes:
         newest_version: newest plan version; null: none yet.
         active_version: newest plan version that has a first step; null: none yet.
-        problem: reason of the failure of the newest planning; null: it did not fail.
-        created_at: time of its registration, ISO 8601, UTC.
-        notes: lines for people: what it is waiting for, what is unusual.
-        missed: target that cannot be met any more, with that of the plan that runs instead; null:
-            the newest plan meets its target.
+        problem: reason why the newest planning failed; null: it did not fail.
+        created_at: time of the job's registration, ISO 8601, UTC.
+        notes: remarks for people on missing input and anything unusual.
+        missed: target that can no longer be met, and the target of the plan that runs instead;
+            null: the newest plan meets its target.
     """
 
     job_id: str
@@ -360,14 +360,13 @@ class PlanView:
     """One version of a job's plan.
 
     Attributes:
-        plan: the document that `flyball plan --json` prints, but for `saving_sources`, which are
-            in the overviews; with `--data-parallel separate` if data-parallel pipelines have
-            clocks of their own; in a profiling version `policy` is `probe` and `cycle` has the
-            clocks of each step.
+        plan: document of `flyball plan --json` without `saving_sources`, which overviews have; that
+            of `--data-parallel separate` if data-parallel pipelines have clocks of their own; in a
+            profiling version `policy` is `probe`, and `cycle` has the clocks of each step.
         first_step: first step on which all ranks run it; null: not all have acknowledged it.
         measurement_detail: detail of the ranks' measurements.
-        baseline_cycle: of a comparison: true for steps at the highest clocks instead; step `k`
-            follows entry `(k - first_step) mod length`; empty: no comparison.
+        baseline_cycle: in a comparison, true for each step at the highest clocks; step `k` has
+            entry `(k - first_step) mod length`; empty: no comparison.
     """
 
     job_id: str
@@ -390,12 +389,11 @@ class RankPlan:
         predicted_iteration_time_s: predicted iteration time of the whole pipeline in s.
         cycle_mhz: per step of a cycle that begins at `first_step` and repeats, the clock of each
             of `instructions` in MHz; null: the same in every step, as in `instructions`.
-        intended_times_s: planned time of each of `instructions` at its clock in s: a rank that is
-            slow as planned is no straggler; null: unknown.
+        intended_times_s: planned time of each of `instructions` at its clock in s; a rank that is
+            as slow as planned is no straggler; null: unknown.
         measurement_detail: detail of this rank's measurements.
-        plan_id: identity of the plan beside its version; the rank repeats it with its requests
-            and measurements, since a database restored to an older state gives the same versions
-            to other plans.
+        plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
+            since a restored database may give the same version to another plan.
     """
 
     job_id: str
@@ -412,7 +410,11 @@ class RankPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanVersion:
-    """A plan version and its first step; `first_step` null: not all ranks have it yet."""
+    """A plan version and its first step.
+
+    Attributes:
+        first_step: first step on which all ranks run it; null: not all have acknowledged it.
+    """
 
     version: int
     first_step: int | None
@@ -423,13 +425,15 @@ class JobStep:
     """One step of a job as measured by its ranks.
 
     Attributes:
-        num_ranks: number of ranks that have posted it.
-        plan_versions: distinct versions run in it (null: default clocks); more than one: the step
-            was mixed.
-        unknown_versions: distinct versions run in it that the planner's database does not have,
+        num_ranks: number of ranks that have posted the step.
+        plan_versions: distinct plan versions of the step (null: default clocks); more than one:
+            ranks ran different versions.
+        unknown_versions: distinct versions of the step that are not in the planner's database,
             since it was restored to an older state; such a step counts in no total.
         time_s: time of the slowest rank in s.
         energy_j: sum over the ranks in J; null: one of them could not read it.
+        num_unplanned, num_overruns, num_clock_misses, num_power_capped, num_thermally_capped: sum
+            over the ranks, as in StepMeasurement.
     """
 
     step: int

@@ -22,7 +22,7 @@ class Policy(StrEnum):
 
 
 class Reconfigure(StrEnum):
-    """EnvPipe's reconfiguration: which clocks on the critical path are raised."""
+    """EnvPipe's reconfiguration: rule that raises clocks on the critical path."""
 
     DEFAULT = "default"
     GREEDY = "greedy"
@@ -63,28 +63,28 @@ class PlanOptions(Sent):
         schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `step` without a
             pipeline, `explicit` with an `order`, or `auto`.
         policy: rule that gives each instruction its clock.
-        reconfigure: EnvPipe's reconfiguration; only EnvPipe's policies use it. Null: `balanced`,
-            but `default` (none) for policy `uniform`, as EnvPipe's evaluation pairs them.
+        reconfigure: EnvPipe's reconfiguration, for EnvPipe's policies only; `default`: none. Null:
+            `default` for policy `uniform`, else `balanced`, as in EnvPipe's evaluation.
         target: `fastest`, `slowdown:0.05` or `slowdown:5%`, `deadline:2.9` (s), `least-energy` or
             `power:8000` (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
-        reserve: share by which instructions may take longer than profiled without a longer
-            iteration, 0 to 0.5; null: chosen from how the profile's times scatter, 0 where it does
-            not have that; only policy `frontier` uses it.
-        transition_ms: delay in ms after which a clock takes effect, up and down, 0 to 10000; 0:
-            clocks change at once; null: as in `transitions`.
+        reserve: share by which instructions may take longer than profiled without making the
+            iteration longer, 0 to 0.5; null: chosen from the scatter of the profiled times, 0 if
+            the profile has none; only policy `frontier` uses it.
+        transition_ms: delay in ms of each clock change, up or down, 0 to 10000; 0: clocks change
+            at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
-            else clocks change at once. Not beside `transition_ms`.
-        max_switches: most clock changes of an iteration, over all stages, at least 0; null: any
-            number. Only policy `frontier` uses it, and not for `power:`.
-        min_dwell_ms: least time in ms from the request of a stage's clock to that of its next one,
-            0 to 60000; null: none. Likewise.
+            else clocks change at once. It excludes `transition_ms`.
+        max_switches: limit on clock changes of an iteration, over all stages, at least 0; null: no
+            limit. Only policy `frontier` uses it, and not for `power:`.
+        min_dwell_ms: minimum time in ms from the request of a stage's clock to that of its next
+            one, 0 to 60000; null: none. Only policy `frontier` uses it, and not for `power:`.
         tail_ms: part of an iteration outside its instructions (optimizer, all-reduce, loading) in
-            ms, 0 to 600000. All GPUs wait meanwhile.
+            ms, 0 to 600000. All GPUs wait during it.
         transfer_ms: time of a transfer from one stage to the next or back in ms, 0 to 10000; one
-            value or one for each pair of neighbours; null: none. Between other stages it takes as
-            long as the longest.
-        checkpoint: microbatches that schedule `torchgpipe` computes forward again before their
+            value or one for each pair of neighbours; null: none. A transfer
+            between other stages takes as long as the longest.
+        checkpoint: microbatches whose forward schedule `torchgpipe` recomputes before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,
             `[kind, microbatch]` or `[kind, microbatch, chunk]`.
@@ -92,13 +92,13 @@ class PlanOptions(Sent):
             from 0; null: one chunk per stage, in the order of the stages.
         blocking_power_w: power of a GPU that waits in communication in W, one value for all
             stages or one per stage; null: the value that the GPU table has for `gpu`.
-        gpu: name in the GPU table (`a100`), for its blocking power and the times of its clock
+        gpu: name in the GPU table (`a100`), which gives blocking power and times of clock
             changes.
         activation_bytes: activation memory held per microbatch in bytes, one value or one per
             stage. With `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and
             an order that does not fit is refused.
-        free_memory_bytes: memory free beside what 1F1B holds in bytes, one value or one per
-            stage.
+        free_memory_bytes: memory that is free beyond what 1F1B uses in bytes, one value or one
+            per stage.
     """
 
     schedule: str = DEFAULT_SCHEDULE
@@ -123,7 +123,7 @@ class PlanOptions(Sent):
 
     @property
     def reconfiguration(self) -> Reconfigure:
-        """The reconfiguration that the policy runs with."""
+        """Reconfiguration that the policy runs with."""
         if self.reconfigure is not None:
             return self.reconfigure
         return Reconfigure.DEFAULT if self.policy == Policy.UNIFORM else Reconfigure.BALANCED
@@ -133,7 +133,7 @@ _OPTION_NAMES = tuple(field.name for field in fields(PlanOptions))
 
 
 def plan_options(source: PlanOptions) -> PlanOptions:
-    """Return the options alone of something that has more fields, such as a job."""
+    """Return only the plan options of an object with more fields, such as a job."""
     return PlanOptions(**{name: getattr(source, name) for name in _OPTION_NAMES})
 
 

@@ -51,7 +51,7 @@ class TokenRequest(Sent):
     """Request for a token of one job, or of an operator.
 
     Attributes:
-        job_id: the only job that the token gives access to; null: with `operator` only.
+        job_id: the only job that the token gives access to; null: requires `operator`.
         operator: true for a token that gives access to everything.
         note: description for people.
     """
@@ -79,7 +79,11 @@ class TokenView:
 
 @dataclass(frozen=True, kw_only=True)
 class NewToken(TokenView):
-    """A new token; `token`, its secret, is shown only once."""
+    """A new token.
+
+    Attributes:
+        token: the token itself, which is shown only once.
+    """
 
     token: str
 
@@ -105,16 +109,16 @@ class PredictedIteration:
     """Predicted iteration on the plan, and with all instructions at the highest clocks.
 
     Attributes:
-        saving_percent: energy saved in %; below zero: the plan needs more.
+        saving_percent: energy saved in %; negative: the plan needs more.
         gap_percent: optimality gap, the plan's energy above its lower bound in %; with a reserve
-            the bound is that of plans which keep it and are no faster; null: unknown.
+            the bound is on plans that keep it and are no faster; null: unknown.
         compared: plans for the same target without a clock change: `constant`, the best clock of
             each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
             most 64 stages, and only those that meet the target.
-        reserve: possible lengthening of each instruction, a share; as in JobRegistration.
-        reserve_choice: reason and price of a reserve that the planner chose; null: it was given, or
-            nothing is known to choose it from.
-        saving_sources: saving by source, in the overviews; null: not in an overview, the plan is of
+        reserve: reserve of the plan, a share; as in JobRegistration.
+        reserve_choice: reason and cost of a reserve that the planner chose; null: it was given, or
+            the scatter of the profiled times is unknown.
+        saving_sources: saving by source, in overviews; null: not in an overview, the plan is of
             another profile, or its pipelines have clocks of their own.
     """
 
@@ -132,10 +136,10 @@ class PredictedIteration:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredIteration:
-    """Mean of the newest complete steps that ran alike.
+    """Mean of the newest complete steps at the same clocks.
 
     Attributes:
-        clocks: their clocks, never `mixed`.
+        clocks: clocks of the steps, never `mixed`.
         version: plan version; null: none, default clocks.
         energy_j: energy of all ranks in J; null: one of them could not read it.
     """
@@ -154,30 +158,34 @@ class JobOverview:
     """A job in one row.
 
     Attributes:
-        num_ranks: number of ranks that it is registered with, each with one GPU.
-        num_registered, num_present: number of ranks that have registered, and that have called
-            recently.
-        policy, target: policy and target of the active version, or the newest while none is
-            active; those asked for while there is no version or one of profiling.
-        missed: target that cannot be met any more, with that of the plan that runs instead; null:
-            the newest plan meets its target.
+        num_ranks: number of ranks of the job, each with one GPU.
+        num_registered: number of ranks that have registered.
+        num_present: number of ranks that have called recently.
+        policy: policy of the active version, or of the newest while none is active; the requested
+            one while there is no version, or one for profiling.
+        target: target, by the same rule.
+        missed: target that can no longer be met, and the target of the plan that runs instead;
+            null: the newest plan meets its target.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
             null: `saved_j` is.
         factors: price and emissions of energy, by the planner's settings.
         predicted: prediction for the active version, or the newest while none is active; null: no
-            version yet, or one of profiling.
+            version yet, or one for profiling.
         measured: newest measurement; null: no complete step yet.
-        measured_baseline_time_s, measured_baseline_energy_j: measured baseline of the newest
+        measured_baseline_time_s: measured iteration time in s at the highest clocks, for the newest
             version that has steps; null: never measured.
-        slowdown_percent, saving_percent: measured slowdown and saving of that version.
+        measured_baseline_energy_j: measured energy in J of the same iterations; null: never
+            measured.
+        slowdown_percent: measured slowdown of that version in %; null: no baseline.
+        saving_percent: measured saving of that version in %; null: no baseline.
         saved_j: energy saved by all versions with a measured baseline, as in JobReport; null: none
             has one.
         num_steps: number of steps that all ranks have posted.
-        num_unknown_steps: number of other steps, as in JobReport.
-        deviations: steps that did not run as planned: of that version, then of the job.
-        is_caught_up: true if these figures include all of its steps.
-        last_seen_at: time of the last heartbeat of its ranks, ISO 8601, UTC.
+        num_unknown_steps: number of further steps on unknown versions, as in JobReport.
+        deviations: steps that did not run as planned, first those of that version, then the job's.
+        is_caught_up: true if these figures include all of the job's steps.
+        last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
     """
 
     job_id: str
@@ -226,8 +234,9 @@ class StageOfStep:
 
     Attributes:
         time_s: time of the slowest rank in s.
-        energy_j: energy of all its ranks in J; null: one of them could not read it.
-        num_clock_misses, num_power_capped, num_thermally_capped: sums over its ranks.
+        energy_j: energy of the stage's ranks in J; null: one of them could not read it.
+        num_clock_misses, num_power_capped, num_thermally_capped: sum over the stage's ranks, as in
+            StepMeasurement.
         sm_clock_mhz: mean over the ranks that have read their clock, as in StepMeasurement, in MHz;
             null: none has.
     """
@@ -244,7 +253,7 @@ class StageOfStep:
 
 @dataclass(frozen=True, kw_only=True)
 class StagesOfStep:
-    """One step by stages, rising; stages without posts are left out.
+    """One step by stages, in ascending order; stages without posts are left out.
 
     Attributes:
         plan_versions, unknown_versions: as in JobStep.
@@ -266,9 +275,11 @@ class PlanSummary:
     """A plan version without its instructions.
 
     Attributes:
-        schedule, policy, target: options that it was planned with; `target` is empty for a probe.
-        first_step: first step of the version; null: not all ranks have it, or a newer one came
-            first.
+        schedule: schedule of the plan.
+        policy: policy of the plan.
+        target: target of the plan; empty for a probe.
+        first_step: first step of the version; null: not all ranks have acknowledged it, or a newer
+            version came first.
         predicted: prediction; null: a probe.
         stage_clock_mhz: mean planned clock per stage in MHz, weighted by the predicted times of the
             instructions (by their number if unknown); for a probe over all steps of its cycle.
@@ -287,16 +298,17 @@ class PlanSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineRow:
-    """The instructions of one stage, predicted, in the order of execution; all lists as long.
+    """Predicted instructions of one stage, in the order of execution; all lists have one length.
 
     Attributes:
         dp_rank: lowest data-parallel rank that the row stands for, if pipelines have clocks of
             their own; else 0.
-        blocking_power_w: total power of its ranks while they wait in W.
-        kinds: kinds of the instructions: `forward`, `backward`, ...
-        start_s, duration_s: start after the iteration's begin, and duration, in s.
-        energy_j: energy of its ranks during the instruction in J.
-        float_s: delay in s that would not make the iteration longer.
+        blocking_power_w: total power in W of the stage's ranks while they wait.
+        kinds: kinds of the instructions, such as `forward` and `backward`.
+        start_s: time from the iteration's start to the instruction's in s.
+        duration_s: duration in s.
+        energy_j: energy of the stage's ranks during the instruction in J.
+        float_s: delay in s that does not make the iteration longer.
     """
 
     stage: int
@@ -314,12 +326,12 @@ class TimelineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TimelineOfPlan:
-    """One iteration, predicted.
+    """Predicted timeline of one iteration.
 
     Attributes:
         rows: rows by `dp_rank`, then stage.
         critical_path: `[row, position in the row]` of the instructions on a longest path, in the
-            order of time; one path per pipeline, one after the other.
+            order of time; with several pipelines, their paths follow one another.
     """
 
     iteration_time_s: float
@@ -331,7 +343,7 @@ class TimelineOfPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTimeline:
-    """A plan version's iteration and that of the highest clocks in the same order, predicted.
+    """Predicted iteration of a plan version, and at the highest clocks in the same order.
 
     Attributes:
         is_as_planned: true if the current profile gives the time and energy that the version was
@@ -351,9 +363,9 @@ class PlanTimeline:
 
 @dataclass(frozen=True, kw_only=True)
 class FrontierPoint:
-    """A plan of the frontier, predicted, and the bound on all plans that meet its deadline.
+    """Predicted plan of the frontier, and the bound on all plans that meet its deadline.
 
-    If the job has a reserve, the bound is that of plans which keep it and are no faster.
+    If the job has a reserve, the bound is on plans that keep it and are no faster.
 
     Attributes:
         deadline_s: deadline in s of the target `deadline:` that gives this plan, or one near it
@@ -373,14 +385,14 @@ class Frontier:
     """A time-energy frontier with the plans to compare it with.
 
     Attributes:
-        points: plans in rising time and falling energy.
-        constant, global_clock: plans without a clock change, of policies `constant` and `global`,
-            in rising time and falling energy.
+        points: plans in ascending time and descending energy.
+        constant: plans of policy `constant`, in ascending time and descending energy.
+        global_clock: plans of policy `global`, in ascending time and descending energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.
-        reserve_choice: reason and price of a reserve that the planner chose, as of the first point;
-            null: it was given, or nothing is known to choose it from.
-        transitions: times of clock changes that times and energies are predicted with; null:
-            clocks change at once. Only the fastest point's clocks are chosen with them.
+        reserve_choice: reason and cost of a reserve that the planner chose, for the first point;
+            null: it was given, or the scatter of the profiled times is unknown.
+        transitions: times of clock changes in the predictions; null: clocks change at once. Only
+            the fastest point's clocks are chosen with them.
     """
 
     points: tuple[FrontierPoint, ...]
@@ -395,7 +407,11 @@ class Frontier:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFrontier(Frontier):
-    """A job's time-energy frontier; `solve_s` is the time that planning it took, s."""
+    """A job's time-energy frontier.
+
+    Attributes:
+        solve_s: planning time in s.
+    """
 
     job_id: str
     solve_s: float

@@ -10,7 +10,7 @@ from typing import Any
 
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
-from flyball_wire import messages, read_models
+from flyball_wire import closed_loop, messages, read_models
 from flyball_wire.messages import JobRegistration
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "tests/integration/openapi.json"
@@ -121,7 +121,8 @@ def _text_of(name: str, schema: Schema) -> str:
 
 
 def _fields(name: str, schema: Schema) -> str:
-    described = getattr(messages, name, None) or getattr(read_models, name, None)
+    modules = (messages, read_models, closed_loop)
+    described = next((found for each in modules if (found := getattr(each, name, None))), None)
     texts = attributes_of(schema.get("description", ""))
     if described is not None:
         texts = inherited_attributes(described) | texts

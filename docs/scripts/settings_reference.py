@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from docs.scripts.command_reference import parser
@@ -21,8 +21,7 @@ from flyball_server.settings import Settings
 from flyball_wire.messages import JobSpec
 
 # ` (`FLYBALL_TOKEN`)` in the description of an attribute.
-_VARIABLES = re.compile(r" \(((?:`[A-Z_]+`|or| )+)\)")
-_VARIABLE = re.compile(r"`((?:FLYBALL|ZEUSD|LOCAL)_[A-Z_]+)`")
+_VARIABLE_BEHIND = re.compile(r" \(`((?:FLYBALL|ZEUSD|LOCAL)_[A-Z_]+)`\)")
 # Of this machine, not of the planner.
 _MADE_DEFAULTS = {
     "database": "`planner.sqlite` in the user's state folder",
@@ -96,18 +95,25 @@ def _limits(field: FieldInfo) -> str:
 def _client() -> str:
     """Return the variables that the attributes of the two classes name in parentheses."""
     rows = [
-        (code(variable), _client_default(getattr(read, name)), _of_a_variable(text))
+        (code(variable), _client_default(getattr(read, name)), text)
         for read in (RankSettings.read({}), ClockSettings.read({}))
-        for name, text in attributes_of(type(read).__doc__ or "").items()
-        for named in _VARIABLES.findall(text)
-        for variable in _VARIABLE.findall(named)
+        for name, texts in attributes_of(type(read).__doc__ or "").items()
+        for variable, text in _by_variable(texts)
     ]
     return table(("variable", "default", "meaning"), rows)
 
 
+def _by_variable(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each variable that stands behind its description, with that and the shared end."""
+    *parts, end = _VARIABLE_BEHIND.split(text)
+    for described, variable in zip(parts[::2], parts[1::2], strict=True):
+        noun = described.removeprefix(", else ")
+        yield variable, _of_a_variable(f"{noun[:1].upper()}{noun[1:]}{end}")
+
+
 def _of_a_variable(text: str) -> str:
     """Return the description in the words of a variable, which is text or not set."""
-    text = _VARIABLES.sub("", text).rstrip(".")
+    text = text.rstrip(".")
     for value, variable in (("None: not set, or", "not set:"), ("None:", "not set:")):
         text = text.replace(value, variable)
     return text.replace("True:", "1:").replace("False:", "0:")

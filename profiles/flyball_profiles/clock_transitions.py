@@ -43,14 +43,16 @@ class ClockTransitions:
     """Times of one GPU's clock changes, 0 to 10 s.
 
     The delay of a change counts from its request, that is from the start of the call that sets
-    the clock, to its effect. Until then the GPU computes at the clock before.
+    the clock, to its effect. Until then the GPU runs at the previous clock.
 
     Attributes:
-        up_p5_s, up_p50_s, up_p95_s: delay of a change to a higher clock in s; percentiles.
-        down_p5_s, down_p50_s, down_p95_s: delay of a change to a lower clock in s.
-        call_p50_s, call_p95_s: duration in s of the call that sets a clock; null: not known.
-        queues_in_node: whether calls for GPUs of one node run one at a time; null: not known.
-        starts_settled: whether the first instruction of every iteration begins at its clock,
+        up_p5_s, up_p50_s, up_p95_s: percentile of the delay of a change to a higher clock in s.
+        down_p5_s, down_p50_s, down_p95_s: percentile of the delay of a change to a lower clock in
+            s.
+        call_p50_s, call_p95_s: percentile of the duration in s of the call that sets a clock; null:
+            unknown.
+        queues_in_node: true if calls for GPUs of one node run one at a time; null: unknown.
+        starts_settled: true if the first instruction of every iteration begins at its clock,
             since the iteration's tail (optimizer, all-reduce) is longer than any change.
 
     Raises:

@@ -50,41 +50,41 @@ class Settings(BaseSettings):
         host: address to listen on.
         port: TCP port; 0: a free one.
         database: database of jobs and plans: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
-        token: an operator's token, beside those in the database; None: no such token.
-        allowed_hosts: names and addresses of the planner, beside loopback's and the bound address,
-            to which calls are answered where no token is asked for.
+        token: operator's token, in addition to those in the database; None: no such token.
+        allowed_hosts: host names and addresses, in addition to loopback and the bound address, by
+            which clients may call a planner that requires no token; separated by commas.
         allow_open: permission to listen beyond loopback without tokens.
         tls_certificate: PEM file of the certificate chain; None: plain HTTP.
-        tls_key: PEM file of the certificate's private key; required with it.
-        log_level: least severity that is logged.
+        tls_key: PEM file of the certificate's private key; required with that.
+        log_level: lowest severity that is logged.
         log_format: text, or a JSON object per line.
-        max_body_bytes: limit on a request body, bytes.
-        max_wait_s: limit on long polls and streams of events, s.
-        body_timeout_s: limit on the time in which a request arrives, s.
-        max_header_bytes: limit on a request line with its headers, bytes.
-        max_connections: limit of concurrent connections; further ones get a 503.
-        max_waiting: limit of concurrent long polls and streams; further ones get a 503.
-        max_jobs: limit of stored jobs; further ones are refused.
-        max_profile_points: limit of operating points of one profile.
-        max_instructions: limit of forwards and backwards of one iteration of a job.
-        planning_processes: number of processes that solve plans; 0: threads of the planner.
-        planning_timeout_s: limit on the time of one solve, s.
-        planning_executor: `dask://HOST:PORT` of a scheduler whose workers solve plans instead;
-            None: no Dask.
-        gpu_folder: folder of GPU files in addition to the shipped table; None: none.
-        rank_silence_s: time without a call after which a rank counts as gone, s; None: 90 s, or
-            30 s more than `max_wait_s`.
-        job_expiry_s: time without a call after which a job is `expired`, s; 0: never.
-        job_retention_s: time after which a job that is over is deleted, s; 0: never.
-        step_retention_s: time for which measurements of single ranks are kept, s; 0: for ever.
-        price_per_kwh: price of a kWh, for the cost of energy on the page and in reports; None: no
+        max_body_bytes: size limit of a request body in bytes.
+        max_wait_s: time limit of a long poll or event stream in s.
+        body_timeout_s: time limit for receiving a request in s.
+        max_header_bytes: size limit of a request line and its headers in bytes.
+        max_connections: limit on concurrent connections; further ones get a 503.
+        max_waiting: limit on concurrent long polls and streams; further ones get a 503.
+        max_jobs: limit on stored jobs; further ones are refused.
+        max_profile_points: limit on operating points per profile.
+        max_instructions: limit on forwards and backwards per iteration of a job.
+        planning_processes: number of processes that solve plans; 0: the planner's threads do.
+        planning_timeout_s: time limit of a solve in s.
+        planning_executor: address `dask://HOST:PORT` of a Dask scheduler whose workers solve plans
+            instead of these processes; None: no Dask.
+        gpu_folder: folder of GPU files that extend the shipped table; None: shipped table only.
+        rank_silence_s: time in s without a call after which a rank counts as gone; None: 90 s, or
+            30 s more than `max_wait_s` if that is longer.
+        job_expiry_s: time in s without a call after which a job is `expired`; 0: never.
+        job_retention_s: time in s after which an ended or expired job is deleted; 0: never.
+        step_retention_s: time in s for which measurements of single ranks are kept; 0: forever.
+        price_per_kwh: price of energy per kWh, for costs on the page and in reports; None: no
             cost is shown.
         currency: currency of the price.
-        co2_g_per_kwh: CO2 emissions of a kWh, g; None: no emissions are shown.
-        metrics_jobs: number of jobs with metrics of their own; the others share one label.
-        metrics_open: /metrics needs no token.
-        traces: send OpenTelemetry traces of calls and solves; needs the extra `otel`.
-        zeus_clients: serve the calls of Zeus's `PipelineFrequencyOptimizer`.
+        co2_g_per_kwh: CO2 emissions of energy in g per kWh; None: no emissions are shown.
+        metrics_jobs: number of jobs with metrics of their own; other jobs share one label.
+        metrics_open: permission to read `/metrics` without a token.
+        traces: OpenTelemetry traces of calls and solves are sent; needs the extra `otel`.
+        zeus_clients: calls of Zeus's `PipelineFrequencyOptimizer` are answered.
         zeus_defaults: name and options of jobs that Zeus's clients register, in the form of their
             `job_metadata`.
 
@@ -257,7 +257,7 @@ class Settings(BaseSettings):
     def _check_step_retention(cls, value_s: float) -> float:
         if value_s != 0 and value_s < _LEAST_STEP_RETENTION_S:
             raise ValueError(
-                f"must be 0 (for ever), or at least {_LEAST_STEP_RETENTION_S:g}, not {value_s:g}"
+                f"must be 0 (forever), or at least {_LEAST_STEP_RETENTION_S:g}, not {value_s:g}"
             )
         return value_s
 

@@ -20,7 +20,7 @@ SAYINGS = {
     "memfd": ("clocks are no longer set, training continues", "PermissionError"),
     "eventfd": ("clocks are no longer set, training continues", "PermissionError"),
     "descriptors": ("Too many open files", "OSError: [Errno 24]"),
-    "threads": ("no planner is asked, training continues", "RuntimeError: can't start new thread"),
+    "threads": ("no planner is used, training continues", "RuntimeError: can't start new thread"),
 }
 
 

@@ -45,14 +45,14 @@ _CONTROLS = ("auto", "nvml", "zeusd")
 
 @dataclass(frozen=True, kw_only=True)
 class ClockSettings:
-    """Values of the variables.
+    """Settings of clock control, read from environment variables.
 
     Attributes:
-        control: `auto`, `nvml` or `zeusd` (`FLYBALL_CLOCK_CONTROL`).
-        endpoint: Address of zeusd, a socket or else `HOST:PORT` (`ZEUSD_SOCK_PATH` or
-            `ZEUSD_HOST_PORT`); None: not set, or not used.
+        control: Interface that sets clocks, `nvml`, `zeusd` or `auto` (`FLYBALL_CLOCK_CONTROL`).
+        endpoint: Path of zeusd's Unix socket (`ZEUSD_SOCK_PATH`), else TCP address of zeusd,
+            `HOST:PORT` (`ZEUSD_HOST_PORT`); None: not set, or not used.
         token: Token for zeusd (`ZEUSD_TOKEN`).
-        return_range: Clocks that are restored, `LOWEST:HIGHEST` in MHz
+        return_range: Clocks to restore, `LOWEST:HIGHEST` in MHz
             (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's default.
     """
 

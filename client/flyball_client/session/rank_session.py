@@ -179,7 +179,7 @@ class RankSession:
             if self._is_strict:
                 self.close()
                 raise
-            _logger.warning("%s: no planner is asked, training continues: %s", self._name, error)
+            _logger.warning("%s: no planner is used, training continues: %s", self._name, error)
             if self._link is not None:
                 self._link.stop()
                 self._link = None

@@ -28,11 +28,11 @@ class RankSettings:
         planner_url: Address of the planner (`FLYBALL_PLANNER_URL`); None: no planner.
         token: Token for the planner (`FLYBALL_TOKEN`).
         lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
-        without_planner: Clocks while the planner is lost, `last-plan` or `default-clocks`
-            (`FLYBALL_WITHOUT_PLANNER`).
-        local_rank: CUDA's number of this process's GPU (`LOCAL_RANK`).
-        strict: True: what the machine lacks is an error; False: it is logged, and the rank trains
-            without (`FLYBALL_STRICT`).
+        without_planner: Clocks while the planner cannot be reached, `last-plan` or
+            `default-clocks` (`FLYBALL_WITHOUT_PLANNER`).
+        local_rank: CUDA device number of this process's GPU (`LOCAL_RANK`).
+        strict: True: a GPU, right or resource that the machine lacks is an error; False: it is
+            logged, and the rank trains without it (`FLYBALL_STRICT`).
     """
 
     planner_url: str | None
@@ -78,7 +78,7 @@ class RankSettings:
     def open_planner(self) -> PlannerClient | None:
         """Open a client of the planner; None: no planner is set.
 
-        None, too, where the machine lacks something for it, as free descriptors, which is logged.
+        None, too, and a log line, if the machine lacks a resource such as free descriptors.
 
         Raises:
             ValueError: The address or token is invalid.
@@ -91,7 +91,7 @@ class RankSettings:
         except OSError as error:
             if self.strict:
                 raise
-            _logger.warning("no planner is asked, training continues: %s", error)
+            _logger.warning("no planner is used, training continues: %s", error)
             return None
 
     def open_gpu(
@@ -109,7 +109,7 @@ class RankSettings:
 
         Args:
             environ: Environment variables.
-            local_rank: CUDA's number of the GPU; None: that of the settings.
+            local_rank: CUDA device number of the GPU; None: that of the settings.
             stage: Stage of the rank; an emulated GPU needs it.
             num_chunks: Number of model chunks of the stage; of an emulated GPU.
             blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
@@ -192,7 +192,7 @@ def check_without_planner(name: str, value: str) -> None:
 
 
 def is_strict(environ: Mapping[str, str], strict: object) -> bool:
-    """Return `strict`; None: what `FLYBALL_STRICT` says.
+    """Return `strict`, or if that is None the value of `FLYBALL_STRICT`.
 
     Raises:
         ValueError: Neither is true or false.

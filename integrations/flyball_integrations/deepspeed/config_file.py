@@ -209,7 +209,7 @@ def _missing(values: Mapping[str, Any]) -> list[str]:
     """Return what will keep the clocks at their default, and what to set."""
     if "planner_url" not in values:
         return [
-            "no planner is asked, so no clock is set: give its address in flyball.planner_url or"
+            "no planner is set, so no clocks are set: give its address in flyball.planner_url or"
             " FLYBALL_PLANNER_URL"
         ]
     notes = []

@@ -40,15 +40,15 @@ class PlanningOptions(TypedDict, total=False):
     have their defaults.
 
     Attributes:
-        gpu_type: name in the GPU table (`a100`), for its blocking power and the times of its
-            clock changes: their `gpu`.
+        gpu_type: name in the GPU table (`a100`), which gives blocking power and times of clock
+            changes; `gpu` in PlanOptions.
         blocking_power_w: power of a waiting GPU in W, one value or one per stage; takes
             precedence over `gpu_type`. One of the two is needed unless `profiling` is `online`.
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
-            (docs/profiling.md); not beside `transition_ms`. Without both, those of `gpu_type`.
-        max_switches: most clock changes of a step, over all stages.
-        min_dwell_ms: least time between two clock changes of a stage in ms.
+            (docs/profiling.md); excludes `transition_ms`. Default: those of `gpu_type`.
+        max_switches: limit on clock changes of a step, over all stages.
+        min_dwell_ms: minimum time between two clock changes of a stage in ms.
         tail_ms: part of a step outside its instructions in ms.
         transfer_ms: time of a transfer between neighbouring stages in ms, one value or one for each
             pair of neighbours.
@@ -76,19 +76,19 @@ class RankOptions(TypedDict, total=False):
     """Planner and GPU of this rank's session.
 
     Attributes:
-        planner_url: default: `FLYBALL_PLANNER_URL`; without either no planner is asked.
-        token: default: `FLYBALL_TOKEN`.
-        without_planner: `last-plan` or `default-clocks`, while the planner is lost; default:
-            `FLYBALL_WITHOUT_PLANNER`, else the last plan.
-        lease_s: without a hook for so long the clock is given back, s; default:
+        planner_url: address of the planner; default: `FLYBALL_PLANNER_URL`, else no planner is
+            used.
+        token: token for the planner; default: `FLYBALL_TOKEN`.
+        without_planner: clocks while the planner cannot be reached, `last-plan` or
+            `default-clocks`; default: `FLYBALL_WITHOUT_PLANNER`, else `last-plan`.
+        lease_s: time in s without a hook after which the clock is restored; default:
             `FLYBALL_LEASE_S`, else 30.
-        gpu: the device to set; default: the GPU of this process's local rank, or with
+        gpu: GPU whose clock is set; default: the GPU of this process's local rank, or with
             `FLYBALL_GPU=emulated:PROFILE.csv` an emulated one of this rank's stage.
-        strict: True: what the machine lacks (a GPU, shared memory, the right to set clocks) is
-            raised; False: it is logged, and the rank trains without it; default:
-            `FLYBALL_STRICT`, else False.
-        observer: told of every instruction as it begins and ends; default: an emulated `gpu`
-            itself, otherwise nobody.
+        strict: True: raise an error if the machine lacks a GPU, shared memory or the right to
+            set clocks; False: log it, and train without; default: `FLYBALL_STRICT`, else False.
+        observer: receiver of each instruction's begin and end; default: `gpu` itself if it is
+            emulated, else none.
     """
 
     planner_url: str | None
@@ -101,18 +101,18 @@ class RankOptions(TypedDict, total=False):
 
 
 class AttachOptions(PlanningOptions, RankOptions, total=False):
-    """Both: all that `attach` takes beside what its framework needs."""
+    """All options that `attach` has in every integration."""
 
 
 def check_options(attach: Callable[..., object], options: Mapping[str, object]) -> None:
-    """Check that all are options; a type checker finds it, too, but not everybody runs one.
+    """Check that all names are options of `attach`.
 
     Args:
-        attach: the function that was given them.
-        options: its other keyword arguments.
+        attach: function that received the options.
+        options: the other keyword arguments.
 
     Raises:
-        TypeError: one is not; the text names it and the function.
+        TypeError: A name is not an option; the text names it and the function.
     """
     for name in options:
         if name in AttachOptions.__optional_keys__:
@@ -127,7 +127,7 @@ def check_options(attach: Callable[..., object], options: Mapping[str, object]) 
 
 
 def registered_fields(options: PlanningOptions) -> dict[str, Any]:
-    """Fields of a JobRegistration that the options give; others keep their defaults.
+    """Return the fields of a JobRegistration that the options set; others keep their defaults.
 
     Raises:
         ValueError: `blocking_power_w` or `transfer_ms` is neither a number nor a list of numbers,

@@ -71,13 +71,13 @@ def _predicted_saved_j(facts: JobFacts) -> float:
     return facts.totals.predicted_baseline_j - facts.totals.predicted_j
 
 
-_OF_THE_VERSION = "of the active version, or the newest before."
+_OF_THE_VERSION = "of the active version, or the newest while none is active."
 _GAUGES = (
-    ("flyball_plan_newest_version", "newest_version", "The job's newest plan version."),
+    ("flyball_plan_newest_version", "newest_version", "Newest plan version of the job."),
     (
         "flyball_plan_active_version",
         "active_version",
-        "The newest plan version whose first step is named.",
+        "Newest plan version that has a first step.",
     ),
     (
         "flyball_predicted_iteration_time_seconds",
@@ -87,7 +87,7 @@ _GAUGES = (
     (
         "flyball_predicted_iteration_energy_joules",
         "prediction.energy_j",
-        "Predicted energy of an iteration on the plan, J, of the ranks that the profile holds;"
+        "Predicted energy of an iteration on the plan, J, over the ranks in the profile;"
         f" {_OF_THE_VERSION}",
     ),
     (
@@ -98,29 +98,29 @@ _GAUGES = (
     (
         "flyball_predicted_baseline_iteration_energy_joules",
         "prediction.baseline_energy_j",
-        "Predicted energy of an iteration at the highest clocks, J, of the ranks that the profile"
-        f" holds; {_OF_THE_VERSION}",
+        "Predicted energy of an iteration at the highest clocks, J, over the ranks in the"
+        f" profile; {_OF_THE_VERSION}",
     ),
     (
         "flyball_measured_iteration_time_seconds",
         "newest.iteration_time_s",
-        "Measured time of an iteration, s: mean of the newest alike steps that all ranks have"
-        " posted, at most 16, each the slowest rank's.",
+        "Measured time of an iteration, s: mean of the slowest rank's times over at most 16 of"
+        " the newest steps that all ranks have posted and that ran at the same clocks.",
     ),
     (
         "flyball_measured_iteration_energy_joules",
         "newest.energy_j",
-        "Measured energy of an iteration, J, all ranks: mean of the same steps.",
+        "Measured energy of an iteration, J, all ranks: mean over the same steps.",
     ),
     (
         "flyball_measured_saved_energy_joules",
         "saved_j.mean",
-        "Saved so far, J: measured steps on plans against measured steps at the highest clocks, as"
-        " in the report. A gauge: it falls where a plan costs energy.",
+        "Measured energy saved so far, J: steps on plans against steps at the highest clocks, as in"
+        " the report. A gauge: it falls where a plan costs energy.",
     ),
 )
 _SUMMED_GAUGES = (
-    ("flyball_ranks_expected", "ranks.expected", "Ranks that the job is registered with."),
+    ("flyball_ranks_expected", "ranks.expected", "Ranks that the job expects."),
     ("flyball_ranks_registered", "ranks.registered", "Ranks of the job that have registered."),
     (
         "flyball_ranks_present",
@@ -132,27 +132,27 @@ _COUNTERS = (
     (
         "flyball_predicted_energy_joules",
         "totals.predicted_j",
-        "Predicted energy of the steps that were run on a plan, J.",
+        "Predicted energy of the steps that ran on a plan, J.",
     ),
     (
         "flyball_predicted_baseline_energy_joules",
         "totals.predicted_baseline_j",
-        "Predicted energy of the same steps, had they been run at the highest clocks, J.",
+        "Predicted energy of the same steps at the highest clocks, J.",
     ),
     (
         "flyball_incomplete_steps",
         "totals.num_incomplete",
-        "Steps that not all ranks have posted within a minute of measured time.",
+        "Steps that some ranks have not posted within a minute of measured time.",
     ),
     (
         "flyball_unplanned_instructions",
         "totals.num_unplanned",
-        "Measured instructions that the plan did not expect.",
+        "Measured instructions that are not in the plan.",
     ),
     (
         "flyball_clock_misses",
         "totals.num_clock_misses",
-        "Read-backs of an SM clock below the one that was set.",
+        "Readings of an SM clock below the one that was set.",
     ),
     (
         "flyball_power_capped_clocks",
@@ -179,8 +179,8 @@ JOB_METRICS = (
     ),
     JobMetric(
         name="flyball_predicted_saved_energy_joules",
-        help="Predicted savings so far, J: predicted baseline less predicted energy of the plan,"
-        " for each step that was run on one. Only the steps are measured.",
+        help="Predicted energy saved so far, J: predicted energy of the baseline minus that of the"
+        " plan, over the steps that ran on a plan. Only the number of steps is measured.",
         of_job=_when_caught_up(_predicted_saved_j),
         is_summed=True,
     ),
@@ -206,7 +206,7 @@ _CLOCKS_METRICS = (
     (
         "flyball_step_energy_joules",
         "energy_j",
-        "Measured energy of these steps, J, all ranks; only steps whose energy all could read.",
+        "Measured energy of these steps, J, over all ranks; only steps that all ranks could read.",
     ),
 )
 
@@ -223,7 +223,7 @@ _STAGE_METRICS: tuple[
         "flyball_predicted_stage_busy_seconds",
         lambda facts: [stage.busy_s for stage in facts.stages],
         max,
-        "Predicted time that a stage's instructions of an iteration take on the plan, s.",
+        "Predicted busy time of a stage in an iteration on the plan, s.",
     ),
     (
         "flyball_predicted_stage_energy_joules",
@@ -235,13 +235,13 @@ _STAGE_METRICS: tuple[
         "flyball_measured_stage_time_seconds",
         lambda facts: [stage.time_s for stage in facts.measured_stages],
         max,
-        "Measured time of an iteration on the slowest rank of a stage, s: mean of newest steps.",
+        "Measured iteration time of a stage's slowest rank, s: mean of the newest steps.",
     ),
     (
         "flyball_measured_stage_energy_joules",
         lambda facts: [stage.energy_j for stage in facts.measured_stages],
         sum,
-        "Measured energy of a stage in an iteration, J, all its ranks: mean of newest steps.",
+        "Measured energy of a stage in an iteration, J, all its ranks: mean of the newest steps.",
     ),
     (
         "flyball_planned_stage_sm_clock_hertz",
@@ -254,8 +254,8 @@ _STAGE_METRICS: tuple[
         "flyball_measured_stage_sm_clock_hertz",
         lambda facts: _hertz([stage.sm_clock_mhz for stage in facts.measured_stages]),
         fmean,
-        "Measured SM clock of a stage's GPUs, Hz, read back while they were busy: mean of newest"
-        " steps, over the ranks that could read it.",
+        "Measured SM clock of a stage's GPUs, Hz, read while they were busy: mean of the newest"
+        " steps over the ranks that could read it.",
     ),
 )
 _LABELS = ("training_job", "emulated")
@@ -273,7 +273,7 @@ def job_families(jobs: AllJobs) -> list[Family]:
 
 def _jobs_by_state(jobs: AllJobs) -> Family:
     family = GaugeMetricFamily(
-        "flyball_jobs", "Jobs that the store has, by state.", labels=("state", "emulated")
+        "flyball_jobs", "Jobs in the store, by state.", labels=("state", "emulated")
     )
     for state in JobState:
         for emulated in (False, True):
@@ -392,18 +392,18 @@ def _of_reading(*, is_readable: bool, seconds: float, num_behind: int) -> list[F
     return [
         GaugeMetricFamily(
             "flyball_store_readable",
-            "1 where the job store could be read for this answer, else 0.",
+            "1 if the job store could be read for this answer, else 0.",
             value=float(is_readable),
         ),
         GaugeMetricFamily(
             "flyball_jobs_reading_seconds",
-            "Time of reading the jobs for this answer, s.",
+            "Time taken to read the jobs for this answer, s.",
             value=seconds,
         ),
         GaugeMetricFamily(
             "flyball_jobs_behind",
-            "Jobs whose older steps are still being read, after a start; counters of theirs are"
-            " left out until then.",
+            "Jobs whose older steps are still being read after a start; their counters are left"
+            " out until then.",
             value=num_behind,
         ),
     ]

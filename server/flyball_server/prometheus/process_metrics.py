@@ -65,23 +65,23 @@ class ProcessMetrics:
         waiting.set_function(num_waiting)
         self._calls = Histogram(
             "flyball_http_request_duration_seconds",
-            "Time from a call's arrival to the end of its answer, s, with the wait of long polls;"
-            " by route template (none: refused before routing, or no route), method and class of"
-            " status.",
+            "Time from a call's arrival to the end of its answer, s, including the wait of long"
+            " polls; by route template (none: refused before routing, or no route), method and"
+            " class of status.",
             ("route", "method", "status"),
             buckets=_CALL_BUCKETS,
             registry=self.registry,
         )
         self._solves = Histogram(
             "flyball_solve_duration_seconds",
-            "Time of making a plan, s, with the wait for a process; by policy and outcome.",
+            "Time to make a plan, s, including the wait for a process; by policy and outcome.",
             ("policy", "outcome"),
             buckets=_SOLVE_BUCKETS,
             registry=self.registry,
         )
         self._transactions = Histogram(
             "flyball_store_transaction_duration_seconds",
-            "Time of transactions of the job store, s, with the wait for others; by kind.",
+            "Time of job store transactions, s, including the wait for others; by kind.",
             ("kind",),
             buckets=_STORE_BUCKETS,
             registry=self.registry,

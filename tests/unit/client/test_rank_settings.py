@@ -106,7 +106,7 @@ def test_where_no_file_can_be_opened_no_planner_is_asked_unless_strictly(
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert planner is None
     (line,) = caplog.messages
-    assert line.startswith("no planner is asked, training continues: [Errno 24]")
+    assert line.startswith("no planner is used, training continues: [Errno 24]")
 
 
 def test_a_strict_that_is_neither_true_nor_false_is_refused() -> None:

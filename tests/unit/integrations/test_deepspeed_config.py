@@ -409,7 +409,7 @@ def test_a_job_without_a_name_has_its_launchers(environ: dict[str, str], job_id:
 @pytest.mark.parametrize(
     ("flyball", "told"),
     [
-        ({}, ["no planner is asked, so no clock is set: give its address in"]),
+        ({}, ["no planner is set, so no clocks are set: give its address in"]),
         (
             {"planner_url": URL},
             ["the planner knows this job as 'deepspeed'", "the blocking power of the GPU is not"],

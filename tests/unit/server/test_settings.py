@@ -145,7 +145,7 @@ def test_a_value_of_a_flag_is_blamed_on_the_flag(options: dict[str, Any], says: 
         ("FLYBALL_TOKEN", "ä", "printable ASCII"),
         ("FLYBALL_TOKEN", "se cret", "without spaces"),
         ("FLYBALL_RANK_SILENCE_S", "inf", "finite"),
-        ("FLYBALL_STEP_RETENTION_S", "599", "0 (for ever), or at least 600"),
+        ("FLYBALL_STEP_RETENTION_S", "599", "0 (forever), or at least 600"),
         ("FLYBALL_LOG_LEVEL", "loud", "'info', 'warning' or 'error', not 'loud'"),
         ("FLYBALL_MAX_WAIT_S", "soon", "as a number, not 'soon'"),
         ("FLYBALL_METRICS_JOBS", "1001", "FLYBALL_METRICS_JOBS"),

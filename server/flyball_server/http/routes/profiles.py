@@ -96,8 +96,8 @@ async def put_profile(request: Request, state: State, job_id: JobId) -> messages
 def get_profile(state: State, job_id: JobId) -> Response:
     """Return the profile that the job is planned from, as CSV.
 
-    It was put or measured online; its columns are `stage,instruction,frequency,time,energy` (MHz,
-    s, J).
+    It was sent to the planner or measured online; its columns are
+    `stage,instruction,frequency,time,energy` (MHz, s, J).
     """
     profile = profiling.get_profile(state.services, job_id)
     return Response(write_stage_profile(profile), media_type=CSV)
