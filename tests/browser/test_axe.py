@@ -90,3 +90,8 @@ def test_no_page_violates_a_rule(page: Page, axe: str, planner: LivePlanner) -> 
     assert violations(page, axe) == []
     page.get_by_role("button", name="Keys").click()
     assert violations(page, axe) == []
+    page.keyboard.press("Escape")
+    page.locator("#panel-history").get_by_role("link", name="Compare two").click()
+    expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")
+    assert violations(page, axe) == []
+    assert dashboard.overflow_px() == 0

@@ -214,6 +214,36 @@ def test_a_straggler_is_shown_in_both_panels(planner: LivePlanner, job_page: Pag
     expect(job_page.locator("#panel-charts")).to_contain_text("rank 1 takes 1.25\u00d7 as long")
 
 
+# ------------------------------------------------------------------ comparisons
+
+
+def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: Page) -> None:
+    page = job_page
+    path = routes.fill(routes.TARGET, job_id="job")
+    planner.http.put(path, json={"target": "deadline:0.95"}).raise_for_status()
+    planner.put_planned_job("other")
+    page.locator("#panel-history").get_by_role("link", name="Compare two").click()
+    row = {name: page.get_by_role("row").filter(has_text=name) for name in ROWS}
+    expect(row["Policy, target"].get_by_role("cell")).to_have_text(
+        ["frontier, fastest", "frontier, deadline 0.95\u202fs", ""]
+    )
+    expect(row["Iteration time, measured"].get_by_role("cell")).to_have_text(
+        ["0.900\u202fs", "\u2013", "\u2013"]
+    )
+    expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("+5.6\u202f%")
+    expect(page.locator(".caveat")).to_be_hidden()
+    page.get_by_label("Job B").select_option("other")
+    expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("0.0\u202f%")
+    assert page.url.endswith("#/compare/job/1/other/-")
+    planner.put_job("third", emulated=False).raise_for_status()
+    page.goto(page.url.replace("other", "third"))
+    page.reload()
+    expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
+
+
+ROWS = ("Policy, target", "Iteration time, measured", "Iteration time, predicted")
+
+
 # ------------------------------------------------------------------ clocks that were read back
 
 

@@ -1,5 +1,6 @@
 // All versions of a job's plan, newest first, with their predicted figures.
 
+import { compareAddress } from "./compare_page.js";
 import { make, panelHead, setAttribute, setChildren, setText } from "./elements.js";
 import { clockTime, count, counted, joules, percent, seconds, targetText } from "./format.js";
 import { isOver } from "./job_words.js";
@@ -31,7 +32,8 @@ export function createHistoryPanel(element, { announce }) {
   let isAllShown = false;
   /** @type {JobPageState | null} */
   let last = null;
-  setChildren(element, panelHead("Plans", note), frame, more);
+  const compare = make("a.compare", "Compare two");
+  setChildren(element, panelHead("Plans", note, compare), frame, more);
 
   function showAll() {
     isAllShown = true;
@@ -45,6 +47,13 @@ export function createHistoryPanel(element, { announce }) {
     const total = `${counted(history.length, "version")}; all figures predicted`;
     setText(note, history.length === 0 ? "No version yet." : total);
     table.hidden = history.length === 0;
+    const planned = versions.filter(({ predicted }) => predicted !== null);
+    compare.hidden = planned.length < 2;
+    if (planned.length > 1) {
+      const { job_id } = overview;
+      const [b, a] = planned;
+      compare.href = compareAddress([[job_id, a.version], [job_id, b.version]]);
+    }
     rows.show(
       shown.map((plan) => ({
         key: String(plan.version),

@@ -1,5 +1,6 @@
 // The page of all jobs: a live table, searched and sorted, with totals above.
 
+import { compareAddress } from "./compare_page.js";
 import { followPage, showRefusal } from "./connection.js";
 import { byId, hasModifier, isTyping, make, setAttribute, setChildren, setText } from "./elements.js";
 import { count, counted } from "./format.js";
@@ -57,6 +58,7 @@ export class JobsPage {
     this.rows = new KeyedRows(body);
     this.more = make("button", { hidden: true, onclick: () => this.showMore() });
     this.table = make("table.jobs", make("thead", make("tr", ...this.heads)), body);
+    this.compare = make("a.compare", { href: "#/compare" }, "Compare two");
     this.place = make("div.page.jobs-page", make("p.note", "Loading\u2026"));
     setChildren(main, this.place);
     this.ended = new AbortController();
@@ -101,10 +103,13 @@ export class JobsPage {
     }
     if (!this.isThere) {
       this.isThere = true;
-      const head = make("div.page-head", make("h1", "Jobs"), this.search, this.found);
+      const head = make("div.page-head", make("h1", "Jobs"), this.search, this.found, this.compare);
       const frame = make("div.table-frame", this.table);
       setChildren(this.place, this.totals, head, frame, this.more);
     }
+    this.compare.hidden = jobs.length < 2;
+    const [a, b] = jobs;
+    if (b) this.compare.href = compareAddress([[a.job_id, null], [b.job_id, null]]);
     showTotals(this.totals, jobs);
     this.showRows();
   }

@@ -1,6 +1,7 @@
 // Start of the page: theme, token, connection, and the view that the address names.
 
 import { createApi } from "./api.js";
+import { ComparePage } from "./compare_page.js";
 import { createConnection } from "./connection.js";
 import { byId, isTyping, make, setChildren, setText } from "./elements.js";
 import { JobPage } from "./job_page.js";
@@ -43,7 +44,8 @@ function begin() {
     const jobId = namedJob();
     document.title = jobId === null ? "Flyball" : `${jobId} \u2013 Flyball`;
     setChildren(byId("trail", HTMLElement), ...trail(jobId));
-    view = jobId === null ? new JobsPage(main, shell) : new JobPage(main, shell, jobId);
+    if (location.hash.startsWith("#/compare")) view = new ComparePage(main, shell);
+    else view = jobId === null ? new JobsPage(main, shell) : new JobPage(main, shell, jobId);
     window.scrollTo(0, 0);
   }
 
@@ -79,7 +81,10 @@ function namedJob() {
 
 /** @param {string | null} jobId */
 function trail(jobId) {
-  const all = make("a", { href: "#/", "aria-current": jobId === null ? "page" : null }, "Jobs");
+  const isComparison = location.hash.startsWith("#/compare");
+  const isAll = jobId === null && !isComparison;
+  const all = make("a", { href: "#/", "aria-current": isAll ? "page" : null }, "Jobs");
+  if (isComparison) return [all, make("span.trail-job", { "aria-current": "page" }, "Compare")];
   if (jobId === null) return [all];
   return [all, make("span.trail-job", { "aria-current": "page" }, jobId)];
 }

@@ -222,7 +222,8 @@ export class StageChoice {
       "aria-label": label,
       oninput: () => this.choose(Number(this.field.value)),
     });
-    head.append(make("label.stage-label", "stage ", this.field));
+    const before = head.querySelector(".chart-files");
+    before?.before(make("label.stage-label", "stage ", this.field));
   }
 
   /** @param {number} stage ignored if it does not exist */

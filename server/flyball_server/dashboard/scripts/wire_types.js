@@ -3,6 +3,8 @@
 
 /** @typedef {"announced" | "reconfigure" | "frontier"} Adaptation */
 
+/** @typedef {"none" | "interleaved" | "apart" | "itself"} BaselineOrigin */
+
 /** @typedef {"except_last" | "always" | "never"} Checkpoint */
 
 /**
@@ -165,6 +167,25 @@
  * @property {number[][] | null} virtual_stages
  */
 
+/**
+ * @typedef {object} JobReport
+ * @property {Deviation[]} deviations
+ * @property {boolean} emulated
+ * @property {number | null} energy_j
+ * @property {EnergyFactors} factors
+ * @property {Headline | null} headline
+ * @property {string} job_id
+ * @property {number} num_ranks
+ * @property {number} num_steps
+ * @property {number} num_unknown_steps
+ * @property {number | null} profiling_energy_j
+ * @property {number | null} profiling_time_s
+ * @property {Estimate | null} saved_j
+ * @property {number | null} saved_of_j
+ * @property {number} time_s
+ * @property {VersionSavings[]} versions
+ */
+
 /** @typedef {"awaiting-profile" | "profiling" | "planned" | "planning-failed" | "ended" | "expired"} JobState */
 
 /**
@@ -196,6 +217,11 @@
  * @typedef {object} MissedTarget
  * @property {string} nearest
  * @property {string} target
+ */
+
+/**
+ * @typedef {object} Overview
+ * @property {JobOverview[]} jobs
  */
 
 /** @typedef {"plan" | "comparison" | "separate" | "probe"} PlanKind */
@@ -394,6 +420,29 @@
  * @property {string} from_time
  * @property {string} target
  * @property {string} until_time
+ */
+
+/**
+ * @typedef {object} VersionSavings
+ * @property {BaselineOrigin} baseline
+ * @property {Estimate | null} baseline_energy_j
+ * @property {Estimate | null} baseline_time_s
+ * @property {string[]} caveats
+ * @property {ComparedPlan[]} compared
+ * @property {Deviation[]} deviations
+ * @property {Estimate | null} energy_j
+ * @property {number} num_left_out
+ * @property {number} num_steps
+ * @property {string} policy
+ * @property {number} predicted_energy_j
+ * @property {number} predicted_saving_percent
+ * @property {number} predicted_time_s
+ * @property {Estimate | null} saved_j
+ * @property {Estimate | null} saving_percent
+ * @property {Estimate | null} slowdown_percent
+ * @property {string} target
+ * @property {Estimate | null} time_s
+ * @property {number} version
  */
 
 /** @typedef {"mon" | "tue" | "wed" | "thu" | "fri" | "sat" | "sun"} Weekday */

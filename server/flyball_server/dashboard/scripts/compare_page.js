@@ -1,0 +1,234 @@
+// Two plan versions side by side, of one job or of two.
+
+import { ApiError } from "./api_error.js";
+import { showRefusal } from "./connection.js";
+import { make, setChildren, setText } from "./elements.js";
+import { fixed, joules, percent, percentAbove, seconds, targetText, watts } from "./format.js";
+import { makeTable } from "./tables.js";
+
+/**
+ * @import { Figure } from "./format.js"
+ * @import { Shell } from "./main.js"
+ * @import { JobOverview, JobReport, Overview, PlanSummary, VersionSavings } from "./wire_types.js"
+ */
+
+/**
+ * @typedef {object} Side
+ * @property {JobOverview} job
+ * @property {PlanSummary[]} plans versions with a prediction, the newest first
+ * @property {PlanSummary | undefined} plan the chosen one; undefined: the job has none
+ * @property {VersionSavings | undefined} measured undefined: no step of it was measured
+ */
+
+const PREFIX = "#/compare";
+const SIDES = ["A", "B"];
+const RENEW_MS = 10_000;
+
+/** @type {[string, (side: Side) => string][]} */
+const TEXTS = [
+  ["Policy, target", ({ plan }) => (plan ? `${plan.policy}, ${targetText(plan.target)}` : "none")],
+  ["Pipeline", ({ job }) => `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`],
+  ["Order", ({ job, plan }) => plan?.schedule ?? job.schedule],
+  ["GPUs", ({ job }) => `${job.num_ranks} ${job.emulated ? "emulated" : "real"}`],
+];
+
+/** @type {[string, (value: Figure) => string, (side: Side) => Figure][]} figures in a unit */
+const FIGURES = [
+  ["Iteration time, measured", seconds, ({ measured }) => measured?.time_s?.mean],
+  ["Iteration time, predicted", seconds, ({ plan }) => plan?.predicted?.iteration_time_s],
+  ["Energy, measured", joules, ({ measured }) => measured?.energy_j?.mean],
+  ["Energy, predicted", joules, ({ plan }) => plan?.predicted?.energy_j],
+  ["Mean power, measured", watts, ({ measured }) => power_w(measured)],
+];
+
+/** @type {[string, (side: Side) => Figure][]} figures in per cent */
+const SHARES = [
+  ["Saving, measured", ({ measured }) => measured?.saving_percent?.mean],
+  ["Time against the baseline, measured", ({ measured }) => measured?.slowdown_percent?.mean],
+  ["Saving, predicted", ({ plan }) => plan?.predicted?.saving_percent],
+  ["Gap, predicted", ({ plan }) => plan?.predicted?.gap_percent],
+];
+
+/**
+ * Return the address of a comparison.
+ * @param {[string, number | null][]} sides job and version; null: the active one
+ */
+export function compareAddress(sides) {
+  const parts = sides.flatMap(([job, version]) => [encodeURIComponent(job), version ?? "-"]);
+  return [PREFIX, ...parts].join("/");
+}
+
+export class ComparePage {
+  /** @param {HTMLElement} main @param {Shell} shell */
+  constructor(main, shell) {
+    this.main = main;
+    this.shell = shell;
+    this.question = new AbortController();
+    const parts = location.hash.slice(PREFIX.length).split("/").slice(1).map(decodeURIComponent);
+    /** @type {[string, number | null][]} */
+    this.chosen = [0, 1].map((side) => [
+      parts[2 * side] ?? "",
+      Number(parts[2 * side + 1]) || null,
+    ]);
+    this.warning = make("p.caveat", { hidden: true });
+    this.pickers = make("div.compare-pickers");
+    const heads = ["", ...SIDES, "B against A"];
+    const { frame, body } = makeTable("Comparison", { selector: "table.comparison", heads });
+    this.body = body;
+    setChildren(
+      main,
+      make(
+        "div.page",
+        make("section.panel", make("h1", "Compare"), this.pickers, this.warning, frame),
+      ),
+    );
+    this.shown = "";
+    this.timer = setInterval(() => document.hidden || this.load(), RENEW_MS);
+    void this.load();
+  }
+
+  destroy() {
+    this.question.abort();
+    clearInterval(this.timer);
+  }
+
+  async load() {
+    this.question.abort();
+    this.question = new AbortController();
+    const { signal } = this.question;
+    const { api } = this.shell;
+    try {
+      /** @type {Overview} */
+      const { jobs } = await api.get("api/v1/overview", { signal });
+      if (jobs.length === 0) throw new ApiError(404, "There is no job to compare.");
+      const sides = await Promise.all(
+        this.chosen.map(async ([name, version]) => {
+          const job = jobs.find(({ job_id }) => job_id === name) ?? jobs[0];
+          const path = `api/v1/jobs/${encodeURIComponent(job.job_id)}`;
+          /** @type {[JobReport, PlanSummary[]]} */
+          const [report, history] = await Promise.all([
+            api.get(`${path}/report`, { signal }),
+            api.get(`${path}/history`, { signal }),
+          ]);
+          return sideOf(job, version, report, history);
+        }),
+      );
+      if (!signal.aborted) this.show(jobs, sides);
+    } catch (error) {
+      if (signal.aborted) return;
+      const { status, detail } = ApiError.from(error);
+      if (status === 0) {
+        this.shell.connection.set(false, detail);
+        return;
+      }
+      this.destroy();
+      showRefusal(this.shell, this.main, status, detail);
+    }
+  }
+
+  /** @param {JobOverview[]} jobs @param {Side[]} sides */
+  show(jobs, sides) {
+    this.shell.connection.heard();
+    this.shell.connection.set(true, "");
+    const names = jobs.map(({ job_id }) => job_id);
+    const offered = JSON.stringify([names, this.chosen, sides.map(({ plans }) => plans.length)]);
+    if (offered !== this.shown) {
+      this.shown = offered;
+      setChildren(this.pickers, ...sides.map((side, index) => this.picker(jobs, side, index)));
+    }
+    const differing = differences(sides);
+    this.warning.hidden = differing.length === 0;
+    setText(this.warning, `The two differ in more than their plans: ${differing.join(", ")}.`);
+    const [a, b] = sides;
+    setChildren(
+      this.body,
+      ...TEXTS.map(([name, text]) => rowOf(name, [text(a), text(b), ""])),
+      ...FIGURES.map(([name, format, value]) => {
+        const [of, to] = [value(a), value(b)];
+        const change = of == null || to == null ? null : percentAbove(to, of);
+        return rowOf(name, [format(of), format(to), percent(change, { signed: true })]);
+      }),
+      ...SHARES.map(([name, value]) => {
+        const [of, to] = [value(a), value(b)];
+        const points = of == null || to == null ? "\u2013" : `${signed(to - of)} points`;
+        return rowOf(name, [percent(of, { digits: 2 }), percent(to, { digits: 2 }), points]);
+      }),
+    );
+  }
+
+  /**
+   * @param {JobOverview[]} jobs
+   * @param {Side} side
+   * @param {number} index
+   */
+  picker(jobs, { job, plans, plan }, index) {
+    const choose = (/** @type {string} */ name, /** @type {number | null} */ version) => {
+      this.chosen[index] = [name, version];
+      history.replaceState(null, "", compareAddress(this.chosen));
+      void this.load();
+    };
+    const option = (/** @type {string} */ value, /** @type {string} */ text, isIt = false) =>
+      make("option", { value, selected: isIt }, text);
+    const jobField = make(
+      "select",
+      { "aria-label": `Job ${SIDES[index]}`, onchange: () => choose(jobField.value, null) },
+      ...jobs.map(({ job_id }) => option(job_id, job_id, job_id === job.job_id)),
+    );
+    const versionField = make(
+      "select",
+      {
+        "aria-label": `Version ${SIDES[index]}`,
+        onchange: () => choose(job.job_id, Number(versionField.value)),
+      },
+      ...plans.map((each) => {
+        const role = each.version === job.active_version ? ", active" : "";
+        return option(`${each.version}`, `v${each.version}${role}`, each === plan);
+      }),
+    );
+    return make("p", make("strong", `${SIDES[index]} `), jobField, versionField);
+  }
+}
+
+/**
+ * @param {JobOverview} job
+ * @param {number | null} version
+ * @param {JobReport} report
+ * @param {PlanSummary[]} history
+ * @returns {Side}
+ */
+function sideOf(job, version, report, history) {
+  const plans = history.filter(({ predicted }) => predicted !== null).reverse();
+  const wanted = version ?? job.active_version;
+  const plan = plans.find((each) => each.version === wanted) ?? plans[0];
+  const measured = report.versions.find((each) => each.version === plan?.version);
+  return { job, plans, plan, measured };
+}
+
+/** Return what else the two differ in. @param {Side[]} sides */
+function differences([{ job: a }, { job: b }]) {
+  /** @type {[string, boolean][]} */
+  const checks = [
+    ["real and emulated GPUs", a.emulated !== b.emulated],
+    ["number of GPUs", a.num_ranks !== b.num_ranks],
+    ["number of stages", a.num_stages !== b.num_stages],
+    ["number of microbatches", a.num_microbatches !== b.num_microbatches],
+  ];
+  return checks.filter(([, isOther]) => isOther).map(([name]) => name);
+}
+
+/** @param {string} name @param {string[]} texts */
+function rowOf(name, texts) {
+  return make("tr", make("th", { scope: "row" }, name), ...texts.map((text) => make("td", text)));
+}
+
+/** @param {number} points */
+function signed(points) {
+  const text = fixed(points, 2);
+  return points > 0 && Number(text) !== 0 ? `+${text}` : text;
+}
+
+/** @param {VersionSavings | undefined} measured */
+function power_w(measured) {
+  const { energy_j, time_s } = measured ?? {};
+  return energy_j && time_s ? energy_j.mean / time_s.mean : null;
+}
