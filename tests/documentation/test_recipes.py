@@ -143,6 +143,47 @@ def test_torchtitans_trainer_trains_between_attach_and_detach(
     ]
 
 
+def test_megatron_bridges_callbacks_attach_and_enclose_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = list[object]()
+
+    def pretrain(config: str, forward_step: str, callbacks: list[Any]) -> None:
+        assert (config, forward_step) == ("config", "forward")
+        (callback,) = callbacks
+        state = SimpleNamespace(train_state=SimpleNamespace(step=40))
+        context = SimpleNamespace(model=["first chunk", "second chunk"], state=state)
+        callback.on_train_start(context)
+        for _ in range(2):
+            callback.on_train_step_start(context)
+            calls.append("trains")
+            callback.on_train_step_end(context)
+        callback.on_train_end(context)
+
+    put_modules(
+        monkeypatch,
+        flyball_integrations__megatron=Flyball(calls),
+        megatron=ModuleType("megatron"),
+        megatron__bridge=ModuleType("megatron.bridge"),
+        megatron__bridge__training=ModuleType("megatron.bridge.training"),
+        megatron__bridge__training__callbacks=SimpleNamespace(Callback=object),
+        megatron__bridge__training__gpt_step=SimpleNamespace(forward_step="forward"),
+        megatron__bridge__training__pretrain=SimpleNamespace(pretrain=pretrain),
+        megatron__core=ModuleType("megatron.core"),
+        megatron__core__num_microbatches_calculator=SimpleNamespace(get_num_microbatches=lambda: 8),
+        megatron__core__utils=SimpleNamespace(get_model_config=lambda chunk: f"of {chunk}"),
+    )
+    exec(recipe("# pretrain_bridge_flyball.py"), {"config": "config"})  # noqa: S102 - our own page
+    options = {
+        "job_id": "llama",
+        "num_microbatches": 8,
+        "initial_step": 40,
+        "profiling": "online",
+    }
+    step = ["step begins", "trains", "step ends"]
+    assert calls == [("attach", "of first chunk", options), *step, *step, ("detach",)]
+
+
 def test_the_kubernetes_recipe_changes_only_what_the_example_job_runs() -> None:
     shown = [block.text for block in blocks_of(PAGE) if block.language == "yaml"]
     assert len(shown) == 1

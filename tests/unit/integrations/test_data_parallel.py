@@ -6,16 +6,21 @@ import logging
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 import torch
+from tests.unit.client.tiny_profile import HandClock
 from torch import nn
 
+from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, training_step
+from flyball_integrations.data_parallel.rank_waits import RankWaits
 from flyball_integrations.data_parallel.training import _warn_unattached
+from flyball_integrations.shared.whole_steps import WholeSteps
 
 _PROFILE = "stage,instruction,frequency,time,energy\n0,step,1410,1,300\n0,step,1200,1.1,250\n"
 
@@ -82,3 +87,52 @@ def test_what_cannot_be_attached_to_is_refused_in_one_line(model: nn.Module) -> 
         attach(torch.optim.Adam(model.parameters()), job_id="job")
     with pytest.raises(TypeError, match="did you mean 'target'"):
         attach(nn.Linear(1, 1), job_id="job", targt="fastest")  # type: ignore[call-arg]
+
+
+class Event:
+    """Stands in for an event on a GPU's stream: its time is set by the test."""
+
+    now_ms = 0.0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.at_ms = 0.0
+
+    def record(self) -> None:
+        self.at_ms = Event.now_ms
+
+    def elapsed_time(self, later: Event) -> float:
+        return later.at_ms - self.at_ms
+
+
+def test_on_a_gpu_waits_are_read_from_events_when_the_step_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
+    clock = HandClock()
+    session = RankSession(gpu=None, job_id="job", rank=0, stage=0, planner=None, clock=clock.now_s)
+    waits = RankWaits(session, device=torch.device("cuda"))
+    steps = WholeSteps(session, synchronize=lambda: None, inside=waits.in_step)
+
+    def wait(milliseconds: float) -> None:
+        Event.now_ms += milliseconds
+
+    def two_waits() -> None:
+        for _ in range(2):
+            waits.around(wait)(250.0)  # within another wait: counted once
+
+    for _ in range(2):
+        with steps.step():
+            waits.around(wait)(100.0)
+            waits.around(two_waits)()
+            clock.move(2.0)
+        (timing,) = session.last_step_timings
+        assert timing.compute_time_s == pytest.approx(2.0 - 0.6)
+        assert timing.receive_time_s == pytest.approx(0.6)
+    waits.around(wait)(100.0)  # an evaluation
+    with pytest.raises(ZeroDivisionError), steps.step():
+        waits.around(wait)(100.0)
+        waits.around(lambda: 1 / 0)()
+    with steps.step():
+        clock.move(1.0)
+    assert session.last_step_timings[0].receive_time_s == 0.0
