@@ -9,7 +9,7 @@ import pytest
 from tests.planner.one_rank import store_measurements
 from tests.planner.running import Running, slow, two_stages
 from tests.planner.samples import step_record
-from tests.planner.use_cases import change_target, put_profile
+from tests.planner.use_cases import put_profile
 
 from flyball_server.jobs.reconcile.stragglers import MIN_STEPS, StragglerReconciler
 from flyball_server.jobs.registry.inspection import get_job, require_job
@@ -18,8 +18,8 @@ from flyball_server.jobs.replanning.update_and_replan import Change, update_and_
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.announcements import list_stragglers, withdraw_straggler
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.planning.errors import PlanningError
 from flyball_wire.messages import JobState, MeasurementDetail
-from flyball_wire.plan_options import TargetChange
 
 
 @pytest.fixture
@@ -166,10 +166,13 @@ def test_steps_are_found_after_a_gap_in_which_nothing_was_measured(job: Running)
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
 
 
-def test_after_a_planning_that_failed_the_plan_that_holds_is_watched(job: Running) -> None:
-    deadline_s = job.plan.baseline_iteration_time_s * 1.05
-    change_target(job.services, "job", TargetChange(target=f"deadline:{deadline_s}"))
-    job.acknowledged()
+def test_after_a_planning_that_failed_the_plan_that_holds_is_watched(
+    job: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> None:
+        raise PlanningError("no plan today", field="planning")
+
+    monkeypatch.setattr("flyball_server.jobs.replanning.slowed_plan.make_slowed_plan", failing)
     job.run(MIN_STEPS + 6, slow(1, 1.3))
     assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     assert [one.rank for one in list_stragglers(job.services, "job")] == [1]
