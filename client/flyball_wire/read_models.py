@@ -385,7 +385,8 @@ class Frontier:
     """A time-energy frontier with the plans to compare it with.
 
     Attributes:
-        points: plans in ascending time and descending energy.
+        points: plans in ascending time and descending energy; a job's limits of clock changes are
+            not kept.
         constant: plans of policy `constant`, in ascending time and descending energy.
         global_clock: plans of policy `global`, in ascending time and descending energy.
         reserve: reserve that the points were planned with, a share; as in JobRegistration.

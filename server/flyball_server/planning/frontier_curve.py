@@ -196,7 +196,7 @@ def make_frontier(
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """The whole frontier; options `policy`, `reconfigure` and `target` are not used.
+    """The whole frontier; policy, reconfiguration, target and limits of clock changes are not used.
 
     Where clock changes take time, the plan of target `fastest` is one of the points.
 
@@ -210,6 +210,7 @@ def make_frontier(
     """
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
+    request = request.with_options(max_switches=None, min_dwell_ms=None)
     first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
     model = _model(request)
     at_once = model.without_transitions()

@@ -21,6 +21,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
@@ -121,6 +122,13 @@ def test_a_deadline_that_only_more_changes_meet_is_refused() -> None:
     assert make_plan(request).plan.num_switches == 4
     with pytest.raises(TargetUnreachableError, match="the fastest found takes 7 s"):
         make_plan(request.with_options(max_switches=0))
+
+
+@pytest.mark.parametrize("delay_ms", [0.0, 100.0])
+def test_a_frontier_is_the_one_without_limits(delay_ms: float) -> None:
+    request = three_clocks_request(transition_ms=delay_ms)
+    limited = request.with_options(max_switches=1, min_dwell_ms=500.0)
+    assert make_frontier(limited, 5) == make_frontier(request, 5)
 
 
 def test_limits_without_effect_are_refused() -> None:
