@@ -34,9 +34,9 @@ MAX_CHANGES = {Effort.LOW: 192, Effort.NORMAL: 192, Effort.HIGH: 384}
 MIN_CHANGES, INSTRUCTIONS_AT_ONCE = 16, 80_000
 CHANGES_PER_SET = 6
 # Steps of a search, by the number of instructions.
-STEPPED = {Effort.LOW: 20_000, Effort.NORMAL: 60_000, Effort.HIGH: 300_000}
+STEPPED = {Effort.LOW: 20_000, Effort.NORMAL: 60_000, Effort.HIGH: 600_000}
 MIN_STEPS = {Effort.LOW: 10, Effort.NORMAL: 30, Effort.HIGH: 300}
-MAX_STEPS = {Effort.LOW: 100, Effort.NORMAL: 300, Effort.HIGH: 1_500}
+MAX_STEPS = {Effort.LOW: 100, Effort.NORMAL: 300, Effort.HIGH: 3_000}
 # A search is some in a row, each from the best plan so far: their share of the steps, and their
 # first temperatures in mean cost steps between neighbouring clocks. Where delays are short the
 # first is the one that counts, where they are long the second. The last one goes downhill only.
