@@ -76,7 +76,7 @@ PICTURES = (
     Picture(name="jobs", show=_show_jobs, height_px=640),
     Picture(name="job", show=_show_chosen),
     Picture(name="frontier", show=_show_chosen, part="#panel-frontier"),
-    Picture(name="timeline", show=_show_chosen, part="#panel-timeline"),
+    Picture(name="timeline", show=_show_chosen, part="#panel-timeline", height_px=1200),
     Picture(name="charts", show=_show_slowed, part="#panel-charts"),
 )
 
