@@ -139,7 +139,7 @@ def _load(entry: EntryPoint) -> Command:
     except ImportError as error:
         raise CommandError(f"{_remedy(entry)} ({error})") from None
     if not isinstance(command, Command):
-        raise CommandError(f"{entry.value} is no Flyball command; reinstall its package")
+        raise CommandError(f"{entry.value} is not a Flyball command; reinstall its package")
     return command
 
 

@@ -243,7 +243,7 @@ def _taken(kind: object, items: Sequence[object]) -> tuple[object, ...] | None:
 
 @functools.cache
 def _plain_types(target: Hashable) -> frozenset[object] | None:
-    """The types of what is taken as it is, where `target` allows nothing else."""
+    """Return the types of values that are used as they are, if `target` allows no others."""
     is_union = get_origin(target) in {Union, types.UnionType}
     members = get_args(target) if is_union else (target,)
     return frozenset(members) if _PLAIN.issuperset(members) else None

@@ -151,7 +151,7 @@ class RankRegistration(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRow(Sent):
-    """One measured operating point; a JSON profile is a list of these.
+    """Measured operating point; a JSON profile is a list of such rows.
 
     Attributes:
         rank_waiting: time in s that the ranks of the row wait for the slowest of them, summed;

@@ -27,7 +27,7 @@ class SchemaHandler(Protocol):
         ...
 
     def resolve_ref_schema(self, maybe_ref: Schema, /) -> Schema:
-        """The schema that a reference stands for, or the same."""
+        """Return the schema that a reference points to, or the schema itself."""
         ...
 
 
@@ -75,7 +75,7 @@ def _is_object(given: object) -> bool:
 
 
 def _make_strict(node: object) -> None:
-    """Mark what a schema checks: single values as strict, lists to end at their first fault."""
+    """Make a schema strict about single values, and make its lists stop at the first error."""
     if isinstance(node, list | tuple):
         for item in cast("Sequence[object]", node):
             _make_strict(item)

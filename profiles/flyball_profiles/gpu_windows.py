@@ -236,7 +236,7 @@ def _parsed(name: str, text: str, file: str) -> GpuWindow:
 
 
 def read_transitions(path: Path) -> ClockTransitions:
-    """Read times of clock changes: the table `[transitions]` of a GPU file, or of its own file.
+    """Read times of clock changes from the table `[transitions]` of a GPU file or other TOML file.
 
     Raises:
         TransitionsError: the file cannot be read, or is malformed; one line with file and key.

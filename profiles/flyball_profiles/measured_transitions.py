@@ -1,4 +1,4 @@
-"""Measured clock changes: what a measurement adds to the table `[transitions]`, and its text.
+"""Measured clock changes: details in the table `[transitions]`, and its text.
 
 Beside the times of `clock_transitions` the table has
 

@@ -121,7 +121,7 @@ def joined_text(files: Sequence[Path]) -> str:
     Additional columns are kept.
 
     Raises:
-        ProfileError: A part cannot be used, or the parts form no whole profile.
+        ProfileError: A part cannot be used, or the parts do not form a complete profile.
     """
     parts = [_read(file) for file in files]
     _check_ranks_alike(parts)
@@ -136,7 +136,7 @@ def joined_text(files: Sequence[Path]) -> str:
         parse_stage_profile(text)
     except ProfileError as error:
         # Without the line, which refers to the joined text.
-        raise ProfileError(f"the parts form no whole profile: {error.message}") from None
+        raise ProfileError(f"the parts do not form a complete profile: {error.message}") from None
     return text
 
 

@@ -151,7 +151,7 @@ class StageProfile:
             _check_frequencies(stage, kind, points)
         for chunk, profile in enumerate(self.chunks):
             if profile.num_ranks_per_stage != self.num_ranks_per_stage or profile.chunks:
-                raise ProfileError(f"chunk {chunk} is not of the same stages and ranks")
+                raise ProfileError(f"chunk {chunk} has different stages or ranks")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the mapping instead of its view, which cannot be pickled."""

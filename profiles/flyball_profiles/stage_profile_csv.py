@@ -267,7 +267,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
         REPETITIONS_COLUMN,
     ):
         if columns.count(column) > 1:
-            raise ProfileError(f"the column {column} stands twice in the header", line=header_line)
+            raise ProfileError(f"the column {column} is in the header twice", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
     rows: list[ProfileRow] = []
     for line, values in records:

@@ -198,9 +198,9 @@ class Settings(BaseSettings):
     @classmethod
     def _check_tls_pair(cls, tls_key: str | None, info: ValidationInfo) -> str | None:
         if tls_key is None and info.data.get("tls_certificate") is not None:
-            raise ValueError("must be given beside FLYBALL_TLS_CERTIFICATE")
+            raise ValueError("must be given with FLYBALL_TLS_CERTIFICATE")
         if tls_key is not None and info.data.get("tls_certificate") is None:
-            raise ValueError("needs FLYBALL_TLS_CERTIFICATE beside it")
+            raise ValueError("needs FLYBALL_TLS_CERTIFICATE too")
         return tls_key
 
     @field_validator("log_level", "log_format", mode="before")

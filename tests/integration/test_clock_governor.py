@@ -367,7 +367,7 @@ def test_a_strict_start_raises_what_keeps_clocks_from_being_set(
         case _:
             monkeypatch.setattr(sys, "executable", shutil.which("false"))
     says = {
-        "state folder": "a link or no folder",
+        "state folder": "a link or not a folder",
         "rights": "CAP_SYS_ADMIN",
         "governor": "exit status 1",
     }

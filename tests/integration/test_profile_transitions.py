@@ -78,7 +78,7 @@ def test_a_dry_run_says_what_it_would_do(tmp_path: Path) -> None:
     [
         (("--clocks", "1410", "1411"), "has no 1411 MHz"),
         (("--clocks", "1410"), "two different clocks"),
-        (("--devices", "1", "1"), "each GPU once"),
+        (("--devices", "1", "1"), "give each GPU once"),
         (("--stage", "8"), "no stage 8; it has 0 to 7"),
         (("--fill", "a6000"), "needs -o"),
         (("--fill", "a100", "-o", "OUT.toml"), "has transitions already"),

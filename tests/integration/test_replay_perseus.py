@@ -67,7 +67,7 @@ def test_ranks_of_a_stage_are_added_and_must_have_one_plan(
     _change(folder / "3.sched.json", _set(7, "power_states", 1, to=1234))
     assert refusal("--from-perseus", tmp_path) == (
         f"{folder / '3.sched.json'}: run perseus-1, stage 1: rank 7: power_states: rank 7 has other"
-        " clocks than rank 1, which is of the same stage"
+        " clocks than rank 1 of the same stage"
     )
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_is_cut_off_or_without_its_twin_is_named(
     )
     profile.unlink()
     assert refusal("--from-perseus", tmp_path) == (
-        f"{folder / '5.sched.json'}: run perseus-3: its twin 5.prof.json is missing"
+        f"{folder / '5.sched.json'}: run perseus-3: its file 5.prof.json is missing"
     )
 
 

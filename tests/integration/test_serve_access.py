@@ -164,20 +164,20 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
     assert f"--tls-key: {missing}: cannot be read" in refused(
         "--tls-certificate", chain, "--tls-key", missing
     )
-    assert "no PEM certificate with its unencrypted key" in refused(
+    assert "not a PEM certificate and its unencrypted key" in refused(
         "--tls-certificate", key, "--tls-key", chain
     )
-    assert "no PEM certificate with its unencrypted key" in refused(
+    assert "not a PEM certificate and its unencrypted key" in refused(
         "--tls-certificate", ca, "--tls-key", key
     )
-    assert "FLYBALL_TLS_KEY must be given beside FLYBALL_TLS_CERTIFICATE" in refused(
+    assert "FLYBALL_TLS_KEY must be given with FLYBALL_TLS_CERTIFICATE" in refused(
         "--tls-certificate", chain
     )
     monkeypatch.setenv("FLYBALL_TLS_KEY", missing)
     line = refused("--tls-certificate", chain)
     assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in line
     monkeypatch.setenv("FLYBALL_TLS_KEY", key)
-    assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE beside it" in refused()
+    assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE too" in refused()
 
 
 def certificate_for(context: ssl.SSLContext, address: httpx.URL, name: str | None) -> bytes:
@@ -224,8 +224,8 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         here.key.write_bytes(whole[: len(whole) // 2])
         assert served.process.stderr is not None
         log = iter(served.process.stderr.readline, "")
-        warned = next(line for line in log if "stays the one from before" in line)
-        assert f"{here.chain} and {here.key} are no PEM certificate" in warned
+        warned = next(line for line in log if "previous TLS certificate stays in use" in line)
+        assert f"{here.chain} and {here.key} are not a PEM certificate" in warned
         assert certificate_for(context, address, "localhost") == renewed
         (tmp_path / "second").mkdir()
         issue(ca, certificates_in(tmp_path / "second"), trustme.KeyType.RSA)
@@ -233,12 +233,12 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         (tmp_path / "next").rename(tmp_path / "data")
         wait_until(lambda: certificate_for(context, address, "localhost") == on_disk(here))
         # A file that could not be read gets the rights for it, and neither content nor time.
-        loaded = f"new connections get the TLS certificate in {here.chain}"
+        loaded = f"new connections use the TLS certificate in {here.chain}"
         assert any(loaded in line for line in log)
         here.chain.chmod(0o400)
         assert any(loaded in line for line in log)
         _, errors = served.end(signal.SIGINT)
-    assert "stays the one from before" not in errors
+    assert "previous TLS certificate stays in use" not in errors
     assert "Traceback" not in errors
 
 

@@ -123,7 +123,7 @@ def test_a_rank_that_does_not_come_is_not_waited_for_without_end(
     *problems, of_the_absent = [rank["one rank is away"]["problem"] for rank in ranks]
     assert of_the_absent == ""
     for problem in problems:
-        assert problem.startswith("not all ranks came to attach within 1 s of each other")
+        assert problem.startswith("not all ranks called attach within 1 s of each other")
         assert "\n" not in problem
 
 

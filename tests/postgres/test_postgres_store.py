@@ -217,7 +217,7 @@ def test_signals_go_on_after_what_nobody_has_foreseen(
     wait_until(lambda: None in heard)
     stores[0].signal("job")
     wait_until(lambda: "job" in heard)
-    assert caplog.text.count("signals between planners wait: [Errno 24]") == 1
+    assert caplog.text.count("signals between planners are paused: [Errno 24]") == 1
 
 
 def test_a_signal_that_finds_no_thread_is_sent_with_the_next(

@@ -156,7 +156,7 @@ class _Current(threading.local):
             return timeout_s
         left_s = self.budget.left_s
         if left_s <= 0:
-            raise error("the call's time is over")
+            raise error("the call timed out")
         return left_s if timeout_s is None else min(timeout_s, left_s)
 
 

@@ -187,7 +187,7 @@ def whole_answer(response: httpx.Response, budget: CallBudget) -> httpx.Response
         # A few KiB of gzip may be as many GiB.
         encoding = response.headers.get("Content-Encoding", _IDENTITY)
         if encoding.strip().lower() != _IDENTITY:
-            raise UnusableAnswerError("its body is encoded, which was not asked for")
+            raise UnusableAnswerError("its body is compressed, which was not requested")
         for piece in response.iter_bytes():
             body += piece
             if len(body) > budget.max_bytes:

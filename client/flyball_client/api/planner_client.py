@@ -235,7 +235,7 @@ class PlannerClient(PlannerConnection):
         return self.one(JobReport, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
 
     def get_recorded_runs(self, job_id: str) -> RecordedRuns:
-        """Return what a job measured of each plan version, as recorded runs."""
+        """Return a job's measurements of each plan version as recorded runs."""
         return self.one(
             RecordedRuns, "GET", routes.RECORDED_RUNS, job_id=job_id, wait_s=_LONG_WORK_S
         )

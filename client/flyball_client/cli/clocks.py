@@ -107,7 +107,7 @@ def _check_combination(arguments: argparse.Namespace) -> None:
     if arguments.toml is not None and _TABLE_NAME.fullmatch(arguments.toml) is None:
         raise CommandError(
             f"--toml: {arguments.toml!r} cannot be a GPU's name in the table; use lower-case"
-            " letters, digits, '.', '_' and '-', as h200"
+            " letters, digits, '.', '_' and '-', such as h200"
         )
 
 

@@ -171,12 +171,12 @@ def prepare_node_dir(node_dir: Path, group_id: int | None) -> int:
     try:
         if not _is_trusted(fd):
             raise StateRefusedError(
-                f"{path} is refused: it is another user's or no file; remove it"
+                f"{path} is refused: it belongs to another user or is not a file; remove it"
             )
         try:
             hold_byte(fd)
         except BlockingIOError:
-            raise OtherGuardError(f"another guard watches {node_dir}; one is enough") from None
+            raise OtherGuardError(f"another guard watches {node_dir}; run one per folder") from None
         if group_id is not None:
             os.chown(node_dir, -1, group_id)
             node_dir.chmod(0o1775)

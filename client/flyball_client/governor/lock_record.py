@@ -196,7 +196,7 @@ class LockRecord:
             is_locked = _lock_within(record.fd, _TAKE_TIMEOUT_S)
             is_same = record.holder() == found.holder
             if is_same and not is_locked:
-                raise ClockHeldError("its record is locked by a process that cannot be ended here")
+                raise ClockHeldError("its record is locked by a process that this one cannot end")
         except BaseException:
             record.close()
             raise

@@ -228,7 +228,7 @@ class ProcessGovernor:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Close what is shared with the governor."""
+        """Close the descriptors and memory shared with the governor."""
         self._last_report = self.report()
         self._opened.close()
 

@@ -48,7 +48,7 @@ class ProcessIdentity:
         """
         identity = cls.of(os.getpid())
         if identity is None:
-            raise OSError("/proc does not show this process; clocks need it mounted")
+            raise OSError("/proc does not list this process; mount /proc to set clocks")
         return identity
 
     def is_alive(self) -> bool:

@@ -134,7 +134,7 @@ def open_state_dir(folder: Path, owner: int | None = None) -> int:
         if error.errno not in _NO_FILE:
             raise
         raise StateRefusedError(
-            f"the state folder {folder} is refused: it is a link or no folder; {remedy}"
+            f"the state folder {folder} is refused: it is a link or not a folder; {remedy}"
         ) from None
     status = os.fstat(folder_fd)
     fault = ""
@@ -166,11 +166,11 @@ def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = F
     except OSError as error:
         if error.errno not in _NO_FILE:
             raise
-        raise StateRefusedError(f"{path} is refused: it is no regular file; remove it") from None
+        raise StateRefusedError(f"{path} is refused: it is not a regular file; remove it") from None
     status = os.fstat(fd)
     fault = ""
     if not stat.S_ISREG(status.st_mode):
-        fault = "it is no regular file; remove it"
+        fault = "it is not a regular file; remove it"
     elif status.st_uid != os.fstat(folder_fd).st_uid:
         fault = f"it belongs to user {status.st_uid}, its folder to another; remove it"
     elif status.st_mode & _OTHERS:
@@ -179,7 +179,7 @@ def open_state_file(folder: Path, folder_fd: int, name: str, *, is_new: bool = F
 
 
 def _checked(fd: int, what: str, fault: str) -> int:
-    """Return the descriptor, or close it and refuse what it is of."""
+    """Return the descriptor; close it and raise if its file or folder is refused."""
     if fault:
         os.close(fd)
         raise StateRefusedError(f"{what} is refused: {fault}")

@@ -51,7 +51,7 @@ class SmClockRange:
 
     def __post_init__(self) -> None:
         if not 0 < self.lowest_mhz <= self.highest_mhz:
-            raise ValueError(f"must be LOWEST:HIGHEST in MHz, as 210:1410, not {self}")
+            raise ValueError(f"must be LOWEST:HIGHEST in MHz, such as 210:1410, not {self}")
 
     def __str__(self) -> str:
         return f"{self.lowest_mhz}:{self.highest_mhz}"
@@ -67,7 +67,9 @@ class SmClockRange:
         try:
             return cls(lowest_mhz=int(lowest), highest_mhz=int(highest))
         except ValueError:
-            raise ValueError(f"must be LOWEST:HIGHEST in MHz, as 210:1410, not {text!r}") from None
+            raise ValueError(
+                f"must be LOWEST:HIGHEST in MHz, such as 210:1410, not {text!r}"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)

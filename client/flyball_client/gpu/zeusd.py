@@ -74,7 +74,7 @@ def zeusd_gpu_id(connection: ZeusdConnection, gpu: NvmlGpu) -> int:
 
 
 def discover(connection: ZeusdConnection) -> Discovery:
-    """Return zeusd's GPUs and what it requires.
+    """Return zeusd's GPUs and its requirements.
 
     Raises:
         GpuError: zeusd cannot be reached, failed, or did not follow its API.

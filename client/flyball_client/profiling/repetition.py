@@ -271,8 +271,8 @@ class Repetition:
                 and self._num_repetitions - num_before >= _STILL_REPETITIONS
             ):
                 raise GpuError(
-                    f"the energy counter of {self._gpu.name} did not move for {_STILL_S:g} s;"
-                    " without one no energy can be measured"
+                    f"the energy counter of {self._gpu.name} did not move for {_STILL_S:g} s,"
+                    " so energy cannot be measured"
                 )
         return CounterReading(
             moment_s=now_s,

@@ -170,7 +170,7 @@ def check_run(arguments: argparse.Namespace) -> None:
             if getattr(arguments, option) is not None:
                 raise CommandError(f"--{option.replace('_', '-')} needs --emulated PROFILE.csv")
     if arguments.error >= 1:
-        raise CommandError("--error must be a share below 1, as 0.005 for 0.5 %")
+        raise CommandError("--error must be a share below 1, such as 0.005 for 0.5 %")
     if arguments.resume and arguments.force:
         raise CommandError("--resume continues a file, --force overwrites it; give one of them")
     if arguments.output.exists() and not (arguments.resume or arguments.force):

@@ -97,7 +97,7 @@ class MeasurementOutbox(PlannerThread):
             self._drop_surplus()
 
     def stop(self, timeout_s: float) -> None:
-        """Post the rest and report the rank's end, within `timeout_s`; drop what is left."""
+        """Post what is left and report the rank's end, within `timeout_s`; then discard."""
         super().stop(timeout_s)
         with self._lock:
             self._is_over = True
@@ -206,7 +206,7 @@ class MeasurementOutbox(PlannerThread):
 
 
 def bounded_period_s(asked_s: float) -> float:
-    """Return the time between two posts in s for what a planner asks."""
+    """Return the time between two posts in s, limited from the planner's `next_post_s`."""
     return min(max(asked_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
 
 

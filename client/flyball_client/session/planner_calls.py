@@ -196,7 +196,7 @@ class PlannerReachability:
             _logger.info("%s: waiting for the job's registration: %s", self._rank_name, error)
         else:
             _logger.warning(
-                "%s: the planner refuses, training continues and calls are retried: %s",
+                "%s: the planner refuses calls, training continues and calls are retried: %s",
                 self._rank_name,
                 error,
             )

@@ -1,4 +1,4 @@
-"""Calls that ranks make, whose answers are reduced to what a rank uses, within bounds."""
+"""Ranks' calls of the planner; answers are reduced to the fields that a rank uses."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class _Channel:
             except FlyballError:
                 raise
             except Exception as error:
-                raise _BrokenChannelError(f"answered nonsense ({error})") from None
+                raise _BrokenChannelError(f"sent an invalid answer ({error})") from None
 
     def close(self) -> None:
         """End a call in progress, and close; may be called repeatedly."""
@@ -262,7 +262,7 @@ def _connect() -> tuple[_CallerProcess, socket.socket]:
 
 
 def _release_process(process: _CallerProcess) -> None:
-    """End the process where nobody uses it."""
+    """End the process if it has no users."""
     with _Shared.lock:
         process.num_users -= 1
         if process.num_users:

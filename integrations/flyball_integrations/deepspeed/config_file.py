@@ -135,7 +135,7 @@ def read_attachment(
     envpipe = _block(known, "envpipe", [*envpipes_keys, _THRESHOLD_SCALE])
     for name in arguments:
         if name not in keys:
-            raise TypeError(f"attach has no argument {name!r} that a config could stand for")
+            raise TypeError(f"attach has no argument {name!r} that a config can set")
     found = {
         setting.key: setting.value(arguments, environ, flyball, envpipe) for setting in SETTINGS
     }

@@ -332,8 +332,8 @@ def _check_names(*, schedule: str, p2p: str, policy: str | None) -> None:
         raise ValueError(f"p2p must be one of {', '.join(P2P)}, not {p2p!r}")
     if schedule == "auto" and policy not in {None, "frontier"}:
         raise ValueError(
-            f"schedule='auto' compares frontiers, which policy={policy!r} has not; leave policy"
-            " out, or name a schedule"
+            f"schedule='auto' compares frontiers, which policy={policy!r} does not have; leave"
+            " policy out, or name a schedule"
         )
 
 

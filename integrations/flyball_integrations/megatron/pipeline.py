@@ -393,7 +393,7 @@ def _with_constant_clocks(options: AttachOptions, unhooked: str, job_id: str) ->
         )
     if options.get("profiling") == Profiling.ONLINE:
         raise ValueError(
-            f"with {unhooked} forwards and backwards cannot be measured in training: put a profile"
+            f"with {unhooked} forwards and backwards cannot be measured in training: give a profile"
             " instead of profiling='online', measured without it"
         )
     _logger.warning(

@@ -153,7 +153,7 @@ def memory_by_stage(rows: Sequence[Sequence[int]], *, num_stages: int) -> tuple[
 
 
 def registered_memory(memory: RankMemory, *, num_microbatches: int) -> RankMemory:
-    """Return the memory rounded to what a plan depends on, equal after a restart of the run.
+    """Return the memory rounded to the resolution of plans, so that a restart gives the same value.
 
     Only how many more microbatches fit counts, and more than all of them is no more. Bytes of
     activations are raised by at most a sixty-fourth, to a round number.

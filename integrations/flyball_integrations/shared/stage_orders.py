@@ -60,11 +60,11 @@ class StageOrder:
         for unit in self.units:
             expected = num_started if unit.is_forward else num_done
             if unit.microbatch != expected:
-                raise OrderError(f"{unit} stands where {unit._replace(microbatch=expected)} must")
+                raise OrderError(f"{unit} is in the place of {unit._replace(microbatch=expected)}")
             num_started += unit.is_forward
             num_done += not unit.is_forward
             if num_done > num_started:
-                raise OrderError(f"{unit} stands before its forward")
+                raise OrderError(f"{unit} comes before its forward")
         if not self.units or num_done != num_started:
             raise OrderError(f"it has {num_started} forwards and {num_done} backwards")
 
@@ -192,5 +192,5 @@ def _start_times(orders: Sequence[StageOrder]) -> list[list[int]]:
         if len(started) < len(order.units)
     ]
     if waiting:
-        raise OrderError(f"the stages would wait for each other for ever: {', '.join(waiting)}")
+        raise OrderError(f"the stages would wait for each other forever: {', '.join(waiting)}")
     return starts

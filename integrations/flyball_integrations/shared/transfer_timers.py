@@ -48,7 +48,7 @@ class TransferTimer:
         """Report the rest; call after the step, optimizer included."""
 
     def discard(self) -> None:
-        """Drop what is not reported; call after a step that failed."""
+        """Discard unreported times; call after a step that failed."""
 
 
 class DeviceTransferTimer(TransferTimer):

@@ -79,7 +79,7 @@ def on_all_ranks_or_none(*, timeout_s: float = _TIMEOUT_S) -> Iterator[None]:
         failed = _failed_ranks(has_failed=False, timeout_s=timeout_s)
     except RuntimeError as error:
         raise ValueError(
-            f"not all ranks came to attach within {timeout_s:g} s of each other, so it is undone"
+            f"not all ranks called attach within {timeout_s:g} s of each other, so it is undone"
             f" here: {_first_line(error)}"
         ) from error
     if failed:

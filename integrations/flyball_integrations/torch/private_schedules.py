@@ -106,12 +106,12 @@ def check_schedule(schedule: PipelineSchedule) -> None:
     _check_custom_functions(schedule)
     if not _is_multi(schedule) and name_of(schedule) is None:
         raise ValueError(
-            f"{type(schedule).__name__} runs its microbatches in a way of its own, so its order"
-            " cannot be known; use Schedule1F1B, ScheduleGPipe or a schedule of several stages"
+            f"{type(schedule).__name__} runs its microbatches in its own way, so their order is"
+            " unknown; use Schedule1F1B, ScheduleGPipe or a schedule of several stages"
         )
     if not _actions_by_rank(schedule):
         raise ValueError(
-            f"{type(schedule).__name__} has no pipeline_order, so its order cannot be known"
+            f"{type(schedule).__name__} has no pipeline_order, so its order is unknown"
         )
 
 

@@ -192,7 +192,7 @@ def given_models(folder: Path) -> tuple[Model, ...]:
         named = [gpu for gpu in known if gpu in path.stem.lower()]
         if not named:
             raise CommandError(
-                f"{path}: the file's name must say the GPU, for its blocking power: one of"
+                f"{path}: the file's name must contain the GPU, for its blocking power: one of"
                 f" {', '.join(known)}"
             )
         # The shipped example may be given too, by its own name.

@@ -262,7 +262,7 @@ def _train(
         if all(of_rank.plan_version == version for of_rank in measured):
             on_plan.append(measured)
         elif time.monotonic() > deadline_s:
-            raise EvaluationFailedError(f"plan {version} took effect on no more than some ranks")
+            raise EvaluationFailedError(f"plan {version} took effect on some ranks only")
         else:
             time.sleep(_YIELD_S)
     return on_plan[1:], totals[-1] - totals[-2]

@@ -47,7 +47,9 @@ def read_workload(folder: Path) -> Recording:
     if _BASELINE not in numbers:
         raise CommandError(f"{folder}: has no {_BASELINE}.prof.json, the baseline")
     if max(numbers) < _FIRST_PLAN:
-        raise CommandError(f"{folder}: has no runs but the baseline; plans are from 2.prof.json on")
+        raise CommandError(
+            f"{folder}: has no runs besides the baseline; plans are from 2.prof.json on"
+        )
     runs = [
         _read_run(folder, number, _run_name(number, "perseus"), workload)
         for number in numbers
@@ -80,7 +82,7 @@ def _run_numbers(folder: Path, method: str) -> list[int]:
         twin = f"{number}.{_TWINS[kind]}.json"
         if twin not in names:
             raise CommandError(
-                f"{folder / f'{number}.{kind}.json'}: run {_run_name(number, method)}: its twin"
+                f"{folder / f'{number}.{kind}.json'}: run {_run_name(number, method)}: its file"
                 f" {twin} is missing"
             )
     return sorted({int(match[1]) for match in parts})

@@ -148,7 +148,8 @@ def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Names
     """
     if arguments.action != "create":
         raise CommandError(
-            f"{file} is not there; name the planner's database by --database or FLYBALL_DATABASE"
+            f"{file} does not exist; give the planner's database with --database or"
+            " FLYBALL_DATABASE"
         )
     if arguments.job is not None and settings.token is None:
         raise NoOperatorsTokenError

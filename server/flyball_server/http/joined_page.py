@@ -105,9 +105,9 @@ class _Joining:
         self.parts: list[str] = []
 
     def add(self, path: str, importing: tuple[str, ...]) -> str:
-        """Add a module unless it is there; return the name of what it exports."""
+        """Add a module if it is missing; return the name of its export."""
         if path in importing:
-            raise UnjoinableError(f"{path} imports itself by way of {', '.join(importing)}")
+            raise UnjoinableError(f"{path} imports itself through {', '.join(importing)}")
         if path not in self._names:
             body, exported = self._as_body(path, (*importing, path))
             name = self._names[path] = f"module{len(self._names)}"

@@ -147,7 +147,7 @@ class WritingCheck:
         if self._problem is not None:
             raise self._problem
         if self._clock() - self._store.found_full_s < self._full_s:
-            raise RuntimeError(f"a write found no room within the last {self._full_s:g} s")
+            raise RuntimeError(f"the store was full within the last {self._full_s:g} s")
 
 
 class SolvingCheck:

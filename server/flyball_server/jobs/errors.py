@@ -45,7 +45,7 @@ import inspect
 
 
 class JobsError(Exception):
-    """Something is wrong with a job."""
+    """Base class of errors about a job."""
 
     def __init__(self, **parts: object) -> None:
         # `python -OO` strips docstrings; the message then consists of the parts alone.

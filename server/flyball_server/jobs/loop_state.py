@@ -37,7 +37,7 @@ class AnnouncedSlowdown:
         check_count("rank", self.rank, most=MAX_RANKS - 1)
         if not 1 <= self.slowdown <= MAX_SLOWDOWN:
             raise InvalidFieldError(
-                "slowdown", f"must be 1 to {MAX_SLOWDOWN:g} times as long, not {self.slowdown:g}"
+                "slowdown", f"must be a factor from 1 to {MAX_SLOWDOWN:g}, not {self.slowdown:g}"
             )
         if self.until_unix_s is not None and self.until_unix_s <= self.from_unix_s:
             raise InvalidFieldError("until_time", "must be later than from_time")

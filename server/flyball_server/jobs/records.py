@@ -83,7 +83,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
     if spec.order is not None:
         check_length("order", len(spec.order), (spec.num_stages,))
     elif spec.virtual_stages is not None:
-        raise InvalidFieldError("virtual_stages", "give it beside an order")
+        raise InvalidFieldError("virtual_stages", "requires an order")
     check_quantity("profiling_slowdown", spec.profiling_slowdown)
     if not 0 < spec.profiling_slowdown <= 1:
         raise InvalidFieldError(

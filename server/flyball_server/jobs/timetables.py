@@ -120,7 +120,7 @@ def _zone(timetable: Timetable) -> tzinfo:
     except (ZoneInfoNotFoundError, ValueError, OSError):
         raise InvalidFieldError(
             "timezone",
-            f"unknown {timetable.timezone[:64]!r}; give an IANA name as Europe/Berlin, or UTC"
+            f"unknown {timetable.timezone[:64]!r}; give an IANA name such as Europe/Berlin, or UTC"
             " (others need the package tzdata where the system has no time zones)",
         ) from None
 
@@ -149,7 +149,7 @@ def _read(window: TimetableWindow, where: str) -> _Window:
     if ends <= begins:
         raise InvalidFieldError(f"{where}.until_time", "must be later than from_time")
     if window.days is not None:
-        raise InvalidFieldError(f"{where}.days", "requires times of day, as 22:00, not dates")
+        raise InvalidFieldError(f"{where}.days", "requires times of day, such as 22:00, not dates")
     return _Once(begins=begins, ends=ends)
 
 
@@ -172,7 +172,8 @@ def parse_moment(text: str, field: str, *, also: str = "") -> datetime:
     except (ValueError, OverflowError):
         raise InvalidFieldError(
             field,
-            f"must be {also}a date and time with its offset from UTC, as 2026-11-21T22:00:00+01:00",
+            f"must be {also}a date and time with its offset from UTC, such as"
+            " 2026-11-21T22:00:00+01:00",
         ) from None
     if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
         raise InvalidFieldError(field, f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}, UTC")

@@ -44,7 +44,7 @@ class JobWaiters:
 
     @contextmanager
     def holding(self, *, at_once: bool = False) -> Generator[None]:
-        """Count a call that waits by other means than `until`, as long as the block lasts.
+        """Count a call that waits by other means than `until` during the block.
 
         Args:
             at_once: true if it returns the current state without waiting.

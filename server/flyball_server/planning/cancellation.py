@@ -22,7 +22,7 @@ _CHECK: ContextVar[Check] = ContextVar("flyball_cancellation", default=_goes_on)
 
 @contextmanager
 def cancelled_by(check: Check) -> Generator[None]:
-    """Let what is solved in this block end with what the check raises, where it raises."""
+    """Cancel solves in this block with the exception that the check raises."""
     token = _CHECK.set(check)
     try:
         yield

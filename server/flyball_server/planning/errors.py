@@ -15,7 +15,7 @@ class PlanningError(ValueError):
         self.field = field
 
     def __reduce__(self) -> tuple[object, ...]:
-        """It crosses from planning processes."""
+        """Return a form that can be pickled, for planning processes."""
         return _made_again, (type(self), self.message, self.field)
 
 
@@ -31,7 +31,7 @@ class TargetUnreachableError(PlanningError):
         self.nearest_target = nearest_target
 
     def __reduce__(self) -> tuple[object, ...]:
-        """It crosses with the nearest target."""
+        """Return a form that can be pickled, with the nearest target."""
         return _made_again, (type(self), self.message, self.field, self.nearest_target)
 
 

@@ -181,7 +181,7 @@ class DataParallelPlan(PlanPrediction):
 
     @property
     def by_dp_rank(self) -> tuple[PlannedPipeline, ...]:
-        """The pipeline of each data-parallel rank, those that run alike as often as they are."""
+        """Pipeline of each data-parallel rank; equal pipelines are repeated."""
         of_rank = {rank: pipeline for pipeline in self.pipelines for rank in pipeline.stands_for}
         return tuple(of_rank[rank] for rank in sorted(of_rank))
 

@@ -108,7 +108,7 @@ PhaseReport = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedPlan:
-    """A plan with what it was made from: who prints or draws it builds no pipeline again.
+    """Plan with its model and assignment, so that it can be printed or drawn without a rebuild.
 
     Attributes:
         model: the pipeline, under the plan's schedule.
@@ -148,7 +148,7 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
 
 
 def make_plan_only(request: PlanRequest) -> FrequencyPlan:
-    """The plan alone: what a store keeps, and what another process sends back.
+    """Return the plan alone, for storage and for other processes.
 
     The model of 64 stages x 256 microbatches has some 20 MB, the plan less than one.
 
@@ -159,7 +159,7 @@ def make_plan_only(request: PlanRequest) -> FrequencyPlan:
 
 
 def with_named_schedule(request: PlanRequest) -> PlanRequest:
-    """The request with the schedule that `auto` chooses for it, if that is what it asks for.
+    """Return the request with its schedule, chosen by `auto` if requested.
 
     Raises:
         PlanningError, TargetUnreachableError: as for `make_plan`.
@@ -173,7 +173,8 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
     options = request.options
     if options.policy != Policy.FRONTIER:
         raise PlanningError(
-            f"auto compares frontiers, which policy {options.policy} has not", field="schedule"
+            f"auto compares frontiers, which policy {options.policy} does not have",
+            field="schedule",
         )
     models: dict[str, PipelineModel | PlanningError] = {}
     for name in candidate_schedules(options.schedule):
@@ -186,7 +187,7 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
 
 
 def choose_clocks(request: PlanRequest, model: PipelineModel) -> PolicyChoice:
-    """Return what the request's policy chooses for this model.
+    """Return the clocks that the request's policy chooses for this model.
 
     Policy `frontier` alone chooses with the times of clock changes; the others are evaluated with
     them.
@@ -280,7 +281,7 @@ def _per_stage(field: str, sizes: tuple[int, ...], num_stages: int) -> tuple[int
 def plan_of_choice(
     request: PlanRequest, model: PipelineModel, choice: PolicyChoice
 ) -> FrequencyPlan:
-    """Return what a policy chose for the model, with its prediction there."""
+    """Return the plan of a policy's choice, with its prediction on the model."""
     return FrequencyPlan(
         **vars(prediction_of(request, model, model.schedule, choice)),
         stages=planned_stages(model, choice.assignment),

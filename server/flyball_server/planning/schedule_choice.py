@@ -101,7 +101,7 @@ def candidate_schedules(schedule: str) -> tuple[str, ...]:
     for name in wanted:
         if name not in COMPARABLE:
             raise PlanningError(
-                f"auto knows no {name!r}; known: {', '.join(COMPARABLE)}", field="schedule"
+                f"auto has no schedule {name!r}; known: {', '.join(COMPARABLE)}", field="schedule"
             )
     return tuple(dict.fromkeys((REFERENCE, *wanted)))
 

@@ -1,4 +1,4 @@
-"""All that the steps so far say: times, energies and blocking power of every stage."""
+"""Estimates from the steps so far: times, energies and blocking power of every stage."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class StageFindings:
 
 
 def find(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[StageFindings]:
-    """Return what the clean steps say of each stage; a stage without any is left out."""
+    """Return the estimates of each stage from its clean steps; a stage without any is left out."""
     by_stage: list[list[StageStep]] = [[] for _ in range(setup.schedule.num_stages)]
     for step in observed:
         by_stage[step.stage].append(step)

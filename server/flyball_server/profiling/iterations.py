@@ -1,4 +1,4 @@
-"""Whole iterations, all stages together: the baseline, and what probing cost beside it."""
+"""Whole iterations over all stages: the baseline, and the cost of probing."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def baseline_of(steps: Iterable[Iteration]) -> Baseline | None:
 
 
 def probing_cost(steps: Iterable[Iteration], baseline: Baseline) -> ProbingCost:
-    """Of the clean steps that had anything below the highest clocks."""
+    """Return the cost of probing, over clean steps with a clock below the highest."""
     probing = [step for step in steps if not step.is_highest and step.is_clean]
     extra_s = [step.iteration_time_s - baseline.iteration_time_s for step in probing]
     extra_j = [

@@ -1,4 +1,4 @@
-"""A linear mixed model: what is known of many unknowns from fewer readings, with its errors.
+"""Linear mixed model: estimates of many unknowns from fewer readings, with standard errors.
 
 Readings are `y = X b + noise`; the unknowns b have a Gaussian prior whose covariance, like the
 noise's, is a sum of given matrices times unknown variances. The variances are those of highest
@@ -27,7 +27,7 @@ _LARGEST_MOVE = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class VarianceComponent:
-    """One matrix of a covariance and what is expected of its factor.
+    """One matrix of a covariance, with the prior of its factor.
 
     Attributes:
         covariance: covariance that the component adds, times s^2; shape (n, n).
@@ -55,7 +55,7 @@ class Posterior:
 
 @dataclass(frozen=True, kw_only=True)
 class MixedModel:
-    """Readings and what is expected of them.
+    """Readings with their expected values and covariance.
 
     Attributes:
         readings: y; shape (n,).
@@ -93,7 +93,7 @@ class Scales:
 
 
 def covariance_of(parts: Sequence[VarianceComponent], scales: Sequence[float]) -> FloatArray:
-    """Return what the components add up to."""
+    """Return the sum of the components."""
     return _weighted(scales, [part.covariance for part in parts])
 
 

@@ -98,7 +98,7 @@ class ProbeSetup:
             raise PlanningError("must be at least 1", field="max_steps")
 
     def classes_of(self, stage: int) -> tuple[InstructionClass, ...]:
-        """Return what the stage runs, in the order in which it first comes."""
+        """Return the stage's instruction classes, in the order of their first run."""
         return tuple(
             dict.fromkeys(
                 InstructionClass(instruction.kind, instruction.chunk)

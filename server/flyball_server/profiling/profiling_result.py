@@ -38,7 +38,7 @@ class ProfilingResult:
     cost: ProbingCost
 
     def profile(self, setup: ProbeSetup) -> StageProfile:
-        """The stage profile of these points; where there are chunks, with each one's."""
+        """Stage profile of the points, with those of its chunks if there are any."""
         chunks = tuple(
             StageProfile(points=_points_of(self.points, chunk), num_ranks_per_stage=setup.num_ranks)
             for chunk in range(setup.schedule.num_chunks)

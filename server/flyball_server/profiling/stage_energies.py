@@ -200,7 +200,7 @@ class MeasuredStage:
 
 
 def estimate_energies(stages: Mapping[int, MeasuredStage]) -> dict[int, StageEnergies]:
-    """Of those stages whose energies were read."""
+    """Estimate the energies of the stages whose energy was read."""
     powers_w = {
         stage: power_w
         for stage, each in stages.items()

@@ -36,7 +36,7 @@ class StagePoints:
 
     @property
     def num_points(self) -> int:
-        """Of all classes together."""
+        """Number of points of all classes."""
         return len(self.classes) * len(self.clocks_mhz)
 
     def number(self, class_index: int, clock_index: int) -> int:

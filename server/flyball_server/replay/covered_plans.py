@@ -182,7 +182,7 @@ class CoveredPlanner:
     def _exchanged(
         self, start: PlanClocks, carried: NDArray[np.bool_], deadline_s: float
     ) -> NDArray[np.int64]:
-        """A run's plan, with stages of other runs for its own as long as that saves energy."""
+        """Return a run's plan with stages exchanged for other runs' while that saves energy."""
         point, energy_j = start.point, self._energy_j(start.point)
         is_better = True
         while is_better:

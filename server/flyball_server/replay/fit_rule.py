@@ -50,7 +50,7 @@ class FitRule:
             for name in self.names:
                 if name not in names:
                     raise RecordingError(
-                        f"--fit names a run that is not there; there are {', '.join(names)}",
+                        f"--fit names an unknown run; known: {', '.join(names)}",
                         run=name,
                     )
             return tuple(sorted({names.index(name) for name in self.names}))

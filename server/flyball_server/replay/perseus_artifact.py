@@ -149,7 +149,7 @@ def plan_clocks(
             clocks = _clocks_of(fields, stage, workload)
             if found.setdefault(stage, clocks) != clocks:
                 raise PlanningError(
-                    f"rank {rank} has other clocks than rank {stage}, which is of the same stage",
+                    f"rank {rank} has other clocks than rank {stage} of the same stage",
                     field="power_states",
                 )
         except PlanningError as error:
@@ -179,7 +179,7 @@ def _clocks_of(fields: dict[str, Any], stage: int, workload: ArtifactWorkload) -
 def _ranks_of(
     document: object, workload: ArtifactWorkload, run: str
 ) -> list[tuple[int, dict[str, Any]]]:
-    """All ranks, rising, with what the file holds of each."""
+    """Return all ranks in ascending order, with the file's content for each."""
     found: dict[int, dict[str, Any]] = {}
     try:
         for place, item in enumerate(list_of(document, "document")):
@@ -267,7 +267,7 @@ def _measured_of(fields: dict[str, Any], stage: int, num_microbatches: int) -> _
     times = list_of(fields.get("iter_time"), "iter_time")
     if len(times) <= _NUM_WARMUP_ITERATIONS:
         raise PlanningError(
-            f"has {len(times)} iterations; the first is one of warming up, at least 2 are needed",
+            f"has {len(times)} iterations; the first is a warm-up, and at least 2 are needed",
             field="iter_time",
         )
     breakdown = mapping_of(fields.get("time_breakdown"), "time_breakdown")

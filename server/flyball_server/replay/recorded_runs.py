@@ -56,7 +56,7 @@ class Iterations:
 
     @classmethod
     def of_times(cls, times_s: Sequence[float]) -> Iterations:
-        """The totals of these."""
+        """Return the totals of measured iterations."""
         return cls(
             num_iterations=len(times_s),
             mean_s=fmean(times_s),

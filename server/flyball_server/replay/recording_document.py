@@ -207,7 +207,7 @@ def _clocks_of(of_stage: Sequence[object], name: str, stage: int) -> tuple[int, 
 
 
 def clock_fault(clock: object) -> str | None:
-    """Return what is wrong with a clock in MHz; None: nothing."""
+    """Return the fault of a clock in MHz; None: valid."""
     if isinstance(clock, bool) or not isinstance(clock, int):
         return "must be a whole number of MHz"
     return quantity_fault("frequency_mhz", min(clock, 10**9))

@@ -53,7 +53,7 @@ def _about(middle: float, half_width: float) -> list[float]:
 
 
 def replay_text(replayed: Replay) -> str:
-    """The same for people: a row a run, the errors, and what is unsure."""
+    """Return the replay as text: a row per run, the errors, and the uncertainties."""
     width = max(len(run.run.name) for run in replayed.runs)
     lines = [
         replayed.recording.title,

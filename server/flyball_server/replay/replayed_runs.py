@@ -167,7 +167,7 @@ class Replay:
 
     @property
     def absolute_errors(self) -> AbsoluteErrors:
-        """Of the runs that were not fitted."""
+        """Absolute errors of the runs that were not fitted."""
         return AbsoluteErrors.of_errors(
             [run.time_error_percent for run in self.held_out],
             [run.energy_error_percent for run in self.held_out],
@@ -175,7 +175,7 @@ class Replay:
 
     @property
     def unchanged(self) -> AbsoluteErrors:
-        """The same, had every run been predicted to take what the first one took."""
+        """Absolute errors if every run were predicted to equal the first one."""
         first = self.recording.runs[0]
         return AbsoluteErrors.of_errors(
             [

@@ -58,8 +58,8 @@ class Workload:
         }
         if len(clocks) < 2:
             raise RecordingError(
-                f"runs: all instructions of all runs are at {clocks.pop()} MHz; nothing tells what"
-                " another clock would take"
+                f"runs: all instructions of all runs are at {clocks.pop()} MHz; times at"
+                " other clocks cannot be fitted"
             )
         dag = build_dag(recording.schedule)
         return cls(

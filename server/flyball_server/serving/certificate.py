@@ -54,7 +54,7 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
         reason = getattr(error, "reason", None) or str(error)
         raise CertificateError(
             None,
-            f"{certificate} and {key} are no PEM certificate with its unencrypted key ({reason})",
+            f"{certificate} and {key} are not a PEM certificate and its unencrypted key ({reason})",
         ) from None
     except OSError as error:
         raise CertificateError(certificate, error.strerror or str(error)) from None
@@ -93,9 +93,9 @@ class ServedCertificate:
         try:
             self._current = load_certificate(self._certificate, self._key)
         except CertificateError as error:
-            _log.warning("the TLS certificate stays the one from before: %s", error)
+            _log.warning("the previous TLS certificate stays in use: %s", error)
         else:
-            _log.info("new connections get the TLS certificate in %s", self._certificate)
+            _log.info("new connections use the TLS certificate in %s", self._certificate)
 
     def _choose(
         self, connection: ssl.SSLSocket | ssl.SSLObject, _name: str | None, _by: ssl.SSLContext

@@ -1,4 +1,4 @@
-"""Socket and certificate of the planner, and the check that it is not open to everybody."""
+"""Socket and certificate of the planner, and the check against open access."""
 
 from __future__ import annotations
 

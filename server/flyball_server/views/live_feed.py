@@ -84,7 +84,7 @@ class Following(Generic[State]):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether what is followed does not exist any more."""
+        """True if the followed job no longer exists."""
         return isinstance(self._topic.error, UnknownError)
 
     @property

@@ -1,4 +1,4 @@
-"""Use case: what a job measured of each version of its plan, as recorded runs for a replay."""
+"""Use case: a job's measurements of each plan version, as recorded runs for a replay."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def _stage_energies(
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """A job with what it measured.
+    """A job with its measurements.
 
     Attributes:
         plans, kinds: by version.

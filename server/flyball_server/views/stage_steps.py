@@ -1,4 +1,4 @@
-"""Use case: a job's measured steps by stages, as many as one answer can hold."""
+"""Use case: a job's measured steps by stages, up to the limit of an answer."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def test_a_command_has_help(arguments: list[str], capsys: pytest.CaptureFixture[
             "flyball serve: needs the extra 'server': pip install '.[server]' in a clone of"
             " Flyball (No module named 'serve')\n",
         ),
-        (["odd"], "flyball odd: somebody.y:COMMAND is no Flyball command; reinstall"),
+        (["odd"], "flyball odd: somebody.y:COMMAND is not a Flyball command; reinstall"),
     ],
 )
 def test_what_cannot_be_run_is_said_in_one_line(

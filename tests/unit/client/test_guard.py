@@ -113,7 +113,7 @@ def test_a_lock_of_the_file_that_is_no_governors_keeps_no_clock_locked(watched: 
     with (watched.own_dir / f"{uuid}.clock").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         held, restored = watched.check()
-        assert "is locked by a process that cannot be ended here" in held
+        assert "is locked by a process that this one cannot end" in held
         assert "its SM clock was restored" in restored
         assert watched.nvml.range_mhz() == (0, 0)
         assert watched.check(GRACE_S) == []
@@ -192,7 +192,7 @@ def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
         assert find_guard(node_dir) == running.process.pid
         assert main(["guard"]) == 75
         assert capsys.readouterr().err == (
-            f"flyball guard: another guard watches {node_dir}; one is enough\n"
+            f"flyball guard: another guard watches {node_dir}; run one per folder\n"
         )
     assert "was restored" in "".join(running.said)
     assert find_guard(node_dir) is None

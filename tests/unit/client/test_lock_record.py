@@ -210,9 +210,9 @@ def _as_readable_file(record: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (os.mkfifo, "it is no regular file; remove it"),
-        (Path.mkdir, "it is no regular file; remove it"),
-        (_as_link, "it is no regular file; remove it"),
+        (os.mkfifo, "it is not a regular file; remove it"),
+        (Path.mkdir, "it is not a regular file; remove it"),
+        (_as_link, "it is not a regular file; remove it"),
         (_as_readable_file, "other users can open it; run chmod 600"),
         pytest.param(_as_another_users_file, f"it belongs to user {NOBODY}", marks=needs_root),
     ],
@@ -235,8 +235,8 @@ def test_a_record_that_others_can_reach_or_that_is_none_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("place", "why"),
     [
-        ("a link", "it is a link or no folder; remove it, or set FLYBALL_STATE_DIR"),
-        ("a FIFO", "it is a link or no folder; remove it, or set FLYBALL_STATE_DIR"),
+        ("a link", "it is a link or not a folder; remove it, or set FLYBALL_STATE_DIR"),
+        ("a FIFO", "it is a link or not a folder; remove it, or set FLYBALL_STATE_DIR"),
         ("open to others", "other users can enter it; run chmod 700"),
         ("in a folder of all", "other users can replace it in"),
         pytest.param("another user's", f"it belongs to user {NOBODY}; remove", marks=needs_root),

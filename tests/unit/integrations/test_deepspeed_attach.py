@@ -119,7 +119,7 @@ def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: 
         ({"schedule": "auto", "p2p": "eager"}, "schedule='auto' needs the number of free bytes"),
         (
             {"schedule": "auto", "p2p": "pulled", "policy": "envelope"},
-            "schedule='auto' compares frontiers, which policy='envelope' has not",
+            "schedule='auto' compares frontiers, which policy='envelope' does not have",
         ),
         ({"schedule": "envpipe", "p2p": "pulled"}, "from a GPU only; give free_memory_bytes"),
         (

@@ -82,7 +82,7 @@ def config(**changes: object) -> Any:  # noqa: ANN401 - stands for Megatron's
         ({}, {"hooks": "patched"}, "hooks must be one of patch, timers, not 'patched'"),
         ({}, {"planner_url": "planner:7787"}, "must be like http://HOST:PORT"),
         (_WHOLE, {"policy": "frontier"}, "policy must be constant or global, not 'frontier'"),
-        (_WHOLE, {"profiling": "online"}, "put a profile instead of profiling='online'"),
+        (_WHOLE, {"profiling": "online"}, "give a profile instead of profiling='online'"),
     ],
 )
 def test_what_cannot_be_hooked_is_refused_and_nothing_is_changed(

@@ -116,10 +116,10 @@ def test_1f1b_with_extra_forwards_deadlocks_where_eager_sends_wait() -> None:
     [
         ("", "0 forwards and 0 backwards"),
         ("F0", "1 forwards and 0 backwards"),
-        ("B0 F0", "backward 0 stands before its forward"),
-        ("F1 B1", "forward 1 stands where forward 0 must"),
-        ("F0 F1 B1 B0", "backward 1 stands where backward 0 must"),
-        ("F0 F0 B0 B0", "forward 0 stands where forward 1 must"),
+        ("B0 F0", "backward 0 comes before its forward"),
+        ("F1 B1", "forward 1 is in the place of forward 0"),
+        ("F0 F1 B1 B0", "backward 1 is in the place of backward 0"),
+        ("F0 F0 B0 B0", "forward 0 is in the place of forward 1"),
     ],
 )
 def test_what_is_no_order_is_refused(text: str, says: str) -> None:
@@ -136,7 +136,7 @@ def test_an_order_of_a_plan_has_whole_forwards_and_backwards_only() -> None:
 
 def test_orders_that_wait_for_each_other_are_refused_in_words() -> None:
     ahead = (order("F0 B0 F1 B1"), order("F0 F1 B0 B1"))
-    says = r"wait for each other for ever: stage 0 for backward 0, stage 1 for forward 1"
+    says = r"wait for each other forever: stage 0 for backward 0, stage 1 for forward 1"
     with pytest.raises(OrderError, match=says):
         check_orders(ahead)
     with pytest.raises(OrderError, match=says):
@@ -175,10 +175,10 @@ def test_every_order_either_runs_right_or_is_refused(
 ) -> None:
     orders = [in_front(num_microbatches, count) for count in forwards_in_front]
     # A stage that needs more forwards before its first backward than the stage before has,
-    # before its own, waits for ever: with all of them equal nobody does.
+    # before its own, waits forever: with all of them equal nobody does.
     counts = [min(count, num_microbatches) for count in forwards_in_front]
     if any(later > sooner for sooner, later in pairwise(counts)):
-        with pytest.raises(OrderError, match="for ever"):
+        with pytest.raises(OrderError, match="forever"):
             run(orders, p2p)
         return
     assert run(orders, p2p).most_in_flight == [each.num_in_flight for each in orders]

@@ -238,7 +238,7 @@ def test_ranks_that_cannot_be_reached_are_told_in_one_line(
         raise RuntimeError("Connect timeout\nand where it was thrown")
 
     monkeypatch.setattr(torch.distributed, "new_group", new_group)
-    lost = r"^not all ranks came to attach within 3 s of .*: Connect timeout$"
+    lost = r"^not all ranks called attach within 3 s of .*: Connect timeout$"
     with pytest.raises(ValueError, match=lost), on_all_ranks_or_none(timeout_s=3.0):
         pass
     with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():

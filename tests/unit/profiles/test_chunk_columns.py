@@ -102,12 +102,12 @@ def test_ranks_of_a_chunk_take_the_slowest_time_and_the_energy_of_all() -> None:
         (rows("0", 1.0) + rows("2", 1.0), "chunk 1 is missing; chunks count from 0", 6),
         (
             rows("0", 1.0) + rows("1", 1.0) + rows("1", 1.0, stage=1),
-            "chunk 1 is not of the same stages and ranks",
+            "chunk 1 has different stages or ranks",
             None,
         ),
         (
             rows("", 1.0) + rows("", 1.0, stage=1) + rows("0", 1.0),
-            "chunk 0 is not of the same stages and ranks",
+            "chunk 0 has different stages or ranks",
             None,
         ),
         (rows("0", 1.0, kinds=("forward",)), "chunk 0: stage 0 has no backward rows", 2),

@@ -127,7 +127,7 @@ def test_stages_and_instructions_measured_apart_join_with_their_extra_columns(
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ((part(0), part(2)), "the parts form no whole profile: stage 1 is missing"),
+        ((part(0), part(2)), "the parts do not form a complete profile: stage 1 is missing"),
         (
             (part(0), part(0)),
             "1.csv:2: stage 0 forward at 1410 MHz is given twice; first in .*0.csv",

@@ -46,7 +46,7 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
         ("  \r\n \n", "the profile is empty; ", None),
         (HEADER, "the profile has no rows; give at least forward and backward", None),
         ("\n" + GOOD.replace("time", "other", 1), "missing column time; the header must have ", 2),
-        (f"time,time,{HEADER}", "the column time stands twice in the header", 1),
+        (f"time,time,{HEADER}", "the column time is in the header twice", 1),
         (
             GOOD + "0,Forward,900,1,1\n",
             "unknown instruction 'Forward'; known: backward, backward_input, backward_weight,"

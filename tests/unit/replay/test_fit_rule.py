@@ -36,7 +36,7 @@ def test_another_text_is_refused(text: str) -> None:
 
 
 def test_a_run_that_is_not_there_is_named() -> None:
-    with pytest.raises(RecordingError, match="run z: --fit names a run that is not there"):
+    with pytest.raises(RecordingError, match="run z: --fit names an unknown run"):
         parse_fit("names:a,z").chosen(NAMES)
 
 

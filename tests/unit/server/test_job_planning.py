@@ -173,7 +173,11 @@ ONE = (("forward", 0), ("backward", 0))
 @pytest.mark.parametrize(
     ("changes", "field", "said"),
     [
-        ({"schedule": "explicit"}, "order", "give it with schedule explicit, and with no other"),
+        (
+            {"schedule": "explicit"},
+            "order",
+            "must be given with schedule explicit, and with no other",
+        ),
         (
             {"schedule": "explicit", "order": (V, V), "virtual_stages": ((3, 0), (1, 2))},
             "order",

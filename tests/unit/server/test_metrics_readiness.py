@@ -61,7 +61,7 @@ def test_a_store_in_which_a_call_found_no_room_is_full_for_a_while() -> None:
     check()
     store.found_full_s = 101.0
     now_s[0] = 110.9
-    with pytest.raises(RuntimeError, match="no room"):
+    with pytest.raises(RuntimeError, match="was full"):
         check()
     now_s[0] = 111.0
     check()

@@ -323,5 +323,5 @@ def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(waiting_job: 
     waiting_job.reconcile()
     problem = get_job(waiting_job.services.jobs, "job").job.problem
     assert problem is not None
-    assert "stage 0 name no SM clock" in problem
+    assert "stage 0 have no SM clock" in problem
     assert list_plans(waiting_job.services.jobs, "job") == ()

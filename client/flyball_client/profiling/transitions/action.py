@@ -130,7 +130,7 @@ def _check(arguments: argparse.Namespace) -> None:
         raise CommandError(f"{output}: cannot be written (the folder is missing or read-only)")
     devices: Sequence[int] = arguments.devices or ()
     if len(set(devices)) < len(devices):
-        raise CommandError("--devices: each GPU once")
+        raise CommandError("--devices: give each GPU once")
 
 
 def measured_by(opened: OpenedGpus, rule: TransitionRule) -> MeasuredTransitions:

@@ -1,4 +1,4 @@
-"""Bench of emulated GPUs, in virtual time: a measurement that finds what the settings say."""
+"""Bench of emulated GPUs in virtual time, where a measurement finds the configured times."""
 
 from __future__ import annotations
 

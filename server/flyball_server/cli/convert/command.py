@@ -198,7 +198,7 @@ def _count(text: str) -> int:
 def _two_powers(text: str) -> tuple[float, float]:
     powers_w = offline_inputs.per_stage(float, "watts", "250,180")(text)
     if len(powers_w) != 2 or not all(0 < power_w <= 100_000 for power_w in powers_w):
-        raise argparse.ArgumentTypeError(f"must be two powers in W, as 250,180, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be two powers in W, such as 250,180, not {text!r}")
     return powers_w[0], powers_w[1]
 
 
@@ -292,7 +292,7 @@ def _converted(text: str, read_as: str, write_as: str, given: Given) -> tuple[st
         if not (read_as in _PROFILE_FORMATS and write_as in _PROFILE_FORMATS):
             raise CommandError(
                 f"{given.input}: a {read_as} cannot become a {write_as}: the one holds measured"
-                " points, the other a plan or an order; flyball plan makes plans of profiles"
+                " points, the other a plan or an order; flyball plan makes a plan from a profile"
             )
         return _converted_profile(text, read_as, write_as, given)
     _check_no_profile_options(given)
@@ -341,7 +341,7 @@ def _labels_of(given: Given) -> dict[str, int]:
 def _in_another_form(given: Given) -> str:
     labels = _labels_of(given)
     if labels and (given.wide or given.merge):
-        raise CommandError("a label makes a part of a profile; remove --wide and --merge")
+        raise CommandError("a label marks one part of a profile; remove --wide and --merge")
     try:
         if given.merge:
             return merged_text(given.input)

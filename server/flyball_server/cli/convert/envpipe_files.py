@@ -1,4 +1,4 @@
-"""EnvPipe's output: its rows of the plan in a log, and what it prints of its profile."""
+"""EnvPipe's output: rows of a plan in a log, and the printed profile."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ForeignPlan:
         """
         if self.clocks_mhz is None:
             raise PlanningError(
-                "is an order without clocks; flyball plan --order makes a plan of it",
+                "is an order without clocks; flyball plan --order makes a plan from it",
                 field="stages",
             )
         return self.clocks_mhz

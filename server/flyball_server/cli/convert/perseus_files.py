@@ -81,7 +81,7 @@ def plan_of_sched_json(text: str, folder_name: str, shape: tuple[int, int] | Non
     except RecordingError:
         if shape is None:
             raise PlanningError(
-                "the folder's name does not tell the pipeline's shape; give --stages and"
+                "the folder's name does not give the pipeline's shape; give --stages and"
                 " --microbatches",
                 field="document",
             ) from None
@@ -113,7 +113,7 @@ def sched_json_text(plan: ForeignPlan, num_ranks: int | None) -> str:
     usual = one_f_one_b(num_stages, num_microbatches)
     if plan.schedule.stages != usual.stages or plan.order.virtual_stages:
         raise PlanningError(
-            f"Merak runs 1F1B, and the plan is of {plan.schedule.name}", field="stages"
+            f"Merak runs 1F1B, and the plan is for {plan.schedule.name}", field="stages"
         )
     ranks = _workload(num_stages if num_ranks is None else num_ranks, num_stages, num_microbatches)
     by_stage: list[list[int]] = []
@@ -137,7 +137,7 @@ def sched_json_text(plan: ForeignPlan, num_ranks: int | None) -> str:
 def _workload(num_ranks: int, num_stages: int, num_microbatches: int) -> ArtifactWorkload:
     if num_ranks < 1 or num_ranks % num_stages:
         raise PlanningError(
-            f"{num_ranks} ranks are no whole pipelines of {num_stages} stages", field="document"
+            f"{num_ranks} ranks do not fill pipelines of {num_stages} stages", field="document"
         )
     return ArtifactWorkload(
         model="",
@@ -165,7 +165,7 @@ def _clock(value: object) -> int:
     if value == 0:
         raise PlanningError(
             "a frequency of 0 leaves the clock as it is, and a plan here sets every clock; write"
-            " the clock that it is to be",
+            " the clock to set",
             field="stages",
         )
     return value

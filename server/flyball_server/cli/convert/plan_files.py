@@ -43,7 +43,7 @@ def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
         several = data_parallel_plan_from_document(document)
         if dp_rank is None or dp_rank >= len(several.by_dp_rank):
             raise PlanningError(
-                f"is of pipelines 0 to {len(several.by_dp_rank) - 1}; name one with --pipeline",
+                f"has pipelines 0 to {len(several.by_dp_rank) - 1}; choose one with --pipeline",
                 field="pipelines",
             )
         stages, plan = several.by_dp_rank[dp_rank].stages, several
@@ -51,7 +51,7 @@ def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
         one = plan_from_document(document)
         stages, plan = one.stages, one
         if dp_rank is not None:
-            raise PlanningError("is of one pipeline; remove --pipeline", field="pipelines")
+            raise PlanningError("has one pipeline; remove --pipeline", field="pipelines")
     if plan.weight_versions is not None:
         raise PlanningError(
             f"{plan.schedule} never flushes, which no other format can hold", field="schedule"

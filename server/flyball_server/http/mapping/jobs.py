@@ -1,4 +1,4 @@
-"""The one mapping between what crosses the wire and what the planner keeps."""
+"""Mapping between wire types and the planner's records."""
 
 from __future__ import annotations
 

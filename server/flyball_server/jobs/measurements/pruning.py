@@ -143,7 +143,7 @@ def _by_stage(
 def without_pruned(
     writer: JobWriter, job_id: str, steps: Mapping[tuple[int, int], StepRecord]
 ) -> dict[tuple[int, int], StepRecord]:
-    """Return which of these measurements, by rank and step, are to be stored.
+    """Return the measurements to store, by rank and step.
 
     A pruned step has counted: a measurement of it is not stored again, unless it ran a newer plan
     than all its ranks. Then the run has started over, and the step is measured anew.

@@ -93,7 +93,7 @@ def whole_steps(
 
 
 def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
-    """Return the first of these steps, up to one that ranks may still post.
+    """Return the leading steps before the first one that ranks may still post.
 
     Args:
         piece: steps, rising.

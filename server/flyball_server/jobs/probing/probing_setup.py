@@ -213,7 +213,7 @@ def _clocks_mhz(
         shared = supported if shared is None else shared & supported
     if not shared:
         raise InvalidFieldError(
-            "profiling", f"the ranks of stage {stage} name no SM clock that all can be locked to"
+            "profiling", f"the ranks of stage {stage} have no SM clock in common that can be locked"
         )
     # Without a table: no frontier of a GPU measured so far is below half of the highest clock.
     lowest_mhz = max(shared) / 2 if window is None else window.filter_min_mhz
@@ -231,7 +231,7 @@ def _clocks_mhz(
 def _flat_profile(
     num_stages: int, kinds: Sequence[InstructionKind], num_chunks: int
 ) -> StageProfile:
-    """Profile of alike stages, for orders that depend on its shape alone."""
+    """Return a profile of equal stages, for orders that depend on its shape only."""
     points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {
         (stage, kind): tuple(
             OperatingPoint(frequency_mhz=mhz, time_s=1.0, energy_j=1.0) for mhz in (2, 1)

@@ -249,7 +249,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSum
         with observed_solve(services, request.options.policy):
             planned = slowed_plan(services, snapshot, request)
     except SupersededError:
-        _LOG.info("job %s: its inputs have changed; it is planned from those", job_id)
+        _LOG.info("job %s: its inputs have changed; it is planned again from the new ones", job_id)
         return None
     except (PlanningError, InvalidFieldError) as error:
         problem = error.message if isinstance(error, PlanningError) else error.problem
@@ -302,7 +302,9 @@ def _store_plan(
     services.notify_pollers(job.job_id)
     services.enqueue_reconcile(job.job_id)
     if is_kept:
-        _LOG.info("job %s: plan %d stays; none is better by enough", job.job_id, record.version)
+        _LOG.info(
+            "job %s: plan %d stays; no other plan is better by enough", job.job_id, record.version
+        )
     else:
         _log_version(record, planned)
     if missed is not None and missed != loop_state.missed:
@@ -320,7 +322,7 @@ def _log_version(record: PlanRecord, planned: SlowedPlan) -> None:
     about_version = {"version": record.version}
     if planned.made_as is not None:
         _LOG.info(
-            "job %s: plan %d is plan %d again",
+            "job %s: plan %d is the same as plan %d",
             record.job_id,
             record.version,
             planned.made_as,

@@ -81,7 +81,9 @@ def _check_candidates(spec: JobSpec) -> None:
 def _check_order(spec: JobSpec) -> None:
     """Check that the order of schedule `explicit` is complete and runs to its end."""
     if (spec.order is None) is (spec.schedule == EXPLICIT):
-        raise InvalidFieldError("order", f"give it with schedule {EXPLICIT}, and with no other")
+        raise InvalidFieldError(
+            "order", f"must be given with schedule {EXPLICIT}, and with no other"
+        )
     if spec.order is None:
         return
     try:

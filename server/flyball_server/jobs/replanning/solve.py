@@ -79,7 +79,7 @@ def _solved(
         finally:
             future.cancel()  # no effect if it is done
     raise PlanningError(
-        f"{lost}, also at a second attempt; check the available memory, then put the profile"
+        f"{lost}, also at a second attempt; check the available memory, then send the profile"
         " or the target again",
         field=PLANNING_FIELD,
     ) from lost

@@ -43,7 +43,7 @@ class JobReader(Protocol):
         ...
 
     def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
-        """Return those of these ranks that the job has, by number."""
+        """Return the job's ranks with these numbers, by number; unknown ones are left out."""
         ...
 
     def find_ranks_at(self, job_id: str, places: Collection[RankPlace]) -> tuple[RankRecord, ...]:
@@ -221,7 +221,7 @@ class JobWriter(JobReader, Protocol):
         ...
 
     def forget_pruned(self, job_id: str, steps: Collection[int]) -> None:
-        """Delete the totals of these pruned steps."""
+        """Delete the totals of pruned steps."""
         ...
 
     def merge_moments(self, job_id: str, moments: Iterable[StageMoments]) -> None:

@@ -207,7 +207,7 @@ def _plan_anew(services: JobServices, writer: JobWriter, record: PlanRecord) -> 
     anew = record.evolve(version=record.version + 1, created_at=services.now(), first_step=None)
     writer.add_plan(anew)
     _LOG.info(
-        "job %s: the run has started over; plan %d is plan %d again",
+        "job %s: the run has started over; plan %d is the same as plan %d",
         record.job_id,
         anew.version,
         record.version,

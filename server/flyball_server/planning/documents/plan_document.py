@@ -330,7 +330,7 @@ def _considered(entry: object, where: str) -> ConsideredSchedule:
 
 
 def _planned_pipelines(entries: list[object]) -> tuple[PlannedPipeline, ...]:
-    """Pipelines that together stand for each data-parallel rank, from 0, once."""
+    """Return pipelines that cover each data-parallel rank from 0 exactly once."""
     pipelines: list[PlannedPipeline] = []
     left: set[int] = set()  # ranks below the highest so far that no pipeline has stood for
     num_ranks = 0
@@ -340,12 +340,12 @@ def _planned_pipelines(entries: list[object]) -> tuple[PlannedPipeline, ...]:
         stands_for = pipeline.stands_for
         left |= set(range(num_ranks, stands_for[-1] + 1))
         if not left.issuperset(stands_for):
-            raise PlanningError("a pipeline before has some of them", field=f"{where}.dp_ranks")
+            raise PlanningError("an earlier pipeline has some of them", field=f"{where}.dp_ranks")
         left -= set(stands_for)
         num_ranks = max(num_ranks, stands_for[-1] + 1)
         pipelines.append(pipeline)
     if left:
-        raise PlanningError(f"none stands for dp_rank {min(left)}", field="pipelines")
+        raise PlanningError(f"no pipeline stands for dp_rank {min(left)}", field="pipelines")
     return tuple(pipelines)
 
 
@@ -353,11 +353,11 @@ def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipelin
     fields = mapping_of(entry, where)
     if count_of(fields.get("dp_rank"), f"{where}.dp_rank") != dp_rank:
         raise PlanningError(
-            f"must be {dp_rank}; pipelines stand by dp_rank, from 0", field=f"{where}.dp_rank"
+            f"must be {dp_rank}; pipelines are ordered by dp_rank, from 0", field=f"{where}.dp_rank"
         )
     dp_ranks = counts_of(fields.get("dp_ranks", []), f"{where}.dp_ranks")
     if dp_ranks and (dp_ranks[0] != dp_rank or list(dp_ranks) != sorted(set(dp_ranks))):
-        raise PlanningError(f"must rise, from {dp_rank} on", field=f"{where}.dp_ranks")
+        raise PlanningError(f"must increase, from {dp_rank} on", field=f"{where}.dp_ranks")
     if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
         raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
     return PlannedPipeline(

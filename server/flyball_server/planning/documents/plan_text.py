@@ -53,7 +53,7 @@ def plan_rows(
 
 
 def reserve_lines(reserve: float, choice: ReserveChoice | None) -> list[str]:
-    """Return what a plan's reserve is for and what it costs; no lines without a reserve.
+    """Return the lines on a plan's reserve, its reason and cost; none without a reserve.
 
     Args:
         reserve: the reserve, a share.

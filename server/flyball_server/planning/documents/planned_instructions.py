@@ -33,7 +33,7 @@ def planned_instructions(
     clocks_mhz: Iterable[int],
     chunks: Iterable[int],
 ) -> Iterable[PlannedInstruction]:
-    """Instructions from their columns, which are as long as each other."""
+    """Return instructions from their columns, which have equal lengths."""
     # Past the class's own __new__, which is Python code: three times as fast.
     new = partial(
         tuple.__new__,  # pyright: ignore[reportUnknownMemberType]  # items of any type
@@ -79,7 +79,7 @@ class PickledInColumns:
     stages: PlannedStages
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled."""
+        """Return the state to pickle."""
         return vars(self) | {"stages": packed_stages(self.stages)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

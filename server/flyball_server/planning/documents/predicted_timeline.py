@@ -39,7 +39,7 @@ class PredictedTimeline:
 
     @property
     def is_data_parallel(self) -> bool:
-        """Return whether each pipeline has clocks of its own."""
+        """True if each pipeline has clocks of its own."""
         return isinstance(self.plan, DataParallelPlan)
 
     def baseline(self) -> PredictedTimeline:
@@ -223,7 +223,7 @@ def job_timeline(
 
 
 def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
-    """Of each of the timeline's pipelines, the lowest data-parallel rank that it stands for."""
+    """Return the lowest data-parallel rank of each pipeline in the timeline."""
     if isinstance(plan, FrequencyPlan):
         return (0,)
     return tuple(pipeline.dp_rank for pipeline in plan.pipelines)

@@ -1,4 +1,4 @@
-"""A plan held against a profile: the model and assignment that a stored plan stands for."""
+"""Model and assignment of a stored plan on a profile."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def models_of_data_parallel_plan(
     plan: DataParallelPlan,
     blocking_power_w: tuple[float, ...] | None = None,
 ) -> list[tuple[PipelineModel, Assignment]]:
-    """Likewise of each pipeline, by `dp_rank`, those that run alike one by one.
+    """Return model and assignment of each pipeline, by `dp_rank`, equal pipelines included.
 
     Args:
         profiles: measured points of each pipeline.
@@ -80,7 +80,7 @@ def models_of_data_parallel_plan(
 def models_of_merged_plan(
     profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
 ) -> list[tuple[PipelineModel, Assignment]]:
-    """Likewise of a job's plan, those that run alike once, as if each were all that is profiled.
+    """Return models and assignments of a job's plan, one for each class of equal pipelines.
 
     Args:
         profile: measured points, merged over the ranks of all pipelines.
@@ -147,7 +147,7 @@ def _model_of_stages(
             if clocks_mhz.setdefault(key, item.frequency_mhz) != item.frequency_mhz:
                 raise PlanningError(
                     f"stage {stage} runs {item.kind} at several clocks; where a pipeline never"
-                    " flushes, all microbatches of a stage must run alike",
+                    " flushes, all microbatches of a stage must run at the same clocks",
                     field="stages",
                 )
     assignment = [

@@ -107,7 +107,7 @@ class Relaxation(Protocol):
 def relaxed_optimum(
     network: EventNetwork, deadline_s: float, event_time_s: FloatArray, flow_w: FloatArray
 ) -> RelaxedOptimum:
-    """Return what a solver found, with the bound that its flow certifies."""
+    """Return a solver's optimum with the bound that its flow certifies."""
     bound_j, slope_w = _best_bound(network, flow_w, deadline_s)
     return RelaxedOptimum(
         deadline_s=deadline_s,

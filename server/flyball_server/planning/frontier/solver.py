@@ -69,7 +69,7 @@ def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
 
 
 def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoint:
-    """The point with its time longer; what is added costs what waiting does."""
+    """Return the point with a longer time; the added time costs blocking power."""
     added_s = share * point.time_s
     return replace(
         point, time_s=point.time_s + added_s, energy_j=point.energy_j + power_w * added_s
@@ -77,7 +77,7 @@ def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoi
 
 
 def reserve_shares(model: PipelineModel, reserve: float) -> list[float]:
-    """Per node, by which share of its time it may take longer at the highest clocks.
+    """Return the share by which each node may take longer at the highest clocks.
 
     A node gets the share of its time that its float is of the iteration. No path gets longer than
     the iteration by that: its nodes' floats are at most what it is shorter, and their times add up

@@ -76,7 +76,7 @@ class SwitchLimits:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing is limited."""
+        """True if there is no limit."""
         return self.max_switches is None and not self.min_dwell_s
 
 

@@ -232,7 +232,7 @@ def _topological_order(
     if len(order) < len(nodes):
         stage, (kind, microbatch, _) = nodes[num_waiting.index(max(num_waiting))]
         raise PlanningError(
-            f"the order deadlocks: stage {stage} waits for ever before {kind} of"
+            f"the order deadlocks: stage {stage} waits forever before {kind} of"
             f" microbatch {microbatch}",
             field="schedule",
         )

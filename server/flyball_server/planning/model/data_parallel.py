@@ -43,7 +43,7 @@ ItemT = TypeVar("ItemT")
 
 @dataclass(frozen=True, kw_only=True)
 class DataParallelRequest:
-    """All that a plan of data-parallel pipelines depends on.
+    """Input of a plan for data-parallel pipelines.
 
     Attributes:
         pipelines: by `dp_rank`, at least one; alike but for profile and blocking power.
@@ -75,7 +75,7 @@ class JointSimulation:
 def separate_pipelines(
     request: PlanRequest, profiles: Sequence[StageProfile]
 ) -> DataParallelRequest:
-    """The request for pipelines of these profiles, by `dp_rank`; its own profile is not used.
+    """Return a request for pipelines of these profiles, by `dp_rank`; its own profile is unused.
 
     Its blocking power is one value, one per stage, or one per stage of each pipeline.
 
@@ -119,7 +119,7 @@ def blocking_power_by_pipeline(
 
 @dataclass(frozen=True, kw_only=True)
 class SolvedDataParallelPlan:
-    """A plan of several pipelines with what it was made from, as `SolvedPlan`.
+    """Plan of several pipelines with its models and assignments, as `SolvedPlan`.
 
     Attributes:
         models: models of the plan's pipelines.
@@ -141,7 +141,7 @@ class SolvedDataParallelPlan:
 def make_data_parallel_plan(
     request: DataParallelRequest, report: PhaseReport = lambda _: None
 ) -> SolvedDataParallelPlan:
-    """The plan that the request's policy makes, with clocks of its own for each pipeline.
+    """Return the policy's plan for the request, with separate clocks for each pipeline.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.

@@ -14,7 +14,7 @@ KeyT = TypeVar("KeyT", bound=Hashable)
 def stage_least_energy(
     profile: StageProfile, stage: int, kinds: Iterable[InstructionKind]
 ) -> Mapping[InstructionKind, OperatingPoint]:
-    """The operating point of each of these kinds of a stage at its valley frequency.
+    """Return the least-energy operating point of each of these kinds of a stage.
 
     Args:
         profile: the pipeline's profile.

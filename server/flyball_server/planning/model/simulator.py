@@ -1,4 +1,4 @@
-"""The simulator: when each instruction runs, and what the iteration takes.
+"""Simulator of one iteration: start and end of each instruction, time and energy.
 
 Every instruction starts as soon as its predecessors have finished. Iteration energy is the sum
 over instructions of `E(f) - r_s P_s t(f)`, plus `T` times the sum over stages of `r_s P_s`:

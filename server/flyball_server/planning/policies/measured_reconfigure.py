@@ -53,7 +53,7 @@ class MeasuredPipeline:
 
 
 def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[InstructionTimes]) -> bool:
-    """Return whether a rank of this stage ran just what the order has, in that order."""
+    """Return True if a rank of this stage ran the instructions of the order, in that order."""
     ordered = schedule.stages[stage]
     return len(ran) == len(ordered) and all(
         (times.kind, times.chunk) == (kind, chunk) and times.microbatch in (None, microbatch)
@@ -98,7 +98,7 @@ def receives_from_neighbour(dag: DependencyDag, node: int) -> bool:
 
 
 def slowest(dag: DependencyDag, pipelines: Sequence[MeasuredPipeline]) -> MeasuredPipeline:
-    """Of data-parallel pipelines the one that is done last, by the computing times.
+    """Return the data-parallel pipeline that ends last, by the computing times.
 
     Args:
         dag: DAG of each of them.

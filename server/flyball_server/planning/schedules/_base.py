@@ -112,7 +112,9 @@ def check_virtual_stages(virtual_stages: VirtualStages, num_stages: int) -> None
             field="virtual_stages",
         )
     if len({len(of_stage) for of_stage in virtual_stages}) != 1:
-        raise PlanningError("all stages must hold as many chunks", field="virtual_stages")
+        raise PlanningError(
+            "all stages must hold the same number of chunks", field="virtual_stages"
+        )
     held = sorted(virtual for of_stage in virtual_stages for virtual in of_stage)
     if held != list(range(len(held))):
         raise PlanningError(
@@ -210,7 +212,7 @@ class Schedule:
             if not 0 <= chunk < self.num_chunks:
                 raise PlanningError(
                     f"stage {stage} runs chunk {chunk}, but has {self.num_chunks}; virtual_stages"
-                    " says where each chunk stands in the model",
+                    " gives each chunk's place in the model",
                     field="schedule",
                 )
             if not (0 <= microbatch < self.num_microbatches and _is_whole(set(run))):
@@ -224,7 +226,7 @@ class Schedule:
             if early is not None:
                 raise PlanningError(
                     f"stage {stage} runs {early} of microbatch {microbatch}"
-                    f"{self._of_chunk(chunk)} before what it needs of its own",
+                    f"{self._of_chunk(chunk)} before the instruction of this stage that it needs",
                     field="schedule",
                 )
         if len(kinds) != self.num_microbatches * self.num_chunks:
@@ -248,7 +250,7 @@ class Schedule:
         return len(self.virtual_stages[0])
 
     def node_of(self, instruction: Instruction) -> Instruction:
-        """Return what stands for an instruction in the DAG: itself, or its kind in a whole period.
+        """Return an instruction's node in the DAG: itself, or its kind in a whole period.
 
         In a steady state all microbatches of a stage run alike, and are planned as one.
         """

@@ -101,11 +101,11 @@ def instruction_of(entry: object, where: str) -> Instruction:
                 "must be [kind, microbatch] or [kind, microbatch, chunk]", field=where
             )
     if isinstance(microbatch, bool) or isinstance(chunk, bool):
-        raise PlanningError("microbatch and chunk must be counts from 0 up", field=where)
+        raise PlanningError("microbatch and chunk must be counts from 0", field=where)
     if kind not in set(InstructionKind):
         raise PlanningError(
             f"unknown instruction {kind!r}; known: {', '.join(InstructionKind)}", field=where
         )
     if chunk < 0 or microbatch < 0:
-        raise PlanningError("microbatch and chunk must be counts from 0 up", field=where)
+        raise PlanningError("microbatch and chunk must be counts from 0", field=where)
     return Instruction(InstructionKind(kind), microbatch, chunk)

@@ -139,8 +139,8 @@ def _group_size(num_stages: int, num_microbatches: int) -> int:
             for numbers in (range(num_microbatches, 0, -1), itertools.count(num_microbatches))
         )
         raise PlanningError(
-            f"{num_microbatches} make no whole groups for interleaving over {num_stages} stages;"
-            f" {below} and {above} do",
+            f"{num_microbatches} cannot be divided into groups for interleaving over {num_stages}"
+            f" stages; {below} and {above} can",
             field="num_microbatches",
         )
     return num_microbatches // max(1, num_microbatches // num_stages)

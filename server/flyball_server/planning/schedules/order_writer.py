@@ -120,7 +120,7 @@ def chunks_of(
     if len(profile.chunks) < 2 or num_chunks not in (None, len(profile.chunks)):
         wanted = "at least 2" if num_chunks is None else str(num_chunks)
         raise PlanningError(
-            f"has {len(profile.chunks) or 'no'} chunks; {schedule} runs {wanted} a stage: measure"
+            f"has {len(profile.chunks) or 'no'} chunks; {schedule} runs {wanted} per stage: measure"
             " each and give its number in the column chunk",
             field="profile",
         )

@@ -55,15 +55,15 @@ class Slowdown:
     def __post_init__(self) -> None:
         if not MIN_SLOWDOWN <= self.slowdown <= MAX_SLOWDOWN:
             raise PlanningError(
-                f"must be {MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g} times as long,"
-                f" not {self.slowdown:g}",
+                f"must be a factor from {MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g}, not"
+                f" {self.slowdown:g}",
                 field="slowdown",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowedRequest:
-    """All that a plan for GPUs of uneven slowdown factor depends on.
+    """Input of a plan for GPUs with different slowdown factors.
 
     Attributes:
         request: request of the job; its profile is merged over all ranks of each stage.

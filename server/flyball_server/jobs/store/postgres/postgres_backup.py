@@ -132,7 +132,7 @@ def _versions(name: str) -> Iterator[tuple[Path, int]]:
 
 
 def _run(address: PostgresAddress, tool: Path, *arguments: str) -> str:
-    """Run a program of PostgreSQL, and return what it printed."""
+    """Run a PostgreSQL program and return its output."""
     password = conninfo_to_dict(address.database).get("password")
     environment = {**os.environ, "LC_ALL": "C"}
     if password is not None:

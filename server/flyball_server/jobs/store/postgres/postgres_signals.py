@@ -89,7 +89,7 @@ class PostgresSignals:
                 self._start_thread()
             except (OSError, RuntimeError) as error:  # retried at the next signal
                 if not self._has_no_thread:
-                    _LOG.warning("signals between planners wait for a thread: %s", error)
+                    _LOG.warning("signals between planners are paused, no thread: %s", error)
                 self._has_no_thread = True
             else:
                 self._has_no_thread = False
@@ -134,7 +134,7 @@ class PostgresSignals:
                     if retry_s == _FIRST_RETRY_S and not self._is_stopping.is_set():
                         is_databases = isinstance(error, psycopg.Error)
                         _LOG.warning(
-                            "signals between planners wait: %s",
+                            "signals between planners are paused: %s",
                             self._address.error(error).message if is_databases else error,
                             exc_info=None if is_databases else error,
                         )

@@ -113,7 +113,9 @@ class Forgetting:
             try:
                 thread.start()
             except RuntimeError as error:  # the process may have no more threads
-                _LOG.warning("rows of deleted jobs are left until the next is deleted: %s", error)
+                _LOG.warning(
+                    "rows of deleted jobs are kept until the next job is deleted: %s", error
+                )
             else:
                 self._thread = thread
 

@@ -191,7 +191,7 @@ def prune(connection: Connection, key: str, *, end_step: int, num_stage_steps: i
 
 
 def forget_pruned(connection: Connection, key: str, steps: Sequence[int]) -> None:
-    """Delete the totals of these pruned steps."""
+    """Delete the totals of pruned steps."""
     for table in (PRUNED_STAGES, PRUNED_STEPS):
         connection.execute(delete(table).where(table.c.job_id == key, table.c.step.in_(steps)))
 

@@ -469,7 +469,7 @@ _Key = TypeVar("_Key", int, RankPlace)
 
 
 def _some_at_a_time(keys: Collection[_Key], *, num_values: int = 1) -> Iterator[list[_Key]]:
-    """Yield the keys, of so many values each, rising, in groups that a statement accepts."""
+    """Yield sorted keys in groups that a statement accepts."""
     rising, most = sorted(set(keys)), _MOST_IN_A_QUERY // num_values
     for start in range(0, len(rising), most):
         yield rising[start : start + most]
