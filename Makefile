@@ -78,6 +78,7 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
 	run benchmarks/noise_reserve.py; \
+	run benchmarks/transitions.py; \
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
