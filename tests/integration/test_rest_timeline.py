@@ -144,6 +144,8 @@ def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:
     assert line.predicted is not None
     predicted = asdict(line.predicted)
     assert [each["name"] for each in predicted.pop("compared")] == ["constant", "global"]
+    rest = {name: predicted.pop(name) for name in ("reserve", "reserve_choice", "saving_sources")}
+    assert rest == {"reserve": 0.0, "reserve_choice": None, "saving_sources": None}
     assert predicted == pytest.approx(
         {
             "iteration_time_s": 0.9,
