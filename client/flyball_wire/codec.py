@@ -82,7 +82,7 @@ class _NoJsonError(Exception):
         self._path = ""
 
     def within(self, step: str) -> _NoJsonError:
-        """The same as part of something larger, under this name or `[index]`."""
+        """Return the same error as part of a larger value, under this name or `[index]`."""
         is_next_item = not self._path or self._path.startswith("[")
         self._path = step + self._path if is_next_item else f"{step}.{self._path}"
         return self
@@ -220,7 +220,7 @@ def _tuple(members: tuple[Any, ...], data: object, path: str) -> tuple[object, .
 
 
 def _taken(kind: object, items: Sequence[object]) -> tuple[object, ...] | None:
-    """The items where all are as they should be; None: decode them one by one.
+    """Return the items if all are valid; None: decode them one by one.
 
     A plan has tens of thousands of numbers: no path is made for them, nor a call.
     """

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def flyball_version() -> str:
-    """The distribution's version; `unknown` when it runs without being installed."""
+    """Return the distribution's version; `unknown` when it runs without being installed."""
     try:
         return metadata.version("flyball")
     except metadata.PackageNotFoundError:

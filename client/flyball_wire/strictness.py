@@ -23,7 +23,7 @@ class SchemaHandler(Protocol):
     """Handler that pydantic passes to a type that describes its own schema."""
 
     def __call__(self, source: object, /) -> Schema:
-        """The schema that the type has by itself."""
+        """Return the schema that the type has by itself."""
         ...
 
     def resolve_ref_schema(self, maybe_ref: Schema, /) -> Schema:
@@ -43,7 +43,7 @@ class Sent:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: SchemaHandler) -> Schema:
-        """The schema that pydantic makes of the fields, made strict."""
+        """Return the schema that pydantic makes of the fields, made strict."""
         return _strict_schema(cls, source, handler)
 
 
@@ -51,7 +51,7 @@ class StrictFields:
     """Annotation of a field whose type is a dataclass and no `Sent`: it is read as strictly."""
 
     def __get_pydantic_core_schema__(self, source: type[object], handler: SchemaHandler) -> Schema:
-        """The schema that pydantic makes of the type's fields, made strict."""
+        """Return the schema that pydantic makes of the type's fields, made strict."""
         return _strict_schema(source, source, handler)
 
 

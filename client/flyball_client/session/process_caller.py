@@ -170,7 +170,7 @@ class _Channel:
 
 
 class _CallerProcess:
-    """Running `caller_process`, and the socket by which it receives connections.
+    """Running `caller_process`, and the socket over which it receives connections.
 
     Raises:
         OSError: It cannot be started.

@@ -159,7 +159,7 @@ def _named(option: str, given: object, names: type[StrEnum]) -> StrEnum:
 
 
 def _numbers(name: str, given: object, unit: str) -> tuple[float, ...]:
-    """Of all stages, or of each."""
+    """Return the number for all stages, or one per stage."""
     values: tuple[object, ...] = (given,)
     if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
         # An array without dimensions cannot be gone through.

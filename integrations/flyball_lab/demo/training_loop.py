@@ -97,7 +97,7 @@ class Head(nn.Module):  # type: ignore[misc] # torch is not typed here
 
 
 def language_model_layers() -> list[nn.Module]:
-    """The whole model, randomly initialised, as layers to cut into stages."""
+    """Return the whole model, randomly initialised, as layers to cut into stages."""
     return [Embedding(), *(Block() for _ in range(_NUM_BLOCKS)), Head()]
 
 

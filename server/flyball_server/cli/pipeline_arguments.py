@@ -129,7 +129,7 @@ def _add_gpu_arguments(parser: Arguments) -> None:
         metavar="MS",
         type=float,
         help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
-        " all GPUs wait meanwhile (default: 0)",
+        " all GPUs wait during it (default: 0)",
     )
     parser.add_argument(
         "--transfer-ms",
@@ -210,14 +210,14 @@ def _add_limit_arguments(parser: Arguments) -> None:
         "--max-switches",
         metavar="N",
         type=int,
-        help="policy frontier: most clock changes of an iteration, over all stages (default: any"
-        " number)",
+        help="policy frontier: limit on clock changes per iteration, over all stages (default: no"
+        " limit)",
     )
     parser.add_argument(
         "--min-dwell-ms",
         metavar="MS",
         type=float,
-        help="policy frontier: least time in ms between two clock changes of a stage (default 0)",
+        help="policy frontier: minimum time in ms between clock changes of a stage (default: 0)",
     )
 
 

@@ -81,7 +81,7 @@ def sweep_frontier(
 
 
 def undominated(plans: Iterable[PlanT]) -> list[PlanT]:
-    """The plans that no other one beats in both time and energy, in rising time."""
+    """Return the plans that no other one beats in both time and energy, in rising time."""
     kept: list[PlanT] = []
     for plan in sorted(plans, key=lambda plan: (plan.iteration_time_s, plan.energy_j)):
         if not kept or plan.energy_j < kept[-1].energy_j:

@@ -121,7 +121,7 @@ class SolvedPlan:
 
 
 def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> SolvedPlan:
-    """The plan that the request's policy makes.
+    """Return the plan that the request's policy makes.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.

@@ -72,7 +72,7 @@ class ProbePlan:
 
 
 def probe_document(plan: ProbePlan) -> dict[str, Any]:
-    """The plan as JSON-ready data.
+    """Return the plan as JSON-ready data.
 
     Each distinct row of clocks of a stage is written once: `cycle` holds, per step and stage,
     an index into `rows_mhz` of the stage.
@@ -105,7 +105,7 @@ def is_probe(document: object) -> bool:
 
 
 def probe_from_document(document: object) -> ProbePlan:
-    """The plan that `probe_document` wrote.
+    """Return the plan that `probe_document` wrote.
 
     Raises:
         PlanningError: the document is not a probe plan; `field` says where.

@@ -89,7 +89,7 @@ def is_auto(schedule: str) -> bool:
 
 
 def candidate_schedules(schedule: str) -> tuple[str, ...]:
-    """The orders that `auto` or `auto:NAME,NAME` compares: 1F1B, then those named.
+    """Return the orders that `auto` or `auto:NAME,NAME` compares: 1F1B, then those named.
 
     Raises:
         PlanningError: a name is none of COMPARABLE.
@@ -111,7 +111,7 @@ def choose_schedule(
     options: PlanOptions,
     report: Callable[[str], None],
 ) -> ScheduleChoice:
-    """The order with the least energy at the target.
+    """Return the order with the least energy at the target.
 
     For a power budget the one whose plan is fastest, though not faster than 1F1B at the highest
     clocks; of plans that take equally long, the one with the least energy.
@@ -161,7 +161,7 @@ def choose_schedule(
 
 
 class _Search:
-    """Orders with their bounds, and plans of as many as needed to find the best."""
+    """Search for the best order: bounds of all orders, and plans of as few as needed."""
 
     def __init__(
         self,
@@ -281,7 +281,7 @@ class _Search:
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:
-    """The same deadline for all orders, from 1F1B's baseline."""
+    """Return the same deadline for all orders, from 1F1B's baseline."""
     if target.kind in {"fastest", "slowdown"}:
         return Target(kind="deadline", value=baseline_s * (1 + target.value))
     return target

@@ -52,7 +52,7 @@ class StepBlocks:
 
     @classmethod
     def of_table(cls, table: StepTable) -> StepBlocks:
-        """The blocks of a stage's steps, by step."""
+        """Return the blocks of a stage's steps, by step."""
         known = np.flatnonzero(np.isfinite(table.energy_j))
         is_first, follows = _first_of_blocks(table, known)
         begins = np.flatnonzero(is_first)
@@ -65,7 +65,7 @@ class StepBlocks:
         )
 
     def lateness_covariance(self) -> FloatArray:
-        """Of the blocks' energies, where each reading is wrong by an independent unit error."""
+        """Covariance of the blocks' energies for independent unit errors of the readings."""
         shared = np.diag(self.follows.astype(np.float64), 1)
         covariance: FloatArray = 2.0 * np.eye(len(self.num_steps)) - shared - shared.T
         return covariance
@@ -85,7 +85,7 @@ class StepNoise:
 
 
 def step_noise(table: StepTable, blocking_power_w: float, expected: StepNoise) -> StepNoise:
-    """The most probable noise, from how the steps of a block differ.
+    """Return the most probable noise, from how the steps of a block differ.
 
     Energies of one block less their mean, turned along the principal axes of what lateness does
     to them, are independent, with the variances scatter^2 + axis * lateness^2.
@@ -235,7 +235,7 @@ def _blocking_power_part(num_powers: int) -> VarianceComponent:
 def _step_noise(
     table: StepTable, times: StageTimes, blocking_power: float, unit_j_per_s: float
 ) -> StepNoise:
-    """Of single steps, in the regression's unit."""
+    """Return the noise of single steps, in the regression's unit."""
     variances = table.counts @ np.square(_NOISE_SHARE * times.mean_s)
     expected = StepNoise(
         scatter=unit_j_per_s * float(np.sqrt(variances.mean())),

@@ -77,7 +77,7 @@ def _smooth(clocks_mhz: Sequence[int], length: float) -> FloatArray:
 
 
 def _less_highest(smooth: FloatArray) -> FloatArray:
-    """The covariance of the same curves less what they are at the highest clock."""
+    """Return the covariance of the same curves less what they are at the highest clock."""
     at_highest = smooth[:, :1]
     difference: FloatArray = smooth - at_highest - at_highest.T + smooth[0, 0]
     return difference

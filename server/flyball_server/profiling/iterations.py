@@ -90,7 +90,7 @@ def _together(setup: ProbeSetup, stages: Sequence[StageStep]) -> Iteration:
 
 
 def baseline_of(steps: Iterable[Iteration]) -> Baseline | None:
-    """The clean steps at the highest clocks; None: fewer than two."""
+    """Return the clean steps at the highest clocks; None: fewer than two."""
     highest = [step for step in steps if step.is_highest and step.is_clean]
     if len(highest) < 2:
         return None

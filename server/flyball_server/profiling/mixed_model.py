@@ -100,7 +100,7 @@ def covariance_of(parts: Sequence[VarianceComponent], scales: Sequence[float]) -
 def conditioned(
     readings: FloatArray, design: FloatArray, noise: FloatArray, prior: Posterior
 ) -> Posterior:
-    """The unknowns, given readings of them.
+    """Return the unknowns, given readings of them.
 
     Args:
         readings: shape (n,).

@@ -305,7 +305,7 @@ Move = Probe | KeepWatching | Finished | Refused
 def easy_move(
     setup: ProbeSetup, versions: Sequence[ProbedVersion], observed: Sequence[StageStep]
 ) -> Probe | KeepWatching | None:
-    """The next move where nothing has to be estimated for it; else None. As `next_move`."""
+    """Return the next move where nothing has to be estimated for it; else None. As `next_move`."""
     if not versions:
         return Probe(plan=baseline_plan(setup))
     newest, first_step = versions[-1], versions[0].first_step

@@ -49,7 +49,7 @@ class ProfilingResult:
 def result_of(
     setup: ProbeSetup, findings: Sequence[StageFindings], num_steps: int, cost: ProbingCost
 ) -> ProfilingResult:
-    """The points down to each class's floor; interpolated ones within their limits only."""
+    """Return the points down to each class's floor; interpolated ones within their limits only."""
     known = [of_stage.energies for of_stage in findings if of_stage.energies is not None]
     is_given = setup.blocking_power_w is not None
     return ProfilingResult(

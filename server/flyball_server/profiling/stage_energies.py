@@ -29,7 +29,7 @@ _FACTOR_SPREAD = 1.0
 
 
 def stage_powers(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterior]:
-    """The powers of each stage, given its own readings and those of the stages like it."""
+    """Return the powers of each stage, given its own readings and those of the stages like it."""
     powers: dict[int, Posterior] = {}
     for alike in _groups(regressions):
         for stage, prior in _expected(alike).items():
@@ -117,7 +117,7 @@ class _Evidence:
         )
 
     def of_common(self, departure: FloatArray) -> _Evidence:
-        """The same about the common powers, from which the stage's depart."""
+        """Return the same about the common powers, from which the stage's depart."""
         identity = np.eye(len(departure))
         shrink = np.linalg.inv(identity + self.precision @ departure)
         return _Evidence(precision=shrink @ self.precision, weighted=shrink @ self.weighted)
@@ -143,7 +143,7 @@ def _predicted(
 
 
 def _log_density(regression: EnergyRegression, expected: Posterior) -> float:
-    """Of the stage's readings, up to a constant."""
+    """Return the log density of the stage's readings, up to a constant."""
     model = regression.model
     total = model.design @ expected.covariance @ model.design.T + regression.noise
     residual = model.readings - model.design @ expected.mean

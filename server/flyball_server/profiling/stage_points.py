@@ -31,7 +31,7 @@ class StagePoints:
 
     @classmethod
     def of_stage(cls, setup: ProbeSetup, stage: int) -> StagePoints:
-        """The points of a stage of this setup."""
+        """Return the points of a stage of this setup."""
         return cls(classes=setup.classes_of(stage), clocks_mhz=setup.clocks_mhz[stage])
 
     @property
@@ -40,7 +40,7 @@ class StagePoints:
         return len(self.classes) * len(self.clocks_mhz)
 
     def number(self, class_index: int, clock_index: int) -> int:
-        """The number of a point."""
+        """Return the number of a point."""
         return class_index * len(self.clocks_mhz) + clock_index
 
     def highest(self) -> NDArray[np.int64]:
@@ -48,7 +48,7 @@ class StagePoints:
         return np.arange(len(self.classes)) * len(self.clocks_mhz)
 
     def number_of(self, times: InstructionTimes) -> int | None:
-        """The number of the point that instructions ran at; None: it is none of them."""
+        """Return the number of the point that instructions ran at; None: not a point."""
         try:
             return self.number(
                 self.classes.index(InstructionClass(times.kind, times.chunk)),
@@ -58,7 +58,7 @@ class StagePoints:
             return None
 
     def usable(self, steps: Iterable[StageStep]) -> list[StageStep]:
-        """The clean steps whose instructions all ran at points, by step."""
+        """Return the clean steps whose instructions all ran at points, by step."""
         return sorted(
             (
                 step
@@ -93,7 +93,7 @@ class StepTable:
 
     @classmethod
     def of_steps(cls, points: StagePoints, steps: Sequence[StageStep]) -> StepTable:
-        """The arrays of usable steps."""
+        """Return the arrays of usable steps."""
         counts, mean_s, variance_s2 = (np.zeros((len(steps), points.num_points)) for _ in range(3))
         for row, step in enumerate(steps):
             for times in step.instructions:

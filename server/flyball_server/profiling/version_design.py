@@ -34,7 +34,7 @@ _MOST_TURNS = 8
 
 
 def step_dag(schedule: Schedule) -> DependencyDag:
-    """The DAG of a schedule's steps; of a steady-state period, a chain for each stage.
+    """Return the DAG of a schedule's steps; of a steady-state period, a chain for each stage.
 
     The period lasts as long as its slowest stage, whatever the others wait for
     (`schedules/pipedream.py`).
@@ -83,7 +83,7 @@ def slow_nodes(
 def _turns(
     dag: DependencyDag, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
 ) -> list[list[int]]:
-    """The stages with wanted nodes, in the order in which they are served."""
+    """Return the stages with wanted nodes, in the order in which they are served."""
     stage, num_stages = np.array(dag.stage), dag.stage[-1] + 1
     latest_s = np.array(latest_finish_s(dag, durations_s.tolist(), float(finish_s.max())))
     extra_s = np.zeros(num_stages)
@@ -167,7 +167,7 @@ class NoisyPipeline:
         scatter: FloatArray,
         baseline: Baseline,
     ) -> NoisyPipeline:
-        """The pipeline whose steps at the highest clocks take what was measured.
+        """Return the pipeline whose steps at the highest clocks take what was measured.
 
         Args:
             dag: DAG of a step.
@@ -197,7 +197,7 @@ class NoisyPipeline:
         return self.predicted_s(self.durations_s)
 
     def predicted_s(self, durations_s: FloatArray) -> float:
-        """The longest that a step with these mean times should ever take, s."""
+        """Return the longest that a step with these mean times should ever take, s."""
         sample_s = _sample_s(self.dag, self.factors * durations_s)
         spread_s = max(float(sample_s.std(ddof=1)), self.scatter_s)
         return float(sample_s.mean()) + self.beyond_s + _DEVIATIONS * spread_s

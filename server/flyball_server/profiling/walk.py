@@ -106,7 +106,7 @@ def needed_points(findings: StageFindings) -> NDArray[np.int64]:
 
 
 def walking_arms(findings: StageFindings) -> list[Arm]:
-    """The coarse levels to probe next, from the highest down, the classes in turn."""
+    """Return the coarse levels to probe next, from the highest down, the classes in turn."""
     walks = [walk_of(findings, index) for index in range(len(findings.points.classes))]
     return [
         Arm(index, walk.next_levels[place])

@@ -41,7 +41,7 @@ class Coverage:
 
     @classmethod
     def of_fit(cls, fit: RunsFit) -> Coverage:
-        """The leverages that the fitted runs have and leave."""
+        """Return the leverages that the fitted runs have and leave."""
         plans = [fit.workload.clocks_in(run.clocks_mhz) for run in fit.fitted]
         idle_s = np.array([fit.predict(plan).idle_s for plan in plans])
         forms: list[list[FloatArray]] = []
@@ -57,7 +57,7 @@ class Coverage:
         return cls(fit=fit, forms=np.array(forms))
 
     def leverage(self, stage: int, counts: FloatArray, idle_s: float) -> float:
-        """The larger leverage of a stage, in units of the largest fitted run's.
+        """Return the larger leverage of a stage, in units of the largest fitted run's.
 
         Args:
             stage: its number.
@@ -68,7 +68,7 @@ class Coverage:
         return float(max(point @ form @ point for form in self.forms[stage]))
 
     def largest(self, clocks: PlanClocks, idle_s: FloatArray) -> float:
-        """The largest leverage of a plan's stages."""
+        """Return the largest leverage of a plan's stages."""
         return max(
             self.leverage(stage, clocks.counts[stage], float(idle))
             for stage, idle in enumerate(idle_s)

@@ -69,7 +69,7 @@ class CoveredPlanner:
 
     @classmethod
     def of_fit(cls, fit: RunsFit) -> CoveredPlanner:
-        """The planner of a fit."""
+        """Return the planner of a fit."""
         time_s = np.array([curves.times.mean_s for curves in fit.curves])
         energy_j = np.array([energies.mean_j for energies in fit.energies])
         waiting_w = fit.workload.num_ranks * np.array(fit.blocking_power_w)
@@ -91,7 +91,7 @@ class CoveredPlanner:
         )
 
     def free(self, iteration_time_s: float) -> JudgedPlan | None:
-        """The plan of least energy within this time, of any measured clocks.
+        """Return the plan of least energy within this time, of any measured clocks.
 
         Args:
             iteration_time_s: with the tail, s.

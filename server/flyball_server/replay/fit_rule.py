@@ -61,7 +61,7 @@ class FitRule:
 
 
 def parse_fit(text: str) -> FitRule:
-    """The rule that `text` gives.
+    """Return the rule that `text` gives.
 
     Raises:
         ValueError: it gives none; the message lists the forms.

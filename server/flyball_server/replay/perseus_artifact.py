@@ -65,7 +65,7 @@ class ArtifactWorkload:
 
     @classmethod
     def of_folder(cls, name: str, gpu: str) -> ArtifactWorkload:
-        """The workload of the folder `name`, in that of `gpu`.
+        """Return the workload of the folder `name`, in that of `gpu`.
 
         Raises:
             RecordingError: the name is not one of the artifact's.

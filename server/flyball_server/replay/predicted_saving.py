@@ -53,7 +53,7 @@ class PredictedSaving:
         return 100 * (1 - energy_j / self.baseline.energy_j)
 
     def slowdown_percent(self, time_s: float) -> float:
-        """The same of its time, %."""
+        """Return the same of its time, %."""
         return 100 * (time_s / self.baseline.iterations.mean_s - 1)
 
     def saving_half_width(self, plan: JudgedPlan) -> float:
@@ -64,7 +64,7 @@ class PredictedSaving:
         return 100 * half_width_j / self.baseline.energy_j
 
     def slowdown_half_width(self, plan: JudgedPlan) -> float:
-        """The same of its predicted slowdown."""
+        """Return the same of its predicted slowdown."""
         half_width_s = self.errors.time_half_width_s(plan.predicted, self.standard_error_s)
         return 100 * half_width_s / self.baseline.iterations.mean_s
 
@@ -150,7 +150,7 @@ def _plan_document(saving: PredictedSaving, plan: JudgedPlan | None) -> dict[str
 
 
 def saving_text(saving: PredictedSaving) -> str:
-    """The same for people."""
+    """Return the predicted saving as text."""
     origin = saving.recording.origin
     lines = [
         f"against {saving.baseline.name}, {origin}; fitted on all {len(saving.fit.fitted)} runs",

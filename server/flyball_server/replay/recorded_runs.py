@@ -165,7 +165,7 @@ class Recording:
 
 
 def schedule_of(name: str, num_stages: int, num_microbatches: int) -> Schedule:
-    """The order called `name`, one of `REPLAYED_SCHEDULES`.
+    """Return the order called `name`, one of `REPLAYED_SCHEDULES`.
 
     Raises:
         RecordingError: it is none of them, or has no such shape.

@@ -54,7 +54,7 @@ class Errors:
     def energy_half_width_j(
         self, fit: RunsFit, predicted: PlanPrediction, standard_error_s: float
     ) -> float:
-        """The same of an iteration's energy, J."""
+        """Return the same of an iteration's energy, J."""
         waiting_w = fit.workload.num_ranks * math.fsum(fit.blocking_power_w)
         return math.hypot(
             self.energy_quantile * self.energy_factor * predicted.energy_deviation_j,
@@ -66,7 +66,7 @@ _NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 def errors_of(fit: RunsFit, report: Callable[[int], None] = lambda _: None) -> Errors:
-    """The errors of a fit.
+    """Return the errors of a fit.
 
     Args:
         fit: of at least three runs.
@@ -135,7 +135,7 @@ class AbsoluteErrors:
 
     @classmethod
     def of_errors(cls, times: Sequence[float], energies: Sequence[float]) -> AbsoluteErrors:
-        """The mean and the largest."""
+        """Return the mean and the largest absolute error."""
         times, energies = [abs(error) for error in times], [abs(error) for error in energies]
         return cls(
             mean_time=fmean(times) if times else 0.0,

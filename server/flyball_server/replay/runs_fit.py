@@ -48,7 +48,7 @@ class Workload:
 
     @classmethod
     def of_recording(cls, recording: Recording) -> Workload:
-        """The workload of a recording.
+        """Return the workload of a recording.
 
         Raises:
             RecordingError: all runs have one and the same clock.
@@ -187,7 +187,7 @@ class RunsFit:
         )
 
     def profile(self) -> StageProfile:
-        """The stage profile of the points that fitted runs measured."""
+        """Return the stage profile of the points that fitted runs measured."""
         points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
         for stage, (curves, energies) in enumerate(zip(self.curves, self.energies, strict=True)):
             for number in np.flatnonzero(curves.times.num_probes):

@@ -42,7 +42,7 @@ class StageCurves:
 
 
 def curves_of(points: StagePoints, times: StageTimes) -> StageCurves:
-    """The curves of a stage's times."""
+    """Return the curves of a stage's times."""
     num_clocks = len(points.clocks_mhz)
     clocks_mhz = np.array(points.clocks_mhz, dtype=np.float64)
     mean_s = times.mean_s.copy()
@@ -88,7 +88,7 @@ def _slope(clocks_mhz: FloatArray, times_s: FloatArray, upper: int, lower: int) 
 
 
 def rising(values: FloatArray, weights: FloatArray) -> FloatArray:
-    """The closest values that never fall, by weighted least squares."""
+    """Return the closest values that never fall, by weighted least squares."""
     if len(values) == 0:
         return values
     # Imported with the first replay: scipy has no types, and loads slowly.

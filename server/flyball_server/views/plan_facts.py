@@ -78,7 +78,7 @@ def _times_s(
     stage: int,
     wanted: Iterable[_Alike],
 ) -> Mapping[_Alike, float] | None:
-    """Return the time of each of these, s; None: the profile lacks some of them."""
+    """Return the time of each instruction, s; None: the profile lacks some of them."""
     if profile is None:
         return None
     try:

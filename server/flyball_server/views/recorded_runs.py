@@ -89,7 +89,7 @@ class _UnfitError(Exception):
 
 @dataclass(kw_only=True)
 class _Sums:
-    """Counting steps that ran alike.
+    """Sums over counted steps at the same clocks.
 
     Attributes:
         time_s: their times, s.

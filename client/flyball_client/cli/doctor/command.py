@@ -207,7 +207,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=gpu_argument,
         metavar="INDEX|UUID",
-        help="only this GPU; may be given again (default: all)",
+        help="only this GPU; repeatable (default: all)",
     )
     parser.add_argument(
         "--planner", metavar="URL", help="the planner's address (default: FLYBALL_PLANNER_URL)"

@@ -1,4 +1,4 @@
-"""Lines of text with a tone for each part, and the figures and pictures that stand in them."""
+"""Lines of text with a tone for each part, and their figures and bars."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ def interval_text(estimate: Estimate | None, form: str) -> str:
 
 
 def _moment(moment: datetime | str) -> datetime | None:
-    """Parse what the planner sent; None: not a moment with a zone."""
+    """Parse a moment from the planner; None: not a moment with a time zone."""
     try:
         parsed = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
     except ValueError:

@@ -86,7 +86,7 @@ class ForeignPlan:
 
 
 def named_schedule(order: ExplicitOrder) -> Schedule:
-    """The order as a complete schedule, called `1f1b` where it is that.
+    """Return the order as a complete schedule, called `1f1b` where it is that.
 
     Raises:
         PlanningError: it is not complete.
@@ -113,7 +113,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Schedule:
 
 
 def order_of_kinds(stages: Sequence[Iterable[InstructionKind]]) -> ExplicitOrder:
-    """The order of formats without microbatches: the n-th of a kind is of microbatch n."""
+    """Return the order of formats without microbatches: the n-th of a kind is of microbatch n."""
     numbered: list[tuple[Instruction, ...]] = []
     for kinds in stages:
         counts: Counter[InstructionKind] = Counter()
@@ -142,7 +142,7 @@ def kinds_of(schedule: Schedule, what: str) -> list[list[InstructionKind]]:
 
 
 def kind_of(name: object, where: str) -> InstructionKind:
-    """The instruction of this name.
+    """Return the instruction of this name.
 
     Raises:
         PlanningError: there is none.

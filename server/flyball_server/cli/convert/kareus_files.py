@@ -217,7 +217,7 @@ def scheds_text(plan: ForeignPlan, *, by_microbatch: bool) -> str:
 
 
 def _parts(item: object) -> list[object]:
-    """The instructions of an item: itself, or those of a pair."""
+    """Return the instructions of an item: itself, or those of a pair."""
     if isinstance(item, list | tuple) and item and all(isinstance(p, list | tuple) for p in item):
         return list(item)
     return [item]

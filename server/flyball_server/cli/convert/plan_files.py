@@ -75,7 +75,7 @@ def plan_of_document(document: object, dp_rank: int | None) -> ForeignPlan:
 def document_of(
     plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
 ) -> dict[str, Any]:
-    """The plan file, its figures predicted on a profile; kernel schedules are kept beside.
+    """Return the plan file, its figures predicted on a profile; kernel schedules are kept beside.
 
     Raises:
         PlanningError: the profile lacks an instruction or a clock of the plan, or it has none.
@@ -88,7 +88,7 @@ def document_of(
 def model_of(
     plan: ForeignPlan, profile: StageProfile, blocking_power_w: tuple[float, ...]
 ) -> tuple[PipelineModel, Assignment]:
-    """The plan's model on a profile, and its clocks as an assignment.
+    """Return the plan's model on a profile, and its clocks as an assignment.
 
     Raises:
         PlanningError: as `document_of`.

@@ -126,7 +126,7 @@ def row_colors(
     models: Sequence[PipelineModel],
     assignments: Sequence[Assignment],
 ) -> tuple[Paint | None, list[str]]:
-    """Return a painter for the units of these pipelines, and the lines of its legend.
+    """Return a painter for the instructions of these pipelines, and the lines of its legend.
 
     The range is as in the plot: from the plan's lowest clock to the highest available.
     """

@@ -60,7 +60,7 @@ def rank_record(job_id: str, rank: int, registration: messages.RankRegistration)
 
 
 def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPost:
-    """The measured steps of a rank, and what their instructions took, of those that tell."""
+    """Return a rank's measured steps, and the instruction times of steps that have them."""
     return RankPost(
         rank=rank,
         run_id=sent.run_id,

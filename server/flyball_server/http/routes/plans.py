@@ -27,7 +27,7 @@ ROUTER = call_router("plans")
 @ROUTER.get(
     routes.PLANS,
     summary="List a job's plans",
-    response_description="All versions, rising.",
+    response_description="All versions, in ascending order.",
 )
 def get_plans(state: State, job_id: JobId) -> list[messages.PlanView]:
     """Return each version with its prediction and the clock of every instruction."""
@@ -66,7 +66,7 @@ async def get_first_step(
     routes.HISTORY,
     summary="Get the history of a job's plan",
     response_model=list[PlanSummary],
-    response_description="All versions, rising.",
+    response_description="All versions, in ascending order.",
 )
 async def get_history(state: State, job_id: JobId) -> Response:
     """Return each version with its prediction and the mean clock of each stage.
@@ -122,7 +122,7 @@ async def get_timeline(
 @ROUTER.get(
     routes.FRONTIER,
     summary="Get the time-energy frontier of a job",
-    response_description="Plans from the fastest to the one of least energy.",
+    response_description="Plans from the fastest to the least-energy one.",
     responses=problems(409),
 )
 async def get_frontier(
@@ -133,7 +133,7 @@ async def get_frontier(
     """Return plans in rising time and falling energy, each with its lower bound.
 
     If the job has a reserve, the bounds are on plans that keep it and are no faster. To run one of
-    the plans, put the target `deadline:` with its `deadline_s`. A job without a profile is a 409.
+    the plans, set the target `deadline:` with its `deadline_s`. A job without a profile is a 409.
     The answer takes as long as planning, much longer with effort `high`; it is cached until the
     job's profile, schedule or effort changes.
     """

@@ -18,7 +18,7 @@ from flyball_wire.read_models import StagesOfStep
 ROUTER = call_router("steps")
 Limit = Annotated[
     int,
-    Query(ge=1, le=10_000, description="Most steps to return; the newest are returned."),
+    Query(ge=1, le=10_000, description="Limit on the number of steps; the newest are returned."),
     BeforeValidator(in_digits),
 ]
 
@@ -26,7 +26,7 @@ Limit = Annotated[
 @ROUTER.get(
     routes.STEPS,
     summary="List measured steps",
-    response_description="The newest steps, rising.",
+    response_description="The newest steps, in ascending order.",
 )
 def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[messages.JobStep, ...]:
     """Return each step over the ranks that posted it: the slowest rank's time, their energy."""
@@ -37,14 +37,14 @@ def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[messages
     routes.STAGES_OF_STEPS,
     summary="List measured steps by stages",
     response_model=list[StagesOfStep],
-    response_description="The newest steps, rising.",
+    response_description="The newest steps, in ascending order.",
 )
 def get_stages_of_steps(
     state: State, job_id: JobId, limit: Limit = 100, after_step: AfterStep = -1
 ) -> Response:
     """Return each step by stages: the slowest rank's time, the energy of the stage's ranks.
 
-    An answer holds at most 32,768 stages and 262,144 measurements of ranks, so that it may have
+    An answer holds at most 32,768 stages and 262,144 measurements of ranks, so it may have
     fewer steps than `limit`.
     """
     steps = list_stage_steps(state.services, job_id, limit=limit, after_step=after_step)

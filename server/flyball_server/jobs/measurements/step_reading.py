@@ -148,7 +148,7 @@ class PairedSteps:
         return self._pairs.so_far().times_s.num_steps
 
     def _with(self, unsettled: Sequence[StepTotals]) -> int:
-        """Return the number with the complete ones of these, which are read again the next time."""
+        """Return the number with complete steps of `unsettled`, which are read again next time."""
         pairs = copy.deepcopy(self._pairs) if unsettled else self._pairs
         self._add_to(pairs, () if self._is_over else unsettled)
         return pairs.so_far().times_s.num_steps

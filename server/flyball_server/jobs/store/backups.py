@@ -33,7 +33,7 @@ class Backup:
 
 
 def back_up(database: str, file: Path) -> Backup:
-    """Write a consistent backup of this database; planners on it go on meanwhile.
+    """Write a consistent backup of this database; planners on it continue.
 
     Args:
         database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.

@@ -128,7 +128,7 @@ class JobReader(Protocol):
         ...
 
     def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
-        """Return which of these steps are pruned, with the newest version run in each; 0: none."""
+        """Return the pruned ones of the steps, each with the newest version run; 0: none."""
         ...
 
     def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:

@@ -42,7 +42,7 @@ def list_of(value: object, where: str) -> list[object]:
 
 
 def text_of(fields: dict[str, Any], where: str) -> str:
-    """The text in this field."""
+    """Return the text in this field."""
     return cast("str", typed_of(fields.get(where), str, "text", where))
 
 
@@ -101,7 +101,7 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
-    """The plan as JSON-ready data; `solve_s` is how long the planning took, s."""
+    """Return the plan as JSON-ready data; `solve_s` is the planning time in s."""
     return {**_prediction(plan, solve_s), "stages": stage_entries(plan.stages)}
 
 
@@ -137,7 +137,7 @@ def instruction_entries(
 
 
 def plan_from_document(document: object) -> FrequencyPlan:
-    """The plan that `plan_document` wrote.
+    """Return the plan that `plan_document` wrote.
 
     Raises:
         PlanningError: the document is not a plan; `field` says where.
@@ -154,7 +154,7 @@ def is_data_parallel(document: object) -> bool:
 
 
 def data_parallel_plan_from_document(document: object) -> DataParallelPlan:
-    """The plan that `data_parallel_document` wrote.
+    """Return the plan that `data_parallel_document` wrote.
 
     Raises:
         PlanningError: the document is not such a plan; `field` says where.
@@ -217,7 +217,7 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
 
 
 def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `PlanPrediction` that the document holds."""
+    """Return the arguments of `PlanPrediction` that the document holds."""
     baseline = mapping_of(fields.get("baseline"), "baseline")
     bound = fields.get("lower_bound_j")
     return {
@@ -389,7 +389,7 @@ def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruc
 
 
 def _instructions(entries: list[object], where: str) -> tuple[PlannedInstruction, ...]:
-    """Those of a stage; place by place only where one of them may be wrong."""
+    """Return the instructions of a stage; checks them one by one if one may be wrong."""
     if set(map(type, entries)) == {list}:
         lists = cast("list[list[Any]]", entries)
         if set(map(len, lists)) == {3}:

@@ -51,7 +51,7 @@ def in_stages(
 
 
 def packed_stages(stages: PlannedStages) -> PackedStages:
-    """The stages as columns, which are little to pickle."""
+    """Return the stages as columns, which are small when pickled."""
     instructions = list(itertools.chain.from_iterable(stages))
     kinds = tuple(dict.fromkeys(map(itemgetter(0), instructions)))
     index = {kind: number for number, kind in enumerate(kinds)}
@@ -65,7 +65,7 @@ def packed_stages(stages: PlannedStages) -> PackedStages:
 
 
 def unpacked_stages(packed: PackedStages) -> PlannedStages:
-    """The stages that `packed_stages` has taken apart."""
+    """Return the stages from their columns, the inverse of `packed_stages`."""
     nums_instructions, kinds, (of_kinds, microbatches, clocks_mhz, chunks) = packed
     instructions = planned_instructions(
         map(kinds.__getitem__, of_kinds), microbatches, clocks_mhz, chunks

@@ -43,7 +43,7 @@ class PredictedTimeline:
         return isinstance(self.plan, DataParallelPlan)
 
     def baseline(self) -> PredictedTimeline:
-        """The same instructions in the same order, each at its highest profiled clock."""
+        """Return the same instructions in the same order, each at its highest profiled clock."""
         return predicted_timeline(self.plan, [(model, model.baseline()) for model in self.models])
 
 
@@ -102,7 +102,7 @@ def critical_places(timeline: PredictedTimeline) -> tuple[tuple[int, int], ...]:
 
 
 def _first_nodes(model: PipelineModel) -> list[int]:
-    """Of each stage; nodes are numbered stage after stage."""
+    """Return the first node of each stage; nodes are numbered stage after stage."""
     first_of = [0] * model.schedule.num_stages
     for node in reversed(range(model.dag.num_nodes)):
         first_of[model.dag.stage[node]] = node
@@ -191,7 +191,7 @@ def job_timeline(
     slowdowns: Sequence[Slowdown] = (),
     num_pipelines: int = 1,
 ) -> tuple[PredictedTimeline, bool]:
-    """The plan's iteration on this profile, a pipeline for each class of them.
+    """Return the plan's iteration on this profile, a pipeline for each class of them.
 
     Args:
         profile: current profile of the job.
@@ -232,7 +232,7 @@ def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
 def _slowdowns_of_plan(
     plan: FrequencyPlan | DataParallelPlan, slowdowns: Sequence[Slowdown], num_pipelines: int
 ) -> list[_Slowdowns] | None:
-    """Of each class of pipelines in the plan; None: these slowdown factors make other classes."""
+    """Return those of each class of pipelines in the plan; None: they make other classes."""
     if isinstance(plan, FrequencyPlan):
         classes = list(slowdown_classes(slowdowns, num_pipelines))
         return classes if len(classes) == 1 else None
@@ -249,7 +249,7 @@ def _slowed_timeline(
     of_plan: Sequence[tuple[PipelineModel, Assignment]],
     slowdowns: Sequence[_Slowdowns],
 ) -> PredictedTimeline:
-    """The slowed pipelines, each with its share of the ranks that the profile merges."""
+    """Return the slowed pipelines, each with its share of the ranks that the profile merges."""
     if isinstance(plan, FrequencyPlan):
         shares = [1.0]
     else:

@@ -24,7 +24,7 @@ def model_of_plan(
     plan: FrequencyPlan,
     blocking_power_w: tuple[float, ...] | None = None,
 ) -> tuple[PipelineModel, Assignment]:
-    """The plan's own order on this profile, and its clocks as an assignment.
+    """Return the plan's own order on this profile, and its clocks as an assignment.
 
     Args:
         profile: measured points; may be another than the plan was made from.

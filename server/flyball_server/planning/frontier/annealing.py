@@ -77,7 +77,7 @@ class PointTable:
         self._aimed_s = np.append(self.times_s, np.nan)  # the last: there is no such point
 
     def points(self, curve: IndexArray, window_s: FloatArray) -> IndexArray:
-        """The slowest point that fits each window, an index into `times_s`.
+        """Return the slowest point that fits each window, an index into `times_s`.
 
         One that is before the curve's first: none fits.
 
@@ -306,7 +306,7 @@ class _Patches:
 
 
 class Annealing:
-    """Annealing of plans of one pipeline, each for a deadline of its own.
+    """Annealing of plans of one pipeline, each for its own deadline.
 
     Args:
         times: the pipeline's events.

@@ -65,7 +65,7 @@ class ModelCurves:
         return np.array(self.curve_of_node, dtype=np.int64)
 
     def of_node(self, node: int) -> CostCurve:
-        """The node's curve."""
+        """Return the node's curve."""
         return self.curves[self.curve_of_node[node]]
 
 
@@ -100,7 +100,7 @@ def _lower_hull(staircase: Sequence[CostPoint]) -> tuple[CostPoint, ...]:
 
 
 def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:
-    """The staircase, a run of nearly equal times as one point below all of the run."""
+    """Return the staircase, a run of nearly equal times as one point below all of the run."""
     points: list[CostPoint] = []
     for point in staircase:
         if points and point.time_s <= points[-1].time_s * (1 + SAME_TIME):

@@ -76,7 +76,7 @@ class EventNetwork:
 
 
 def build_network(model: PipelineModel, curves: ModelCurves) -> EventNetwork:
-    """The network of a pipeline."""
+    """Return the network of a pipeline."""
     start_event, finish_event, order_arcs, num_events = _events(model.dag)
     num_nodes = model.dag.num_nodes
     arcs = [

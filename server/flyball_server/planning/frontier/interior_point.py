@@ -57,7 +57,7 @@ class Parts(NamedTuple):
 
     @classmethod
     def of_network(cls, network: EventNetwork) -> Parts:
-        """The parts of a network's arcs."""
+        """Return the parts of a network's arcs."""
         is_endless = np.isinf(network.length_s)
         bounded = np.nonzero((network.length_s > 0) & ~is_endless)
         endless = np.nonzero(is_endless)
@@ -272,7 +272,7 @@ class _NewtonSystem:
         return self._step(np.zeros_like(self._point.low_w), np.zeros_like(self._point.high_w))
 
     def corrected(self, wanted_j: float, affine: Iterate) -> Iterate:
-        """The step after which each product of a size and its multiplier is `wanted_j`.
+        """Return the step after which each product of a size and its multiplier is `wanted_j`.
 
         The products of the changes in `affine` stand for those of this step's, which a linear
         equation leaves out.
@@ -284,7 +284,7 @@ class _NewtonSystem:
         )
 
     def _step(self, low_goal_w: FloatArray, high_goal_w: FloatArray) -> Iterate:
-        """The step with these multipliers where a size does not change, J/s."""
+        """Return the step with these multipliers where a size does not change, J/s."""
         parts, point, num_bounded = self._parts, self._point, len(self._room_s)
         pull_w = parts.slope_w + point.flow_w[parts.arc] - low_goal_w
         pull_w[:num_bounded] += high_goal_w
@@ -313,7 +313,7 @@ def _factorized(laplacian: sparse.csr_matrix, *, ordering: str) -> linalg.SuperL
 
 
 def _elimination_order(incidence: sparse.csr_matrix) -> IndexArray:
-    """The free events in the order in which a step's system fills in little.
+    """Return the free events in the order in which a step's system fills in little.
 
     It depends on which events share an arc and on nothing else, so it is found but once.
     """

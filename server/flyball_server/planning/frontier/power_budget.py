@@ -88,7 +88,7 @@ class _PowerSearch:
         return energy_j / time_s <= self._budget_w
 
     def least_power(self) -> Assignment:
-        """The plan of least average power (Dinkelbach's method for a ratio's least value).
+        """Return the plan of least average power (Dinkelbach's method for a ratio's least value).
 
         For a price v of time, the least sum(c) - v T is that of one path: on it every instruction
         has its least c - v t, elsewhere its least c. Which path it is, is a longest path again.
@@ -125,7 +125,7 @@ class _PowerSearch:
         return _first_found(tried, last)
 
     def slowed_paths(self, least: Assignment) -> Assignment:
-        """The fastest plan found with slower clocks than the cheapest on one path.
+        """Return the fastest plan found with slower clocks than the cheapest on one path.
 
         Args:
             least: the plan of least power, which is within the budget.
@@ -146,7 +146,7 @@ class _PowerSearch:
         return min(found, key=lambda one: time_and_energy(self._model, one)[0])
 
     def annealed(self, least: Assignment, baseline_time_s: float) -> Assignment:
-        """The fastest plan found by annealing the clocks, from a plan within the budget."""
+        """Return the fastest plan found by annealing the clocks, from a plan within the budget."""
         dag, above_waiting_w = self._model.dag, self._budget_w - self._waiting_w
 
         def score_of(durations_s: list[float], cost_j: float) -> tuple[float, bool]:
@@ -268,7 +268,7 @@ class _SlowedPath:
         )
 
     def assignment(self, num_steps: int) -> Assignment:
-        """The clocks after the first steps."""
+        """Return the clocks after the first steps."""
         choices = list(self._cheapest)
         for _, _, _, choice, node in self._steps[:num_steps]:
             choices[node] = choice
@@ -321,7 +321,7 @@ def _annealed_clocks(
     score_of: Callable[[list[float], float], tuple[float, bool]],
     chance: random.Random,
 ) -> Assignment:
-    """The plan of the least score within the budget that is seen.
+    """Return the plan of the least score within the budget that is seen.
 
     Args:
         start: a plan within the budget.

@@ -17,7 +17,7 @@ MOST_POWERS, NUM_THIRDS = 9.0, 60
 def certified_bound(
     network: EventNetwork, flow_w: FloatArray, deadline_s: float
 ) -> tuple[float, float]:
-    """The lower bound that the flow proves for plans no slower than the deadline, J.
+    """Return the lower bound that the flow proves for plans no slower than the deadline, J.
 
     Also its slope in the deadline, J/s: the same flow proves the bound along that straight line
     for every other deadline.
@@ -100,7 +100,7 @@ class Relaxation(Protocol):
     """
 
     def solve(self, deadline_s: float) -> RelaxedOptimum:
-        """The optimum for plans that take at most `deadline_s`."""
+        """Return the optimum for plans that take at most `deadline_s`."""
         ...
 
 

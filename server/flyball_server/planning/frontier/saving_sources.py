@@ -54,7 +54,7 @@ def saving_sources(
 
 @dataclass
 class _StageAccount:
-    """One stage: busy time and cost at the highest clocks, what the plan saves of the cost."""
+    """Account of one stage: busy time and cost at the highest clocks, and the plan's saving."""
 
     busy_s: float = 0.0
     cost_j: float = 0.0

@@ -34,7 +34,7 @@ _ROUNDS = 6
 
 
 def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
-    """The pipeline as it is to be planned; the same energy for each choice of clocks.
+    """Return the pipeline to plan; each choice of clocks has the same energy.
 
     An iteration of it takes no less than one of the model, and no more at the highest clocks.
 
@@ -203,7 +203,7 @@ class DeadlineSolver:
         return min(SWEEP_STEPS_BY_EFFORT[effort], self.num_steps(effort))
 
     def relax(self, deadline_s: float) -> RelaxedOptimum:
-        """The relaxed problem's optimum for a deadline not below `fastest_time_s`.
+        """Return the relaxed problem's optimum for a deadline not below `fastest_time_s`.
 
         Raises:
             ValueError: it is below.
@@ -251,7 +251,7 @@ class DeadlineSolver:
         return max(bound_j, self._least_bound_j)
 
     def _without_waiting(self, relaxed: RelaxedOptimum) -> RelaxedOptimum:
-        """The same optimum, with a reserve for no later a deadline than it needs.
+        """Return the same optimum, with a reserve for no later a deadline than it needs.
 
         The bound of a plan with a reserve is the lower the longer it may wait at its end.
         """
@@ -261,7 +261,7 @@ class DeadlineSolver:
         return replace(relaxed, deadline_s=min(relaxed.deadline_s, end_s))
 
     def least_energy_time_s(self) -> float:
-        """The iteration time beyond which waiting costs more than slower clocks save, s."""
+        """Return the iteration time beyond which waiting costs more than slower clocks save, s."""
         relaxed = self.relax(self.slowest_time_s)
         return max(self.fastest_time_s, float(relaxed.event_time_s[END]))
 
@@ -387,7 +387,7 @@ class DeadlineSolver:
     def _annealed(
         self, rounding: Rounding, relaxed: RelaxedOptimum, num_steps: int
     ) -> RoundedPlans:
-        """The best of some attempts; none is made where the plan is as good as the bound."""
+        """Return the best of some attempts; none is made where the plan is as good as the bound."""
         begun = rounding.round_down(self._finish_s([relaxed]), np.array([relaxed.deadline_s]))
         if begun.cost_j[0] <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
             return begun

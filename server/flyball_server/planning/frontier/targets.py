@@ -61,7 +61,7 @@ def deadline_of(target: Target, baseline_time_s: float) -> float:
 def plan_for_target(
     solver: DeadlineSolver, target: Target, baseline_time_s: float, num_steps: int
 ) -> DeadlinePlan:
-    """The plan of least energy that meets the target.
+    """Return the plan of least energy that meets the target.
 
     Raises:
         TargetUnreachableError: none does; the message says what can be met.

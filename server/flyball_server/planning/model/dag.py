@@ -127,13 +127,13 @@ class DependencyDag:
         return tuple(number), tuple(map(number.__getitem__, keys))
 
     def predecessors(self, node: int) -> tuple[int, ...]:
-        """The nodes that must finish before this one starts."""
+        """Return the nodes that must finish before this one starts."""
         both = (self.order_predecessor[node], self.data_predecessor[node])
         return tuple(node for node in both if node != NONE)
 
 
 def build_dag(schedule: Schedule) -> DependencyDag:
-    """The DAG of a schedule's order.
+    """Return the DAG of a schedule's order.
 
     Of a steady-state period it has one node for each kind of a stage, as microbatch 0, which
     stands for all microbatches of the period, and no edge between stages

@@ -159,7 +159,7 @@ def plan_models(
     *,
     dp_ranks: Sequence[tuple[int, ...]] = (),
 ) -> SolvedDataParallelPlan:
-    """The plan of pipelines whose models are made already; its own profile is not used.
+    """Return the plan of pipelines whose models are made already; its own profile is not used.
 
     Args:
         request: options and inputs of the planning.
@@ -215,7 +215,7 @@ def _planned_pipelines(
     iteration_time_s: float,
     dp_ranks: Sequence[tuple[int, ...]],
 ) -> tuple[PlannedPipeline, ...]:
-    """The pipelines of a plan, each with what it takes until the slowest has finished.
+    """Return the pipelines of a plan, each with time and energy until the slowest has finished.
 
     Args:
         models: models of the pipelines.
@@ -236,7 +236,7 @@ def _planned_pipelines(
 
 
 def joint_model(request: DataParallelRequest) -> PipelineModel:
-    """The pipelines that the request describes, as one.
+    """Return the pipelines that the request describes, as one.
 
     Raises:
         PlanningError: a part of the request cannot be used; names its field.
@@ -320,7 +320,7 @@ def _choose(
 
 
 def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
-    """The disjoint union of the pipelines' DAGs."""
+    """Return the disjoint union of the pipelines' DAGs."""
     dags = [model.dag for model in models]
     first_stage = _offsets([model.schedule.num_stages for model in models])
     first_node = _offsets([dag.num_nodes for dag in dags])
@@ -344,7 +344,7 @@ def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
 
 
 def _joint_virtual_stages(schedules: Sequence[Schedule]) -> VirtualStages:
-    """The one pipeline's virtual stages after the other's."""
+    """Return the one pipeline's virtual stages after the other's."""
     first = _offsets([schedule.num_stages * schedule.num_chunks for schedule in schedules])
     return tuple(
         tuple(virtual + offset for virtual in of_stage)

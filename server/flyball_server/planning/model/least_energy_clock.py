@@ -27,7 +27,7 @@ def stage_least_energy(
 def least_energy_points(
     points_by_kind: Mapping[KeyT, Sequence[OperatingPoint]],
 ) -> Mapping[KeyT, OperatingPoint]:
-    """The operating point of each kind at the stage's valley frequency.
+    """Return the operating point of each kind at the stage's valley frequency.
 
     The valley is the profiled frequency where the raw energy `E_forward + E_backward` (all
     kinds given that have a choice) is least; of equals the highest. Where these share no profiled

@@ -43,7 +43,7 @@ def outer_envelope(dag: DependencyDag) -> tuple[int, ...]:
 
 
 def _before(dag: DependencyDag, node: int, start: float, finish: list[float]) -> int:
-    """The predecessor that ended when this node started."""
+    """Return the predecessor that ended when this node started."""
     order, data = dag.order_predecessor[node], dag.data_predecessor[node]
     comes_by_gradient = (
         dag.instruction[node].kind in _FOLLOWS_GRADIENT
@@ -65,7 +65,7 @@ def uniform(request: PolicyRequest) -> PolicyChoice:
 
 
 def envelope(request: PolicyRequest) -> PolicyChoice:
-    """The outer envelope at the highest frequency, the rest at its stage's valley."""
+    """Return the outer envelope at the highest frequency, the rest at its stage's valley."""
     assignment = _valleys(request.model)
     for node in outer_envelope(request.model.dag):
         assignment[node] = 0

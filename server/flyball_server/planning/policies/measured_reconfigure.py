@@ -64,7 +64,7 @@ def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[InstructionTimes
 def pipeline_of_steps(
     schedule: Schedule, dag: DependencyDag, steps: Sequence[MeasuredStep]
 ) -> MeasuredPipeline:
-    """The median over steps, for each node of the DAG.
+    """Return the median over steps, for each node of the DAG.
 
     A node that stands for all microbatches of a steady-state period has their sum.
 

@@ -52,7 +52,7 @@ SCHEDULES: dict[str, ScheduleMaker] = {
 
 
 def make_schedule(name: str, context: ScheduleContext) -> Schedule:
-    """The order called `name`.
+    """Return the order called `name`.
 
     Raises:
         PlanningError: there is no such schedule, it cannot be made for this context, or a

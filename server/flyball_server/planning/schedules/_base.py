@@ -320,7 +320,7 @@ _NEEDS: Mapping[InstructionKind, frozenset[InstructionKind]] = MappingProxyType(
 
 
 def _first_too_early(run: list[InstructionKind]) -> InstructionKind | None:
-    """The first of one microbatch's instructions, in their order, that stands too early."""
+    """Return the first of one microbatch's instructions, in their order, that stands too early."""
     for position, kind in enumerate(run):
         before = set(run[:position])
         needed = _NEEDS[kind]
@@ -342,7 +342,7 @@ def _is_whole(kinds: set[InstructionKind]) -> bool:
 
 
 def backward_kinds(profile: StageProfile, stage: int) -> tuple[InstructionKind, ...]:
-    """The instructions that make up this stage's backward: whole, or input then weight."""
+    """Return the instructions that make up this stage's backward: whole, or input then weight."""
     if (stage, InstructionKind.BACKWARD) in profile.points:
         return (InstructionKind.BACKWARD,)
     return (InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT)

@@ -18,7 +18,7 @@ EXPLICIT = "explicit"
 
 
 def make_explicit(context: ScheduleContext) -> Schedule:
-    """The order that the context has.
+    """Return the order that the context has.
 
     Raises:
         PlanningError: it has none, or one that is not complete.
@@ -41,7 +41,7 @@ def make_explicit(context: ScheduleContext) -> Schedule:
 
 
 def schedule_of_order(order: ExplicitOrder, num_microbatches: int) -> Schedule:
-    """The order as a schedule.
+    """Return the order as a schedule.
 
     Raises:
         PlanningError: it is not complete.

@@ -151,7 +151,7 @@ def _has_whole_groups(num_stages: int, num_microbatches: int) -> bool:
 
 
 def _chunks_in_turn(num_chunks: int, group: int, num_microbatches: int) -> list[int]:
-    """The chunk of each forward of a stage, in order."""
+    """Return the chunk of each forward of a stage, in order."""
     return [
         chunk
         for _ in range(num_microbatches // group)

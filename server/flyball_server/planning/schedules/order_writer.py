@@ -112,7 +112,7 @@ def require_split_backward(chunks: tuple[StageProfile, ...], schedule: str) -> N
 def chunks_of(
     profile: StageProfile, schedule: str, num_chunks: int | None = None
 ) -> tuple[StageProfile, ...]:
-    """The profile of each chunk, at least two, or exactly `num_chunks`.
+    """Return the profile of each chunk, at least two, or exactly `num_chunks`.
 
     Raises:
         PlanningError: it has fewer, or another number.

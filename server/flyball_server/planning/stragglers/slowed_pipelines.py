@@ -135,7 +135,7 @@ def make_slowed_plan(
 def slowdown_classes(
     slowdowns: Sequence[Slowdown], num_pipelines: int
 ) -> dict[tuple[Slowdown, ...], tuple[int, ...]]:
-    """The pipelines of each different set of slowdown factors, by the lowest of them."""
+    """Return the pipelines of each different set of slowdown factors, by the lowest of them."""
     classes: dict[tuple[Slowdown, ...], tuple[int, ...]] = {}
     for dp_rank in range(num_pipelines):
         own = tuple(
