@@ -45,6 +45,7 @@ COOLING_POWER = 3
 # Raising clocks until a plan is in time: share of the late instructions in the first round, its
 # growth from round to round, by which part of the difference a clock is raised, and most rounds.
 RAISED_SHARE, RAISED_GROWTH, RAISED_PART, MAX_RAISES = 0.1, 1.03, 0.1, 300
+MIN_RAISES = 20
 # The same where a search ends late, which it does by little.
 MAX_REPAIRS = 60
 # The price of lateness in prices of time: the first, the last, and where nothing else is left.
@@ -126,7 +127,12 @@ class TransitionSearch:
             MAX_CHANGES[effort], max(MIN_CHANGES, INSTRUCTIONS_AT_ONCE // self._num_nodes)
         )
         wanted = max(MIN_STEPS[effort], STEPPED[effort] // self._num_nodes)
-        self._num_steps = min(wanted, MAX_STEPS[effort]) if cost_step_j else 0
+        # Where delays vary and several changes are on their way, a plan's time takes long to bound.
+        is_full = self._is_exact or effort is Effort.HIGH
+        share = 1.0 if is_full else 1 / self._batch.bound_effort
+        wanted = max(MIN_STEPS[effort], round(share * min(wanted, MAX_STEPS[effort])))
+        self._num_steps = wanted if cost_step_j else 0
+        self._raised_share = share
 
     def times_s(self, assignments: Sequence[Assignment]) -> list[float]:
         """Return what no iteration of a plan exceeds under the delays, s."""
@@ -157,7 +163,7 @@ class TransitionSearch:
         if not (self._has_paths and np.isfinite(deadline_s)):
             return assignment
         draws, nodes = np.random.default_rng(_SEED), np.arange(self._num_nodes)
-        for number in range(max_rounds):
+        for number in range(max(MIN_RAISES, round(self._raised_share * max_rounds))):
             cancellation_point()
             clocks = self._clock_of_choice[nodes, choices]
             is_on_path, is_long = self._too_long(choices, clocks, deadline_s)

@@ -207,6 +207,12 @@ class TransitionBatch:
         is_changed: NDArray[np.bool_] = clocks != clocks[self._rows.previous]
         return is_changed[self._rows.row_of].T
 
+    @property
+    def bound_effort(self) -> int:
+        """How much longer `latest_time_s` takes than where one change is on its way, about."""
+        times = self._transitions
+        return (1 + self._rows.most_within(max(times.up_p95_s, times.down_p95_s))) ** 2
+
     def latest_time_s(self, choices: IndexArray) -> FloatArray:
         """Return what no iteration of a plan exceeds, s; shape (num_plans,).
 
@@ -221,10 +227,8 @@ class TransitionBatch:
         num_changes = 1 + rows.most_within(longest_s)
         if num_changes == 1:
             short = ShortTransitions(rows, clocks, starts_settled=times.starts_settled)
-            latest_s = short.latest_s(
-                (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
-            )
-            return latest_s + rows.tail_s
+            up_s, down_s = (times.up_p5_s, times.up_p95_s), (times.down_p5_s, times.down_p95_s)
+            return short.latest_s(up_s, down_s) + rows.tail_s
         at = _Clocks.settled(clocks[rows.first], num_changes, num_bounds=2)
         latest_s = self._latest_s(clocks, at)
         if times.starts_settled:
