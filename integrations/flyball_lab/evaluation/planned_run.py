@@ -200,7 +200,13 @@ def _make_ranks(
             product=model.gpu.upper(),
         )
         session = RankSession(
-            gpu=gpu, job_id=job_id, rank=number, stage=stage, planner=planner, times=_LINK_TIMES
+            gpu=gpu,
+            job_id=job_id,
+            rank=number,
+            stage=stage,
+            dp_rank=pipeline,
+            planner=planner,
+            times=_LINK_TIMES,
         )
         ranks.append(
             EmulatedRank(
