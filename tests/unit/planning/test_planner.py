@@ -53,6 +53,13 @@ def test_a_slip_of_units_is_refused_with_its_likely_cause(
         make_plan(request_of(profile, policy=policy, blocking_power_w=(power_w,)))
 
 
+def test_energies_that_no_gpu_draws_are_refused_with_the_likely_cause() -> None:
+    """Energies in mJ."""
+    points = [(1410, 0.05, 20_000.0), (1000, 0.06, 15_000.0)]
+    with refuses("profile", "draws 400000 W at its highest clocks; check the units: energy in J"):
+        make_plan(request_of(profile_of([{F: points, B: points}])))
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_a_stage_whose_clock_cannot_be_set_is_planned_around(policy: Policy) -> None:
     free = {F: [(1410, 1.0, 10.0), (1000, 1.25, 8.0)], B: [(1410, 2.0, 30.0), (1000, 2.5, 20.0)]}

@@ -28,6 +28,8 @@ MAX_BLOCKING_POWER_W = 100_000
 # A GPU that computes at its highest clock draws more than one that waits in communication; what
 # draws less than this share of it was given in another unit, a thousand times as large or small.
 LEAST_DRAW_SHARE = 0.05
+# No GPU draws more on average, W; GPUs of 2026 draw up to 1400.
+MAX_DRAW_W = 10_000.0
 
 Assignment = list[int]
 """Per node of the DAG, an index into its operating points; 0 is the highest frequency."""
@@ -129,11 +131,11 @@ def build_model(
 
 
 def check_draw(model: PipelineModel) -> None:
-    """Check that no stage draws so little while it computes that a unit must be wrong.
+    """Check that no stage draws so little or so much that a unit must be wrong.
 
     Raises:
         PlanningError: at the highest clocks a stage's instructions draw far less power than its
-            GPUs draw while they wait.
+            GPUs draw while they wait, or more than any GPU does.
     """
     time_s, energy_j = [0.0] * len(model.num_ranks), [0.0] * len(model.num_ranks)
     for stage, points in zip(model.dag.stage, model.points, strict=True):
@@ -147,6 +149,12 @@ def check_draw(model: PipelineModel) -> None:
                 f"a GPU of stage {stage} draws {drawn_w:.3g} W at its highest clocks, but"
                 f" {waiting_w:g} W while it waits; check the units: energy in J (not kJ), time in s"
                 " (not ms), blocking power in W (not mW)",
+                field="profile",
+            )
+        if drawn_w > MAX_DRAW_W:
+            raise PlanningError(
+                f"a GPU of stage {stage} draws {drawn_w:.6g} W at its highest clocks; check the"
+                " units: energy in J (not mJ), time in s",
                 field="profile",
             )
 

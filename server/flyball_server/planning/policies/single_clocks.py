@@ -24,7 +24,11 @@ from flyball_server.planning.frontier.targets import Target, deadline_of, parse_
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, critical_path
+from flyball_server.planning.model.simulator import (
+    RELATIVE_TIME_TOLERANCE,
+    critical_path,
+    time_and_energy,
+)
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import rounded_up
 from flyball_wire.closed_loop import ComparedPlan
@@ -213,6 +217,8 @@ class SingleClocks:
         self._num_levels = np.array([len(clocks) for clocks in self._clocks_mhz])
         # Columns: the levels of stage 0, then those of stage 1, ...
         self._first_column = np.cumsum(self._num_levels) - self._num_levels
+        # Where a kind lacks a stage's clock, the clock changes all the same, and late.
+        self._changes_late = False
         shape = (len(alike), int(self._num_levels.sum()))
         self._point_of = np.zeros(shape, dtype=np.int64)  # of alike nodes, at a stage's level
         self._duration_s = np.zeros(shape)
@@ -221,6 +227,9 @@ class SingleClocks:
             first = self._first_column[stage]
             columns = slice(first, first + self._num_levels[stage])
             clocks_mhz = np.array([point.frequency_mhz for point in points[row]])
+            self._changes_late |= bool(model.transitions) and len(clocks_mhz) < len(
+                self._clocks_mhz[stage]
+            )
             index = _lowest_from(clocks_mhz, self._clocks_mhz[stage])
             time_s = np.array([point.time_s for point in points[row]])[index]
             energy_j = np.array([point.energy_j for point in points[row]])[index]
@@ -264,6 +273,10 @@ class SingleClocks:
         energies_j = self._energies_j(levels, times_s)
         # One column of a stage's levels each; 0 in those of the other stages.
         point_of_alike = self._point_of[:, self._first_column + levels].max(axis=2)
+        assignments = point_of_alike[self._alike_of_node].T.tolist()
+        if self._changes_late:
+            figures = [time_and_energy(self._model, assignment) for assignment in assignments]
+            times_s, energies_j = np.array(figures).T
         return [
             SingleClockPlan(
                 assignment=assignment,
@@ -272,7 +285,7 @@ class SingleClocks:
                 meets_target=meets,
             )
             for assignment, time_s, energy_j, meets in zip(
-                point_of_alike[self._alike_of_node].T.tolist(),
+                assignments,
                 times_s.tolist(),
                 energies_j.tolist(),
                 (aims.score(times_s, energies_j) <= 0).tolist(),
