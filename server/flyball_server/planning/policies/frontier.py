@@ -23,7 +23,7 @@ from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
-from flyball_server.planning.policies.single_clocks import SingleClocks
+from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
 from flyball_server.planning.request_options import is_limited, rounded_up
 from flyball_wire.plan_options import Effort
 
@@ -42,8 +42,9 @@ LOWER_BUDGETS, LOWER = 8, 1.1
 def frontier(request: PolicyRequest) -> PolicyChoice:
     """One clock per instruction near the relaxed optimum of the target's deadline.
 
-    Where clock changes take time, the plan meets the target with them; within a power budget it is
-    the fastest as if they took none. Option `reconfigure` is not used.
+    Where clock changes take time, the plan meets the target with them and is no worse than one
+    clock per stage; within a power budget it is otherwise the fastest as if they took none. Option
+    `reconfigure` is not used.
     """
     model = request.model.without_transitions()
     target = parse_target(request.options.target)
@@ -99,7 +100,7 @@ def _late_choice(
     """
     target = parse_target(request.options.target)
     if planned is not None and target.kind == "power":
-        assignment = _within_budget(request.model, target.value, choice.assignment, planned)
+        assignment = _within_budget(request.model, target, choice.assignment, planned)
     else:
         assignment = _in_time(request, solver, choice, deadline_s)
     bound_j = _bound_j(request.model, solver, assignment, choice.reserve)
@@ -120,30 +121,37 @@ def _search(request: PolicyRequest, solver: DeadlineSolver, reserve: float) -> T
 
 def _within_budget(
     model: PipelineModel,
-    budget_w: float,
+    target: Target,
     assignment: Assignment,
     planned: Callable[[float], Assignment],
 ) -> Assignment:
     """Return a plan that draws no more than the budget with its clock changes.
 
+    One clock per stage is taken where that is faster, or as fast with less energy.
+
     Args:
         model: the pipeline, with the times of its clock changes.
-        budget_w: average power, W.
+        target: the budget: average power in W.
         assignment: the plan for this budget as if clocks changed at once.
         planned: plans for another budget, in W.
 
     Raises:
         TargetUnreachableError: no plan is found that draws as little.
     """
-    asked_w, drawn_w = budget_w, _power_w(model, assignment)
+    budget_w = asked_w = target.value
+    (fewest,) = SingleClocks(model).constant([target])
+    found = [fewest.assignment] if _power_w(model, fewest.assignment) <= budget_w else []
+    drawn_w = _power_w(model, assignment)
     for _ in range(LOWER_BUDGETS):
         if drawn_w <= budget_w:
-            return assignment
+            break
         asked_w -= LOWER * (drawn_w - budget_w)
         assignment = planned(asked_w)
         drawn_w = _power_w(model, assignment)
     if drawn_w <= budget_w:
-        return assignment
+        found.append(assignment)
+    if found:
+        return min(found, key=lambda one: time_and_energy(model, one))
     raise TargetUnreachableError(
         f"no plan found draws {budget_w:g} W on average with the times of its clock changes; the"
         f" last one draws {rounded_up(drawn_w)} W",
@@ -178,7 +186,7 @@ def _in_time(
     if late_s > 0 and earlier_s > solver.fastest_time_s:
         earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
         starts += [earlier, search.raised(earlier, deadline_s)]
-    if is_limited(request.options):
+    if is_limited(request.options) or len(request.model.num_ranks) <= MAX_COMPARED_STAGES:
         aim = Target(kind="deadline", value=min(deadline_s, solver.slowest_time_s))
         (fewest,) = SingleClocks(request.model.without_transitions()).constant([aim])
         starts.append(fewest.assignment)
