@@ -237,7 +237,7 @@ def test_a_signal_that_finds_no_thread_is_sent_with_the_next(
             stores[0].signal(name)
     stores[0].signal("third")
     wait_until(lambda: {"first", "second", "third"} <= set(heard))
-    assert caplog.text.count("wait for a thread: can't start new thread") == 1
+    assert caplog.text.count("no thread: can't start new thread") == 1
 
 
 # ------------------------------------------------------------------ PostgreSQL goes and comes
@@ -410,7 +410,7 @@ def test_a_full_disk_is_called_that_and_writing_is_checked_by_writing(
                         writer.save_job(
                             job_record(f"job-{number}", problem=_incompressible(number))
                         )
-            with pytest.raises(RuntimeError, match="no room"):
+            with pytest.raises(RuntimeError, match="the store was full"):
                 WritingCheck(store)()
             WritingCheck(store, full_s=0.0)()
             store.close()

@@ -81,8 +81,8 @@ def test_given_profiles_are_told_from_fitted_ones(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("a100.csv", "stage\n", r"a100\.csv:1: missing column"),
-        ("model.csv", None, r"must say the GPU, .*: one of a100, a40"),
-        ("model-v100.csv", None, r"must say the GPU"),
+        ("model.csv", None, r"must contain the GPU, .*: one of a100, a40"),
+        ("model-v100.csv", None, r"must contain the GPU"),
         ("a100.txt", None, r"no stage profile"),
     ],
 )

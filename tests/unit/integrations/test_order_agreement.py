@@ -107,7 +107,7 @@ def test_a_version_that_a_planner_has_used_before_is_news_once_all_have_the_new_
     ranks.held[1] = offer(1, EXTRA)
     (decision, _) = decided(ranks.steps(3)[-1])
     assert decision.orders is None
-    assert "for ever" in decision.problem
+    assert "forever" in decision.problem
 
 
 def test_orders_that_one_rank_cannot_run_are_run_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
