@@ -17,6 +17,8 @@ from flyball_profiles.examples import example_profile_path
 from flyball_profiles.measured_transitions import ClockFacts, MeasuredTransitions
 from flyball_wire.command import CommandError
 
+pytestmark = pytest.mark.slow
+
 TABLE = ClockTransitions(
     up_p5_s=0.004,
     up_p50_s=0.005,

@@ -27,6 +27,8 @@ from flyball_profiles.measured_transitions import (
     transitions_toml,
 )
 
+pytestmark = pytest.mark.slow
+
 PROFILE = load_example_profile()
 BLOCKING_POWER_W = 83.64
 SIGMAS_P95, SIGMAS_P99 = 1.6449, 2.3263

@@ -36,6 +36,8 @@ from flyball_server.planning.planner import PlanRequest, make_plan, model_of_req
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
 from flyball_wire.plan_options import Effort, Policy
 
+pytestmark = pytest.mark.slow
+
 LATE_MS = 200.0
 
 

@@ -23,6 +23,8 @@ from flyball_wire.plan_options import Effort
 from .tiny_pipelines import B, F, I, W, profile_of, refuses
 from .tiny_pipelines import request_of as tiny_request_of
 
+pytestmark = pytest.mark.slow
+
 CLOCKS_MHZ = (1400, 1200, 1000, 800)
 TARGETS = ["fastest", "slowdown:0.1", "deadline:40", "least-energy", "power:700", "power:900"]
 

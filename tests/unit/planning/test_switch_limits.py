@@ -28,6 +28,8 @@ from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan_options import Effort, Policy
 
+pytestmark = pytest.mark.slow
+
 
 def three_clocks_request(**options: object) -> PlanRequest:
     """Two stages and two microbatches, whose 3^8 plans can be tried one by one."""

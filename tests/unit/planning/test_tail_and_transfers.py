@@ -33,6 +33,8 @@ from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
 
+pytestmark = pytest.mark.slow
+
 TAIL_S, HOP_S = 0.5, 0.25
 DELAYS = {"tail_ms": 1e3 * TAIL_S, "transfer_ms": (1e3 * HOP_S,)}
 

@@ -23,6 +23,8 @@ from flyball_server.replay.replay_document import replay_document, replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
 from flyball_server.replay.time_curves import rising
 
+pytestmark = pytest.mark.slow
+
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 
 

@@ -21,6 +21,8 @@ from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.messages import JobState, MeasurementDetail
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job() -> Running:

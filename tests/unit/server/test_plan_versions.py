@@ -15,6 +15,8 @@ from flyball_server.jobs.registry.inspection import get_job, list_plans
 from flyball_server.jobs.versions.plan_versions import margin_steps
 from flyball_wire.messages import MeasurementDetail, PlanVersion
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def services() -> Services:

@@ -28,6 +28,8 @@ from flyball_server.profiling.observations import ProbedVersion
 from flyball_server.views.profiling import get_profiling
 from flyball_wire.messages import JobState, MeasurementDetail, Profiling
 
+pytestmark = pytest.mark.slow
+
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
 BLOCKING_POWER_W = 80.0

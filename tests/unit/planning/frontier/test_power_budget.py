@@ -22,6 +22,8 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan_options import Effort
 
+pytestmark = pytest.mark.slow
+
 WITHIN = 1.01
 
 
@@ -84,7 +86,6 @@ def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
         assert 0 < plan.lower_bound_j <= plan.energy_j
 
 
-@pytest.mark.slow
 @settings(max_examples=10)
 @given(enumerable_models(), st.data())
 def test_of_a_tiny_pipeline_the_plan_is_the_best_of_all(

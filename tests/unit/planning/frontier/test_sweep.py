@@ -12,6 +12,8 @@ from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier_curve import sweep_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
+pytestmark = pytest.mark.slow
+
 
 def assert_is_frontier(plans: list[DeadlinePlan]) -> None:
     for faster, slower in pairwise(plans):

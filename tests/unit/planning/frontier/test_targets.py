@@ -15,6 +15,8 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import make_plan
 from flyball_wire.plan_options import Effort
 
+pytestmark = pytest.mark.slow
+
 # Two equal stages, two microbatches: baseline (2 + 2 - 1) x (1 s + 2 s) = 9 s; at the slower
 # clock everywhere 9 x 1.25 = 11.25 s. c = E - 5 t falls on both, so the frontier ends there.
 BASELINE_S, SLOWEST_S = 9.0, 11.25

@@ -24,6 +24,8 @@ from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier_curve import sweep_frontier
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
+pytestmark = pytest.mark.slow
+
 WITHIN = 1e-4  # of the optimum, by a relaxation's contract
 ROUNDING = 1e-9  # of the textbook program's solver
 
