@@ -1,11 +1,11 @@
-"""What noise in instructions does to plans, with and without a reserve; simulated and emulated.
+"""Effect of noise in instructions on plans with and without a reserve, simulated and emulated.
 
-Simulated: every instruction's time is drawn anew in each iteration, about what the profile says,
-and all plans get the same draws. Beside Flyball's plans those of EnvPipe's policy.
+Simulated: every instruction's time is drawn anew in each iteration, around its profiled time, and
+all plans get the same draws. EnvPipe's plans are shown beside Flyball's.
 
-Emulated: rank sessions run plans on emulated GPUs, by discrete events, with 1 % of jitter between
-instructions and clocks that change 5 ms late, and the highest clocks with the same jitter. The
-profile says that it has this jitter, and the reserve is the one that is chosen from that.
+Emulated: rank sessions run plans on emulated GPUs, by discrete events, with 1 % of jitter in each
+instruction and clocks that change 5 ms late. The baseline has the same jitter. The profile states
+this jitter, and the planner chooses the reserve from it.
 
 Run `python benchmarks/noise_reserve.py [--noise 0.02] [--draws 400] [--json]`; README.md beside
 this file says how to read it.
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 
@@ -24,17 +23,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_client.session.active_plan import compile_plan
-from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_client.gpu.emulated import EmulatedGpuSettings
+from flyball_lab.emulation.emulated_pipeline import planned_ranks, run_step
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.dag import DependencyDag
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import RankPlan
 from flyball_wire.plan_options import PlanOptions, Policy
 
 BLOCKING_POWER_W = 83.64
@@ -108,7 +104,7 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
 def iteration_times_s(
     dag: DependencyDag, durations_s: Sequence[float], draws: FloatArray
 ) -> FloatArray:
-    """Of each draw, s; shape (num_draws,).
+    """Return the iteration time of each draw in s; shape (num_draws,).
 
     Args:
         dag: of the pipeline.
@@ -132,7 +128,7 @@ class EmulatedPlan:
         name: `reserve 0`, or the reserve that was chosen.
         reserve_percent: the reserve, %.
         predicted_saving_percent: of energy without noise, predicted.
-        predicted_slower_percent: as the planner says; None: it says nothing.
+        predicted_slower_percent: the planner's prediction; None: it has none.
         saving_percent, slower_percent: of the mean iteration against the highest clocks' with the
             same jitter, emulated.
     """
@@ -146,7 +142,7 @@ class EmulatedPlan:
 
 
 def with_jitter(profile: StageProfile, jitter: float) -> StageProfile:
-    """The profile, which says that its instructions scatter by this share."""
+    """Return the profile with this jitter at every point."""
     points = {
         key: tuple(replace(one, jitter=jitter) for one in of_key)
         for key, of_key in profile.points.items()
@@ -155,7 +151,7 @@ def with_jitter(profile: StageProfile, jitter: float) -> StageProfile:
 
 
 def emulated_plans() -> tuple[EmulatedPlan, ...]:
-    """The frontier's plan without a reserve and with the one that is chosen, at 8 x 12."""
+    """Return the frontier's plan without a reserve and with the chosen one, at 8 x 12."""
     profile = with_jitter(load_example_profile(), EMULATED_JITTER)
     request = PlanRequest(
         profile=profile,
@@ -183,54 +179,19 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
 
 
 def emulated_means(profile: StageProfile, plan: FrequencyPlan) -> tuple[float, float]:
-    """Mean time, s, and energy, J, of iterations one after the other; the first is left out."""
-    with _emulated_ranks(profile, plan) as ranks:
+    """Return mean time in s and energy in J of consecutive iterations without the first."""
+    settings = EmulatedGpuSettings.exact_delay(EMULATED_DELAY_MS / 1e3)
+    with planned_ranks(
+        profile,
+        [[item[:3] for item in of_stage] for of_stage in plan.stages],
+        iteration_time_s=plan.iteration_time_s,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=replace(settings, noise=EMULATED_JITTER, seed=SEED),
+    ) as ranks:
         steps = [run_step(ranks, num_stages=len(ranks)) for _ in range(1 + NUM_EMULATED)][1:]
     times_s = [max(of_rank.time_s for of_rank in step) for step in steps]
     energies_j = [sum(of_rank.energy_j or 0.0 for of_rank in step) for step in steps]
     return fmean(times_s), fmean(energies_j)
-
-
-@contextmanager
-def _emulated_ranks(profile: StageProfile, plan: FrequencyPlan) -> Iterator[list[EmulatedRank]]:
-    """A rank per stage, which follows the plan without a planner; the jitter is always the same."""
-    settings = EmulatedGpuSettings.exact_delay(EMULATED_DELAY_MS / 1e3)
-    ranks: list[EmulatedRank] = []
-    for stage, instructions in enumerate(plan.stages):
-        clock = RankClock()
-        gpu = EmulatedGpu(
-            profile,
-            stage,
-            blocking_power_w=BLOCKING_POWER_W,
-            settings=replace(settings, noise=EMULATED_JITTER, seed=SEED + stage),
-            node=EmulatedNode(),
-            counter_period_s=1e-9,
-            clock=clock,
-        )
-        session = RankSession(gpu=gpu, job_id="noise", rank=stage, stage=stage, planner=None)
-        order = tuple((str(item.kind), item.microbatch) for item in instructions)
-        of_rank = RankPlan(
-            job_id="noise",
-            version=1,
-            stage=stage,
-            first_step=0,
-            instructions=tuple(
-                (str(item.kind), item.microbatch, item.frequency_mhz) for item in instructions
-            ),
-            predicted_iteration_time_s=plan.iteration_time_s,
-        )
-        supported_mhz = gpu.supported_sm_clocks_mhz()
-        session.plans.put(compile_plan(of_rank, stage=stage, supported_mhz=supported_mhz), 0)
-        ranks.append(
-            EmulatedRank(
-                pipeline=0, stage=stage, order=order, session=session, gpu=gpu, clock=clock
-            )
-        )
-    try:
-        yield ranks
-    finally:
-        for rank in ranks:
-            rank.session.close()
 
 
 def measure(arguments: argparse.Namespace) -> Report:

@@ -9,24 +9,15 @@ from statistics import fmean
 
 import pytest
 
-from flyball_client.gpu.emulated import (
-    DEFAULT_PHYSICS,
-    EmulatedGpu,
-    EmulatedGpuSettings,
-    EmulatedNode,
-    RandomTime,
-)
-from flyball_client.session.active_plan import compile_plan
-from flyball_client.session.rank_session import RankSession
+from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings, RandomTime
 from flyball_lab.demo.options import demo_profile
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import RankPlan
 from flyball_wire.plan_options import PlanOptions
 
 # Forward and backward of 50 and 92 ms at the highest clock.
@@ -111,46 +102,15 @@ def _run(
 def emulated_ranks(
     plan: FrequencyPlan, settings: EmulatedGpuSettings
 ) -> Iterator[list[EmulatedRank]]:
-    """A rank per stage, all on one node, which follow the plan without a planner."""
-    ranks = []
-    node = EmulatedNode()
-    for stage, instructions in enumerate(plan.stages):
-        clock = RankClock()
-        gpu = EmulatedGpu(
-            PROFILE,
-            stage,
-            blocking_power_w=BLOCKING_POWER_W,
-            settings=replace(settings, seed=stage),
-            node=node,
-            counter_period_s=1e-9,
-            clock=clock,
-        )
-        session = RankSession(gpu=gpu, job_id="gpt", rank=stage, stage=stage, planner=None)
-        of_rank = RankPlan(
-            job_id="gpt",
-            version=1,
-            stage=stage,
-            first_step=0,
-            instructions=tuple(
-                (str(item.kind), item.microbatch, item.frequency_mhz) for item in instructions
-            ),
-            predicted_iteration_time_s=plan.iteration_time_s,
-        )
-        supported_mhz = gpu.supported_sm_clocks_mhz()
-        session.plans.put(compile_plan(of_rank, stage=stage, supported_mhz=supported_mhz), 0)
-        ranks.append(
-            EmulatedRank(
-                pipeline=0,
-                stage=stage,
-                order=tuple((str(item.kind), item.microbatch) for item in instructions),
-                session=session,
-                gpu=gpu,
-                clock=clock,
-            )
-        )
-    yield ranks
-    for rank in ranks:
-        rank.session.close()
+    """Ranks that follow the plan."""
+    with planned_ranks(
+        PROFILE,
+        [[item[:3] for item in of_stage] for of_stage in plan.stages],
+        iteration_time_s=plan.iteration_time_s,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=settings,
+    ) as ranks:
+        yield ranks
 
 
 def emulated_times_s(plan: FrequencyPlan, delay_s: float, *, num_steps: int) -> list[float]:

@@ -8,13 +8,16 @@ order of each rank, and the messages it has to wait for.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 
-from flyball_client.gpu.emulated import EmulatedGpu
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
-from flyball_wire.messages import StepMeasurement
+from flyball_profiles.stage_profile import StageProfile
+from flyball_wire.messages import RankPlan, StepMeasurement
 
 
 class RankClock:
@@ -71,6 +74,61 @@ class EmulatedRank:
     session: RankSession
     gpu: EmulatedGpu
     clock: RankClock
+
+
+@contextmanager
+def planned_ranks(
+    profile: StageProfile,
+    stages: Sequence[Sequence[tuple[str, int, int]]],
+    *,
+    iteration_time_s: float,
+    blocking_power_w: float,
+    settings: EmulatedGpuSettings,
+) -> Iterator[list[EmulatedRank]]:
+    """Ranks of one pipeline that follow a plan without a planner, all on one node.
+
+    Args:
+        profile: profile that the GPUs emulate.
+        stages: per stage, kind, microbatch and clock in MHz of each instruction, in order.
+        iteration_time_s: iteration time that the plan predicts, s.
+        blocking_power_w: power of a waiting GPU, W.
+        settings: settings of the GPUs; each adds its stage to the seed.
+    """
+    node = EmulatedNode()
+    ranks: list[EmulatedRank] = []
+    with ExitStack() as opened:
+        for stage, of_stage in enumerate(stages):
+            # Enumeration members become plain strings, as in a plan from a planner.
+            instructions = tuple((str(kind), microbatch, mhz) for kind, microbatch, mhz in of_stage)
+            clock = RankClock()
+            gpu = EmulatedGpu(
+                profile,
+                stage,
+                blocking_power_w=blocking_power_w,
+                settings=replace(settings, seed=settings.seed + stage),
+                node=node,
+                counter_period_s=1e-9,
+                clock=clock,
+            )
+            session = RankSession(gpu=gpu, job_id="emulated", rank=stage, stage=stage, planner=None)
+            opened.callback(session.close)
+            plan = RankPlan(
+                job_id="emulated",
+                version=1,
+                stage=stage,
+                first_step=0,
+                instructions=instructions,
+                predicted_iteration_time_s=iteration_time_s,
+            )
+            supported_mhz = gpu.supported_sm_clocks_mhz()
+            session.plans.put(compile_plan(plan, stage=stage, supported_mhz=supported_mhz), 0)
+            order = tuple((kind, microbatch) for kind, microbatch, _ in instructions)
+            ranks.append(
+                EmulatedRank(
+                    pipeline=0, stage=stage, order=order, session=session, gpu=gpu, clock=clock
+                )
+            )
+        yield ranks
 
 
 @dataclass(frozen=True, kw_only=True)
