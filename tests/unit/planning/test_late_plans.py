@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 from random import Random
 
 import numpy as np
 import pytest
 from tests.unit.planning.tiny_pipelines import (
-    B,
-    F,
     equal_profile,
+    every_choice,
     example_model,
-    profile_of,
     refuses,
     request_of,
+    three_clocks_request,
 )
 
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -32,22 +30,13 @@ from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
 from flyball_wire.plan_options import Effort, Policy
 
 pytestmark = pytest.mark.slow
 
 LATE_MS = 200.0
-
-
-def three_clocks_request(**options: object) -> PlanRequest:
-    """Two stages and two microbatches, whose 3^8 plans can be tried one by one."""
-    stage = {
-        F: [(1400, 1.0, 10.0), (1200, 1.1, 8.5), (1000, 1.25, 8.0)],
-        B: [(1400, 2.0, 30.0), (1200, 2.2, 23.0), (1000, 2.5, 20.0)],
-    }
-    return request_of(profile_of([stage, stage]), 2, **options)
 
 
 @pytest.mark.parametrize("policy", Policy)
@@ -68,7 +57,7 @@ def test_clocks_are_those_without_delays_and_the_figures_those_with_them(policy:
 def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target: str) -> None:
     request = three_clocks_request(transition_ms=delay_ms, target=target)
     plan, model = make_plan(request).plan, model_of_request(request)
-    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05, "least-energy": np.inf}[target]
     deadline_s = plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
@@ -158,7 +147,7 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
             for long, own in zip(longer.points, model.points, strict=True)
         ]
     )
-    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
     longest_s = earliest_finishes_s(model.dag, (every.duration_s * share).T).max(axis=0)
     own = int((choices == solved.assignment).all(axis=1).argmax())
@@ -219,7 +208,7 @@ def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
 ) -> None:
     request = three_clocks_request(**options)
     model, curve = model_of_request(request), make_frontier(request, 8)
-    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
     for point in curve.points:
         as_fast = every.iteration_time_s <= point.iteration_time_s * (1 + 1e-9)

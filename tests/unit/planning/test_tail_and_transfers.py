@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -10,14 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
-    B,
-    F,
     equal_profile,
+    every_choice,
     example_model,
     model_of,
-    profile_of,
     refuses,
     request_of,
+    three_clocks_request,
 )
 
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -28,24 +26,16 @@ from flyball_server.planning.frontier.event_network import build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
 
 pytestmark = pytest.mark.slow
 
 TAIL_S, HOP_S = 0.5, 0.25
 DELAYS = {"tail_ms": 1e3 * TAIL_S, "transfer_ms": (1e3 * HOP_S,)}
-
-
-def three_clocks_request(**options: object) -> PlanRequest:
-    """Two stages and two microbatches, whose 3^8 plans can be tried one by one."""
-    stage = {
-        F: [(1400, 1.0, 10.0), (1200, 1.1, 8.5), (1000, 1.25, 8.0)],
-        B: [(1400, 2.0, 30.0), (1200, 2.2, 23.0), (1000, 2.5, 20.0)],
-    }
-    return request_of(profile_of([stage, stage]), 2, **options)
 
 
 def test_an_iteration_by_hand() -> None:
@@ -61,6 +51,12 @@ def test_an_iteration_by_hand() -> None:
     assert run.energy_j == 10 + 30 + 10 + 30 + 5 * (2 * 7.0 - 6.0)
     assert run.bubble_fraction == pytest.approx(1 - 6 / 13)
     assert run.float_s == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_pipelines_side_by_side_have_both() -> None:
+    model = model_of(equal_profile(2), 1).with_delays(TAIL_S, (HOP_S,))
+    joint = join_pipelines([model, model])
+    assert time_and_energy(joint, joint.baseline()) == (7.0, 2 * (80 + 5 * (2 * 7.0 - 6.0)))
 
 
 def test_a_tail_hides_the_change_to_the_first_clock() -> None:
@@ -79,7 +75,7 @@ def test_a_tail_hides_the_change_to_the_first_clock() -> None:
 def test_plan_and_bound_against_all_plans(delay_ms: float, target: str) -> None:
     request = three_clocks_request(transition_ms=delay_ms, target=target, **DELAYS)
     plan, model = make_plan(request).plan, model_of_request(request)
-    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05, "least-energy": np.inf}[target]
     deadline_s = plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
@@ -101,7 +97,7 @@ def test_the_average_power_counts_the_tail(power_w: float) -> None:
     plan = make_plan(request).plan
     assert plan.energy_j / plan.iteration_time_s <= power_w * (1 + 1e-9)
     model = model_of_request(request)
-    choices = np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+    choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
     within = every.total_energy_j <= power_w * every.iteration_time_s
     fastest_s = max(every.iteration_time_s[within].min(), plan.baseline_iteration_time_s)

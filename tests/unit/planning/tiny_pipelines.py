@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.rank_merge import whole_stages
@@ -107,6 +110,20 @@ def request_of(
         num_microbatches=num_microbatches,
         options=PlanOptions(**{"blocking_power_w": (5.0,), **options}),
     )
+
+
+def three_clocks_request(**options: object) -> PlanRequest:
+    """Two stages and two microbatches, whose 3^8 plans can be tried one by one."""
+    stage = {
+        F: [(1400, 1.0, 10.0), (1200, 1.1, 8.5), (1000, 1.25, 8.0)],
+        B: [(1400, 2.0, 30.0), (1200, 2.2, 23.0), (1000, 2.5, 20.0)],
+    }
+    return request_of(profile_of([stage, stage]), 2, **options)
+
+
+def every_choice(model: PipelineModel) -> NDArray[np.int64]:
+    """All assignments of a pipeline; shape (num_assignments, num_nodes)."""
+    return np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
 
 
 def slowed_request(

@@ -84,6 +84,14 @@ def test_a_whole_stage_that_was_measured_too_is_as_measured() -> None:
     assert profile.chunks[1].at(0, FORWARD, 1410) == point(1410, 0.5, 8)
 
 
+def test_independent_scatter_of_chunks_adds_up_by_squares() -> None:
+    columns = f"{HEADER.strip()},time_error,jitter\n"
+    text = columns + rows("0", 1.0, after=",0.003,0.3") + rows("1", 3.0, after=",0.004,0.4")
+    points = parse_stage_profile(text).points[0, FORWARD]
+    assert points[0].time_error_s == pytest.approx(0.005)
+    assert points[0].jitter == pytest.approx((0.3**2 + 1.2**2) ** 0.5 / 4)
+
+
 def test_ranks_of_a_chunk_take_the_slowest_time_and_the_energy_of_all() -> None:
     text = HEADER.replace("\n", ",tp_rank\n")
     for rank, time_s in ((0, 1.0), (1, 2.0)):

@@ -1,7 +1,8 @@
-"""The reserve that is chosen for noise: how noise is drawn, when there is one, what it is worth."""
+"""The reserve chosen for noise: its simulation, its conditions and its price."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -9,7 +10,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.unit.planning.tiny_pipelines import changed_points, equal_profile, model_of, request_of
+from tests.unit.planning.tiny_pipelines import (
+    changed_points,
+    context_of,
+    equal_profile,
+    model_of,
+    request_of,
+)
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
@@ -20,8 +27,11 @@ from flyball_server.planning.frontier.noise_reserve import IterationNoise
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import make_plan
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
 
 
 def scattered(profile: StageProfile, *, jitter: float, time_error: float = 0.0) -> StageProfile:
@@ -55,6 +65,16 @@ def test_of_two_equal_pipelines_the_later_counts(num_runs: int, *, is_jitter: bo
     assert IterationNoise(joint).mean_time_s(durations_s) == pytest.approx(
         expected_s, abs=0.2 * sigma_s
     )
+
+
+def test_scatter_of_a_period_and_of_a_slow_gpu() -> None:
+    """A run's variance adds up over a period; a standard error is of all its runs together."""
+    context = context_of(scattered(equal_profile(1), jitter=0.06, time_error=0.01), 4)
+    model = build_model(context.profile, make_schedule("pipedream", context), [5.0])
+    for one in (model, slowed_model(model, [Slowdown(stage=0, slowdown=1.5)], share=1)):
+        for point in itertools.chain.from_iterable(one.points):
+            assert point.jitter == pytest.approx(0.06 / math.sqrt(4))
+            assert point.time_error_s == pytest.approx(0.01 * point.time_s)
 
 
 def test_without_scatter_there_is_no_reserve_and_a_given_one_stays() -> None:
