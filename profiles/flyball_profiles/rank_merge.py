@@ -93,17 +93,19 @@ def whole_stages(chunks: tuple[StageProfile, ...]) -> StageProfile:
 def _summed(of_chunks: Sequence[Sequence[OperatingPoint]]) -> tuple[OperatingPoint, ...]:
     by_clock = [{point.frequency_mhz: point for point in points} for points in of_chunks]
     shared_mhz = [mhz for mhz in by_clock[0] if all(mhz in points for points in by_clock)]
-    return tuple(
-        OperatingPoint(
-            frequency_mhz=mhz,
-            time_s=math.fsum(points[mhz].time_s for points in by_clock),
-            energy_j=math.fsum(points[mhz].energy_j for points in by_clock),
-            rank_waiting_s=math.fsum(points[mhz].rank_waiting_s for points in by_clock),
-            time_error_s=math.hypot(*(points[mhz].time_error_s for points in by_clock)),
-            jitter=math.hypot(*(points[mhz].jitter * points[mhz].time_s for points in by_clock))
-            / math.fsum(points[mhz].time_s for points in by_clock),
-        )
-        for mhz in shared_mhz
+    return tuple(_summed_point([points[mhz] for points in by_clock]) for mhz in shared_mhz)
+
+
+def _summed_point(points: Sequence[OperatingPoint]) -> OperatingPoint:
+    """Return the point of instructions one after the other, all at the clock of the first."""
+    time_s = math.fsum(point.time_s for point in points)
+    return OperatingPoint(
+        frequency_mhz=points[0].frequency_mhz,
+        time_s=time_s,
+        energy_j=math.fsum(point.energy_j for point in points),
+        rank_waiting_s=math.fsum(point.rank_waiting_s for point in points),
+        time_error_s=math.hypot(*(point.time_error_s for point in points)),
+        jitter=math.hypot(*(point.jitter * point.time_s for point in points)) / time_s,
     )
 
 

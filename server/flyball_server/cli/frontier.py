@@ -115,8 +115,7 @@ def _of_late_changes(transitions: ClockTransitions | None) -> list[str]:
     if transitions is None:
         return []
     return [
-        "times and energies count the delays; of the points only the fastest has clocks that are"
-        " chosen for them"
+        "times and energies include the delays; only the fastest point's clocks are chosen for them"
     ]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class PlanningError(ValueError):
     """A request that cannot be planned; `field` names the part of the request to change.
@@ -16,7 +18,7 @@ class PlanningError(ValueError):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return a form that can be pickled, for planning processes."""
-        return _made_again, (type(self), self.message, self.field)
+        return _made_again, (type(self), vars(self))
 
 
 class TargetUnreachableError(PlanningError):
@@ -30,13 +32,6 @@ class TargetUnreachableError(PlanningError):
         super().__init__(message, field=field)
         self.nearest_target = nearest_target
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Return a form that can be pickled, with the nearest target."""
-        return _made_again, (type(self), self.message, self.field, self.nearest_target)
 
-
-def _made_again(kind: type[PlanningError], message: str, field: str, *rest: str) -> PlanningError:
-    error = kind(message, field=field)
-    if isinstance(error, TargetUnreachableError):
-        [error.nearest_target] = rest
-    return error
+def _made_again(kind: type[PlanningError], fields: dict[str, Any]) -> PlanningError:
+    return kind(**fields)

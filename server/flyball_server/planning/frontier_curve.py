@@ -196,9 +196,10 @@ def make_frontier(
     num_points: int = DEFAULT_NUM_POINTS,
     report: Callable[[int], None] = lambda _: None,
 ) -> Frontier:
-    """The whole frontier; policy, reconfiguration, target and limits of clock changes are not used.
+    """Return the whole frontier.
 
-    Where clock changes take time, the plan of target `fastest` is one of the points.
+    Policy, reconfiguration, target and limits of clock changes are not used. Where clock changes
+    take time, the plan of target `fastest` is one of the points.
 
     Args:
         request: the pipeline, or data-parallel pipelines with clocks of their own.
@@ -219,9 +220,10 @@ def make_frontier(
     reserve = chosen.share if chosen else first.options.reserve or 0.0
     solver = DeadlineSolver(at_once, reserve=reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
-    choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
     fastest: PlanPrediction | None = None
-    if model.transitions is not None:
+    if model.transitions is None:
+        choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
+    else:
         plans = late_plans(model, plans, keeps_reserve=reserve > 0)
         fastest = _planned(request, policy=Policy.FRONTIER, target=DEFAULT_TARGET)
         choice = fastest.reserve_choice
@@ -276,7 +278,7 @@ def _points(
 def late_plans(
     model: PipelineModel, plans: Sequence[DeadlinePlan], *, keeps_reserve: bool
 ) -> list[DeadlinePlan]:
-    """Plans that were made as if clocks changed at once, with what they take as clocks change late.
+    """Return plans made as if clocks changed at once, evaluated with late clock changes.
 
     A deadline that a plan misses becomes its time. The bounds are on plans as fast as they are
     then, from the tangent to the bound at the deadline, which is convex. Plans that another

@@ -91,7 +91,7 @@ def lateness(transitions: ClockTransitions | None) -> str:
 
 
 def iteration_delays(plan: PlanPrediction) -> str:
-    """Return what an iteration takes beside its instructions, in a few words; empty: nothing."""
+    """Return the plan's tail and transfers in a few words; empty: it has none."""
     parts = [f"a tail of {plan.tail_s * 1e3:g} ms"] if plan.tail_s else []
     if any(plan.transfer_s):
         times_ms = ", ".join(f"{time_s * 1e3:g}" for time_s in plan.transfer_s)

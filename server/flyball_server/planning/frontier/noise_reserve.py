@@ -1,12 +1,12 @@
-"""The reserve that a plan keeps for noise: how much of it, from how profiled times scatter.
+"""Choice of a plan's reserve from the scatter of the profiled times.
 
 A plan of least energy has many paths as long as its deadline, and with noise the longest of them
-counts: the mean iteration is longer, while at the highest clocks one path stands out and the mean
-hardly changes. Both are seen by drawing iterations, the same draws for both: each run of an
-instruction by the profile's jitter, each profiled point, in all of its runs, by the standard error
-of its time. The plan that is drawn is the relaxed optimum, and with a reserve what is left of that
-once each instruction gives up its share: so a single linear program serves all reserves. A plan
-of one clock per instruction is a little faster, by what rounding to a higher clock leaves.
+counts: the mean iteration gets longer. At the highest clocks one path stands out, and the mean
+hardly changes. The choice compares the two by a Monte Carlo simulation with common random numbers:
+each run of an instruction varies by the profile's jitter, and each profiled point, in all of its
+runs, by the standard error of its time. The simulated plan is the relaxed optimum; with a reserve,
+each instruction of it gives up its share, so that a single linear program serves all reserves. A
+plan of one clock per instruction is a little faster, since clocks are rounded up.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_wire.closed_loop import ReserveChoice
 from flyball_wire.plan_options import MAX_RESERVE, PlanOptions
 
-# Of the relaxed optimum's mean iteration beyond the highest clocks'; a plan of one clock per
-# instruction then ends below 0.003.
+# Limit on the relaxed optimum's lengthening by noise, beyond that of the highest clocks. With one
+# clock per instruction the lengthening is then below 0.003.
 MAX_LENGTHENING = 0.0035
-# Reserves are tried in steps of this share of what noise lengthens a plan without one by, until
-# that is short enough or a step shortens it by less than this share of itself.
+# Reserves are tried in steps of STEP_SHARE of the lengthening without a reserve, until the plan is
+# short enough or a step gains less than LEAST_GAIN of its size.
 STEP_SHARE, LEAST_GAIN, MAX_STEPS = 0.25, 0.25, 12
-# Reserves are rounded up to so many parts of 1.
+# Reserves are rounded up to multiples of 1 / NUM_PARTS.
 NUM_PARTS = 10_000
-# Draws of an iteration: by the number of instructions, which bounds the memory.
+# Draws of an iteration; fewer for more instructions, which bounds the memory.
 MAX_DRAWS, MIN_DRAWS, INSTRUCTIONS_DRAWN = 256, 64, 2_000_000
-# Shares below this are of rounding, not of noise.
+# Smaller shares are rounding errors, not noise.
 LEAST_NOISE = 1e-4
 SHORTEST = 0.01  # of an instruction, as a share of its time
 SEED = 6

@@ -202,14 +202,14 @@ class TransitionBatch:
         return num_short
 
     def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
-        """Per plan and instruction, whether its clock is another one than that before it."""
+        """Return True where a clock differs from the one before; shape (num_plans, num)."""
         clocks = self._rows.clocks(choices)
         is_changed: NDArray[np.bool_] = clocks != clocks[self._rows.previous]
         return is_changed[self._rows.row_of].T
 
     @property
     def bound_effort(self) -> int:
-        """How much longer `latest_time_s` takes than where one change is on its way, about."""
+        """Approximate cost of `latest_time_s`, relative to one change on its way at a time."""
         times = self._transitions
         return (1 + self._rows.most_within(max(times.up_p95_s, times.down_p95_s))) ** 2
 
@@ -255,10 +255,8 @@ class TransitionBatch:
         ran = ShortTransitions(rows, clocks, starts_settled=True).run(*delays_s, 0.0)
         if starts_settled:
             return ran
-        short, max_delay_s = (
-            ShortTransitions(rows, clocks, starts_settled=False),
-            np.maximum(*delays_s),
-        )
+        short = ShortTransitions(rows, clocks, starts_settled=False)
+        max_delay_s = np.maximum(*delays_s)
         for _ in range(NUM_ITERATIONS - 1):
             start_s, duration_s, _ = ran
             finish_s = start_s + duration_s
