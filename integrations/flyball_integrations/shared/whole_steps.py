@@ -76,6 +76,9 @@ class WholeStepPlans(PendingPlans):
 
     def put(self, plan: CompiledPlan, first_step: int) -> None:
         """Add a plan, as one instruction a step."""
+        if not plan.kinds:
+            super().put(plan, first_step)
+            return
         rows = (plan.sm_clocks_mhz,) if plan.cycle_mhz is None else plan.cycle_mhz
         if any(len(set(row)) > 1 for row in rows):
             _logger.warning(
@@ -93,7 +96,7 @@ class WholeStepPlans(PendingPlans):
             sm_clocks_mhz=(max(plan.sm_clocks_mhz),),
             cycle_mhz=cycle_mhz,
         )
-        super().put(whole if plan.kinds else plan, first_step)
+        super().put(whole, first_step)
 
 
 class NoInstructions:

@@ -190,6 +190,20 @@ def test_where_no_hook_can_run_inside_a_step_each_stage_has_one_clock(
     assert "plan version 2 changes clocks within a step" in caplog.text
 
 
+def test_a_plan_without_instructions_leaves_whole_steps_unplanned(
+    registered: list[JobRegistration],
+) -> None:
+    session = attach(
+        config(**_WHOLE), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=RecordingGpu()
+    )
+    session.plans.put(plan_at((), version=1), 0)
+    for _ in range(2):
+        with training_step():
+            pass
+    assert registered
+    assert [(step.plan_version, step.num_unplanned) for step in session.history][1:] == [(1, 1)]
+
+
 def plan_at(clocks_mhz: tuple[int, ...], *, version: int) -> CompiledPlan:
     """A plan of forwards."""
     num = len(clocks_mhz)
