@@ -213,8 +213,10 @@ class ScriptedBench:
         return tuple(loops)
 
 
-def scripted(delays_s: Sequence[float | None]) -> MeasuredTransitions:
-    rule = TransitionRule(clocks_mhz=(1410, 1050), loads=COMPUTING, has_power=True)
+def scripted(
+    delays_s: Sequence[float | None], loads: tuple[TransitionLoad, ...] = COMPUTING
+) -> MeasuredTransitions:
+    rule = TransitionRule(clocks_mhz=(1410, 1050), loads=loads, has_power=True)
     return measure_transitions(ScriptedBench(delays_s), rule)
 
 
@@ -245,6 +247,12 @@ def test_changes_that_take_longer_than_the_first_window_are_waited_for() -> None
 def test_changes_that_never_come_are_an_error() -> None:
     with pytest.raises(TransitionsFailedError, match="no change was seen within 1 s"):
         scripted([None] * 60)
+
+
+def test_changes_of_an_idle_gpu_do_not_stand_in_for_those_of_a_computing_one() -> None:
+    # The clock is 1050 MHz already when the second load begins.
+    with pytest.raises(TransitionsFailedError, match="no change was seen within 1 s"):
+        scripted([None] * 60 + [0.005] * 60, loads=(*TransitionLoad,))
 
 
 def test_the_table_is_read_as_it_was_measured() -> None:

@@ -237,7 +237,7 @@ class _Measurement:
         ]
         at_once = tuple(self._measure_at_once())
         return MeasuredTransitions(
-            times=_times_of(seen, at_once),
+            times=_times_of(seen, self._rule.loads[0], at_once),
             pairs=tuple(each.pair_times() for each in seen),
             at_once=at_once,
             clocks=tuple(reversed(clocks)),
@@ -383,9 +383,11 @@ def _without_outliers(changes: list[_Change]) -> list[_Change]:
     return kept if len(changes) - len(kept) <= _MOST_OUTLIERS * len(changes) else changes
 
 
-def _times_of(seen: Sequence[_Seen], at_once: Sequence[QueueTimes]) -> ClockTransitions:
-    """Return the times that plans use, of the changes under the first load."""
-    of_load = [each for each in seen if each.load == seen[0].load]
+def _times_of(
+    seen: Sequence[_Seen], load: TransitionLoad, at_once: Sequence[QueueTimes]
+) -> ClockTransitions:
+    """Return the times that plans use, of the changes under this load."""
+    of_load = [each for each in seen if each.load == load]
     ups = [change for each in of_load if each.from_mhz < each.to_mhz for change in each.kept()]
     downs = [change for each in of_load if each.from_mhz > each.to_mhz for change in each.kept()]
     if not ups or not downs:
