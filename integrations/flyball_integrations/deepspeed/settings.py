@@ -170,45 +170,33 @@ def _share(given: object) -> float | None:
     return share if share is not None and share <= 1 else None
 
 
-def _reserve(given: object) -> float | None:
-    share = _number(given)
-    return share if share is not None and 0 <= share <= MAX_RESERVE else None
+def _up_to(highest: float) -> Callable[[object], float | None]:
+    """Return a reader of numbers from 0 to this one."""
+
+    def read(given: object) -> float | None:
+        number = _number(given)
+        return number if number is not None and 0 <= number <= highest else None
+
+    return read
 
 
-def _transition_ms(given: object) -> float | None:
-    delay_ms = _number(given)
-    return delay_ms if delay_ms is not None and 0 <= delay_ms <= MAX_TRANSITION_S * 1e3 else None
+def _each(
+    read: Callable[[object], float | None],
+) -> Callable[[object], tuple[float, ...] | None]:
+    """Return a reader of one or several numbers, in text with commas between them."""
 
+    def read_all(given: object) -> tuple[float, ...] | None:
+        parts = given.split(",") if isinstance(given, str) else given
+        each = [read(part) for part in (parts if isinstance(parts, list) else [parts])]
+        numbers = tuple(number for number in each if number is not None)
+        return numbers if numbers and len(numbers) == len(each) else None
 
-def _dwell_ms(given: object) -> float | None:
-    dwell_ms = _number(given)
-    return dwell_ms if dwell_ms is not None and 0 <= dwell_ms <= MAX_DWELL_MS else None
-
-
-def _tail_ms(given: object) -> float | None:
-    tail_ms = _number(given)
-    return tail_ms if tail_ms is not None and 0 <= tail_ms <= MAX_TAIL_MS else None
-
-
-def _transfer_ms(given: object) -> tuple[float, ...] | None:
-    parts = given.split(",") if isinstance(given, str) else given
-    each = [_number(part) for part in (parts if isinstance(parts, list) else [parts])]
-    times_ms = tuple(
-        time_ms for time_ms in each if time_ms is not None and 0 <= time_ms <= MAX_TRANSFER_MS
-    )
-    return times_ms if times_ms and len(times_ms) == len(each) else None
+    return read_all
 
 
 def _count(given: object) -> int | None:
     number = _number(given)
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
-
-
-def _powers_w(given: object) -> tuple[float, ...] | None:
-    parts = given.split(",") if isinstance(given, str) else given
-    each = [positive_number(part) for part in (parts if isinstance(parts, list) else [parts])]
-    powers_w = tuple(power_w for power_w in each if power_w is not None)
-    return powers_w if powers_w and len(powers_w) == len(each) else None
 
 
 _POLICIES = {str(name): str(name) for name in (Policy.BASELINE, Policy.UNIFORM, Policy.ENVELOPE)}
@@ -253,7 +241,7 @@ SETTINGS = (
         "blocking_power_w",
         "FLYBALL_BLOCKING_POWER_W",
         "W above 0, one value or one per stage (70 or 70,84)",
-        _powers_w,
+        _each(positive_number),
     ),
     _choice("profiling", "FLYBALL_PROFILING", Profiling),
     Setting(
@@ -263,24 +251,29 @@ SETTINGS = (
         _share,
     ),
     _choice("adaptation", "FLYBALL_ADAPTATION", Adaptation),
-    Setting("reserve", "FLYBALL_RESERVE", "a share from 0 to 0.5 (0.01)", _reserve),
+    Setting("reserve", "FLYBALL_RESERVE", "a share from 0 to 0.5 (0.01)", _up_to(MAX_RESERVE)),
     Setting(
         "transition_ms",
         "FLYBALL_TRANSITION_MS",
         "a number of ms from 0 to 10000 (5)",
-        _transition_ms,
+        _up_to(MAX_TRANSITION_S * 1e3),
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
     Setting("max_switches", "FLYBALL_MAX_SWITCHES", "a whole number, at least 0 (40)", _count),
     Setting(
-        "min_dwell_ms", "FLYBALL_MIN_DWELL_MS", "a number of ms from 0 to 60000 (50)", _dwell_ms
+        "min_dwell_ms",
+        "FLYBALL_MIN_DWELL_MS",
+        "a number of ms from 0 to 60000 (50)",
+        _up_to(MAX_DWELL_MS),
     ),
-    Setting("tail_ms", "FLYBALL_TAIL_MS", "a number of ms from 0 to 600000 (20)", _tail_ms),
+    Setting(
+        "tail_ms", "FLYBALL_TAIL_MS", "a number of ms from 0 to 600000 (20)", _up_to(MAX_TAIL_MS)
+    ),
     Setting(
         "transfer_ms",
         "FLYBALL_TRANSFER_MS",
         "ms from 0 to 10000, one value or one for each pair of neighbours (1.5 or 1.5,2)",
-        _transfer_ms,
+        _each(_up_to(MAX_TRANSFER_MS)),
     ),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
