@@ -68,9 +68,8 @@ def attach(
     Args:
         model: the module that the loop calls.
         job_id: the job's name at the planner; the same on all ranks.
-        device_mesh: mesh of all ranks, by which a rank's place in data, tensor and context
-            parallelism is found; default: that of the parameters that are DTensors, else every
-            rank is one of data parallelism.
+        device_mesh: mesh of all ranks; default: that of the parameters that are DTensors, else
+            every rank is one of data parallelism.
         dp_rank: rank in data parallelism, from 0, instead of a mesh; 0 if only tp or cp is given.
         tp_rank: likewise in tensor parallelism.
         cp_rank: likewise in context parallelism.
@@ -104,13 +103,9 @@ def attach(
         )
         registering = ends.registering(registration)
         session = ends.open_session()
-        waits = RankWaits(session, device=device)
-        overrides = Overrides()
-        opened.callback(overrides.remove)
-        opened.callback(hook_waits(model, waits, overrides))
+        steps = _hook(opened, model, session, device)
         session.start()
         registering.begin()
-        steps = WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
         _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
     return session
 
@@ -154,6 +149,16 @@ def _device_of(model: torch.nn.Module) -> torch.device:
     if parameter is None:
         raise ValueError("the model has no parameters, so there is nothing to train")
     return parameter.device
+
+
+def _hook(
+    opened: ExitStack, model: torch.nn.Module, session: RankSession, device: torch.device
+) -> WholeSteps:
+    waits = RankWaits(session, device=device)
+    overrides = Overrides()
+    opened.callback(overrides.remove)
+    opened.callback(hook_waits(model, waits, overrides))
+    return WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
 
 
 def _rank_and_size() -> tuple[int, int]:

@@ -180,9 +180,9 @@ def attach(
     initial_step: int = 0,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
-    """Attach the planner's clocks to this rank; call it once on every rank.
+    """Attach the planner's clocks to this rank, and return its session, already started.
 
-    Call it after `initialize_model_parallel`, and with `hooks="patch"` before
+    Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
     runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
     clocks. A call with `forward_only=True` is not hooked. Where the config leaves no place for
@@ -197,9 +197,6 @@ def attach(
         initial_step: number of the first step, where training resumes.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.
-
-    Returns:
-        The rank's session, already started.
 
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
@@ -216,14 +213,7 @@ def attach(
         options = _with_constant_clocks(options, unhooked, job_id)
     with ExitStack() as opened:
         orders = _orders(config, num_microbatches)
-        ends = RankEnds(
-            opened,
-            options,
-            job_id=job_id,
-            layout=_layout(),
-            initial_step=initial_step,
-            num_chunks=len({chunk for _, chunk in orders[0].forwards}),
-        )
+        ends = _open_ends(opened, options, orders, job_id=job_id, initial_step=initial_step)
         num_ranks = torch.distributed.get_world_size()
         registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
         _warn_of_held_back_sends(registering.registration, config, job_id)
@@ -347,13 +337,27 @@ def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # no
     )
 
 
-def _layout() -> RankLayout:
-    return RankLayout(
-        rank=torch.distributed.get_rank(),
-        stage=parallel_state.get_pipeline_model_parallel_rank(),
-        dp_rank=parallel_state.get_data_parallel_rank(),
-        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
-        cp_rank=parallel_state.get_context_parallel_rank(),
+def _open_ends(
+    opened: ExitStack,
+    options: AttachOptions,
+    orders: Sequence[StageOrder],
+    *,
+    job_id: str,
+    initial_step: int,
+) -> RankEnds:
+    return RankEnds(
+        opened,
+        options,
+        job_id=job_id,
+        layout=RankLayout(
+            rank=torch.distributed.get_rank(),
+            stage=parallel_state.get_pipeline_model_parallel_rank(),
+            dp_rank=parallel_state.get_data_parallel_rank(),
+            tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+            cp_rank=parallel_state.get_context_parallel_rank(),
+        ),
+        initial_step=initial_step,
+        num_chunks=len({chunk for _, chunk in orders[0].forwards}),
     )
 
 
