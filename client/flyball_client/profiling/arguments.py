@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TextIO
 
 from flyball_profiles.gpu_windows import GpuTableError, gpu_window_of
@@ -187,12 +186,7 @@ class WorkLine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.show("")
 
 

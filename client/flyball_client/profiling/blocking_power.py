@@ -22,7 +22,6 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from flyball_client.gpu._base import GpuDevice, GpuError
@@ -170,12 +169,7 @@ class BlockingPair:
             raise
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._end()
 
     def check_waiting(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 from typing import Self
 
 from flyball_client.governor import make_governor
@@ -57,12 +56,7 @@ class HeldClock:
         self._governor.start()
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         # Before closing, whose errors are logged as usual.
         _GOVERNOR_LOGGER.removeHandler(self._last_reason)
         self._governor.close()

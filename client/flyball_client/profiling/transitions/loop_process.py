@@ -10,7 +10,6 @@ import select
 import subprocess
 import tempfile
 import time
-from types import TracebackType
 from typing import Protocol, Self
 
 from flyball_client.profiling.transitions._base import Loop
@@ -54,12 +53,7 @@ class LoopSource(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 class LoopProcess:
@@ -107,12 +101,7 @@ class LoopProcess:
             raise
         return self
 
-    def __exit__(
-        self,
-        exception_type: type[BaseException] | None,
-        exception: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._end()
 
     def begin(self, time_s: float) -> None:
