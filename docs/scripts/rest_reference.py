@@ -10,7 +10,7 @@ from typing import Any
 
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
-from flyball_wire import closed_loop, messages, read_models
+from flyball_wire import closed_loop, messages, online_profiling, read_models
 from flyball_wire.messages import JobRegistration
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "tests/integration/openapi.json"
@@ -121,7 +121,7 @@ def _text_of(name: str, schema: Schema) -> str:
 
 
 def _fields(name: str, schema: Schema) -> str:
-    modules = (messages, read_models, closed_loop)
+    modules = (messages, read_models, closed_loop, online_profiling)
     described = next((found for each in modules if (found := getattr(each, name, None))), None)
     texts = attributes_of(schema.get("description", ""))
     if described is not None:

@@ -22,7 +22,7 @@ from torch import nn
 
 from flyball_client.api.errors import PlannerError
 from flyball_wire import routes
-from flyball_wire.closed_loop import ProfilingState, ProfilingStatus
+from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"

@@ -13,7 +13,7 @@ from tests.planner.live import LivePlanner
 from tests.planner.samples import profile_csv
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
-from flyball_wire.closed_loop import ProbedPoint, ProfilingResult, ProfilingState
+from flyball_wire.online_profiling import ProbedPoint, ProfilingResult, ProfilingState
 
 Online = Callable[..., Done]
 

@@ -8,7 +8,6 @@ from flyball_wire.closed_loop import (
     ComparisonRequest,
     ComparisonStatus,
     JobReport,
-    ProfilingStatus,
     RecordedRuns,
     Straggler,
     StragglerAnnouncement,
@@ -30,6 +29,7 @@ from flyball_wire.messages import (
     RankRegistration,
     RegisteredRank,
 )
+from flyball_wire.online_profiling import ProfilingStatus
 from flyball_wire.plan_options import TargetChange
 from flyball_wire.read_models import JobFrontier, JobOverview, Overview, PlanSummary, StagesOfStep
 

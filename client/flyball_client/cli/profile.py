@@ -19,9 +19,9 @@ from flyball_client.profiling.run_action import configure_run, run
 from flyball_client.profiling.transitions.action import configure_transitions, transitions
 from flyball_profiles.profile_forms import joined_text
 from flyball_profiles.stage_profile import ProfileError
-from flyball_wire.closed_loop import ProbedPoint, ProfilingState, ProfilingStatus
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.online_profiling import ProbedPoint, ProfilingState, ProfilingStatus
 
 _STATES = {
     ProfilingState.OFF: "off, the profile was given",

@@ -16,7 +16,7 @@ from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import ProbingCost
 from flyball_server.profiling.observations import Z_95, ErrorLimits, ProbeSetup
 from flyball_server.profiling.walk import needed_points
-from flyball_wire.closed_loop import ProbedPoint
+from flyball_wire.online_profiling import ProbedPoint
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import MissingProfileError
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_wire.closed_loop import ProfilingResult, ProfilingState, ProfilingStatus
+from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
 
 
 def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:

@@ -23,7 +23,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_server.profiling.observations import ProbeSetup
 from flyball_server.profiling.profiling_result import ProfilingResult
-from flyball_wire.closed_loop import ProbedPoint
+from flyball_wire.online_profiling import ProbedPoint
 from flyball_wire.plan_options import PlanOptions
 
 A100_BLOCKING_POWER_W = 83.64

@@ -27,7 +27,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views.report import get_report
-from flyball_wire.closed_loop import JobReport, ProfilingResult, ProfilingState
+from flyball_wire.closed_loop import JobReport
+from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 
 TOTALS = StepTotals(
     step=3,

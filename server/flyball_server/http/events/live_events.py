@@ -30,14 +30,9 @@ from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.profiling import get_profiling
 from flyball_server.views.stage_steps import StepWindow, WindowStep, settled_step
-from flyball_wire.closed_loop import (
-    ComparisonState,
-    ComparisonStatus,
-    ProfilingState,
-    ProfilingStatus,
-    Straggler,
-)
+from flyball_wire.closed_loop import ComparisonState, ComparisonStatus, Straggler
 from flyball_wire.messages import PlanVersion, Problem
+from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep
 
 OVERVIEW, STEPS = "overview", "steps"

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, cast, get_args, get_type_hints
 
-from flyball_wire import closed_loop, messages, plan_options, read_models
+from flyball_wire import closed_loop, messages, online_profiling, plan_options, read_models
 
 PROFILE_CSV = """stage,instruction,frequency,time,energy
 0,forward,1410,0.10,30.0
@@ -201,8 +201,8 @@ _RECORDED_RUNS = {
 _OF_TYPE: Mapping[type, Mapping[str, object]] = MappingProxyType(
     {
         closed_loop.ComparisonStatus: {"state": "running"},
-        closed_loop.ProfilingStatus: {"state": "probing", "blocking_power_error_w": [0.9]},
-        closed_loop.ProbedPoint: {"time_s": 0.0502, "energy_j": 23.8},
+        online_profiling.ProfilingStatus: {"state": "probing", "blocking_power_error_w": [0.9]},
+        online_profiling.ProbedPoint: {"time_s": 0.0502, "energy_j": 23.8},
         closed_loop.RecordedRuns: {"document": _RECORDED_RUNS, "left_out": []},
         closed_loop.JobReport: {"time_s": 412.8, "energy_j": 214310.5},
         closed_loop.VersionSavings: {

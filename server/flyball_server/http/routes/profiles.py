@@ -31,7 +31,7 @@ from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import JobSummary, notes
 from flyball_server.views import profiling
-from flyball_wire import closed_loop, messages, routes
+from flyball_wire import messages, online_profiling, routes
 
 ROUTER = call_router("profiling")
 CSV = "text/csv"
@@ -108,7 +108,7 @@ def get_profile(state: State, job_id: JobId) -> Response:
     summary="Get the progress of online profiling",
     response_description="Measured operating points, and the cost of measuring them.",
 )
-def get_profiling(state: State, job_id: JobId) -> closed_loop.ProfilingStatus:
+def get_profiling(state: State, job_id: JobId) -> online_profiling.ProfilingStatus:
     """Return the current estimate of every operating point with its standard errors.
 
     A point without probes is interpolated.

@@ -22,7 +22,7 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.profiling_result import ProfilingResult
-from flyball_wire import closed_loop
+from flyball_wire import online_profiling
 from flyball_wire.messages import JobSpec
 
 # Schedules that run as 1F1B until a plan changes the order.
@@ -142,10 +142,10 @@ def stage_steps(
     return tuple(merged)
 
 
-def stored_result(result: ProfilingResult) -> closed_loop.ProfilingResult:
+def stored_result(result: ProfilingResult) -> online_profiling.ProfilingResult:
     """Return the result of a finished profiling for the job's loop state."""
-    return closed_loop.ProfilingResult(
-        state=closed_loop.ProfilingState.FINISHED,
+    return online_profiling.ProfilingResult(
+        state=online_profiling.ProfilingState.FINISHED,
         num_steps=result.num_steps,
         points=result.points,
         blocking_power_w=(

@@ -28,8 +28,8 @@ from flyball_server.profiling.moves import (
     next_move,
 )
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_wire.closed_loop import ProfilingResult, ProfilingState
 from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 
 _LOG = logging.getLogger(__name__)
 
