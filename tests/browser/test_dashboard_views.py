@@ -241,6 +241,17 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
 
 
+def test_a_comparison_of_one_jobs_versions_asks_once_and_a_malformed_address_shows_a_job(
+    job_page: Page,
+) -> None:
+    asked: list[str] = []
+    job_page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    job_page.evaluate("location.hash = '#/compare/%E0%A4%A/1/job/1'")
+    row = job_page.get_by_role("row").filter(has_text="Pipeline")
+    expect(row).to_contain_text("2 stages")
+    assert asked.count("report") == 1
+
+
 ROWS = ("Policy, target", "Iteration time, measured", "Iteration time, predicted")
 
 

@@ -2,7 +2,7 @@
 
 import { ApiError } from "./api_error.js";
 import { showRefusal } from "./connection.js";
-import { make, setChildren, setText } from "./elements.js";
+import { decoded, make, setChildren, setText } from "./elements.js";
 import { fixed, joules, percent, percentAbove, seconds, targetText, watts } from "./format.js";
 import { makeTable } from "./tables.js";
 
@@ -64,7 +64,7 @@ export class ComparePage {
     this.main = main;
     this.shell = shell;
     this.question = new AbortController();
-    const parts = location.hash.slice(PREFIX.length).split("/").slice(1).map(decodeURIComponent);
+    const parts = location.hash.slice(PREFIX.length).split("/").slice(1).map(decoded);
     /** @type {[string, number | null][]} */
     this.chosen = [0, 1].map((side) => [
       parts[2 * side] ?? "",
@@ -101,18 +101,24 @@ export class ComparePage {
       /** @type {Overview} */
       const { jobs } = await api.get("api/v1/overview", { signal });
       if (jobs.length === 0) throw new ApiError(404, "There is no job to compare.");
-      const sides = await Promise.all(
-        this.chosen.map(async ([name, version]) => {
-          const job = jobs.find(({ job_id }) => job_id === name) ?? jobs[0];
+      const chosen = this.chosen.map(([name]) => jobs.find((job) => job.job_id === name) ?? jobs[0]);
+      /** @type {Map<JobOverview, [JobReport, PlanSummary[]]>} */
+      const answers = new Map();
+      await Promise.all(
+        [...new Set(chosen)].map(async (job) => {
           const path = `api/v1/jobs/${encodeURIComponent(job.job_id)}`;
           /** @type {[JobReport, PlanSummary[]]} */
-          const [report, history] = await Promise.all([
+          const both = await Promise.all([
             api.get(`${path}/report`, { signal }),
             api.get(`${path}/history`, { signal }),
           ]);
-          return sideOf(job, version, report, history);
+          answers.set(job, both);
         }),
       );
+      const sides = chosen.map((job, index) => {
+        const [report, history] = /** @type {[JobReport, PlanSummary[]]} */ (answers.get(job));
+        return sideOf(job, this.chosen[index][1], report, history);
+      });
       if (!signal.aborted) this.show(jobs, sides);
     } catch (error) {
       if (signal.aborted) return;

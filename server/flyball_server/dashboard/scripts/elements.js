@@ -64,6 +64,15 @@ function fill(element, classes, contents) {
   }
 }
 
+/** Decode a part of an address; what is malformed stays as it is. @param {string} part */
+export function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 /** Return whether a key goes into a field or an open dialog. @param {KeyboardEvent} event */
 export function isTyping({ target }) {
   return target instanceof Element && target.closest("input, select, textarea, dialog") !== null;

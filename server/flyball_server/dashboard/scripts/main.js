@@ -3,7 +3,7 @@
 import { createApi } from "./api.js";
 import { ComparePage } from "./compare_page.js";
 import { createConnection } from "./connection.js";
-import { byId, isTyping, make, setChildren, setText } from "./elements.js";
+import { byId, decoded, isTyping, make, setChildren, setText } from "./elements.js";
 import { JobPage } from "./job_page.js";
 import { JobsPage } from "./jobs_page.js";
 import { bindThemeButton } from "./theme.js";
@@ -71,12 +71,7 @@ function begin() {
 /** Return the job that the address names; null: all jobs. */
 function namedJob() {
   if (!location.hash.startsWith(JOB_PREFIX)) return null;
-  const name = location.hash.slice(JOB_PREFIX.length);
-  try {
-    return decodeURIComponent(name) || null;
-  } catch {
-    return name;
-  }
+  return decoded(location.hash.slice(JOB_PREFIX.length)) || null;
 }
 
 /** @param {string | null} jobId */
