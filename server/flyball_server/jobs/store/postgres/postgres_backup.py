@@ -53,7 +53,7 @@ def back_up_postgres(database: str, part: Path) -> None:
         StoreError: the database cannot be read, or there is no fitting pg_dump, or it failed.
     """
     address = PostgresAddress(database=database)
-    server = _look(address, is_empty=False)
+    server = _checked_server(address, is_empty=False)
     namespace = server.namespace.replace('"', '""')
     of = ("--format=custom", *_OWNERLESS, f'--schema="{namespace}"', f"--file={part}")
     _run(address, _tool("pg_dump", server), *of, f"--dbname={_without_secret(address)}")
@@ -67,7 +67,7 @@ def restore_postgres(database: str, file: Path) -> None:
             new, or there is no fitting pg_restore, or it failed.
     """
     address = PostgresAddress(database=database)
-    server = _look(address, is_empty=True)
+    server = _checked_server(address, is_empty=True)
     tool = _tool("pg_restore", server)
     table = ("--data-only", f"--table={SCHEMA_VERSION.name}", "--file=-", str(file))
     stored = _STORED_VERSION.search(_run(address, tool, *table))
@@ -79,7 +79,7 @@ def restore_postgres(database: str, file: Path) -> None:
     whole = ("--single-transaction", "--exit-on-error", *_OWNERLESS, f"--schema={server.namespace}")
     _run(address, tool, *whole, f"--dbname={_without_secret(address)}", str(file))
     try:
-        _look(address, is_empty=False)
+        _checked_server(address, is_empty=False)
     except StoreForeignError:
         raise BackupError(
             problem=f"{file} has no tables of the schema {server.namespace}; restore it into a"
@@ -87,7 +87,7 @@ def restore_postgres(database: str, file: Path) -> None:
         ) from None
 
 
-def _look(address: PostgresAddress, *, is_empty: bool) -> _Server:
+def _checked_server(address: PostgresAddress, *, is_empty: bool) -> _Server:
     """Return the server of a database that has no tables, or the planner's."""
     engine = make_postgres_engine(address)
     try:
