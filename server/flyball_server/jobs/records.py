@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
@@ -48,9 +49,17 @@ MAX_SM_CLOCK_MHZ = 100_000
 MAX_STEP_TIME_S = 1e9
 MAX_STEP_ENERGY_J = 1e12
 # Position of a rank among those of its stage.
+LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
 RankPlace = tuple[int, int, int, int]
 """Stage, and index in data, tensor and context parallelism."""
-LAYOUT_FIELDS = ("dp_rank", "tp_rank", "cp_rank")
+_SHOWN_RANKS = 8
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return `rank 0, 1`, at most 8 by number and the others as a count."""
+    shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
+    more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+    return f"rank {shown}{more}"
 
 
 def identity_of(created_at: datetime) -> str:

@@ -146,7 +146,7 @@ def test_a_baseline_of_another_time_is_named_with_its_distance() -> None:
 def test_a_baseline_of_other_gpus_is_named(after_step: int, is_said: bool) -> None:
     changes = [GpuChange(rank=rank, after_step=after_step) for rank in (3, 1, 3)]
     _, *others = caveats(APART, *changes)
-    said = f"The baseline is of other GPUs: rank 1, 3 has another one since step {after_step}."
+    said = f"The baseline ran on other GPUs: rank 1, 3 got another one after step {after_step}."
     assert others == ([said] if is_said else [])
 
 
@@ -206,7 +206,7 @@ def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replac
     assert report is not None
     assert report == shared.overview_of("job").headline
     assert report.is_measured
-    assert "rank 1 has another one since step 9" in report.caveats[1]
+    assert "rank 1 got another one after step 9" in report.caveats[1]
 
 
 def test_a_new_process_on_an_emulated_gpu_is_no_other_gpu(services: JobServices) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
-from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
 from flyball_server.jobs.store.contract import JobReader
 from flyball_wire.messages import JobState, PlanVersion
 
@@ -19,7 +19,6 @@ def utc_now() -> datetime:
 
 # Period in s at which heartbeats are stored: thousands of ranks call every step.
 KEEP_PERIOD_S = 5.0
-_SHOWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class LifeTimes:
         rank_silence_s: timeout of a rank; longer than the longest long poll.
         job_expiry_s: time until a silent job becomes `expired`; 0: never.
         job_retention_s: time until a job that is over is deleted; 0: never.
-        step_retention_s: time for which measurements of single ranks are kept; 0: for ever.
+        step_retention_s: time for which measurements of single ranks are kept; 0: forever.
     """
 
     rank_silence_s: float = 90.0
@@ -96,22 +95,22 @@ def job_notes(
         notes.append("is being planned")
     missing = sorted(set(range(job.spec.num_expected_ranks)) - {rank.rank for rank in ranks})
     if missing:
-        notes.append(f"waits for {_ranks(missing)} to register")
+        notes.append(f"waits for {ranks_text(missing)} to register")
     newest = max(versions, key=lambda entry: entry.version, default=None)
     if newest is not None and newest.first_step is None and not missing:
         held_up = [rank.rank for rank in ranks if rank.acknowledged_version != newest.version]
-        notes.append(f"version {newest.version} waits for {_ranks(held_up)} to acknowledge it")
+        notes.append(f"version {newest.version} waits for {ranks_text(held_up)} to acknowledge it")
     silent = [rank.rank for rank in ranks if is_silent(rank, now, times)]
     if silent and len(silent) == sum(not rank.has_left for rank in ranks):
         notes.append(_all_silent(last_sign(job, ranks), times))
     elif silent:
         notes.append(
-            f"{_ranks(silent)} silent for {times.rank_silence_s:g} s: a new version waits"
+            f"{ranks_text(silent)} silent for {times.rank_silence_s:g} s: a new version waits"
             " until it registers again"
         )
     left = [rank.rank for rank in ranks if rank.has_left]
     if left and len(left) < len(ranks):
-        notes.append(f"{_ranks(left)} ended before the others")
+        notes.append(f"{ranks_text(left)} ended before the others")
     clients = sorted({rank.client_version for rank in ranks})
     if len(clients) > 1:
         notes.append(f"ranks run different versions of Flyball: {', '.join(clients)}")
@@ -135,9 +134,3 @@ def _is_being_planned(job: JobRecord) -> bool:
     """Return whether planning is running, or will start as soon as a planner is available."""
     is_behind = job.planned_revision < job.inputs_revision and job.problem is None
     return is_behind and (job.state not in UNPROFILED or job.changed_input == JobInput.PROFILE)
-
-
-def _ranks(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:_SHOWN]))
-    more = f" and {len(numbers) - _SHOWN} more" if len(numbers) > _SHOWN else ""
-    return f"rank {shown}{more}"

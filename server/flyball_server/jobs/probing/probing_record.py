@@ -12,6 +12,7 @@ from flyball_server.jobs.records import (
     PlanRecord,
     RankRecord,
     StepRecord,
+    ranks_text,
 )
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.store.contract import JobReader
@@ -23,7 +24,6 @@ from flyball_wire.messages import JobSpec, PlanVersion
 _LOOK_BACK_STEPS = 8
 # Number of steps, beyond the cycle, that the other ranks may be ahead of a silent one.
 PATIENCE_STEPS = 200
-_SHOWN_RANKS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +152,8 @@ def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...
     if waited_for < PATIENCE_STEPS:
         return None
     silent = sorted({rank.rank for rank in ranks} - {record.rank for record in newest_steps})
-    names = ", ".join(map(str, silent[:_SHOWN_RANKS])) or "some"
-    return f"rank {names} reported no step while others ran {waited_for} more"
+    names = ranks_text(silent) if silent else "some rank"
+    return f"{names} reported no step while others ran {waited_for} more"
 
 
 def _newest_steps(reader: JobReader, newest: PlanRecord) -> tuple[StepRecord, ...]:

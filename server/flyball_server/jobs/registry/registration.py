@@ -32,6 +32,8 @@ from flyball_wire.messages import JobSpec, JobState
 
 # Limit per job: a job that its launcher restarts endlessly must not fill the database.
 MAX_KEPT_RUNS = 16
+# Limit of remembered replacements of GPUs per job; the newest are kept.
+MAX_GPU_CHANGES = 64
 # Limit of a job's name, so that a number suffix still fits.
 _KEPT_CHARACTERS = 112
 
@@ -199,10 +201,6 @@ def register_together(
             writer.save_job(returned)
     services.enqueue_reconcile(job_id)
     return tuple(outcomes)
-
-
-# Replaced GPUs of a job that are remembered, the newest.
-MAX_GPU_CHANGES = 64
 
 
 def _note_other_gpus(

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepSeries
+from flyball_server.jobs.records import ranks_text
 from flyball_wire.closed_loop import BaselineOrigin, Headline, HeadlineTone, MeasuredSavings
 from flyball_wire.read_models import PredictedIteration
 
 # Change of time in % that is shown as none.
 _SAME_TIME_PERCENT = 0.05
-_SHOWN_RANKS = 4
 
 
 def headline_of(
@@ -121,8 +121,6 @@ def caveats_of(
         gpu_changes: GPUs that were replaced during the job.
         is_at_default_clocks: true if the baseline ran without a plan.
     """
-    if not on_plan.num_steps or not baseline.num_steps:
-        return ()
     ran = " ran without a plan, at default clocks, and" if is_at_default_clocks else ""
     caveats = [
         f"The baseline, steps {baseline.first_step} to {baseline.last_step},{ran} is of another"
@@ -132,12 +130,10 @@ def caveats_of(
     last = max(on_plan.last_step, baseline.last_step)
     changed = [change for change in gpu_changes if first <= change.after_step < last]
     if changed:
-        ranks = sorted({change.rank for change in changed})
-        shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
-        more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
+        ranks = ranks_text(sorted({change.rank for change in changed}))
         step = min(change.after_step for change in changed)
         caveats.append(
-            f"The baseline is of other GPUs: rank {shown}{more} has another one since step {step}."
+            f"The baseline ran on other GPUs: {ranks} got another one after step {step}."
         )
     return tuple(caveats)
 
