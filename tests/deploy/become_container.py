@@ -16,7 +16,7 @@ _STASH = Path("/mnt")
 
 
 class Plan(TypedDict):
-    """What to become: see container.py's `container`.
+    """Settings of the container: see container.py's `container`.
 
     Attributes:
         binds: by where it is on this machine, where it is in the container.

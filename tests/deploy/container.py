@@ -1,4 +1,4 @@
-"""What a container is, as far as the kernel goes, without an engine and without an image.
+"""A container as the kernel sees it, without an engine and without an image.
 
 Namespaces of its own for processes, mounts and network, the image's user without any right, a
 file system that cannot be written but for its tmpfs, and the image's files where it has them,
@@ -104,7 +104,7 @@ class Container:
         wait_until(is_so)
 
     def _has_given_up_rights(self) -> bool:
-        """Whether all is mounted; before that a command may find an empty file in its place."""
+        """True when all is mounted; before that a command may find an empty file in its place."""
         return self.pid != 0 and str(Path(f"/proc/{self.pid}").stat().st_uid) == self._user[0]
 
 

@@ -1,4 +1,4 @@
-"""What a Dockerfile says of the image that it ends in."""
+"""Properties of the image that a Dockerfile builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kustomize makes of the folders in deploy/kubernetes, and the example of ranks."""
+"""Manifests that kustomize renders from deploy/kubernetes, and the example training job."""
 
 from __future__ import annotations
 
@@ -39,39 +39,39 @@ def rendered(folder: Path | str) -> str:
 
 
 def resources_of(folder: Path | str) -> list[dict[str, Any]]:
-    """Return them, parsed."""
+    """Return the parsed manifests of a folder with a kustomization."""
     return list(yaml.safe_load_all(rendered(folder)))
 
 
 @cache
 def resources() -> tuple[dict[str, Any], ...]:
-    """Everything that the example and the ranks' example make in a cluster."""
+    """Return all resources of the two example folders and of the example training job."""
     ranks = yaml.safe_load_all((FOLDER / "training-job.yaml").read_text())
     return (*resources_of("example/planner"), *resources_of("example/nodes"), *ranks)
 
 
 def resource(kind: str, name: str) -> dict[str, Any]:
-    """One of them."""
+    """Return the one resource of this kind and name."""
     found = [r for r in resources() if (r["kind"], r["metadata"]["name"]) == (kind, name)]
     assert len(found) == 1, (kind, name)
     return found[0]
 
 
 def pod_of(kind: str, name: str) -> dict[str, Any]:
-    """The pod that a Deployment, DaemonSet or Job makes, labels and spec."""
+    """Return the pod template of a Deployment, DaemonSet or Job: labels and spec."""
     template: dict[str, Any] = resource(kind, name)["spec"]["template"]
     return template
 
 
 def container_of(kind: str, name: str) -> dict[str, Any]:
-    """Its one container."""
+    """Return the only container of the pod template."""
     (only,) = pod_of(kind, name)["spec"]["containers"]
     read: dict[str, Any] = only
     return read
 
 
 def environment_of(kind: str, name: str, secrets: Mapping[str, str]) -> dict[str, str]:
-    """Its container's variables, secrets put in by their keys."""
+    """Return the variables of the only container, with secrets filled in by their keys."""
     found = {}
     for variable in container_of(kind, name)["env"]:
         source = variable.get("valueFrom", {}).get("secretKeyRef")

@@ -1,4 +1,4 @@
-"""What stands beside a page's commands: jobs, ranks that train, files that its reader has."""
+"""Preconditions of a page's commands: jobs, ranks that train, files of its reader."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAUSE_S = 0.3
 
 @dataclass(frozen=True, kw_only=True)
 class Preparation:
-    """What a page takes for granted.
+    """Preconditions of a page.
 
     Attributes:
         jobs: known to the page's planner, with the shipped profile, but nobody trains.

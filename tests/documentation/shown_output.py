@@ -1,4 +1,4 @@
-"""Whether a command printed what a page shows of it."""
+"""Comparison of a command's output with the output that a page shows."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ class Terminal:
         return background
 
     def failed_beside(self) -> list[str]:
-        """What the commands in terminals of their own printed that have ended, and not well."""
+        """Return the output of commands in terminals of their own that have ended with an error."""
         return [
             f"{one.command}\n{one.printed()}"
             for one in self._beside

@@ -1,4 +1,4 @@
-"""What docs/from-zeus.md shows in Python: Zeus's hooks over a session, made as the page says."""
+"""Python examples of docs/from-zeus.md: Zeus's hooks over a session, made as the page says."""
 
 from __future__ import annotations
 

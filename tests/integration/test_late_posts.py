@@ -1,4 +1,4 @@
-"""What a process of an earlier run still sends does not count in the new run of its job."""
+"""Late posts of an earlier run do not count in the new run of a job."""
 
 from __future__ import annotations
 

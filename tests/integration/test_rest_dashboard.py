@@ -36,7 +36,7 @@ _JSDOC = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
 
 
 class Page(HTMLParser):
-    """What a page loads or links to, and what a policy without `unsafe-inline` forbids in it."""
+    """Addresses that a page loads or links to, and parts that need `unsafe-inline`."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

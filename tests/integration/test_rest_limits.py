@@ -130,7 +130,7 @@ async def answer_late(_scope: object, receive: Receive, send: Send) -> None:
 
 @contextmanager
 def served_patiently(timeout_s: float) -> Iterator[tuple[str, int]]:
-    """That app behind the protocol that `flyball serve` speaks; its address."""
+    """Serve that app through the protocol of `flyball serve`; yield its address."""
     config = uvicorn.Config(
         answer_late,
         http=request_deadline_protocol(timeout_s),

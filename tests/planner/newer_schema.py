@@ -47,4 +47,4 @@ sql_tables.MIGRATIONS += (next_schema(),)
 raise SystemExit(main())
 """
 NEWER_FLYBALL = (sys.executable, "-c", _PROGRAM)
-"""What `flyball` is there, as SERVE of tests/planner/live.py."""
+"""Command that runs it, for `serve_process`."""

@@ -1,4 +1,4 @@
-"""What only a store on PostgreSQL can do or suffer: several planners, and a server that goes."""
+"""Features and failures of PostgreSQL alone: several planners, and a server that goes away."""
 
 from __future__ import annotations
 

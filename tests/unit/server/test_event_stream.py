@@ -89,7 +89,7 @@ def ended(client: Client) -> bool:
 
 
 class Beginning:
-    """What a stream begins with, which takes its time."""
+    """Slow first event of a stream."""
 
     def __init__(self) -> None:
         self.is_awaited = False

@@ -1,4 +1,4 @@
-"""What refuses a setting, or makes a token, does not first load a planner: seconds."""
+"""Refusing a setting or creating a token does not load a planner first, which takes seconds."""
 
 from __future__ import annotations
 

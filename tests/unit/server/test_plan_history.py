@@ -37,7 +37,7 @@ def services() -> JobServices:
 
 @pytest.fixture
 def read() -> Iterator[Mock]:
-    """What is called with each version's document that is read."""
+    """Mock that is called with the document of each version that is read."""
     with patch.object(history, "summary_of", wraps=history.summary_of) as calls:
         yield calls
 

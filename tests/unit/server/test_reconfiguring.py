@@ -244,7 +244,7 @@ def test_another_profile_begins_anew(services: JobServices, pipeline: PipelineOn
 
 
 def test_a_failed_target_stops_the_loop(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    """What it was planned from is no longer what it is to be planned from."""
+    """The inputs of the plan in force are no longer the job's inputs."""
     pipeline.run(1 + STEPS_PER_WINDOW)
     with pytest.raises(PlanningFailedError):
         change_target(services, "job", TargetChange(target="slowdown:0.1"))

@@ -1,4 +1,4 @@
-"""What plan versions saved, from steps: which steps count, and against which baseline."""
+"""Savings of plan versions: the steps that count, and the baseline that they are compared with."""
 
 from __future__ import annotations
 

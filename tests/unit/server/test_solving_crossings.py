@@ -1,4 +1,4 @@
-"""What crosses between the planner and where it solves comes back as if it had not crossed."""
+"""Objects sent to a planning process and back are unchanged."""
 
 from __future__ import annotations
 
