@@ -16,7 +16,9 @@ from tests.unit.planning.tiny_pipelines import (
     F,
     any_contexts,
     any_shapes,
+    context_of,
     equal_profile,
+    every_choice,
     example_model,
     model_of,
     profile_of,
@@ -195,3 +197,18 @@ def test_a_late_change_down_makes_an_iteration_shorter() -> None:
     }
     assert max(at_corner_s, key=at_corner_s.__getitem__) == (0.0065, 0.003)
     assert at_corner_s[0.0065, 0.003] <= batch.latest_time_s(choices)[0]
+
+
+def test_a_plan_runs_alike_whatever_plans_are_beside_it() -> None:
+    """Some iterations alternate: one that begins late ends earlier, and the next is in time."""
+    points = [(765, 1 / 32, 1.0), (750, 5 / 64, 1.0)]
+    profile = profile_of([{F: points, B: points}] * 2)
+    schedule = make_schedule("pipedream", context_of(profile, 3))
+    model = build_model(profile, schedule, [7.0])
+    transitions = times(*[125.0] * 3, *[122.0] * 3, starts_settled=False)
+    choices = every_choice(model)
+    batch = TransitionBatch(model, transitions).run(choices)
+    for plan, row in enumerate(choices.tolist()):
+        run = TransitionSimulator(model, transitions).run(model.clocked.clocks(row))
+        assert batch.start_s[plan] == pytest.approx(run.start_s)
+        assert batch.duration_s[plan] == pytest.approx(run.duration_s)

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
-from flyball_server.planning.model.transition_rows import InstructionRows, Level
+from flyball_server.planning.model.transition_rows import InstructionRows, Level, Ran, replaced
+from flyball_server.planning.model.transitions import NUM_ITERATIONS
 
 Bounds = tuple[FloatArray, FloatArray]
 """Lowest and highest, s."""
@@ -44,9 +45,7 @@ class ShortTransitions:
         self._own_j: FloatArray = rows.energies_j[own]
         self._more_w: FloatArray = (rows.energies_j[old] - self._own_j) / self._old_s
 
-    def run(
-        self, up_s: FloatArray, down_s: FloatArray, requested_s: FloatArray | float
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+    def run(self, up_s: FloatArray, down_s: FloatArray, requested_s: FloatArray | float) -> Ran:
         """Return begins in s, durations in s and energies in J; shape (num_rows, num_plans).
 
         Args:
@@ -178,3 +177,40 @@ class _Windows:
     is_slower: NDArray[np.bool_]
     slow_delay_s: FloatArray
     fast_delay_s: FloatArray
+
+
+def run_short(
+    rows: InstructionRows,
+    clocks: IndexArray,
+    delays_s: tuple[FloatArray, FloatArray],
+    *,
+    starts_settled: bool,
+    is_first: bool,
+) -> Ran:
+    """Return an iteration of each plan, after others of the same plan.
+
+    Args:
+        rows: the instructions.
+        clocks: clock of each instruction in each plan; shape (num_rows, num_plans).
+        delays_s: delay of changes to a higher and to a lower clock in s, one for all or one per
+            plan.
+        starts_settled: whether each stage's first clock is in force as an iteration begins.
+        is_first: one iteration alone, whose first clocks are requested as it begins, unless they
+            are settled anyway.
+    """
+    if is_first and not starts_settled:
+        return ShortTransitions(rows, clocks, starts_settled=False).run(*delays_s, -rows.tail_s)
+    ran = ShortTransitions(rows, clocks, starts_settled=True).run(*delays_s, 0.0)
+    if starts_settled:
+        return ran
+    short = ShortTransitions(rows, clocks, starts_settled=False)
+    first_delay_s, is_late = rows.first_delay_s(clocks, delays_s), np.bool_(True)
+    for _ in range(NUM_ITERATIONS - 1):
+        start_s, duration_s, _ = ran
+        finish_s = start_s + duration_s
+        requested_s = finish_s[rows.last] - finish_s.max(axis=0) - rows.tail_s
+        is_late = is_late & (requested_s + first_delay_s > start_s[rows.first]).any(axis=0)
+        if not is_late.any():
+            break
+        ran = replaced(ran, short.run(*delays_s, requested_s), is_late)
+    return ran

@@ -30,8 +30,8 @@ from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.short_transitions import ShortTransitions
-from flyball_server.planning.model.transition_rows import InstructionRows, Level
+from flyball_server.planning.model.short_transitions import ShortTransitions, run_short
+from flyball_server.planning.model.transition_rows import InstructionRows, Level, Ran, replaced
 from flyball_server.planning.model.transitions import NUM_ITERATIONS
 
 # Of a dwell: sums in another order differ by rounding alone.
@@ -153,9 +153,14 @@ class TransitionBatch:
             np.asarray(times.down_p50_s if down_s is None else down_s),
         )
         num_changes = 1 + self._rows.most_within(float(np.maximum(*delays_s).max()))
-        run = self._short_run if num_changes == 1 else self._long_run
-        start_s, duration_s, energy_j = run(clocks, delays_s, is_first=is_first)
-        rows = self._rows
+        rows, starts_settled = self._rows, times.starts_settled
+        if num_changes == 1:
+            ran = run_short(
+                rows, clocks, delays_s, starts_settled=starts_settled, is_first=is_first
+            )
+        else:
+            ran = self._long_run(clocks, delays_s, is_first=is_first)
+        start_s, duration_s, energy_j = ran
         iteration_time_s = (start_s + duration_s).max(axis=0) + rows.tail_s
         busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
         return BatchRun(
@@ -244,32 +249,10 @@ class TransitionBatch:
         at.effects_s[0], at.effects_s[1] = -np.inf, longest_s
         return np.where(goes_on, latest_s, self._latest_s(clocks, at)) + rows.tail_s
 
-    def _short_run(
-        self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray], *, is_first: bool
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return begins in s, durations in s and energies in J; shape (num_rows, num_plans)."""
-        rows, starts_settled = self._rows, self._transitions.starts_settled
-        if is_first and not starts_settled:
-            first = ShortTransitions(rows, clocks, starts_settled=False)
-            return first.run(*delays_s, -rows.tail_s)
-        ran = ShortTransitions(rows, clocks, starts_settled=True).run(*delays_s, 0.0)
-        if starts_settled:
-            return ran
-        short = ShortTransitions(rows, clocks, starts_settled=False)
-        max_delay_s = np.maximum(*delays_s)
-        for _ in range(NUM_ITERATIONS - 1):
-            start_s, duration_s, _ = ran
-            finish_s = start_s + duration_s
-            requested_s = finish_s[rows.last] - finish_s.max(axis=0) - rows.tail_s
-            if (requested_s + max_delay_s <= start_s[rows.first]).all():
-                break
-            ran = short.run(*delays_s, requested_s)
-        return ran
-
     def _long_run(
         self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray], *, is_first: bool
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return the same where changes may be on their way for longer than an instruction."""
+    ) -> Ran:
+        """Return iterations where changes may be on their way for longer than an instruction."""
         rows, max_delay_s = self._rows, np.maximum(*delays_s)
         num_changes = 1 + rows.most_within(float(max_delay_s.max()))
         run = _Windows(num_changes, clocks.shape)
@@ -277,15 +260,24 @@ class TransitionBatch:
         begins_at = clocks[rows.last if is_first and not starts_settled else rows.first]
         at = _Clocks.settled(begins_at, num_changes, num_bounds=1)
         self._run(clocks, delays_s, at, np.full(at.base.shape, -rows.tail_s), run)
-        for _ in range(0 if starts_settled or is_first else NUM_ITERATIONS - 1):
+        ran = run.start_s, run.duration_s, self._energies_of(clocks, run)
+        if starts_settled or is_first:
+            return ran
+        ran = run.start_s.copy(), run.duration_s.copy(), ran[2]
+        first_delay_s, is_late = rows.first_delay_s(clocks, delays_s), np.bool_(True)
+        for _ in range(NUM_ITERATIONS - 1):
             period_s = run.finish_s.max(axis=0) + rows.tail_s
             at.effects_s[...] -= period_s
             requested_s = run.finish_s[rows.last] - period_s
-            latest_s = np.maximum(at.effects_s.max(axis=(0, 1)), requested_s + max_delay_s)
-            if (latest_s <= run.start_s[rows.first]).all():
-                break  # nothing is on its way as a stage begins again
+            # No change is on its way for longer than the newest one, which overtakes others.
+            latest_s = np.maximum(at.effects_s[0, -1], requested_s + first_delay_s)
+            is_late = is_late & (latest_s > run.start_s[rows.first]).any(axis=0)
+            if not is_late.any():
+                break
             self._run(clocks, delays_s, at, requested_s, run)
-        return run.start_s, run.duration_s, self._energies_of(clocks, run)
+            now = run.start_s, run.duration_s, self._energies_of(clocks, run)
+            ran = replaced(ran, now, is_late)
+        return ran
 
     def _run(
         self,

@@ -16,6 +16,9 @@ from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
+Ran = tuple[FloatArray, FloatArray, FloatArray]
+"""Begins in s, durations in s and energies in J of iterations; shape (num_rows, num_plans)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
@@ -98,6 +101,29 @@ class InstructionRows:
         if time_s not in self._num_within:
             self._num_within[time_s] = _most_within(self._clocked, time_s)
         return self._num_within[time_s]
+
+    def first_delay_s(
+        self, clocks: IndexArray, delays_s: tuple[FloatArray, FloatArray]
+    ) -> FloatArray:
+        """Return the delay of each stage's first clock, s; -inf where it does not change.
+
+        Args:
+            clocks: as `clocks` returns them.
+            delays_s: delay of changes to a higher and to a lower clock in s, one for all or one
+                per plan.
+        """
+        first, last = clocks[self.first], clocks[self.last]
+        delay_s: FloatArray = np.where(first < last, *delays_s)
+        delay_s[first == last] = -np.inf
+        return delay_s
+
+
+def replaced(before: Ran, now: Ran, is_late: NDArray[np.bool_] | np.bool_) -> Ran:
+    """Return the new iteration of each plan that was late, and the old one of the others."""
+    start_s, duration_s, energy_j = (
+        np.where(is_late, new, old) for new, old in zip(now, before, strict=True)
+    )
+    return start_s, duration_s, energy_j
 
 
 def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[Level]]:
