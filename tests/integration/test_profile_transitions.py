@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -114,6 +115,31 @@ def test_a_process_without_the_right_to_set_clocks_is_refused(
     monkeypatch.setattr(opening, "may_set_clocks", lambda: False)
     assert "no right to set clocks; run as root" in refusal(flyball(*COMMAND))
     assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
+
+
+def test_a_process_that_begins_to_compute_voids_the_measurement(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        opening, "LoopProcess", lambda device, *, is_coarse: WatchedClock(loaded_nvml, device)
+    )
+    computing: tuple[int, ...] = ()
+    monkeypatch.setattr(opening, "computing_processes", lambda uuid: computing)
+
+    def change() -> None:
+        with opening.opened_gpus([0], os.environ) as opened, opened.governed as bench:
+            nonlocal computing
+            bench.change((0,), 900, load=TransitionLoad.COMPUTING, lead_s=0.01, window_s=0.1)
+            computing = (17, 4321)[:num_computing]
+
+    num_computing = 1  # the load itself
+    change()
+    computing, num_computing = (), 2
+    with pytest.raises(opening.GpuBusyError, match="is void: one of 17, 4321"):
+        change()
+    assert len(loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks")) == 2
+    assert loaded_nvml.locked_mhz() == 0
 
 
 @pytest.mark.usefixtures("loaded_nvml")
