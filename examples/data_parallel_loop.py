@@ -63,7 +63,8 @@ def parse_options() -> argparse.Namespace:
         "--profiling",
         choices=("given", "online"),
         default="given",
-        help="given: the profile is put; online: this training measures it; default: given",
+        help="given: a profile is sent to the planner; online: this training measures it;"
+        " default: given",
     )
     parser.add_argument(
         "--profiling-slowdown",
@@ -79,7 +80,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train for the wanted steps."""
+    """Train for the given number of steps."""
     options = parse_options()
     has_gpu = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if has_gpu else torch.device("cpu")

@@ -229,7 +229,8 @@ def loop_parser() -> argparse.ArgumentParser:
         "--profiling",
         choices=("given", "online"),
         default="given",
-        help="given: the profile is put; online: this training measures it; default: given",
+        help="given: a profile is sent to the planner; online: this training measures it;"
+        " default: given",
     )
     parser.add_argument(
         "--profiling-slowdown",

@@ -43,7 +43,7 @@ CURRENCY_RULE = "1 to 12 letters, digits, spaces and currency signs, such as EUR
 
 
 def is_currency(name: str) -> bool:
-    """Return whether it names a currency; characters with a meaning in Markdown or HTML do not."""
+    """Return whether a name obeys CURRENCY_RULE, which excludes markup of Markdown and HTML."""
     return bool(name.strip()) and len(name) <= 12 and all(map(_is_of_currency, name))
 
 

@@ -82,8 +82,8 @@ class PlanOptions(Sent):
         tail_ms: part of an iteration outside its instructions (optimizer, all-reduce, loading) in
             ms, 0 to 600000. All GPUs wait during it.
         transfer_ms: time of a transfer from one stage to the next or back in ms, 0 to 10000; one
-            value or one for each pair of neighbours; null: none. A transfer
-            between other stages takes as long as the longest.
+            value or one for each pair of neighbours; null: none. A transfer between other stages
+            takes as long as the longest.
         checkpoint: microbatches whose forward schedule `torchgpipe` recomputes before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,

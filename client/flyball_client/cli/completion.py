@@ -23,7 +23,7 @@ _SCRIPT = """\
 complete -o default -F _flyball flyball"""
 
 
-# Shell -> what it needs before a completion for bash.
+# Shell -> lines that it needs before a completion for bash.
 _LIKE_BASH = {"bash": "", "zsh": "autoload -U bashcompinit && bashcompinit\n"}
 _FISH = "fish"
 SHELLS = (*_LIKE_BASH, _FISH)
@@ -112,7 +112,7 @@ def _fish_script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 
 def _fish_lines(path: tuple[str, ...], parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what completes a command's options and the commands below it."""
+    """Yield the completions of a command's options and of its subcommands."""
     below = _below(parser)
     place = " ".join(("=", *path) if below else path)
     for name, one in below.items():

@@ -81,7 +81,7 @@ class ClockCall:
     Attributes:
         sm_clock_mhz: Clock that was set, MHz.
         requested_s: Moment of the request, in s.
-        began_s: Start of the call in s. A call waits there for those to other GPUs of the node.
+        began_s: Start of the call in s; calls to the node's other GPUs may delay it from then on.
         returned_s: End of the call in s.
     """
 
@@ -199,11 +199,11 @@ class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
     """GPU with its own clock, which runs instructions with the times of a profile."""
 
     def on_wait_begin(self) -> None:
-        """Let the running instruction wait: it makes no progress until `on_wait_end`."""
+        """Suspend the running instruction: it makes no progress until `on_wait_end`."""
         ...
 
     def on_wait_end(self) -> None:
-        """Let it go on."""
+        """Resume the suspended instruction."""
         ...
 
     def break_off(self) -> None:

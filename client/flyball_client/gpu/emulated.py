@@ -78,8 +78,8 @@ class EmulatedGpu:
     The profile's energies are divided by the stage's number of ranks. Without a lock it runs at
     the stage's highest profiled clock. A request returns at once; its call runs in emulated time,
     as if a governor process made it, and queues with those of the node. The clock takes effect as
-    the settings say, also in the middle of an instruction. Where a kind has no point at
-    the clock in force, its next point above is used, else its highest.
+    the settings say, also in the middle of an instruction. Where a kind has no point at the clock
+    in force, its next point above is used, else its highest.
 
     Attributes:
         name: Name of the product, after `emulated `.
@@ -308,12 +308,12 @@ class EmulatedGpu:
         self._running = None
 
     def on_wait_begin(self) -> None:
-        """Let the running instruction wait; the GPU draws its waiting power."""
+        """Suspend the running instruction; the GPU draws its waiting power."""
         self._execution.advance(self.emulated_time_s())
         self._execution.is_waiting = True
 
     def on_wait_end(self) -> None:
-        """Let the instruction go on."""
+        """Resume the suspended instruction."""
         self._execution.advance(self.emulated_time_s())
         self._execution.is_waiting = False
 

@@ -25,6 +25,9 @@ from flyball_wire.messages import (
 
 _logger = logging.getLogger(__name__)
 
+# Refusals in a row from which on a missing registration is no longer normal.
+_MANY_REFUSALS = 6
+
 
 class PlannerThread(ABC):
     """Daemon thread that calls the planner until it is stopped; subclasses implement `_run`.
@@ -200,10 +203,6 @@ class PlannerReachability:
                 self._rank_name,
                 error,
             )
-
-
-# So many, and what was waited for is no longer taken to come by itself.
-_MANY_REFUSALS = 6
 
 
 class Backoff:

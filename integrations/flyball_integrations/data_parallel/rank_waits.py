@@ -7,7 +7,7 @@ that is. Its computation does: the step without the waits for collectives.
   forward.
 - FSDP2 (`fully_shard`) waits for parameters before each layer, and for gradients after it.
 
-Other collectives, as those of SyncBatchNorm or FullyShardedDataParallel, count as computation.
+Other collectives, such as those of SyncBatchNorm or FullyShardedDataParallel, count as computation.
 """
 
 from __future__ import annotations

@@ -200,9 +200,9 @@ def attach(
 
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
-            cannot be used, model parallelism is not initialized, the config needs constant
-            clocks and the options other ones, or this Megatron lacks what is hooked. Nothing
-            stays open then.
+            cannot be used, model parallelism is not initialized, the config allows constant
+            clocks only and the options want others, or this Megatron lacks a hooked function.
+            Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """

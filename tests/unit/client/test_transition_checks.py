@@ -43,12 +43,12 @@ def states(measured: ClockTransitions, table: ClockTransitions | None = TABLE) -
         # Within a fifth of the table's percentiles.
         ({"up_p95_s": 0.0083, "down_p5_s": 0.0026}, "up", "ok"),
         ({"up_p95_s": 0.0083, "down_p5_s": 0.0026}, "down", "ok"),
-        ({"up_p95_s": 0.0085}, "up", "warning: later than there"),
+        ({"up_p95_s": 0.0085}, "up", "warning: later than in the table"),
         ({"up_p5_s": 0.001, "up_p50_s": 0.0033}, "up", "warning: other times"),
         # An early up and a late down cost no time.
         ({"up_p5_s": 0.001}, "up", "ok"),
         ({"down_p95_s": 0.02}, "down", "ok"),
-        ({"down_p5_s": 0.0024}, "down", "warning: earlier than there"),
+        ({"down_p5_s": 0.0024}, "down", "warning: earlier than in the table"),
         ({"down_p50_s": 0.0061, "down_p95_s": 0.007}, "down", "warning: other times"),
     ],
 )

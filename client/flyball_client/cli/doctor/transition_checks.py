@@ -117,7 +117,7 @@ def compared(
         if clock.limit is not None:
             yield warning(
                 f"{_NAME}, {clock.mhz} MHz",
-                f"it is not held: the GPU ran at {clock.ran_mhz} MHz ({clock.limit})",
+                f"not held: the GPU ran at {clock.ran_mhz} MHz ({clock.limit})",
                 "profile under the same power limit as in training, and plan without this clock",
             )
 
@@ -148,10 +148,10 @@ def _compared_delays(
     if is_late if direction == "up" else is_early:
         word = "later" if direction == "up" else "earlier"
         advice = f"plans made with the table take longer than predicted; {_MEASURE}"
-        return warning(name, f"{found}: {word} than there", advice)
+        return warning(name, f"{found}: {word} than in the table", advice)
     if p50_s * _TOLERANCE < low_s or p50_s > _TOLERANCE * high_s:
         advice = f"plans made with the table save less than they could; {_MEASURE}"
-        return warning(name, f"{found}: other times than there", advice)
+        return warning(name, f"{found}: other times than in the table", advice)
     return ok(name, found)
 
 

@@ -292,12 +292,12 @@ def _clock_lines(measured: MeasuredTransitions) -> list[str]:
         for clock in measured.clocks
         if clock.waiting_power_w is not None
     ]
-    told = {(pair.from_mhz, pair.to_mhz) for pair in measured.pairs}
+    distinct = {(pair.from_mhz, pair.to_mhz) for pair in measured.pairs}
     alike = [
         f"{high.mhz} and {low.mhz}"
         for place, high in enumerate(measured.clocks)
         for low in measured.clocks[place + 1 :]
-        if (high.mhz, low.mhz) not in told and (low.mhz, high.mhz) not in told
+        if (high.mhz, low.mhz) not in distinct and (low.mhz, high.mhz) not in distinct
     ]
     return [
         *([f"power of a waiting GPU: {', '.join(powers)}"] if powers else []),
@@ -306,5 +306,9 @@ def _clock_lines(measured: MeasuredTransitions) -> list[str]:
             for clock in measured.clocks
             if clock.limit is not None
         ),
-        *([f"not told apart, and left out, MHz: {', '.join(alike)}"] if alike else []),
+        *(
+            [f"clocks that run at the same rate, left out, MHz: {', '.join(alike)}"]
+            if alike
+            else []
+        ),
     ]

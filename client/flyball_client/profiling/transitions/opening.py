@@ -59,7 +59,7 @@ def opened_gpus(
     stage: int = 0,
     is_coarse: bool = False,
 ) -> Generator[OpenedGpus, None, None]:
-    """Open GPUs for a `with` block, once nothing stands against measuring them.
+    """Check that GPUs can be measured, and open them for a `with` block.
 
     Args:
         devices: CUDA's numbers; None: all that CUDA sees, or four emulated ones.
