@@ -59,9 +59,10 @@ def _planner() -> str:
 
 
 def _default(name: str, field: FieldInfo) -> str:
-    if made := _MADE_DEFAULTS.get(name):
-        return made
-    default = field.default
+    return _MADE_DEFAULTS.get(name) or _shown(field.default)
+
+
+def _shown(default: object) -> str:
     if default is None or default == ():
         return "none"
     if isinstance(default, bool):
@@ -95,7 +96,7 @@ def _limits(field: FieldInfo) -> str:
 def _client() -> str:
     """Return the variables that the attributes of the two classes name in parentheses."""
     rows = [
-        (code(variable), _client_default(getattr(read, name)), text)
+        (code(variable), _shown(getattr(read, name)), text)
         for read in (RankSettings.read({}), ClockSettings.read({}))
         for name, texts in attributes_of(type(read).__doc__ or "").items()
         for variable, text in _by_variable(texts)
@@ -117,14 +118,6 @@ def _of_a_variable(text: str) -> str:
     for value, variable in (("None: not set, or", "not set:"), ("None:", "not set:")):
         text = text.replace(value, variable)
     return text.replace("True:", "1:").replace("False:", "0:")
-
-
-def _client_default(default: object) -> str:
-    if default is None:
-        return "none"
-    if isinstance(default, bool):
-        return code(int(default))
-    return code(f"{default:g}" if isinstance(default, float) else default)
 
 
 def _gpus() -> str:
