@@ -26,7 +26,7 @@ from flyball_server.planning.frontier.event_network import build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.data_parallel import join_pipelines
+from flyball_server.planning.model.data_parallel import join_pipelines, simulate_jointly
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import make_plan, model_of_request
@@ -56,6 +56,8 @@ def test_an_iteration_by_hand() -> None:
 def test_pipelines_side_by_side_have_both() -> None:
     model = model_of(equal_profile(2), 1).with_delays(TAIL_S, (HOP_S,))
     joint = join_pipelines([model, model])
+    run = simulate_jointly([model] * 2, [model.baseline()] * 2)
+    assert [own.bubble_fraction for own in run.pipelines] == pytest.approx([1 - 6 / 13] * 2)
     assert time_and_energy(joint, joint.baseline()) == (7.0, 2 * (80 + 5 * (2 * 7.0 - 6.0)))
 
 
@@ -147,6 +149,8 @@ def test_a_plan_file_keeps_both() -> None:
     assert (read.tail_s, read.transfer_s) == (0.02, (0.001, 0.002))
     model, assignment = model_of_plan(request.profile, read)
     assert time_and_energy(model, assignment) == (plan.iteration_time_s, plan.energy_j)
+    with refuses("transfer_ms", "3 values for 3 stages"):
+        model_of_plan(request.profile, replace(read, transfer_s=(0.001,) * 3))
     plain = plan_document(make_plan(request_of(equal_profile(3), 4)).plan, solve_s=0.0)
     assert not {"tail_ms", "transfer_ms"} & set(plain)
 

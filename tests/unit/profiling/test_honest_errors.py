@@ -116,6 +116,8 @@ def test_chunks_are_profiled_one_by_one() -> None:
         mhz = points[-1].frequency_mhz
         parts = (first.at(*key, mhz), second.at(*key, mhz))
         assert points[-1].energy_j == pytest.approx(sum(part.energy_j for part in parts))
+        assert [part.jitter for part in parts] == pytest.approx([truth.noise] * 2, rel=0.2)
+        assert all(0 < part.time_error_s < 0.02 * part.time_s for part in parts)
 
 
 def with_two_chunks(profile: StageProfile) -> Truth:
