@@ -89,6 +89,20 @@ def test_what_cannot_be_attached_to_is_refused_in_one_line(model: nn.Module) -> 
         attach(nn.Linear(1, 1), job_id="job", targt="fastest")  # type: ignore[call-arg]
 
 
+def test_a_step_lasts_from_the_end_of_earlier_work_to_that_of_its_own() -> None:
+    clock, launched_s = HandClock(), [3.0]
+
+    def synchronize() -> None:
+        clock.move(sum(launched_s))
+        launched_s.clear()
+
+    session = RankSession(gpu=None, job_id="job", rank=0, stage=0, planner=None, clock=clock.now_s)
+    with WholeSteps(session, synchronize=synchronize).step():
+        launched_s.append(2.0)
+    (timing,) = session.last_step_timings
+    assert timing.compute_time_s == session.history[0].time_s == pytest.approx(2.0)
+
+
 class Event:
     """Stands in for an event on a GPU's stream: its time is set by the test."""
 
