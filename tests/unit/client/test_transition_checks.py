@@ -17,8 +17,6 @@ from flyball_profiles.examples import example_profile_path
 from flyball_profiles.measured_transitions import ClockFacts, MeasuredTransitions
 from flyball_wire.command import CommandError
 
-pytestmark = pytest.mark.slow
-
 TABLE = ClockTransitions(
     up_p5_s=0.004,
     up_p50_s=0.005,
@@ -106,6 +104,7 @@ def test_the_table_is_that_of_the_option_else_of_the_ranks_variables(tmp_path: P
         applied_table("", {"FLYBALL_TRANSITIONS": "none.toml"})
 
 
+@pytest.mark.slow
 def test_emulated_gpus_are_as_the_table_of_an_a100_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
