@@ -1,4 +1,4 @@
-"""What every benchmark of the frontier prints: tables, limits kept or missed, or JSON alone."""
+"""Output of every benchmark: tables, limits kept or missed, or JSON alone."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def show_progress(line: str) -> None:
-    """What is being measured, on stderr, where someone looks."""
+    """Print the current measurement on stderr, if that is a terminal."""
     if sys.stderr.isatty():
         print(line, file=sys.stderr)
 

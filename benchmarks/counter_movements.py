@@ -1,4 +1,4 @@
-"""When an energy counter moved, and what that says of its period."""
+"""Movements of an energy counter, and its period by them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class CounterFigure:
-    """How an energy counter moves.
+    """Movement of an energy counter.
 
     Attributes:
         num_movements: that were seen.

@@ -109,7 +109,7 @@ class EmulatedPipeline:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """What a loop went through until its clocks changed no more.
+    """Course of a loop until its clocks changed no more.
 
     Attributes:
         assignment: the clocks that it ended with.

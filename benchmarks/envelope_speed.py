@@ -1,4 +1,4 @@
-"""How long `flyball plan` takes, whole process: envelope with balanced, 8 stages x 96 microbatches.
+"""Time of `flyball plan`, whole process: envelope with balanced, 8 stages x 96 microbatches.
 
 Run `python benchmarks/envelope_speed.py [--json]`; README.md beside this file says how to read it.
 """

@@ -1,4 +1,4 @@
-"""How near the bound the frontier's fastest plans are: the eight published cells, by effort.
+"""Gap to the bound of the frontier's fastest plans: the eight published cells, by effort.
 
 Run `python benchmarks/frontier_quality.py [--json] [--high] [--profiles DIR]`; README.md beside
 this file says how to read it.

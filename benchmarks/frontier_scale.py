@@ -1,4 +1,4 @@
-"""How plan time, memory and gap grow from 8 stages x 12 microbatches to 64 x 256.
+"""Growth of plan time, memory and gap from 8 stages x 12 microbatches to 64 x 256.
 
 Run `python benchmarks/frontier_scale.py [--json] [--plot FILE ...] [--profiles DIR]`; README.md
 beside this file says how to read it.

@@ -1,4 +1,4 @@
-"""How long a whole frontier takes beside lowtime 0.3.0, and which of the two plans is better.
+"""Time of a whole frontier beside lowtime 0.3.0, and the quality of both.
 
 Run `python benchmarks/frontier_speed.py [--json] [--lowtime-bound-s S] [--profiles DIR]`;
 README.md beside this file says how to read it.

@@ -1,4 +1,4 @@
-"""What this machine's NVIDIA driver takes and tells: reads only, sets nothing.
+"""Times and readings of this machine's NVIDIA driver: reads only, sets nothing.
 
 Run `python benchmarks/gpu_driver.py [--json] [--gpu INDEX|UUID] [--seconds S] [--kernels]`;
 README.md beside this file says how to read it.

@@ -1,4 +1,4 @@
-"""What Flyball's client costs a training rank, beside Zeus's client on the same false GPUs.
+"""Cost of Flyball's client to a training rank, beside Zeus's client on the same false GPUs.
 
 Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]
 [--kernels]`; README.md beside this file says how to read it.

@@ -1,4 +1,4 @@
-"""How much of the machine's CPU time went to others while something was measured."""
+"""Share of the machine's CPU time that other processes used during a measurement."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class CpuUse:
         self._began_own = _own_ticks(pids)
 
     def others_share(self) -> float:
-        """What other processes used of all CPUs' time, 0 to 1; as coarse as the kernel's 10 ms."""
+        """Share of all CPUs' time that other processes used, 0 to 1, at the kernel's 10 ms steps."""
         total, busy = (
             now - before for now, before in zip(_machine_ticks(), self._began, strict=True)
         )

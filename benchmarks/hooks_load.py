@@ -1,4 +1,4 @@
-"""What the rank's process does between hooks while they are measured, the same for every peer.
+"""Work of the rank's process between hooks while they are measured, the same for every peer.
 
 Needs the standard library alone, and torch for its loads. `python hooks_load.py`, with the
 environment of `FalseGpus.variables`, tells by its exit status whether torch sees a real GPU.

@@ -38,7 +38,7 @@ FIRST_ACCELERATED_STEP = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """How large a run is.
+    """Size of a run.
 
     Attributes:
         num_steps: posted by each rank as fast as it goes.

@@ -1,4 +1,4 @@
-"""What the ranks of one node call, as bytes: to Flyball's planner, and to Zeus's server."""
+"""Calls of the ranks of one node, as bytes: to Flyball's planner, and to Zeus's server."""
 
 from __future__ import annotations
 

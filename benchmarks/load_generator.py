@@ -26,7 +26,7 @@ HTTP_OK = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Burst:
-    """What a generator measured in one phase.
+    """Measurements of a generator in one phase.
 
     Attributes:
         latencies_s: of its requests, from sending to the whole answer, s.
@@ -46,7 +46,7 @@ class Burst:
 
 @dataclass(frozen=True, kw_only=True)
 class _Reached:
-    """How a new plan came to a rank: its first step, and when it had the plan and that step."""
+    """Arrival of a new plan at a rank: its first step, and when the rank had both."""
 
     status: int
     first_step: int | None

@@ -1,4 +1,4 @@
-"""What a phase of `load.py` measured, and how it is told."""
+"""Measurements of a phase of `load.py`, and their text."""
 
 from __future__ import annotations
 

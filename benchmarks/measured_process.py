@@ -38,7 +38,7 @@ class ProcessRun:
 
 @dataclass(frozen=True, kw_only=True)
 class FlyballRun:
-    """What a `flyball` command printed with `--json`, and what its process took."""
+    """Output of a `flyball` command with `--json`, and the resources of its process."""
 
     document: dict[str, Any]
     process: ProcessRun

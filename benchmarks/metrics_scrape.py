@@ -1,4 +1,4 @@
-"""What an answer of `/metrics` costs the planner, by how much the jobs in its store have measured.
+"""Cost of a response of `/metrics`, by the number of measurements in the planner's store.
 
 Run `python benchmarks/metrics_scrape.py [--jobs N] [--ranks N] [--steps N] [--json]`; README.md
 beside this file says how to read it.

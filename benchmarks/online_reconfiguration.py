@@ -40,7 +40,7 @@ MEASURED_STEPS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineFigure:
-    """How one way of choosing clocks fared, emulated.
+    """Result of one way of choosing clocks, emulated.
 
     Attributes:
         phase: `start`, GPUs as profiled, or `drift`, one stage slower than its profile.

@@ -1,4 +1,4 @@
-"""How long the planner takes to answer while it finds the frontier of a job of 64 x 256.
+"""Response times of the planner while it finds the frontier of a job of 64 x 256.
 
 Run `python benchmarks/planner_latency.py [--json] [--seconds S]`; README.md beside this file says
 how to read it.

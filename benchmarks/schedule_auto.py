@@ -1,4 +1,4 @@
-"""What `--schedule auto` brings over 1F1B: published, fitted and unbalanced profiles.
+"""Gain of `--schedule auto` over 1F1B: published, fitted and unbalanced profiles.
 
 Run `python benchmarks/schedule_auto.py [--profiles DIR] [--json]`; README.md beside this file says
 how to read it. Both plans have the same deadline: 1F1B at the highest clocks.

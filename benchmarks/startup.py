@@ -1,4 +1,4 @@
-"""How soon a new installation plans, and how large it is.
+"""Time to the first plan of a new installation, and its size.
 
 Run `python benchmarks/startup.py [--json]`; README.md beside this file says how to read it.
 """

@@ -1,4 +1,4 @@
-"""How soon a slow GPU is answered with a plan, and what that plan saves; all savings predicted.
+"""Time to a plan for a straggler, and the saving of that plan; all savings predicted.
 
 Run `python benchmarks/straggler.py [--profiles DIR] [--json]`; README.md beside this file says how
 to read it.

@@ -1,4 +1,4 @@
-"""How soon a slow GPU of a large pipeline is answered, and how good that first plan is.
+"""Time to the first plan after a straggler in a large pipeline, and the quality of that plan.
 
 Run `python benchmarks/straggler_at_once.py [--json] [--served-only]`; README.md beside this file
 says how to read it.

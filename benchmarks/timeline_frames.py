@@ -1,4 +1,4 @@
-"""How long the dashboard's timeline takes to draw a frame in a real browser.
+"""Time that the dashboard's timeline takes to draw a frame in a real browser.
 
 Run `python benchmarks/timeline_frames.py [--json]`; README.md beside this file says how to read it.
 """
@@ -94,7 +94,7 @@ LOOKS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Frames:
-    """What the frames of one look took.
+    """Times of the frames of one look.
 
     Attributes:
         processor_ms: processor time of the page's main thread, mean of a frame.

@@ -1,4 +1,4 @@
-"""What a plan's timeline and history take to make, as the dashboard asks for them, without HTTP.
+"""Time to make a plan's timeline and history, as the dashboard asks for them, without HTTP.
 
 Run `python benchmarks/timeline_view.py [--json]`; README.md beside this file says how to read it.
 """
@@ -42,7 +42,7 @@ _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, kw_only=True)
 class Took:
-    """How long something took.
+    """Duration of one piece of work.
 
     Attributes:
         passed_s: from its begin to its end, s.

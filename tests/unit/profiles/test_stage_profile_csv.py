@@ -1,4 +1,4 @@
-"""What stage profile CSV is read, and that writing gives it back."""
+"""Stage profile CSV: accepted forms, refusals, and the round trip through the writer."""
 
 from __future__ import annotations
 

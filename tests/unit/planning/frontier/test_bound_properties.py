@@ -1,4 +1,4 @@
-"""What must hold of the bound whatever the pipeline, and that a textbook program agrees."""
+"""Properties of the bound for any pipeline, and agreement with a textbook program."""
 
 from __future__ import annotations
 

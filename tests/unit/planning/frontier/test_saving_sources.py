@@ -1,4 +1,4 @@
-"""Where a plan's saving comes from: derived by hand, and for pipelines drawn at random."""
+"""Sources of a plan's saving: derived by hand, and for pipelines drawn at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be aimed at, what it comes to, and what is said of an aim that cannot be met."""
+"""Targets: their forms, the plans that meet them, and the refusal of unreachable ones."""
 
 from __future__ import annotations
 
