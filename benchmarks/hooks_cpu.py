@@ -30,7 +30,7 @@ class CpuUse:
         self._began_own = _own_ticks(pids)
 
     def others_share(self) -> float:
-        """Share of all CPUs' time that other processes used, 0 to 1, at the kernel's 10 ms steps."""
+        """Share of all CPUs' time that others used, 0 to 1; as coarse as the kernel's 10 ms."""
         total, busy = (
             now - before for now, before in zip(_machine_ticks(), self._began, strict=True)
         )
