@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_server.jobs.probing.probing_setup import probe_setup, probed_versions, stage_steps
@@ -22,8 +23,11 @@ from flyball_wire.messages import JobSpec, PlanVersion
 
 # Number of newest steps that may still lack the last rank's measurement.
 _LOOK_BACK_STEPS = 8
-# Number of steps, beyond the cycle, that the other ranks may be ahead of a silent one.
+# Number of steps, beyond the cycle, that the other ranks may be ahead of a silent one, and the time
+# that a version may be measured. Both must have passed: ranks post at most every 15 s, so at steps
+# of 10 ms 200 of them say nothing.
 PATIENCE_STEPS = 200
+PATIENCE = timedelta(seconds=60)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +66,7 @@ class ProbingRecord:
         return probe_setup(self.spec, self.ranks, window)
 
 
-def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
+def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRecord | None:
     """Return the record if there may be something to do; None: ranks or steps are pending."""
     ranks = reader.list_ranks(job.job_id)
     if len(ranks) < job.spec.num_expected_ranks:
@@ -72,7 +76,7 @@ def read_probing(reader: JobReader, job: JobRecord) -> ProbingRecord | None:
     problem = None
     has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
     if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
-        problem = _silence(reader, newest, ranks)
+        problem = _silence(reader, newest, ranks, now)
         if problem is None:
             return None
     plans = _since_last_start(probe_plans(reader, job.job_id))
@@ -143,10 +147,13 @@ def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
     return any(step >= last_step and count >= num_ranks for step, count in counts.items())
 
 
-def _silence(reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...]) -> str | None:
+def _silence(
+    reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...], now: datetime
+) -> str | None:
     """Return which ranks post nothing while others have long passed the newest version's cycle."""
     newest_steps = _newest_steps(reader, newest)
-    if newest.first_step is None or not newest_steps:
+    is_young = now - newest.created_at < PATIENCE
+    if newest.first_step is None or not newest_steps or is_young:
         return None
     waited_for = newest_steps[-1].step - (newest.first_step + newest.cycle_length)
     if waited_for < PATIENCE_STEPS:

@@ -51,7 +51,7 @@ class ProbeReconciler(SlottedReconciler):
         """Take the next step of profiling the job."""
         with services.store.reading() as reader:
             job = require_job(reader, job_id)
-            record = read_probing(reader, job) if is_probed(job) else None
+            record = read_probing(reader, job, services.now()) if is_probed(job) else None
             is_left_probing = _is_left_probing(reader, job_id)
         if is_left_probing:
             _back_to_highest(services, job_id)
