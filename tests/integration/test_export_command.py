@@ -79,6 +79,21 @@ def test_clocks_that_come_late_stand_where_they_take_effect(
     assert sum(late_ms) == pytest.approx(simulated["late_s"] * 1e3) == 250.0
 
 
+def test_a_tail_and_transfers_are_given_to_an_export_too(
+    profile: Path, plan: Path, tmp_path: Path
+) -> None:
+    path, separate = tmp_path / "trace.json", tmp_path / "separate.json"
+    given = ("--tail-ms", "500", "--transfer-ms", "250")
+    made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", separate)
+    assert made.returncode == 0
+    for one in (plan, separate):
+        assert flyball("export", profile, one, *given, "--chrome-trace", path).returncode == 0
+        trace = trace_in(path)
+        assert trace["otherData"]["iteration_time_s"] == 10.0
+        ends_us = [event["ts"] + event["dur"] for event in trace["traceEvents"] if "dur" in event]
+        assert max(ends_us) == 9.5e6
+
+
 def test_data_parallel_pipelines_are_processes(profile: Path, tmp_path: Path) -> None:
     plan, path = tmp_path / "separate.json", tmp_path / "trace.json"
     made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", plan)

@@ -271,6 +271,28 @@ def test_a_tail_and_transfers_are_in_the_plan_and_its_simulation(
     assert "--transfer-ms: 2 values for 2 stages; give one, or one for each pair of" in wrong
 
 
+def test_a_plan_is_simulated_with_the_tail_and_the_transfers_that_are_given(
+    profile: Path, tmp_path: Path
+) -> None:
+    """The pipeline's 9 s, and what is given in place of the plan's own 0.5 s and 0.25 s."""
+    plan = tmp_path / "plan.json"
+    asked = (*ASKED, "--policy", "baseline", "--tail-ms", "500", "--transfer-ms", "250")
+    assert flyball("plan", profile, *asked, "-o", plan).returncode == 0
+    for given, time_s in (
+        (("--tail-ms", "100"), 9.6),
+        (("--transfer-ms", "20"), 9.54),
+        (("--tail-ms", "0", "--transfer-ms", "0"), 9.0),
+    ):
+        simulated = document_of("simulate", profile, plan, *given)
+        assert simulated["iteration_time_s"] == pytest.approx(time_s)
+    printed = flyball("simulate", profile, plan, "--tail-ms", "100").stdout
+    assert "counted beside    a tail of 100 ms and transfers of 250 ms between stages" in printed
+    wrong = refusal(flyball("simulate", profile, plan, "--transfer-ms", "1,2"))
+    assert "--transfer-ms: 2 values for 2 stages; give one, or one for each pair of" in wrong
+    wrong = refusal(flyball("simulate", profile, plan, "--tail-ms", "-1"))
+    assert "--tail-ms: must be from 0 to 600000 ms, not -1" in wrong
+
+
 def test_the_number_of_clock_changes_is_limited(profile: Path) -> None:
     free, limited = document_of("plan", profile, *ASKED), ("--max-switches", "1")
     assert (

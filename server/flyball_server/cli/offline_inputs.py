@@ -38,7 +38,7 @@ from flyball_server.planning.documents.recorded_plan import (
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.request_options import clock_transitions
+from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import PlanOptions
@@ -48,6 +48,13 @@ N = TypeVar("N", int, float)
 
 # A parser or one of its groups.
 Arguments = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+
+
+_OPTION_OF_TIME = {
+    "transition_ms": "--transition-ms",
+    "tail_ms": "--tail-ms",
+    "transfer_ms": "--transfer-ms",
+}
 
 
 def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
@@ -101,6 +108,24 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
         action="store_const",
         const=0.0,
         help="predict as if clocks changed at once",
+    )
+
+
+def add_iteration_arguments(parser: Arguments, default: str) -> None:
+    """Add `--tail-ms` and `--transfer-ms`."""
+    parser.add_argument(
+        "--tail-ms",
+        metavar="MS",
+        type=float,
+        help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
+        f" all GPUs wait during it (default: {default})",
+    )
+    parser.add_argument(
+        "--transfer-ms",
+        metavar="MS",
+        type=per_stage(float, "ms", "1.5,2"),
+        help="time of a transfer between neighbouring stages in ms, one value or one for each pair"
+        f" of neighbours (default: {default})",
     )
 
 
@@ -211,7 +236,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: bool = True) -> None:
-    """Add PROFILE.csv, PLAN.json, `--blocking-power`, and how late clocks change."""
+    """Add PROFILE.csv, PLAN.json, `--blocking-power`, late clocks, the tail and transfers."""
     add_profile_argument(parser, is_required=are_required)
     parser.add_argument(
         "plan",
@@ -222,6 +247,7 @@ def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: boo
     )
     add_blocking_power_argument(parser, "default: the plan's own")
     add_transition_arguments(parser, "the plan's own")
+    add_iteration_arguments(parser, "the plan's own")
 
 
 def add_timeline_argument(parser: Arguments) -> None:
@@ -242,7 +268,7 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     plan = read_plan(arguments.plan)
     power_w: tuple[float, ...] | None = arguments.blocking_power
     try:
-        plan = _with_given_transitions(plan, arguments)
+        plan = _with_given_times(plan, arguments)
         if isinstance(plan, DataParallelPlan):
             profiles = read_pipelines(arguments.profile)
             of_plan = models_of_data_parallel_plan(profiles, plan, power_w)
@@ -253,21 +279,32 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
     except PlanningError as error:
         if error.field == "blocking_power_w" and power_w is not None:
             raise CommandError(f"--blocking-power: {error.message}") from None
-        if error.field == "transition_ms":
-            raise CommandError(f"--transition-ms: {error.message}") from None
+        option = _OPTION_OF_TIME.get(error.field)
+        if option is not None and getattr(arguments, error.field) is not None:
+            raise CommandError(f"{option}: {error.message}") from None
         raise CommandError(f"{arguments.plan}: {error}") from None
 
 
-def _with_given_transitions(
+def _with_given_times(
     plan: FrequencyPlan | DataParallelPlan, arguments: argparse.Namespace
 ) -> FrequencyPlan | DataParallelPlan:
-    if arguments.transition_ms is None and arguments.transitions is None:
-        return plan
+    """Return the plan with the given times of clock changes, tail and transfers."""
     given = PlanOptions(
+        schedule=plan.schedule,
         transition_ms=arguments.transition_ms,
         transitions=given_transitions(arguments.transitions),
+        tail_ms=arguments.tail_ms or 0.0,
+        transfer_ms=arguments.transfer_ms,
     )
-    return replace(plan, transitions=clock_transitions(given))
+    if given.transition_ms is not None or given.transitions is not None:
+        plan = replace(plan, transitions=clock_transitions(given))
+    is_periodic = plan.weight_versions is not None
+    tail_s, transfer_s = iteration_delays_s(given, plan.num_stages, is_periodic=is_periodic)
+    if arguments.tail_ms is not None:
+        plan = replace(plan, tail_s=tail_s)
+    if arguments.transfer_ms is not None:
+        plan = replace(plan, transfer_s=transfer_s)
+    return plan
 
 
 def instruction_label(instruction: Instruction) -> str:

@@ -124,20 +124,7 @@ def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
     offline_inputs.add_blocking_power_argument(parser, "default: from --gpu")
     offline_inputs.add_transition_arguments(parser, "from --gpu, else 0")
-    parser.add_argument(
-        "--tail-ms",
-        metavar="MS",
-        type=float,
-        help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
-        " all GPUs wait during it (default: 0)",
-    )
-    parser.add_argument(
-        "--transfer-ms",
-        metavar="MS",
-        type=offline_inputs.per_stage(float, "ms", "1.5,2"),
-        help="time of a transfer between neighbouring stages in ms, one value or one for each pair"
-        " of neighbours (default: 0)",
-    )
+    offline_inputs.add_iteration_arguments(parser, "0")
     for option, what in (
         ("--activation-bytes", "of activations per microbatch in flight"),
         ("--free-memory-bytes", "of memory free beyond what 1F1B uses"),
