@@ -16,8 +16,9 @@ from flyball_client.gpu.nvml import list_nvml_gpus
 from flyball_client.gpu.nvml_facts import driver_version, nvml_session
 from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
 from flyball_client.gpu.window_draft import draft_window, window_toml
-from flyball_client.profiling.arguments import add_force, emulated_profile, write_new
+from flyball_client.profiling.arguments import add_force, emulated_profile
 from flyball_wire.command import Command, CommandError
+from flyball_wire.whole_file import write_result
 
 # `--gpu NAME` is case-insensitive and finds the file with the lower-case name.
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -91,7 +92,7 @@ def _run(arguments: argparse.Namespace) -> int:
     elif arguments.output is None:
         print(_toml(arguments.toml, gpus), end="")
     else:
-        write_new(arguments.output, _toml(arguments.toml, gpus), force=arguments.force)
+        write_result(arguments.output, _toml(arguments.toml, gpus), replaces=arguments.force)
     return 0
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import (
     add_output,
-    write_new,
 )
 from flyball_client.profiling.blocking_power import blocking_power, configure_blocking_power
 from flyball_client.profiling.run_action import configure_run, run
@@ -22,6 +21,7 @@ from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError, add_planner
 from flyball_wire.online_profiling import ProbedPoint, ProfilingState, ProfilingStatus
+from flyball_wire.whole_file import write_result
 
 _STATES = {
     ProfilingState.OFF: "off, the profile was given",
@@ -52,7 +52,7 @@ def online(arguments: argparse.Namespace) -> int:
         view = asked(planner, job, lambda: planner.get_profiling(job))
         text = None if output is None else asked(planner, job, lambda: planner.get_profile_csv(job))
     if output is not None and text is not None:
-        write_new(output, text, force=arguments.force)
+        write_result(output, text, replaces=arguments.force)
     if arguments.json:
         document = {**encode(view), "output": None if output is None else str(output)}
         print(json.dumps(document, indent=2))
@@ -136,7 +136,7 @@ def join(arguments: argparse.Namespace) -> int:
 
 
 def _give(text: str, arguments: argparse.Namespace) -> int:
-    write_new(arguments.output, text, force=arguments.force)
+    write_result(arguments.output, text, replaces=arguments.force)
     num_rows = text.count("\n") - 1
     if arguments.json:
         print(json.dumps({"output": str(arguments.output), "num_rows": num_rows}))

@@ -102,27 +102,6 @@ def add_force(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
-def write_new(file: Path, text: str, *, force: bool) -> None:
-    """Write a new file; with `force`, overwrite an existing one.
-
-    Raises:
-        CommandError: It exists, or cannot be written.
-    """
-    try:
-        with file.open("w" if force else "x", encoding="utf-8") as written:
-            written.write(text)
-    except FileExistsError:
-        raise CommandError(f"{file}: exists already; --force overwrites it") from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
-        raise cannot_write(file, error) from None
-
-
-def cannot_write(file: Path, error: Exception) -> CommandError:
-    """Return the error for a file that cannot be written."""
-    reason = error.strerror if isinstance(error, OSError) else None
-    return CommandError(f"{file}: cannot be written ({reason or error})")
-
-
 def emulated_profile(file: Path, stage: int) -> StageProfile:
     """Read the profile of an emulated GPU of this stage.
 

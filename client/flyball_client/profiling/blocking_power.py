@@ -34,7 +34,6 @@ from flyball_client.profiling.arguments import (
     emulated_profile,
     known_blocking_power_w,
     quantity,
-    write_new,
 )
 from flyball_client.profiling.counter_window import CounterReading, power_error
 from flyball_client.profiling.held_clock import HeldClock
@@ -48,6 +47,7 @@ from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command import CommandError
 from flyball_wire.errors import FlyballError
 from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.whole_file import write_result
 
 READY = "ready"
 RECEIVED = "received"
@@ -330,10 +330,11 @@ def blocking_power(arguments: argparse.Namespace) -> int:
             with_blocking_power(text, 1.0, "checked before measuring")
         with _waiting_gpu(arguments) as gpu:
             found = _measure(arguments, gpu)
+            # Printed first: a full disk loses no measurement.
+            print(_as_json(gpu, found) if arguments.json else _as_text(gpu, found))
             if text is not None:
                 filled = with_blocking_power(text, found.power_w, _origin(gpu, found))
-                write_new(arguments.output, filled, force=arguments.force)
-            print(_as_json(gpu, found) if arguments.json else _as_text(gpu, found))
+                write_result(arguments.output, filled, replaces=arguments.force)
     except (GpuError, BlockingPairError, ProfileError, ValueError) as error:
         raise CommandError(str(error)) from None
     return 0

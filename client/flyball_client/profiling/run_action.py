@@ -18,7 +18,6 @@ from flyball_client.profiling.arguments import (
     add_labels,
     add_option,
     add_output,
-    cannot_write,
     count,
     emulated_profile,
     known_blocking_power_w,
@@ -38,6 +37,7 @@ from flyball_client.profiling.workload import Workload, WorkloadError, emulated_
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_wire.command import CommandError
+from flyball_wire.whole_file import cannot_write
 
 DEFAULT_WARM_UP_S = 20.0
 _DEFAULTS = MeasuringRule()
@@ -362,7 +362,7 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
                 try:
                     file.append(point)
                 except OSError as error:
-                    raise cannot_write(file.file, error) from None
+                    raise cannot_write(f"{file.file}:", error) from None
                 points.append(point)
     return RunResult(
         file=file,
@@ -380,7 +380,7 @@ def _begin(file: PointsFile, *, resume: bool) -> list[MeasuredPoint]:
             return file.resume()
         file.begin()
     except OSError as error:
-        raise cannot_write(file.file, error) from None
+        raise cannot_write(f"{file.file}:", error) from None
     return []
 
 

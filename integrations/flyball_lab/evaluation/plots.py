@@ -11,7 +11,7 @@ from matplotlib.figure import Figure as Picture
 from flyball_lab.evaluation.configurations import FITTED, GIVEN
 from flyball_lab.evaluation.figures import Figure
 from flyball_lab.evaluation.tables import Row
-from flyball_wire.command import CommandError
+from flyball_wire.whole_file import result_file
 
 SUFFIXES = (".png", ".svg")
 # EnvPipe's from grey to orange, Flyball's in blues.
@@ -39,10 +39,8 @@ def write_plots(figure: Figure, rows: Sequence[Row], folder: Path) -> list[Path]
     picture = _draw(figure, rows)
     paths = [folder / f"figure-{figure.name}{suffix}" for suffix in SUFFIXES]
     for path in paths:
-        try:
-            picture.savefig(path, dpi=_DPI)
-        except OSError as error:
-            raise CommandError(f"{path}: cannot be written ({error.strerror or error})") from None
+        with result_file(path) as part:
+            picture.savefig(part, format=path.suffix[1:], dpi=_DPI)
     return paths
 
 

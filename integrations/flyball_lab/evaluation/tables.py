@@ -9,7 +9,7 @@ from pathlib import Path
 from flyball_lab.evaluation.configurations import Configuration
 from flyball_lab.evaluation.figures import Figure
 from flyball_lab.evaluation.planned_run import RunResult
-from flyball_wire.command import CommandError
+from flyball_wire.whole_file import result_file
 
 Row = dict[str, str | int | float | None]
 Results = Mapping[Configuration, RunResult]
@@ -40,13 +40,10 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
     Raises:
         CommandError: the file cannot be written.
     """
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be written ({error.strerror or error})") from None
+    with result_file(path) as part, part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
 
 
 def printed_table(figure: Figure, rows: Sequence[Row]) -> str:

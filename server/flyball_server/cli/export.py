@@ -10,7 +10,6 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from flyball_server.cli import offline_inputs
 from flyball_server.cli.offline_inputs import (
     add_timeline_arguments,
     instruction_label,
@@ -20,6 +19,7 @@ from flyball_server.planning.documents.predicted_timeline import PredictedTimeli
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
+from flyball_wire.whole_file import write_result
 
 Event = dict[str, Any]
 
@@ -253,7 +253,7 @@ def _export_recorded(arguments: argparse.Namespace) -> int:
         print(text)
     else:
         path: Path = arguments.output
-        offline_inputs.write_text(path, text + "\n")
+        write_result(path, text + "\n")
         if arguments.json:
             written = {"num_runs": num_runs, "left_out": list(recorded.left_out)}
             print(json.dumps({"recorded": str(path), **written}))
@@ -269,7 +269,7 @@ def _export_timeline(arguments: argparse.Namespace) -> int:
     path: Path = arguments.chrome_trace
     timeline = read_timeline(arguments)
     document = trace_document(timeline)
-    offline_inputs.write_text(path, json.dumps(document, allow_nan=False) + "\n")
+    write_result(path, json.dumps(document, allow_nan=False) + "\n")
     num_instructions = sum(map(len, timeline.assignments))
     num_events = len(document["traceEvents"])
     if arguments.json:

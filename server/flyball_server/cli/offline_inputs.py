@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -209,30 +208,6 @@ def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
         raise CommandError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: not a plan in JSON ({error})") from None
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a result atomically: the file is complete, or the old one stays.
-
-    A link stays one, and a device or pipe is written to.
-    """
-    if path.name in ("", "..") or path.is_dir():
-        raise CommandError(f"{path}: is a folder; name a file in it")
-    partial: Path | None = None
-    try:
-        file = Path(os.path.realpath(path))
-        if file.exists() and not file.is_file():
-            file.write_text(text, encoding="utf-8")
-            return
-        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
-    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
-        if partial is not None:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise CommandError(f"{path}: cannot be written ({reason or error})") from None
 
 
 def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: bool = True) -> None:

@@ -41,6 +41,7 @@ from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
 from flyball_wire.plan_options import Policy
 from flyball_wire.read_models import SavingSources
+from flyball_wire.whole_file import write_result
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem
@@ -71,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with ProgressLine("reading the profile") as progress:
         solved, document, sources = _planned(arguments, progress)
     if arguments.output:
-        offline_inputs.write_text(arguments.output, document + "\n")
+        write_result(arguments.output, document + "\n")
     if arguments.json:
         print(document)
     else:

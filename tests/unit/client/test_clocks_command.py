@@ -142,7 +142,7 @@ def test_a_file_that_is_there_is_written_over_only_by_force(
     ("arguments", "text"),
     [
         (["--toml", "h200", "-o", "no/such/folder.toml"], "cannot be written (No such file"),
-        (["--toml", "h200", "-o", "."], "exists already"),
+        (["--toml", "h200", "-o", "."], "is a folder; name a file in it"),
         (["--toml", "H200"], "'H200' cannot be a GPU's name in the table"),
         (["--toml", "../h200"], "cannot be a GPU's name in the table"),
         (["--toml", "h200", "--json"], "--toml prints TOML"),

@@ -17,7 +17,6 @@ from flyball_client.profiling.arguments import (
     add_option,
     add_output,
     count,
-    write_new,
 )
 from flyball_client.profiling.repetition import clock_grid
 from flyball_client.profiling.transitions.loop_process import LoopError
@@ -38,6 +37,7 @@ from flyball_profiles.measured_transitions import (
     transitions_toml,
 )
 from flyball_wire.command import CommandError
+from flyball_wire.whole_file import write_result
 
 _NUM_CLOCKS = 4
 
@@ -112,11 +112,14 @@ def transitions(arguments: argparse.Namespace) -> int:
             measured = measured_by(opened, rule)
     except (GpuError, LoopError, TransitionsFailedError, GpuTableError, ValueError) as error:
         raise CommandError(str(error)) from None
+    # Printed first: a full disk loses no measurement.
+    print(_as_json(opened, measured) if arguments.json else _as_text(opened, measured))
     if output is not None:
         table = transitions_toml(measured, _source(opened, rule, measured))
         text = table if to_fill is None else with_transitions(to_fill, table)
-        write_new(output, text, force=arguments.force)
-    print(_as_json(opened, measured) if arguments.json else _as_text(opened, measured, output))
+        write_result(output, text, replaces=arguments.force)
+        if not arguments.json:
+            print(f"{output}: written")
     return 0
 
 
@@ -240,7 +243,7 @@ def _as_json(opened: OpenedGpus, measured: MeasuredTransitions) -> str:
 _COLUMNS = "".join(f"{name:>8}" for name in ("p5", "p50", "p95", "max"))
 
 
-def _as_text(opened: OpenedGpus, measured: MeasuredTransitions, output: Path | None) -> str:
+def _as_text(opened: OpenedGpus, measured: MeasuredTransitions) -> str:
     times = measured.times
     how = "emulated" if opened.is_emulated else "measured"
     lines = [
@@ -267,7 +270,7 @@ def _as_text(opened: OpenedGpus, measured: MeasuredTransitions, output: Path | N
     for name in ("up", "down"):
         figures = [f"{1e3 * getattr(times, f'{name}_p{p}_s'):.2f}" for p in (5, 50, 95)]
         lines.append(f"for plans, {name}: p5 {figures[0]}, p50 {figures[1]}, p95 {figures[2]} ms")
-    return "\n".join(lines if output is None else [*lines, f"{output}: written"])
+    return "\n".join(lines)
 
 
 def _pair_row(pair: PairTimes) -> str:

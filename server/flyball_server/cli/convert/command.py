@@ -23,6 +23,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_wire.command import Command, CommandError
+from flyball_wire.whole_file import write_result
 
 _SCHED_JSON_SUFFIX = ".sched.json"
 _PROFILE, _ENVPIPE_PROFILE, _KAREUS = "profile", "envpipe-profile", "kareus-profile"
@@ -217,7 +218,7 @@ def _run(arguments: Given) -> int:
         raise CommandError(error.located(str(source))) from None
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{source}: cannot be read ({error})") from None
-    offline_inputs.write_text(output, written)
+    write_result(output, written)
     result: dict[str, Any] = {"output": str(output), "from": read_as, "to": write_as, **note}
     if arguments.json:
         print(json.dumps(result))

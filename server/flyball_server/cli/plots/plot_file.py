@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyball_wire.command import CommandError
+from flyball_wire.whole_file import result_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,9 +45,5 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         CommandError: the file cannot be written.
     """
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise CommandError(
-            f"--plot: {path} cannot be written ({error.strerror or error})"
-        ) from None
+    with result_file(path, option="--plot") as part:
+        figure.savefig(part, format=path.suffix[1:], dpi=150)

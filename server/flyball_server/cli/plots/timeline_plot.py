@@ -7,7 +7,6 @@ chunk, and the letter both, if there is room.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from flyball_server.planning.documents.plan_text import LETTERS
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation
-from flyball_wire.command import CommandError
+from flyball_wire.whole_file import result_file
 
 Point = tuple[float, float]
 
@@ -167,18 +166,13 @@ def write_timeline_plot(timeline: PredictedTimeline, path: Path) -> None:
     Raises:
         CommandError: the file cannot be written.
     """
-    picture = io.BytesIO()
     # Without a date and with a fixed salt the same plan gives the same file.
     metadata = {"Date": None} if path.suffix == ".svg" else None
-    with mpl.rc_context(
-        {"hatch.linewidth": 0.4, "svg.fonttype": "none", "svg.hashsalt": "flyball"}
+    with (
+        result_file(path, option="--plot") as part,
+        mpl.rc_context({"hatch.linewidth": 0.4, "svg.fonttype": "none", "svg.hashsalt": "flyball"}),
     ):
-        _draw(timeline).savefig(picture, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
-    try:
-        path.write_bytes(picture.getvalue())
-    except (OSError, ValueError) as error:  # ValueError: a NUL inside the path
-        reason = error.strerror if isinstance(error, OSError) else None
-        raise CommandError(f"--plot: {path} cannot be written ({reason or error})") from None
+        _draw(timeline).savefig(part, format=path.suffix[1:], dpi=_DPI, metadata=metadata)
 
 
 def _draw(timeline: PredictedTimeline) -> Figure:

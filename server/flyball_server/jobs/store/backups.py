@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from flyball_server.jobs.errors import BackupError
 from flyball_server.jobs.store.database_address import is_postgres, shown, sqlite_file
 from flyball_server.jobs.store.job_stores import needs_driver
 from flyball_server.jobs.store.sqlite.sqlite_backup import back_up_sqlite, restore_sqlite
+from flyball_wire.whole_file import whole_file
 
 _KINDS = {"SQLite": b"SQLite format 3\0", "PostgreSQL": b"PGDMP"}
 
@@ -42,7 +41,9 @@ def back_up(database: str, file: Path) -> Backup:
     Raises:
         StoreError: the database cannot be read, or the file exists or cannot be written.
     """
-    with _new_file(file) as part:
+    if file.exists():
+        raise BackupError(problem=f"{file} exists; give another name")
+    with _written(file), whole_file(file, is_private=True) as part:
         if is_postgres(database):
             with needs_driver(database):
                 from flyball_server.jobs.store.postgres.postgres_backup import (  # noqa: PLC0415 - psycopg
@@ -83,32 +84,11 @@ def _result(database: str, file: Path) -> Backup:
 
 
 @contextmanager
-def _new_file(file: Path) -> Generator[Path]:
-    """Yield an empty file beside this one, which takes its name when the block ends normally."""
-    if file.exists():
-        raise BackupError(problem=f"{file} exists; give another name")
-    part: Path | None = None
+def _written(file: Path) -> Generator[None]:
     try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-        os.close(descriptor)
-        part = Path(name)
-        yield part
-        _store_on_disk(part)
-        part.rename(file)
-        _store_on_disk(file.parent)
+        yield
     except OSError as error:
         raise BackupError(problem=f"{file} cannot be written ({error.strerror})") from error
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
-def _store_on_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _check_kind(file: Path, wanted: str) -> None:

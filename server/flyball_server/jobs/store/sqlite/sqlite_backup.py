@@ -53,6 +53,7 @@ def restore_sqlite(database: Path, file: Path, *, replaces: bool) -> None:
     if database.exists() and database.samefile(file):
         raise BackupError(problem=f"{file} is the database itself; name another file")
     make_folder(database)
+    is_new = not database.exists()
     lock = PlannerLock(database)
     lock.take()
     try:
@@ -61,6 +62,10 @@ def restore_sqlite(database: Path, file: Path, *, replaces: bool) -> None:
         with _opened(file) as backup, _opened(database) as restored:
             backup.backup(restored)
         restrict(database.resolve())
+    except BaseException:
+        if is_new:
+            database.resolve().unlink(missing_ok=True)
+        raise
     finally:
         lock.restore()
 
