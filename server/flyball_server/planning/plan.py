@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.documents.planned_instructions import PickledInColumns, PlannedStages
+from flyball_server.planning.documents.planned_instructions import PlannedStages
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 
@@ -120,7 +120,7 @@ def num_switches(stages: PlannedStages) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FrequencyPlan(PickledInColumns, PlanPrediction):
+class FrequencyPlan(PlanPrediction):
     """Plan for one pipeline.
 
     Attributes:
@@ -141,7 +141,7 @@ class FrequencyPlan(PickledInColumns, PlanPrediction):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedPipeline(PickledInColumns):
+class PlannedPipeline:
     """One data-parallel pipeline's part of a plan.
 
     Attributes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import itemgetter
 from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
-    in_stages,
-    planned_instructions,
+    PlannedStages,
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.memoize import kept_by_digest, profile_digest
+from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.pipeline_model import (
     Assignment,
     PipelineModel,
@@ -331,29 +330,19 @@ def _chunk_places(schedule: Schedule) -> VirtualStages:
     return () if is_plain else schedule.virtual_stages
 
 
-def planned_stages(
-    model: PipelineModel, assignment: Assignment
-) -> tuple[tuple[PlannedInstruction, ...], ...]:
+def planned_stages(model: PipelineModel, assignment: Assignment) -> PlannedStages:
     """Per stage, its instructions in the order of execution, with their clocks."""
-    nodes = model.dag.instruction
     clocks_mhz = [
         points[choice].frequency_mhz
         for points, choice in zip(model.points, assignment, strict=True)
     ]
-    if not model.schedule.is_periodic:  # one node for each instruction, in their order
-        columns = [map(itemgetter(column), nodes) for column in range(3)]
-        planned = planned_instructions(columns[0], columns[1], clocks_mhz, columns[2])
-        return in_stages(planned, map(len, model.schedule.stages))
-    clock_of = dict(zip(zip(model.dag.stage, nodes, strict=True), clocks_mhz, strict=True))
+    schedule = model.schedule
     return tuple(
         tuple(
-            PlannedInstruction(
-                kind=instruction.kind,
-                microbatch=instruction.microbatch,
-                frequency_mhz=clock_of[stage, model.schedule.node_of(instruction)],
-                chunk=instruction.chunk,
-            )
-            for instruction in instructions
+            PlannedInstruction(kind, microbatch, clocks_mhz[node], chunk)
+            for (kind, microbatch, chunk), node in zip(instructions, nodes, strict=True)
         )
-        for stage, instructions in enumerate(model.schedule.stages)
+        for instructions, nodes in zip(
+            schedule.stages, nodes_in_order(schedule, model.dag), strict=True
+        )
     )

@@ -7,9 +7,8 @@ nothing in it is ever evaluated.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -17,7 +16,7 @@ from flyball_profiles.clock_transitions import ClockTransitions, TransitionsErro
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
-    planned_instructions,
+    PlannedStages,
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import (
@@ -95,7 +94,6 @@ def _checked(
 
 # Far above any real job; a broken document must not fill the memory.
 MAX_PIPELINES = 1_048_576
-_PLAIN_COUNT = 1_000_000_000
 _KINDS = {str(kind): kind for kind in InstructionKind}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
@@ -369,47 +367,24 @@ def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipelin
     )
 
 
-def stage_entries(
-    stages: tuple[tuple[PlannedInstruction, ...], ...],
-) -> list[list[list[str | int]]]:
+def stage_entries(stages: PlannedStages) -> list[list[list[str | int]]]:
     """Per stage, `[kind, microbatch, MHz]` of each instruction, and a chunk other than 0."""
     return [list(map(list, instruction_entries(stage))) for stage in stages]
 
 
-def stages_from_entries(value: object, where: str) -> tuple[tuple[PlannedInstruction, ...], ...]:
+def stages_from_entries(value: object, where: str) -> PlannedStages:
     """Return what `stage_entries` wrote.
 
     Raises:
         PlanningError: it is something else; `field` says where, from `where` on.
     """
     return tuple(
-        _instructions(list_of(entries, f"{where}[{stage}]"), f"{where}[{stage}]")
+        tuple(
+            _instruction(entry, f"{where}[{stage}][{position}]")
+            for position, entry in enumerate(list_of(entries, f"{where}[{stage}]"))
+        )
         for stage, entries in enumerate(list_of(value, where))
     )
-
-
-def _instructions(entries: list[object], where: str) -> tuple[PlannedInstruction, ...]:
-    """Return the instructions of a stage; checks them one by one if one may be wrong."""
-    if set(map(type, entries)) == {list}:
-        lists = cast("list[list[Any]]", entries)
-        if set(map(len, lists)) == {3}:
-            names, microbatches, clocks_mhz = zip(*lists, strict=True)
-            if _are_kinds(names) and _are_counts(microbatches) and _are_counts(clocks_mhz):
-                kinds = map(_KINDS.__getitem__, names)
-                chunks = itertools.repeat(0, len(names))
-                return tuple(planned_instructions(kinds, microbatches, clocks_mhz, chunks))
-    return tuple(
-        _instruction(entry, f"{where}[{position}]") for position, entry in enumerate(entries)
-    )
-
-
-def _are_kinds(values: Sequence[object]) -> bool:
-    return set(map(type, values)) == {str} and _KINDS.keys() >= set(values)
-
-
-def _are_counts(values: Sequence[Any]) -> bool:
-    """Return whether they are counts beyond doubt; truth values are none."""
-    return set(map(type, values)) == {int} and 0 <= min(values) <= max(values) <= _PLAIN_COUNT
 
 
 def _instruction(entry: object, where: str) -> PlannedInstruction:
@@ -419,14 +394,9 @@ def _instruction(entry: object, where: str) -> PlannedInstruction:
             "must be [kind, microbatch, MHz], with the chunk as a fourth where there are chunks",
             field=where,
         )
-    kind = next((kind for kind in InstructionKind if kind == items[0]), None)
-    if kind is None:
+    name, *counts = items
+    if not isinstance(name, str) or name not in _KINDS:
         raise PlanningError(
             f"unknown instruction; known: {', '.join(InstructionKind)}", field=where
         )
-    return PlannedInstruction(
-        kind=kind,
-        microbatch=count_of(items[1], where),
-        frequency_mhz=count_of(items[2], where),
-        chunk=count_of(items[3], where) if len(items) == 4 else 0,
-    )
+    return PlannedInstruction(_KINDS[name], *(count_of(count, where) for count in counts))

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.documents.planned_instructions import PlannedStages
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import NONE, nodes_in_order
 from flyball_server.planning.model.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import (
@@ -118,7 +119,7 @@ def _model_of_pipeline(
 def _model_of_stages(
     profile: StageProfile,
     plan: PlanPrediction,
-    stages: tuple[tuple[PlannedInstruction, ...], ...],
+    stages: PlannedStages,
     *,
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
@@ -139,23 +140,18 @@ def _model_of_stages(
         )
     model = model.with_delays(plan.tail_s, plan.transfer_s)
     model = replace(model, transitions=plan.transitions)
-    clocks_mhz: dict[tuple[int, Instruction], int] = {}
+    assignment = [NONE] * model.dag.num_nodes
+    nodes = nodes_in_order(order, model.dag)
     for stage, items in enumerate(stages):
-        for item in items:
-            instruction = Instruction(item.kind, item.microbatch, item.chunk)
-            key = (stage, order.node_of(instruction))
-            if clocks_mhz.setdefault(key, item.frequency_mhz) != item.frequency_mhz:
+        for item, node in zip(items, nodes[stage], strict=True):
+            choice = _index_of(model.points[node], item.frequency_mhz, model, node)
+            if assignment[node] not in (NONE, choice):
                 raise PlanningError(
                     f"stage {stage} runs {item.kind} at several clocks; where a pipeline never"
                     " flushes, all microbatches of a stage must run at the same clocks",
                     field="stages",
                 )
-    assignment = [
-        _index_of(model.points[node], clocks_mhz[stage, instruction], model, node)
-        for node, (stage, instruction) in enumerate(
-            zip(model.dag.stage, model.dag.instruction, strict=True)
-        )
-    ]
+            assignment[node] = choice
     return model, assignment
 
 

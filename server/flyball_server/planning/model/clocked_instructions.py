@@ -6,11 +6,12 @@ instruction runs at the clock before, which may be any clock of its stage.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import OperatingPoint
-from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.dag import NONE, DependencyDag, nodes_in_order
 from flyball_server.planning.schedules._base import Schedule
 
 
@@ -91,7 +92,7 @@ def clocked_instructions(
         [_held(of_group, clock_mhz) for clock_mhz in clocks_mhz[stage]]
         for (stage, _), of_group in points_of.items()
     ]
-    nodes = _period(schedule, dag) if schedule.is_periodic else list(range(dag.num_nodes))
+    nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
     stage_of = [dag.stage[node] for node in nodes]
     numbered = list(enumerate(stage_of))
     last = {stage: instruction for instruction, stage in numbered}
@@ -120,19 +121,6 @@ def clocked_instructions(
 def _held(points: tuple[OperatingPoint, ...], clock_mhz: int) -> OperatingPoint:
     """Return the lowest point of at least this clock, else the highest."""
     return points[max(0, sum(point.frequency_mhz >= clock_mhz for point in points) - 1)]
-
-
-def _period(schedule: Schedule, dag: DependencyDag) -> list[int]:
-    """Return the node of each instruction of a steady-state period, stage after stage."""
-    node_of = {
-        (stage, instruction): node
-        for node, (stage, instruction) in enumerate(zip(dag.stage, dag.instruction, strict=True))
-    }
-    return [
-        node_of[stage, schedule.node_of(instruction)]
-        for stage, instructions in enumerate(schedule.stages)
-        for instruction in instructions
-    ]
 
 
 def _chains(stage_of: Sequence[int]) -> list[int]:

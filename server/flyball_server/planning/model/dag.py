@@ -163,6 +163,17 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     )
 
 
+def nodes_in_order(schedule: Schedule, dag: DependencyDag) -> list[list[int]]:
+    """Per stage, the node of each of its instructions, in the order of execution."""
+    number = {
+        node: index for index, node in enumerate(zip(dag.stage, dag.instruction, strict=True))
+    }
+    return [
+        [number[stage, schedule.node_of(instruction)] for instruction in instructions]
+        for stage, instructions in enumerate(schedule.stages)
+    ]
+
+
 _Node = tuple[int, Instruction]  # with its stage
 _BACKWARDS = (InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT)
 

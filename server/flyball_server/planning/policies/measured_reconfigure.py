@@ -8,6 +8,7 @@ clocks to raise, so it ends whatever is measured.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import NONE, DependencyDag
+from flyball_server.planning.model.dag import NONE, DependencyDag, nodes_in_order
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.policies.reconfigure import path_raise
-from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_server.planning.schedules._base import Schedule
 from flyball_wire.plan_options import Reconfigure
 
 
@@ -73,15 +74,7 @@ def pipeline_of_steps(
         dag: DAG of that schedule.
         steps: one at least, all at the same clocks.
     """
-    node_of = {
-        (stage, instruction): node
-        for node, (stage, instruction) in enumerate(zip(dag.stage, dag.instruction, strict=True))
-    }
-    nodes = [
-        node_of[stage, schedule.node_of(Instruction(*instruction))]
-        for stage, instructions in enumerate(schedule.stages)
-        for instruction in instructions
-    ]
+    nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
     times_s = np.zeros((2, len(steps), dag.num_nodes))
     for number, step in enumerate(steps):
         ran = [times for stage in step for times in stage]
