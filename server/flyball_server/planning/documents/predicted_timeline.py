@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.data_parallel import JointSimulation, simulate_jointly
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation, simulate
@@ -75,8 +76,7 @@ def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple
     for dp_rank, model, assignment in zip(
         dp_ranks, timeline.models, timeline.assignments, strict=True
     ):
-        of_stage = _periods if model.schedule.is_periodic else _stages
-        rows += of_stage(model, assignment, whole, first_node, dp_rank)
+        rows += _rows(model, assignment, whole, first_node, dp_rank)
         first_node += model.dag.num_nodes
     return tuple(rows)
 
@@ -84,98 +84,50 @@ def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple
 def critical_places(timeline: PredictedTimeline) -> tuple[tuple[int, int], ...]:
     """Row and position in it of each instruction on a longest path, in the order of time.
 
-    Of several pipelines one path each, one after the other.
+    Of several pipelines one path each, one after the other. Of a pipeline that never flushes all of
+    its slowest stage.
     """
     places: list[tuple[int, int]] = []
     first_row = 0
     for model, simulation in zip(timeline.models, timeline.simulation.pipelines, strict=True):
-        if model.schedule.is_periodic:
-            places += _period_places(model, simulation, first_row)
-        else:
-            first_of = _first_nodes(model)
-            places += (
-                (first_row + model.dag.stage[node], node - first_of[model.dag.stage[node]])
-                for node in simulation.critical_path
-            )
+        of_node: dict[int, list[tuple[int, int]]] = {}
+        for row, nodes in enumerate(nodes_in_order(model.schedule, model.dag), first_row):
+            for position, node in enumerate(nodes):
+                of_node.setdefault(node, []).append((row, position))
+        own = [place for node in simulation.critical_path for place in of_node[node]]
+        places += sorted(own) if model.schedule.is_periodic else own
         first_row += model.schedule.num_stages
     return tuple(places)
 
 
-def _first_nodes(model: PipelineModel) -> list[int]:
-    """Return the first node of each stage; nodes are numbered stage after stage."""
-    first_of = [0] * model.schedule.num_stages
-    for node in reversed(range(model.dag.num_nodes)):
-        first_of[model.dag.stage[node]] = node
-    return first_of
-
-
-def _stages(
+def _rows(
     model: PipelineModel, assignment: Assignment, whole: Simulation, first_node: int, dp_rank: int
 ) -> Iterator[TimelineRow]:
-    power_w = model.stage_blocking_power_w
-    for stage, of_stage in itertools.groupby(
-        range(model.dag.num_nodes), key=model.dag.stage.__getitem__
-    ):
-        nodes = list(of_stage)
-        points = [model.points[node][assignment[node]] for node in nodes]
-        in_whole = slice(first_node + nodes[0], first_node + nodes[-1] + 1)
+    """Each stage's row; where the pipeline never flushes, instructions run one after the other."""
+    schedule, power_w = model.schedule, model.stage_blocking_power_w
+    num_runs = schedule.num_microbatches if schedule.is_periodic else 1  # of a node
+    for stage, nodes in enumerate(nodes_in_order(schedule, model.dag)):
+        kinds, microbatches, chunks = zip(*schedule.stages[stage], strict=True)
+        in_whole = [first_node + node for node in nodes]
+        durations_s = [whole.busy_s[node] / num_runs for node in in_whole]
+        starts_s = (
+            [0.0, *itertools.accumulate(durations_s[:-1])]
+            if schedule.is_periodic
+            else [whole.start_s[node] for node in in_whole]
+        )
         yield TimelineRow(
             stage=stage,
             dp_rank=dp_rank,
             blocking_power_w=power_w[stage],
-            kinds=tuple(model.dag.instruction[node].kind.value for node in nodes),
-            microbatches=tuple(model.dag.instruction[node].microbatch for node in nodes),
-            chunks=tuple(model.dag.instruction[node].chunk for node in nodes),
-            clock_mhz=tuple(point.frequency_mhz for point in points),
-            start_s=whole.start_s[in_whole],
-            duration_s=whole.busy_s[in_whole],
-            energy_j=whole.busy_j[in_whole],
-            float_s=whole.float_s[in_whole],
-        )
-
-
-def _periods(
-    model: PipelineModel, assignment: Assignment, whole: Simulation, first_node: int, dp_rank: int
-) -> Iterator[TimelineRow]:
-    """Each stage runs its instructions one after the other; all have the stage's float."""
-    schedule = model.schedule
-    node_of = {
-        (stage, instruction): node
-        for node, (stage, instruction) in enumerate(
-            zip(model.dag.stage, model.dag.instruction, strict=True)
-        )
-    }
-    power_w = model.stage_blocking_power_w
-    for stage, instructions in enumerate(schedule.stages):
-        nodes = [node_of[stage, schedule.node_of(instruction)] for instruction in instructions]
-        points = [model.points[node][assignment[node]] for node in nodes]
-        durations_s = [
-            whole.busy_s[first_node + node] / schedule.num_microbatches for node in nodes
-        ]
-        yield TimelineRow(
-            stage=stage,
-            dp_rank=dp_rank,
-            blocking_power_w=power_w[stage],
-            kinds=tuple(instruction.kind.value for instruction in instructions),
-            microbatches=tuple(instruction.microbatch for instruction in instructions),
-            chunks=tuple(instruction.chunk for instruction in instructions),
-            clock_mhz=tuple(point.frequency_mhz for point in points),
-            start_s=(0.0, *itertools.accumulate(durations_s[:-1])),
+            kinds=tuple(kind.value for kind in kinds),
+            microbatches=microbatches,
+            chunks=chunks,
+            clock_mhz=tuple(model.points[node][assignment[node]].frequency_mhz for node in nodes),
+            start_s=tuple(starts_s),
             duration_s=tuple(durations_s),
-            energy_j=tuple(
-                whole.busy_j[first_node + node] / schedule.num_microbatches for node in nodes
-            ),
-            float_s=(whole.float_s[first_node + nodes[0]],) * len(nodes),
+            energy_j=tuple(whole.busy_j[node] / num_runs for node in in_whole),
+            float_s=tuple(whole.float_s[node] for node in in_whole),
         )
-
-
-def _period_places(
-    model: PipelineModel, simulation: Simulation, first_row: int
-) -> Iterator[tuple[int, int]]:
-    """All of the slowest stage."""
-    stage = model.dag.stage[simulation.critical_path[-1]]
-    for position in range(len(model.schedule.stages[stage])):
-        yield first_row + stage, position
 
 
 # The same sums in another order differ by rounding alone.
