@@ -78,10 +78,17 @@ class Dashboard:
         self.token.fill(token)
         self.page.get_by_role("button", name="Use this token").click()
 
+    def show_timeline(self) -> None:
+        """Scroll to a job's timeline, which is loaded then."""
+        panel = self.page.locator("#panel-timeline")
+        panel.scroll_into_view_if_needed()
+        panel.locator("canvas").first.wait_for()
+
     def wait_for_pictures(self) -> None:
         """Wait for a job's frontier and timeline, and for its charts if it has steps."""
         self.points.first.wait_for()
-        self.page.locator("#panel-timeline canvas").first.wait_for()
+        self.show_timeline()
+        self.page.evaluate("window.scrollTo(0, 0)")
         charts = self.page.locator("#panel-charts").locator("canvas, p.note")
         charts.locator("visible=true").first.wait_for()
 

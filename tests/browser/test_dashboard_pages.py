@@ -204,7 +204,7 @@ def test_a_page_without_a_stream_polls_the_planner(
         assert not other.is_over
 
 
-@pytest.mark.parametrize(("job_id", "num_first", "num_next"), [(None, 7, 2), ("job", 12, 7)])
+@pytest.mark.parametrize(("job_id", "num_first", "num_next"), [(None, 7, 2), ("job", 8, 3)])
 def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
     browser_page: Page,
     planner: LivePlanner,
@@ -214,6 +214,7 @@ def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
 ) -> None:
     planner.put_planned_job()
     acknowledge(planner, 1)
+    put_steps(planner, 0, 300)  # more than the events' window
     dashboard = dashboard_of(planner, browser_page)
     seen = RequestCount(browser_page)
     for most in (num_first, num_next):
@@ -223,9 +224,14 @@ def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
             expect(dashboard.row("job")).to_contain_text("planned")
         else:
             dashboard.open_job(job_id)
-            dashboard.wait_for_pictures()
+            dashboard.points.first.wait_for()
             expect(dashboard.fact("Plan")).to_contain_text("v1 from step")
+            expect(dashboard.fact("Steps measured")).to_have_text("300")
+            browser_page.locator("#panel-charts canvas").first.wait_for()
         assert len(seen.paths) <= most, seen.paths
+    if job_id is not None:
+        dashboard.show_timeline()
+        assert any("/timeline?" in path for path in seen.paths)
 
 
 class RequestCount:

@@ -104,7 +104,6 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, job_page: 
 
 def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> None:
     page = job_page
-    page.locator("#panel-timeline canvas").first.wait_for()
     sections = page.get_by_role("navigation", name="Sections")
     expect(sections.get_by_role("button")).to_have_text(
         ["Figures", "Frontier", "Stragglers", "Steps", "Timeline", "Plans"]
@@ -112,6 +111,7 @@ def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> N
     for act in (sections.get_by_role("button", name="Timeline").click, press(page, "5")):
         page.evaluate("scrollTo(0, 0)")
         act()
+        page.locator("#panel-timeline canvas").first.wait_for()
         expect(page.locator("#panel-timeline")).to_be_in_viewport()
         expect(page.locator("#panel-timeline")).to_be_focused()
         expect(sections.get_by_role("button", name="Timeline")).to_have_attribute(
@@ -162,8 +162,7 @@ def test_the_power_under_the_pointer_is_that_of_a_named_stage(job_page: Page) ->
     ],
 )
 def test_a_chart_is_saved_as_csv_and_png(job_page: Page, title: str, head: str, row: str) -> None:
-    job_page.locator("#panel-timeline canvas").first.wait_for()
-    job_page.locator("#panel-frontier .frontier-point").first.wait_for()
+    Dashboard(job_page, "").wait_for_pictures()
     files = {}
     for kind in ("CSV", "PNG"):
         with job_page.expect_download() as saved:

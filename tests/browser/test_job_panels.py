@@ -175,6 +175,7 @@ def test_the_frontier_and_timeline_appear_with_the_profile(
     expect(timeline).to_contain_text("There is no plan yet")
     planner.put_profile().raise_for_status()
     expect(points.first).to_be_visible()
+    timeline.scroll_into_view_if_needed()
     expect(timeline.get_by_role("application")).to_be_visible()
     before = points.last.get_attribute("aria-label")
     assert before is not None

@@ -69,7 +69,9 @@ def test_a_stream_of_no_time_sends_the_current_state_and_ends(planner: LivePlann
     assert answer.headers["x-accel-buffering"] == "no"
     assert answer.text.startswith("retry: 1000\n\n")
     events = {event.name: event for event in parse_events(answer.text)}
-    assert list(events) == ["overview", "history", "stragglers", "comparison", "steps"]
+    states = ["notes", "timetable", "history", "stragglers", "comparison"]
+    assert list(events) == ["overview", *states, "steps"]
+    assert events.pop("notes").data == planner.http.get(JOB).json()["notes"]
     for name, event in events.items():
         path = "steps/stages" if name == "steps" else name
         data, called = event.data, planner.http.get(f"{JOB}/{path}").json()
@@ -145,6 +147,34 @@ def test_a_client_that_reconnects_gets_the_steps_it_missed(planner: LivePlanner)
     for last_id in ("3", "99"):  # 99: of a longer run of the job
         back = first_steps(planner, {"Last-Event-ID": last_id}, after_step=2)
         assert back == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_stream_begins_with_as_many_steps_as_are_asked_for(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    for rank in (0, 1):
+        post(planner, rank, *range(300))
+    assert first_steps(planner) == [*range(100, 300)]
+    assert first_steps(planner, num_steps=250) == [*range(50, 300)]
+    assert first_steps(planner, num_steps=2000, after_step=20) == [*range(21, 300)]
+    # A stream that goes on has sent them.
+    assert first_steps(planner, {"Last-Event-ID": "299"}, num_steps=2000) == [*range(100, 300)]
+    with listening(planner.http, EVENTS, num_steps=2000, **LONG) as listener:
+        listener.wait_for("steps", lambda steps: len(steps) == 300)
+        post(planner, 0, 300)
+        listener.wait_for("steps", lambda steps: [each["step"] for each in steps] == [300])
+        assert [len(sent) for sent in listener.named("steps")] == [300, 1]
+
+
+def test_notes_and_a_changed_timetable_are_sent(planner: LivePlanner) -> None:
+    planner.put_planned_job()
+    notes = planner.http.get(JOB).json()["notes"]
+    assert notes
+    with listening(planner.http, EVENTS, **LONG) as listener:
+        listener.wait_for("notes", lambda sent: sent == notes)
+        windows = [{"from_time": "00:00", "until_time": "06:00", "target": "least-energy"}]
+        path = routes.fill(routes.TIMETABLE, job_id="job")
+        planner.http.put(path, json={"timezone": "UTC", "windows": windows}).raise_for_status()
+        listener.wait_for("timetable", lambda status: status["timetable"] is not None)
 
 
 def test_pairs_of_a_comparison_that_begins_during_a_stream_are_sent(planner: LivePlanner) -> None:
@@ -235,7 +265,7 @@ def test_a_store_that_fails_is_reported_once_and_the_stream_goes_on(
             # What is read quickly may be read a moment later than what failed first.
             wait_until(lambda: planner.http.get(EVENTS, params=AT_ONCE).status_code == 503)
             store.fails = False
-            wait_until(lambda: names(listener)[-1] == "overview")
+            wait_until(lambda: "overview" in names(listener)[names(listener).index("trouble") :])
             assert names(listener).count("trouble") == 1
     assert "Traceback" not in caplog.text
 

@@ -200,6 +200,27 @@ def _num_kept(job: JobRecord) -> int:
     )
 
 
+def older_steps(
+    services: JobServices,
+    job_id: str,
+    render: Callable[[StagesOfStep], bytes],
+    *,
+    after_step: int,
+    num_steps: int,
+) -> tuple[WindowStep, ...]:
+    """Return the newest steps at most, also those before a window; fewer if too large.
+
+    Raises:
+        UnknownJobError: the job does not exist.
+        StoreError: the store cannot be read.
+    """
+    found = list_stage_steps(services, job_id, limit=num_steps, after_step=after_step)
+    return tuple(
+        WindowStep(step=each.step, revision=0, is_complete=True, rendered=render(each))
+        for each in found
+    )
+
+
 def settled_step(steps: Sequence[WindowStep]) -> int:
     """Return the last step up to which all are complete; -1: the first is incomplete."""
     settled = -1

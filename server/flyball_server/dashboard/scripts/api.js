@@ -46,9 +46,14 @@ export function createApi(tokens) {
       );
     },
     follow(path, follower) {
-      return followEvents((init, query) => call(query ? `${path}?${query}` : path, init), follower);
+      return followEvents((init, query) => call(withQuery(path, query), init), follower);
     },
   };
+}
+
+/** @param {string} path @param {string} query empty: none */
+function withQuery(path, query) {
+  return query === "" ? path : `${path}${path.includes("?") ? "&" : "?"}${query}`;
 }
 
 /**

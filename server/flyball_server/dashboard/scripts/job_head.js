@@ -1,6 +1,5 @@
 // Head of a job's page: name, state, target, plan and notes.
 
-import { ApiError } from "./api_error.js";
 import { make, setChildren, setText } from "./elements.js";
 import { clockTime, count, jobTarget, joules, percent, seconds } from "./format.js";
 import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js";
@@ -8,30 +7,19 @@ import { emulatedBadge, isOver, progressText, stateBadge } from "./job_words.js"
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { ComparisonStatus, JobOverview, JobView, ProfilingStatus,
- *   TimetableStatus } from "./wire_types.js"
+ * @import { ComparisonStatus, JobOverview, ProfilingStatus, TimetableStatus } from "./wire_types.js"
  */
-
-// Polling interval: notes change without an event, as when a rank falls silent.
-const NOTES_PERIOD_MS = 30_000;
 
 export class JobHead {
   /** @param {HTMLElement} element @param {PanelContext} context */
-  constructor(element, { api, jobId, path, guard }) {
-    this.api = api;
-    this.guard = guard;
-    this.path = path;
+  constructor(element, { jobId }) {
     this.title = make("h1", jobId);
     this.badges = make("span.badges");
     this.progress = make("span.note");
     this.facts = make("dl.facts");
     this.problem = make("p.problem", { role: "alert", hidden: true });
     this.notes = make("ul.notes", { "aria-label": "Notes", hidden: true });
-    /** @type {TimetableStatus | null} */
-    this.timetable = null;
-    this.asked = "";
     this.shown = "";
-    this.question = new AbortController();
     setChildren(
       element,
       make("div.job-title", this.title, this.badges, this.progress),
@@ -39,38 +27,18 @@ export class JobHead {
       this.facts,
       this.notes,
     );
-    /** @type {JobPageState | null} */
-    this.state = null;
-    this.timer = setInterval(() => void this.ask(), NOTES_PERIOD_MS);
   }
 
-  destroy() {
-    this.question.abort();
-    clearInterval(this.timer);
-  }
+  destroy() {}
 
   /** @param {JobPageState} state */
   update(state) {
-    this.state = state;
-    const { overview } = state;
+    const { overview, notes } = state;
     setText(this.progress, progressText(overview, new Date()));
     this.problem.hidden = overview.problem === null;
     setText(this.problem, overview.problem ?? "");
-    this.showFacts();
-    const { newest_version, active_version, num_registered, num_present, target } = overview;
-    const ranks = [num_registered, num_present];
-    const asked = JSON.stringify([overview.state, newest_version, active_version, ranks, target]);
-    if (asked !== this.asked) {
-      this.asked = asked;
-      void this.ask();
-    }
-  }
-
-  showFacts() {
-    if (this.state === null) return;
-    const entries = facts(this.state, this.timetable);
-    const { overview } = this.state;
-    const shown = JSON.stringify([entries, overview.state, overview.emulated]);
+    const entries = facts(state);
+    const shown = JSON.stringify([entries, notes, overview.state, overview.emulated]);
     if (shown === this.shown) return;
     this.shown = shown;
     setChildren(this.badges, stateBadge(overview), overview.emulated ? emulatedBadge() : null);
@@ -78,47 +46,16 @@ export class JobHead {
       this.facts,
       ...entries.map(([name, text]) => make("div", make("dt", name), make("dd", text))),
     );
-  }
-
-  /** Request what no event tells: the notes, and the next change of the timetable. */
-  async ask() {
-    if (document.hidden) return;
-    this.question.abort();
-    this.question = new AbortController();
-    const { signal } = this.question;
-    /** @type {Promise<JobView>} */
-    const asked = this.api.get(this.path, { signal });
-    /** @type {Promise<TimetableStatus>} */
-    const askedTimetable = this.api.get(`${this.path}/timetable`, { signal });
-    try {
-      const [job, timetable] = await Promise.all([asked, askedTimetable]);
-      if (signal.aborted) return;
-      this.guard(() => {
-        this.timetable = timetable;
-        this.showNotes(job.notes ?? []);
-        this.showFacts();
-      });
-    } catch (error) {
-      // The connection's sign shows that the planner does not answer.
-      if (!signal.aborted && !(error instanceof ApiError)) throw error;
-    }
-  }
-
-  /** @param {string[]} notes */
-  showNotes(notes) {
     this.notes.hidden = notes.length === 0;
-    const shown = [...this.notes.children].map((line) => line.textContent);
-    if (notes.join("\n") === shown.join("\n")) return;
     setChildren(this.notes, ...notes.map((note) => make("li", note)));
   }
 }
 
 /**
  * @param {JobPageState} state
- * @param {TimetableStatus | null} timetable
  * @returns {[string, string][]}
  */
-function facts(state, timetable) {
+function facts(state) {
   const job = state.overview;
   const size = `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`;
   /** @type {[string, string][]} */
@@ -126,7 +63,7 @@ function facts(state, timetable) {
     ["GPUs present", `${count(job.num_present)} of ${count(job.num_ranks)}`],
     ["Pipeline", `${size}, ${job.schedule}`],
     ["Policy", job.policy],
-    ["Target", targetFact(job, timetable)],
+    ["Target", targetFact(job, state.timetable)],
     ["Plan", planText(job, state)],
     ["Steps measured", count(job.num_steps) + (job.is_caught_up ? "" : ", still counting")],
   ];

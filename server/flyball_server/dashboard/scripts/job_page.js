@@ -37,7 +37,7 @@ import { TimelinePanel } from "./timeline_panel.js";
  * @property {number} told first step that the events have told
  */
 
-// Older steps that are requested beside the newest ones, which come with the events.
+// Steps that the events begin with, and that are requested at once where events left some out.
 const FIRST_STEPS = 2000;
 const FIRST_STAGE_STEPS = 16_000;
 
@@ -84,7 +84,7 @@ export class JobPage {
   }
 
   follow() {
-    this.stop = followPage(this.shell, `${this.path}/events`, {
+    this.stop = followPage(this.shell, `${this.path}/events?num_steps=${FIRST_STEPS}`, {
       onEvent: (/** @type {JobEvent} */ event) => this.take(event),
       onRefusal: (status, text) => {
         // A stream that broke as the job was deleted is answered 404 instead of "gone".
@@ -119,13 +119,12 @@ export class JobPage {
     this.state = afterEvent(before, event);
     if (this.state === null) return;
     // Nothing that was chosen or requested belongs to a new run under the same name.
-    if (before?.overview.created_at !== this.state.overview.created_at) this.open(this.state);
+    if (before?.overview.created_at !== this.state.overview.created_at) this.open();
     else if (event.name === "steps") this.fillGap(before, event.data);
     this.show();
   }
 
-  /** @param {JobPageState} state */
-  open(state) {
+  open() {
     this.close();
     this.questions = new AbortController();
     this.usualGap = 1;
@@ -144,8 +143,6 @@ export class JobPage {
       guard(() => this.panels.push({ element, panel: create(element, context) }));
     }
     this.sections = showSections(sections);
-    // Steps before the first of the events.
-    void this.fill({ after: -1, last: -1, told: 0 }, state.overview.num_stages);
   }
 
   /**

@@ -1,14 +1,16 @@
 // State of a job's page, built from its live events.
 
 /**
- * @import { ComparisonStatus, JobOverview, PlanSummary, ProfilingStatus, StagesOfStep,
- *   Straggler } from "./wire_types.js"
+ * @import { ComparisonStatus, JobOverview, PlanSummary, ProfilingStatus, StagesOfStep, Straggler,
+ *   TimetableStatus } from "./wire_types.js"
  */
 
 /**
  * Newest data of one job, passed to the panels after every event.
  * @typedef {object} JobPageState
  * @property {JobOverview} overview
+ * @property {string[]} notes
+ * @property {TimetableStatus | null} timetable
  * @property {PlanSummary[]} history rising
  * @property {Straggler[]} stragglers
  * @property {StagesOfStep[]} steps the newest 2000 at most, rising
@@ -23,6 +25,8 @@ const MOST_STAGES = 128_000;
 /**
  * An event of a job's page.
  * @typedef {{name: "overview", data: JobOverview}
+ *   | {name: "notes", data: string[]}
+ *   | {name: "timetable", data: TimetableStatus}
  *   | {name: "history", data: PlanSummary[]}
  *   | {name: "stragglers", data: Straggler[]}
  *   | {name: "profiling", data: ProfilingStatus}
@@ -87,5 +91,13 @@ function mostSteps({ overview: { num_stages } }) {
 
 /** @returns {Omit<JobPageState, "overview">} */
 function empty() {
-  return { history: [], stragglers: [], steps: [], profiling: null, comparison: null };
+  return {
+    notes: [],
+    timetable: null,
+    history: [],
+    stragglers: [],
+    steps: [],
+    profiling: null,
+    comparison: null,
+  };
 }

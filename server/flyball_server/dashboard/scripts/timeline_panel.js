@@ -29,6 +29,13 @@ export class TimelinePanel {
     this._chosen = null;
     this._asked = "";
     this._question = new AbortController();
+    // A long pipeline's timeline takes the planner seconds: none is requested out of view.
+    this._isNear = false;
+    this._nearing = new IntersectionObserver(
+      (entries) => context.guard(() => this._comeNear(entries)),
+      { rootMargin: "100px" },
+    );
+    this._element = element;
     this._viewer = new TimelineViewer(context.announce, () => this._tellTable());
     this._table = new TimelineTable();
     /** @type {Iterations | null} */
@@ -69,6 +76,7 @@ export class TimelinePanel {
 
   destroy() {
     this._question.abort();
+    this._nearing.disconnect();
     this._viewer.destroy();
     this._table.destroy();
     document.removeEventListener("flyball:show-version", this._onVersion);
@@ -84,11 +92,24 @@ export class TimelinePanel {
       this._tell(waitingText(state));
       return;
     }
+    if (!this._isNear && this._chosen === null) {
+      this._tell("The timeline is loaded as it comes into view.");
+      this._nearing.observe(this._element);
+      return;
+    }
     // With a new version profile or stragglers may have changed, and with them the prediction.
     const question = `${version} ${state.overview.newest_version}`;
     if (question === this._asked) return;
     this._asked = question;
     void this._ask(version);
+  }
+
+  /** @param {IntersectionObserverEntry[]} entries */
+  _comeNear(entries) {
+    if (!entries.some(({ isIntersecting }) => isIntersecting)) return;
+    this._nearing.disconnect();
+    this._isNear = true;
+    if (this._state) this.update(this._state);
   }
 
   /** @param {number | null} version null: the active one */

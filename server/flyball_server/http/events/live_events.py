@@ -4,40 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
+from anyio import to_thread
+
 from flyball_server.http.events.event_stream import EventSource, EventStream, event
 from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.overviews import EVERYTHING, Overviews, RenderedOverview
 from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
+from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.loop_state import Comparison
 from flyball_server.jobs.measurements.step_reading import PairedSteps
 from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader as StoreReader
 from flyball_server.jobs.stragglers.announcements import list_stragglers
+from flyball_server.jobs.timetables import get_timetable
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.profiling import get_profiling
-from flyball_server.views.stage_steps import StepWindow, WindowStep, settled_step
-from flyball_wire.closed_loop import ComparisonState, ComparisonStatus, Straggler
+from flyball_server.views.stage_steps import StepWindow, WindowStep, older_steps, settled_step
+from flyball_wire.closed_loop import (
+    ComparisonState,
+    ComparisonStatus,
+    Straggler,
+    TimetableStatus,
+)
 from flyball_wire.messages import PlanVersion, Problem
 from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 from flyball_wire.read_models import JobOverview, PlanSummary, StagesOfStep
 
 OVERVIEW, STEPS = "overview", "steps"
-HISTORY, STRAGGLERS, PROFILING, COMPARISON = "history", "stragglers", "profiling", "comparison"
-_ORDER = (OVERVIEW, HISTORY, STRAGGLERS, PROFILING, COMPARISON)
+NOTES, TIMETABLE, HISTORY, STRAGGLERS = "notes", "timetable", "history", "stragglers"
+PROFILING, COMPARISON = "profiling", "comparison"
+_ORDER = (OVERVIEW, NOTES, TIMETABLE, HISTORY, STRAGGLERS, PROFILING, COMPARISON)
+_LOG = logging.getLogger(__name__)
 _GONE = event("gone", b"{}")
 _FAULT = Problem(detail="The planner failed to read this; see its log")
 
@@ -118,10 +131,12 @@ class _SentSteps:
     after_step: int
     revision: int = 0
 
-    def news(self, steps: tuple[WindowStep, ...]) -> bytes:
-        """Return an event of the new and changed steps."""
+    def news(self, steps: tuple[WindowStep, ...], older: tuple[WindowStep, ...] = ()) -> bytes:
+        """Return an event of the new and changed steps; the first one begins with the older."""
         if self.revision == 0:
-            new = [each for each in steps if each.step > self.after_step]
+            first = steps[0].step if steps else MAX_COUNT
+            begin = [each for each in older if each.step < first]
+            new = [each for each in (*begin, *steps) if each.step > self.after_step]
         else:
             new = [each for each in steps if each.revision > self.revision]
         self.revision = max((each.revision for each in steps), default=self.revision)
@@ -141,12 +156,15 @@ class JobSource:
         slow: states that may take long to read, as rendered events by name.
         changed: event that all of them set.
         after_step: last step that the client has.
+        older: reading of the steps before the newest, which are sent with the first of these; None:
+            the client wants none.
     """
 
     job: Following[JobEvents]
     slow: dict[str, Following[bytes]]
     changed: asyncio.Event
     after_step: int
+    older: asyncio.Task[tuple[WindowStep, ...]] | None = None
     _sent: dict[str, bytes] = field(default_factory=dict)
     _troubles: _Troubles = field(default_factory=_Troubles)
     _is_gone: bool = False
@@ -183,7 +201,10 @@ class JobSource:
             if current is not None and current != self._sent.get(name):
                 self._sent[name] = current
                 yield current
-        yield self._steps.news(state.steps)
+        if self.older is None:
+            yield self._steps.news(state.steps)
+        elif self.older.done():
+            yield self._steps.news(state.steps, self.older.result())
 
 
 class JobReader:
@@ -204,9 +225,13 @@ class JobReader:
     def __call__(self) -> JobEvents:
         """Return the job's current events."""
         overview = self._reading.overview_of(self._job_id)
+        notes = inspection.notes(self._services, inspection.get_job(self._services, self._job_id))
+        timetable = get_timetable(self._services, self._job_id)
         stragglers = list_stragglers(self._services, self._job_id)
         events = {
             OVERVIEW: event(OVERVIEW, rendered(JobOverview, overview)),
+            NOTES: event(NOTES, rendered(tuple[str, ...], notes)),
+            TIMETABLE: event(TIMETABLE, rendered(TimetableStatus, timetable)),
             STRAGGLERS: event(STRAGGLERS, rendered(tuple[Straggler, ...], stragglers)),
         }
         profiling = get_profiling(self._services, self._job_id)
@@ -316,6 +341,7 @@ class LiveEvents:
         histories: HistoryMemory,
         waiters: JobWaiters,
     ) -> None:
+        self._services = services
         self._waiters = waiters
         self._all: Feed[RenderedOverview] = Feed(
             waiters,
@@ -357,12 +383,15 @@ class LiveEvents:
             source = OverviewSource(followed, changed, access)
             return _stream(source, stack, wait_s=wait_s)
 
-    async def of_job(self, job_id: str, *, after_step: int, wait_s: float) -> EventStream:
+    async def of_job(
+        self, job_id: str, *, after_step: int, num_steps: int, wait_s: float
+    ) -> EventStream:
         """Return a stream of one job.
 
         Args:
             job_id: name of the job.
             after_step: last step that the client has.
+            num_steps: number of steps that the stream begins with; 0: the kept ones.
             wait_s: duration, s; 0: end after the current state.
 
         Raises:
@@ -379,13 +408,42 @@ class LiveEvents:
             for followed in slow.values():
                 stack.callback(followed.stop)
 
+            older = None
+            if num_steps > 0:
+                older = asyncio.create_task(self._read_older(job_id, after_step, num_steps))
+                older.add_done_callback(lambda _: changed.set())
+                stack.callback(older.cancel)
+
             async def all_read() -> None:
                 for followed in slow.values():
                     await followed.wait_for_read()
+                if older is not None:
+                    await older
 
-            source = JobSource(job=job, slow=slow, changed=changed, after_step=after_step)
+            source = JobSource(
+                job=job, slow=slow, changed=changed, after_step=after_step, older=older
+            )
             ready = all_read if wait_s == 0 else None
             return _stream(source, stack, wait_s=wait_s, ready=ready)
+
+    async def _read_older(
+        self, job_id: str, after_step: int, num_steps: int
+    ) -> tuple[WindowStep, ...]:
+        """Return the newest steps; none if they cannot be read."""
+        try:
+            return await to_thread.run_sync(
+                functools.partial(
+                    older_steps,
+                    self._services,
+                    job_id,
+                    functools.partial(rendered, StagesOfStep),
+                    after_step=after_step,
+                    num_steps=num_steps,
+                )
+            )
+        except JobsError as error:
+            _LOG.warning("older steps of %s: %s", job_id, error)
+            return ()
 
     async def stop(self) -> None:
         """Stop all reading; called after the waiters are closed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from fastapi import Header, Response
+from fastapi import Header, Query, Response
 from pydantic import BeforeValidator
 
 from flyball_server.http.dependencies import AfterStep, JobId, State, StreamS, in_digits
@@ -66,7 +66,19 @@ async def get_job_events(
     state: State,
     job_id: JobId,
     wait_s: StreamS,
+    *,
     after_step: AfterStep = -1,
+    num_steps: Annotated[
+        int,
+        Query(
+            ge=0,
+            le=10_000,
+            description="Number of the newest steps that the stream begins with, as far as an"
+            " answer of `steps/stages` holds them; 0: the last 200 at most. A stream that goes on"
+            " after another ignores it.",
+        ),
+        BeforeValidator(in_digits),
+    ] = 0,
     last_event_id: Annotated[
         int | None,
         Header(
@@ -78,13 +90,17 @@ async def get_job_events(
         BeforeValidator(in_digits),
     ] = None,
 ) -> Response:
-    """Send events `overview`, `history`, `stragglers`, `profiling`, `comparison` and `steps`.
+    """Send events of one job.
 
-    Each is sent at once and after each change; `gone` when the job has been deleted, `trouble`
-    while the planner cannot read the job.
+    They are `overview`, `notes`, `timetable`, `history`, `stragglers`, `profiling`, `comparison`
+    and `steps`. Each is sent at once and after each change; `gone` when the job has been deleted,
+    `trouble` while the planner cannot read the job.
     """
     # Ranks may have posted any of the earlier stream's steps again.
     is_back = last_event_id is not None
     return await state.live_events.of_job(
-        job_id, after_step=-1 if is_back else after_step, wait_s=wait_s
+        job_id,
+        after_step=-1 if is_back else after_step,
+        num_steps=0 if is_back else num_steps,
+        wait_s=wait_s,
     )
