@@ -25,6 +25,7 @@ CALLS: dict[str, Callable[[ClockGovernor], object]] = {
     "start": lambda governor: governor.start(),
     "on_step_begin": lambda governor: governor.on_step_begin(),
     "set_mhz": lambda governor: governor.set_mhz(1410),
+    "set_mhz_later": lambda governor: governor.set_mhz_later(1410, 0.001),
     "on_instruction_end": lambda governor: governor.on_instruction_end(),
     "pause": lambda governor: governor.pause(),
     "give_up": lambda governor: governor.give_up(RuntimeError("a reason")),
@@ -70,6 +71,10 @@ class Governed:
             return bool(condition())
 
         wait_until(holds_after_an_instruction, what)
+
+    def compute_until_locked(self, sm_clock_mhz: int) -> None:
+        """Run instructions until this clock is locked."""
+        self.compute_until(lambda: self.nvml.locked_mhz() == sm_clock_mhz, f"{sm_clock_mhz} MHz")
 
     def compute_until_read(self, sm_clock_mhz: int) -> None:
         """Run instructions until this clock has been read back."""
@@ -178,6 +183,88 @@ class TestClockGovernor:
             started.governor.set_mhz(1410)
         started.set_and_wait(1200)
         assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 1200]
+
+    # -------------------------------------------------------------- timed requests
+
+    def test_a_timed_request_is_made_at_its_time_and_not_before(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        due_s = time.monotonic() + 0.15
+        started.governor.set_mhz_later(1200, 0.15)
+        assert started.governor.last_call() is None
+        started.compute_until(lambda: started.nvml.locked_mhz() != 1410, "a clock has come")
+        assert time.monotonic() >= due_s
+        assert started.nvml.locked_mhz() == 1200
+        wait_until(lambda: started.governor.last_call() is not None, "the call has returned")
+        call = started.governor.last_call()
+        assert call is not None
+        assert call.sm_clock_mhz == 1200
+        assert due_s <= call.requested_s <= call.began_s <= call.returned_s
+        assert started.governor.report().num_switches == 2
+        # It is the one in force.
+        for _ in range(3):
+            started.governor.set_mhz(1200)
+            started.governor.set_mhz_later(1200, 0.0)
+            started.governor.on_instruction_end()
+        started.set_and_wait(1410)
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 1200, 1410]
+
+    def test_an_earlier_request_that_waits_is_served_before_a_timed_one(
+        self, started: Governed
+    ) -> None:
+        started.nvml.set_latency_us(20_000)
+        started.governor.set_mhz(1980)
+        started.governor.set_mhz(1410)
+        started.governor.set_mhz_later(1200, 0.005)
+        started.compute_until_locked(1200)
+        assert [mhz for _, mhz in started.nvml.calls(SET)][-2:] == [1410, 1200]
+
+    @pytest.mark.parametrize("later_mhz", [1410, 1200, 900])
+    def test_a_request_replaces_a_timed_one_before_its_time(
+        self, started: Governed, later_mhz: int
+    ) -> None:
+        started.set_and_wait(1410)
+        started.governor.set_mhz_later(1200, 0.1)
+        started.set_and_wait(later_mhz)
+        give_up_s = time.monotonic() + 0.2
+        started.compute_until(lambda: time.monotonic() > give_up_s, "its time is past")
+        expected_mhz = [1410] if later_mhz == 1410 else [1410, later_mhz]
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == expected_mhz
+
+    def test_of_two_timed_requests_the_later_one_is_made(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.governor.set_mhz_later(1200, 0.1)
+        started.governor.set_mhz_later(900, 0.15)
+        give_up_s = time.monotonic() + 0.25
+        started.compute_until(lambda: time.monotonic() > give_up_s, "both times are past")
+        started.wait_for(900)
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 900]
+
+    def test_one_timed_request_follows_another(self, started: Governed) -> None:
+        for sm_clock_mhz in (1410, 1200, 900, 1410):
+            started.governor.set_mhz_later(sm_clock_mhz, 0.0)
+            started.compute_until_locked(sm_clock_mhz)
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 1200, 900, 1410]
+
+    @pytest.mark.parametrize("ending", ["pause", "give_up", "close"])
+    def test_no_timed_request_is_made_once_clocks_are_given_back(
+        self, started: Governed, ending: str
+    ) -> None:
+        started.set_and_wait(1410)
+        started.governor.set_mhz_later(1200, 0.05)
+        CALLS[ending](started.governor)
+        started.wait_for(0)
+        give_up_s = time.monotonic() + 0.15
+        started.compute_until(lambda: time.monotonic() > give_up_s, "its time is past")
+        assert started.nvml.locked_mhz() == 0
+        assert started.nvml.calls(SET) == [(0, 1410)]
+
+    def test_a_timed_request_that_fails_is_no_call(self, started: Governed) -> None:
+        started.set_and_wait(1410)
+        started.nvml.fail(SET, UNKNOWN)
+        started.governor.set_mhz_later(1200, 0.01)
+        started.compute_until(lambda: started.governor.report().num_failures, "it has failed")
+        assert started.governor.last_call() is None
+        started.wait_for(0)
 
     # -------------------------------------------------------------- giving back
 

@@ -57,6 +57,9 @@ class ClockGovernor(Protocol):
       clock is restored.
     - Methods may be called from one thread at a time.
     - The latest request wins. A clock that is in force is not set again.
+    - A timed request (`set_mhz_later`) is made at its time, never before, and replaced by any
+      request, timed or not, before then. An earlier request that waits to be served is served
+      before it.
     - A clock that was never set is not restored: another program's lock stays.
     - The clock is read back from time to time, also while none is set; a failed reading changes
       nothing.
@@ -91,6 +94,16 @@ class ClockGovernor(Protocol):
         """
         ...
 
+    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
+        """Set one of the GPU's supported clocks after a delay, which other hooks do not end.
+
+        Args:
+            sm_clock_mhz: Clock in MHz.
+            delay_s: Time from now to the request in s, on an emulated GPU in emulated time; not
+                negative.
+        """
+        ...
+
     def on_instruction_end(self) -> None:
         """End an instruction; a clock that was restored meanwhile is requested again."""
         ...
@@ -108,7 +121,10 @@ class ClockGovernor(Protocol):
         ...
 
     def last_call(self) -> ClockCall | None:
-        """Return the call of the last request for a clock; None: it has not returned, or failed."""
+        """Return the call of the last request for a clock; None: it has not returned, or failed.
+
+        A timed request counts from when it is given, and its call's `requested_s` is its time.
+        """
         ...
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 from flyball_client.governor import shared_state as word
@@ -49,15 +50,26 @@ class ClockController:
         self._next_read_s = 0.0
 
     def serve(self) -> None:
-        """Serve the newest request, unless it is served already.
+        """Serve the newest request, unless it is served already, then a timed one that is due.
 
         Raises:
             GpuError: Clocks can no longer be set.
         """
         words = self._words
         request = words[word.REQUEST]
-        if request == words[word.SERVED]:
-            return
+        if word.is_newer(request, words[word.SERVED]):
+            self._serve(request)
+        timed = word.timed_request(words)
+        if timed is not None and time.monotonic_ns() >= timed[1]:
+            self._serve(timed[0])
+
+    def until_timed_s(self) -> float:
+        """Return the time in s until a timed request; 0 or less: it is due; inf: there is none."""
+        timed = word.timed_request(self._words)
+        return math.inf if timed is None else (timed[1] - time.monotonic_ns()) / 1e9
+
+    def _serve(self, request: int) -> None:
+        words = self._words
         words[word.DELIVERED_NS] = time.monotonic_ns()
         sm_clock_mhz = request & word.MHZ_MASK
         if sm_clock_mhz in {word.RESTORE, word.QUIT}:

@@ -39,6 +39,8 @@ from flyball_client.gpu.open_gpu import open_gpu
 OVERDUE_S = 0.4
 # Longest wait of the active one, which then checks the lease and reads the clock back.
 TICK_S = 0.2
+# Least time before a timed request in which the clock is read back.
+READ_MARGIN_S = 0.003
 # Longest wait of the standby, which then checks the active one.
 STANDBY_TICK_S = 0.1
 # Precedence over other work on the same core.
@@ -122,7 +124,10 @@ class GovernorProcess:
         """Kill an active one that hangs with a locked clock or an unserved request."""
         words = self._words
         is_over = self._why_over() is not None
-        is_late = words[word.REQUEST] != words[word.SERVED]
+        timed = word.timed_request(words)
+        is_late = word.is_newer(words[word.REQUEST], words[word.SERVED]) or (
+            timed is not None and time.monotonic_ns() >= timed[1]
+        )
         if is_over:
             is_late = bool(words[word.MAY_BE_LOCKED])
         progress = (is_over, words[word.SERVED])
@@ -153,18 +158,16 @@ class GovernorProcess:
 
     def _serve_once(self) -> bool:
         """Wait for a request, an end, a signal or a tick; return whether to go on."""
-        until_read_s = self._controller.until_read_s()
-        wait_exactly(
-            [self._config.wake_fd, self._stop_fd, *self._end_fds],
-            min(until_read_s, TICK_S) if until_read_s > 0 else TICK_S,
-        )
+        wait_exactly([self._config.wake_fd, self._stop_fd, *self._end_fds], self._until_due_s())
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._config.wake_fd)
         self._note_signals()
         over = self._why_over()
         if over is None and not self._is_stopped:
             self._controller.serve()
-            self._controller.read_back()
+            # Reading takes time of a timed request.
+            if self._controller.until_timed_s() > READ_MARGIN_S:
+                self._controller.read_back()
             return True
         self._restore()
         if over is None:  # a signal: the standby goes on
@@ -174,6 +177,15 @@ class GovernorProcess:
             self._end(state, text)
             return False
         return True
+
+    def _until_due_s(self) -> float:
+        """Return the time in s until a reading, a timed request or a tick."""
+        until_timed_s = self._controller.until_timed_s()
+        if until_timed_s <= 0:
+            # Due since it was served last; after a lease it waits for the next hook.
+            return TICK_S if self._is_silent() else 0.0
+        until_read_s = self._controller.until_read_s()
+        return min(until_timed_s, TICK_S, until_read_s if until_read_s > 0 else TICK_S)
 
     def _why_over(self) -> tuple[int | None, str] | None:
         """Return why no clock may be locked: final state (None: it may be again) and text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from flyball_client.governor._base import ClockReport, log_given_up
@@ -16,7 +17,8 @@ _logger = logging.getLogger(__name__)
 class InProcessGovernor:
     """ClockGovernor that calls the GPU from the hook, and gives up after the first failure.
 
-    Not for real GPUs, since a process that is killed cannot restore a clock. The clock is read
+    Not for real GPUs, since a process that is killed cannot restore a clock; the timed requests of
+    one are made at the first hook from their time on. The clock is read
     back when an instruction ends, on an emulated GPU in emulated time; readings are not compared
     with the set clock.
 
@@ -35,6 +37,8 @@ class InProcessGovernor:
         self._next_read_s = 0.0
         self._report = ClockReport()
         self._last_call: ClockCall | None = None
+        # Clock in MHz and moment of `_clock_s`.
+        self._timed: tuple[int, float] | None = None
 
     @property
     def is_over(self) -> bool:
@@ -45,34 +49,36 @@ class InProcessGovernor:
         """Do nothing."""
 
     def on_step_begin(self) -> None:
-        """Do nothing."""
+        """Make a timed request that is due."""
+        self._make_timed()
 
     def set_mhz(self, sm_clock_mhz: int) -> None:
         """Set this clock."""
-        if sm_clock_mhz == self._in_force_mhz or self._is_over:
+        self._make_timed()
+        timed, self._timed = self._timed, None
+        if self._is_over:
             return
-        may_have_been_locked, self._may_be_locked = self._may_be_locked, True
-        self._last_call, began_s = None, time.monotonic()
-        try:
-            self._gpu.lock_sm_clock_mhz(sm_clock_mhz)
-        except Exception as error:
-            self._count(num_failures=1)
-            # A refused call changes nothing.
-            self._may_be_locked = may_have_been_locked or not isinstance(error, HOPELESS_ERRORS)
-            self.give_up(error)
+        if sm_clock_mhz != self._in_force_mhz:
+            self._lock(sm_clock_mhz)
+        elif timed is not None and isinstance(self._gpu, EmulatedDevice):
+            # Without a call: it drops the timed request.
+            self._try(lambda: self._gpu.lock_sm_clock_mhz(sm_clock_mhz))
+
+    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
+        """Set this clock after a delay; an emulated GPU does so itself."""
+        self._make_timed()
+        if self._is_over or (self._timed is None and sm_clock_mhz == self._in_force_mhz):
             return
-        self._in_force_mhz = sm_clock_mhz
-        self._last_call = ClockCall(
-            sm_clock_mhz=sm_clock_mhz,
-            requested_s=began_s,
-            began_s=began_s,
-            returned_s=time.monotonic(),
-        )
-        self._count(num_switches=1)
-        self._let_settle()
+        gpu, moment_s = self._gpu, self._clock_s() + max(0.0, delay_s)
+        if not isinstance(gpu, EmulatedDevice) or self._try(
+            lambda: gpu.lock_sm_clock_mhz_at(sm_clock_mhz, moment_s)
+        ):
+            self._timed = (sm_clock_mhz, moment_s)
+            self._make_timed()
 
     def on_instruction_end(self) -> None:
-        """Read the clock back, if a reading is due."""
+        """Make a timed request that is due; read the clock back, if a reading is due."""
+        self._make_timed()
         if self._is_over or (now_s := self._clock_s()) < self._next_read_s:
             return
         self._next_read_s = now_s + READ_PERIOD_S
@@ -88,7 +94,7 @@ class InProcessGovernor:
 
     def pause(self) -> None:
         """Restore the clock until the next one is set."""
-        self._last_call = None
+        self._last_call = self._timed = None
         if not self._may_be_locked:
             return
         try:
@@ -112,6 +118,9 @@ class InProcessGovernor:
 
     def last_call(self) -> ClockCall | None:
         """Return the last request's call."""
+        self._make_timed()
+        if self._timed is not None:
+            return None
         if self._last_call is None or not isinstance(self._gpu, EmulatedDevice):
             return self._last_call
         return self._gpu.last_call()
@@ -119,6 +128,7 @@ class InProcessGovernor:
     def close(self) -> None:
         """Restore the clock permanently, if it may be locked."""
         self._is_over = True
+        self._timed = None
         if not self._may_be_locked:
             return
         self._may_be_locked = False
@@ -130,6 +140,47 @@ class InProcessGovernor:
             # If the first lock failed, as without permission, the clock is unchanged.
             level = logging.ERROR if was_set else logging.DEBUG
             _logger.log(level, "%s: the SM clock could not be restored: %s", self._rank_name, error)
+
+    def _make_timed(self) -> None:
+        """Make the timed request that is due."""
+        if self._timed is None or self._clock_s() < self._timed[1]:
+            return
+        (sm_clock_mhz, _), self._timed = self._timed, None
+        if sm_clock_mhz == self._in_force_mhz:
+            return
+        if isinstance(self._gpu, EmulatedDevice):
+            self._note_call(sm_clock_mhz, time.monotonic())
+        else:
+            self._lock(sm_clock_mhz)
+
+    def _lock(self, sm_clock_mhz: int) -> None:
+        self._last_call, began_s = None, time.monotonic()
+        if self._try(lambda: self._gpu.lock_sm_clock_mhz(sm_clock_mhz)):
+            self._note_call(sm_clock_mhz, began_s)
+
+    def _try(self, call: Callable[[], object]) -> bool:
+        """Return whether a call that locks a clock did not fail; give up after a failure."""
+        may_have_been_locked, self._may_be_locked = self._may_be_locked, True
+        try:
+            call()
+        except Exception as error:
+            self._count(num_failures=1)
+            # A refused call changes nothing.
+            self._may_be_locked = may_have_been_locked or not isinstance(error, HOPELESS_ERRORS)
+            self.give_up(error)
+            return False
+        return True
+
+    def _note_call(self, sm_clock_mhz: int, began_s: float) -> None:
+        self._in_force_mhz = sm_clock_mhz
+        self._last_call = ClockCall(
+            sm_clock_mhz=sm_clock_mhz,
+            requested_s=began_s,
+            began_s=began_s,
+            returned_s=time.monotonic(),
+        )
+        self._count(num_switches=1)
+        self._let_settle()
 
     def _count(self, **numbers: int) -> None:
         counts = {name: getattr(self._report, name) + number for name, number in numbers.items()}

@@ -23,6 +23,9 @@ class NoGovernor:
     def set_mhz(self, sm_clock_mhz: int) -> None:
         """Do nothing."""
 
+    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
+        """Do nothing."""
+
     def on_instruction_end(self) -> None:
         """Do nothing."""
 

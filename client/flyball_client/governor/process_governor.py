@@ -27,6 +27,8 @@ _logger = logging.getLogger(__name__)
 DEFAULT_LEASE_S = 30.0
 # Least time between two checks of the pair, which read /proc in 10 to 60 us.
 CHECK_PERIOD_S = 0.5
+# Longest delay of a timed request.
+LONGEST_DELAY_S = 86_400.0
 _READY_TIMEOUT_S = 30.0
 _CLOSE_TIMEOUT_S = 1.0
 _REAP_TIMEOUT_S = 1.0
@@ -87,6 +89,10 @@ class ProcessGovernor:
         self._requested_mhz = 0
         self._num_requests = 0
         self._last_request = 0
+        self._last_requested_ns = 0
+        # Timed request that may be still to come, and its moment; 0: none.
+        self._timed_request = 0
+        self._timed_ns = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._rank_lock: RankLock | None = None
         self._is_over = False
@@ -147,12 +153,31 @@ class ProcessGovernor:
         if self._is_over:
             return
         words = self._words
+        if self._timed_request and self._is_timed_pending():
+            self._request(sm_clock_mhz)
+            return
         if sm_clock_mhz == self._requested_mhz:
             words[word.HOOK_NS] = time.monotonic_ns()
             if words[word.IN_FORCE_MHZ] == sm_clock_mhz or words[word.SERVED] != self._last_request:
                 return
             # Served and not in force: it failed, or the lease had expired.
         self._request(sm_clock_mhz)
+
+    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
+        """Request a clock after a delay; part of the hot path."""
+        if self._is_over:
+            return
+        now_ns = time.monotonic_ns()
+        if self._is_timed_pending():
+            if now_ns >= self._timed_ns:
+                # It only waits to be served.
+                self._request(self._timed_request & word.MHZ_MASK)
+        elif sm_clock_mhz == self._requested_mhz:
+            self.set_mhz(sm_clock_mhz)
+            return
+        self._words[word.HOOK_NS] = now_ns
+        delay_ns = round(min(max(0.0, delay_s), LONGEST_DELAY_S) * 1e9)
+        self._request_at(sm_clock_mhz, now_ns + delay_ns)
 
     def on_instruction_end(self) -> None:
         """Renew the lease; request a clock that was restored meanwhile again."""
@@ -191,15 +216,15 @@ class ProcessGovernor:
 
     def last_call(self) -> ClockCall | None:
         """Return the call of the last request for a clock; None: it has not returned, or failed."""
-        if self._last_report is not None or not self._requested_mhz:
+        if self._last_report is not None or self._is_timed_pending() or not self._requested_mhz:
             return None
-        words, request = self._words, self._last_request
+        words, request, requested_ns = self._words, self._last_request, self._last_requested_ns
         began_ns, returned_ns = words[word.DELIVERED_NS], words[word.RETURNED_NS]
-        if words[word.SERVED] != request or not words[word.REQUESTED_NS] <= began_ns <= returned_ns:
+        if words[word.SERVED] != request or not requested_ns <= began_ns <= returned_ns:
             return None
         return ClockCall(
             sm_clock_mhz=request & word.MHZ_MASK,
-            requested_s=words[word.REQUESTED_NS] / 1e9,
+            requested_s=requested_ns / 1e9,
             began_s=began_ns / 1e9,
             returned_s=returned_ns / 1e9,
         )
@@ -233,20 +258,58 @@ class ProcessGovernor:
         self._opened.close()
 
     def _renew(self) -> None:
-        if self._requested_mhz:
+        if self._timed_request and self._is_timed_pending():
+            self._renew_with_timed()
+        elif self._requested_mhz:
             self.set_mhz(self._requested_mhz)
         else:
             self._words[word.HOOK_NS] = time.monotonic_ns()
 
+    def _renew_with_timed(self) -> None:
+        """Renew the lease; request a clock that was restored again, ahead of the timed request."""
+        words, now_ns = self._words, time.monotonic_ns()
+        words[word.HOOK_NS] = now_ns
+        if words[word.IN_FORCE_MHZ] or words[word.SERVED] != self._last_request:
+            return
+        timed_mhz, timed_ns = self._timed_request & word.MHZ_MASK, self._timed_ns
+        if now_ns >= timed_ns:
+            # After a lease the governor has waited for this hook.
+            self._request(timed_mhz)
+        elif self._requested_mhz:
+            self._request(self._requested_mhz)
+            self._request_at(timed_mhz, timed_ns)
+
+    def _is_timed_pending(self) -> bool:
+        """Return whether a timed request is unserved; a served one becomes the last request."""
+        request = self._timed_request
+        if not request or self._words[word.SERVED] != request:
+            return bool(request)
+        self._requested_mhz, self._last_request = request & word.MHZ_MASK, request
+        self._last_requested_ns = self._timed_ns
+        self._timed_request = self._words[word.TIMED_REQUEST] = 0
+        return False
+
     def _request(self, code: int) -> None:
-        """Request a clock in MHz, RESTORE or QUIT."""
-        self._requested_mhz = code if code != word.QUIT else 0
-        self._num_requests = number = self._num_requests + 1
-        self._last_request = request = (number & word.MHZ_MASK) << 32 | code
+        """Request a clock in MHz, RESTORE or QUIT; a timed request is dropped."""
         words = self._words
-        words[word.REQUESTED_NS] = time.monotonic_ns()
+        if self._timed_request:
+            self._timed_request = words[word.TIMED_REQUEST] = 0
+        self._requested_mhz = code if code != word.QUIT else 0
+        self._last_request = request = self._numbered(code)
+        self._last_requested_ns = words[word.REQUESTED_NS] = time.monotonic_ns()
         words[word.REQUEST] = request
         self._write_eventfd(self._wake_fd, 1)
+
+    def _request_at(self, sm_clock_mhz: int, moment_ns: int) -> None:
+        self._timed_request = request = self._numbered(sm_clock_mhz)
+        words = self._words
+        self._timed_ns = words[word.NOT_BEFORE_NS] = word.tagged_ns(moment_ns, request)
+        words[word.TIMED_REQUEST] = request
+        self._write_eventfd(self._wake_fd, 1)
+
+    def _numbered(self, code: int) -> int:
+        self._num_requests = number = self._num_requests + 1
+        return (number & word.MHZ_MASK) << 32 | code
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         if self._rank_lock is None:

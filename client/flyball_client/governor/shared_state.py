@@ -2,7 +2,8 @@
 
 One page of 64-bit words in an anonymous file that the processes inherit. Each word has one
 writer, and an aligned word is stored atomically, so there is no lock: the rank overwrites its
-request, and the governor serves the newest one. A text follows the words.
+request, and the governor serves the newest one. A timed request has words of its own, since the
+request before it may not have been served yet. A text follows the words.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ HOOK_NS: Final = 1
 """CLOCK_MONOTONIC of the last hook without a request, ns."""
 REQUESTED_NS: Final = 2
 """CLOCK_MONOTONIC of the last request, ns."""
+
+TIMED_REQUEST: Final = 3
+"""Last timed request, as REQUEST; dropped once that or SERVED has a higher number. 0: none."""
+NOT_BEFORE_NS: Final = 4
+"""CLOCK_MONOTONIC at which it is made, ns; see `tagged_ns`."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8
@@ -62,6 +68,9 @@ QUIT: Final = MHZ_MASK
 
 _NUM_SAMPLES_BITS = 27
 _WORD_MASK = 2**64 - 1
+_NUMBER_SHIFT = 32
+_NUMBER_MASK = 2**32 - 1
+_TAG_MASK = 0xFF
 
 _SIZE = 4096
 _TEXT_BEGIN = 2048
@@ -110,6 +119,30 @@ class SharedState:
         self.words.release()
         self._map.close()
         os.close(self.fd)
+
+
+def is_newer(request: int, other: int) -> bool:
+    """Return whether a request was made after another one; numbers start again after 2**32."""
+    later_by = (request >> _NUMBER_SHIFT) - (other >> _NUMBER_SHIFT) & _NUMBER_MASK
+    return 0 < later_by <= _NUMBER_MASK // 2
+
+
+def tagged_ns(moment_ns: int, request: int) -> int:
+    """Return the first moment that ends with the last 8 bits of a request's number.
+
+    By them a reader sees that NOT_BEFORE_NS and TIMED_REQUEST belong together.
+    """
+    return moment_ns + ((request >> _NUMBER_SHIFT) - moment_ns & _TAG_MASK)
+
+
+def timed_request(words: memoryview) -> tuple[int, int] | None:
+    """Return the timed request and its moment in ns; None: there is none, or it was dropped."""
+    request, not_before_ns = words[TIMED_REQUEST], words[NOT_BEFORE_NS]
+    if not request or not is_newer(request, words[SERVED]) or not is_newer(request, words[REQUEST]):
+        return None
+    # Otherwise it is being written, and the rank wakes the governor afterwards.
+    is_whole = (request >> _NUMBER_SHIFT) & _TAG_MASK == not_before_ns & _TAG_MASK
+    return (request, not_before_ns) if is_whole else None
 
 
 def with_sample(samples: int, sm_clock_mhz: int) -> int:

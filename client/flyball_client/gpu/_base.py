@@ -210,6 +210,13 @@ class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
         """End the running instruction where it is; without one it has no effect."""
         ...
 
+    def lock_sm_clock_mhz_at(self, sm_clock_mhz: int, moment_s: float) -> None:
+        """Lock this SM clock at a moment of `emulated_time_s`, in s; a past one is now.
+
+        Another lock or reset before then replaces it.
+        """
+        ...
+
     @property
     def num_overruns(self) -> int:
         """Number of instructions whose computation exceeded the profiled time."""

@@ -78,7 +78,8 @@ class EmulatedGpu:
     The profile's energies are divided by the stage's number of ranks. Without a lock it runs at
     the stage's highest profiled clock. A request returns at once; its call runs in emulated time,
     as if a governor process made it, and queues with those of the node. The clock takes effect as
-    the settings say, also in the middle of an instruction. Where a kind has no point at the clock
+    the settings say, also in the middle of an instruction. A timed request is made when emulated
+    time reaches its moment, whatever runs then. Where a kind has no point at the clock
     in force, its next point above is used, else its highest.
 
     Attributes:
@@ -149,6 +150,8 @@ class EmulatedGpu:
         self.name = f"emulated {product}"
         self.uuid = f"EMULATED-{uuids.uuid4()}"
         self._running: tuple[str, int] | None = None
+        # Moment of the wall clock in s, and clock in MHz.
+        self._timed: tuple[float, int] | None = None
         self.num_overruns = 0
         self.overrun_s = 0.0
         self._is_closed = False
@@ -159,6 +162,7 @@ class EmulatedGpu:
     @property
     def requested_sm_clock_mhz(self) -> int:
         """SM clock in MHz that was requested last; the highest where none is locked."""
+        self._make_timed_request()
         return self._calls.requested_mhz
 
     def emulated_time_s(self) -> float:
@@ -167,27 +171,36 @@ class EmulatedGpu:
 
     def exact_energy_j(self) -> float:
         """Return the energy in J at this moment, unlike the counter."""
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         return self._execution.energy_j
 
     def completion_s(self) -> float:
         """Return the moment of its wall clock, in s, at which the running instruction is over.
 
-        Clocks that are requested later may still change it.
+        Clocks that are requested later may still change it, those of timed requests too.
 
         Raises:
             ValueError: No instruction is running.
         """
         if self._running is None:
             raise ValueError(f"no instruction is running on {self.name}")
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         return self._wall_s(self._execution.completion_s())
+
+    def timed_request_s(self) -> float | None:
+        """Return the moment of its wall clock, in s, of the timed request that is still to come.
+
+        None: there is none. One that is due is made.
+        """
+        self._make_timed_request()
+        return None if self._timed is None else self._timed[0]
 
     def last_call(self) -> ClockCall | None:
         """Return the last call that set the clock; None: there was none, or it is not over.
 
         Its moments are of the device's wall clock, in s.
         """
+        self._make_timed_request()
         call = self._calls.last_call
         if call is None or call.returned_s > self.emulated_time_s():
             return None
@@ -219,7 +232,7 @@ class EmulatedGpu:
         """
         if power_limit_w is not None:
             check("power_limit_w", power_limit_w)
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         self._execution.set_power_limit_w(power_limit_w)
 
     # ------------------------------------------------------------------ GpuDevice
@@ -231,10 +244,14 @@ class EmulatedGpu:
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
         """Request this SM clock."""
-        self._check_open()
-        if sm_clock_mhz not in self._clocks_mhz:
-            raise ValueError(f"{self.name} of stage {self._stage} has no {sm_clock_mhz} MHz")
+        self._check_clock(sm_clock_mhz)
         self._request(sm_clock_mhz)
+
+    def lock_sm_clock_mhz_at(self, sm_clock_mhz: int, moment_s: float) -> None:
+        """Request this SM clock at an emulated moment, s, unless another request comes before."""
+        self._check_clock(sm_clock_mhz)
+        self._make_timed_request()
+        self._timed = (max(self._wall_s(moment_s), self._clock.now_s()), sm_clock_mhz)
 
     def reset_sm_clock(self) -> None:
         """Request the highest clock."""
@@ -247,7 +264,7 @@ class EmulatedGpu:
         Between instructions a power limit holds it where it held it in the last one.
         """
         self._check_open()
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         return self._execution.held_mhz()
 
     def clock_limits(self) -> ClockLimit:
@@ -258,7 +275,7 @@ class EmulatedGpu:
     def total_energy_j(self) -> float:
         """Return the energy counter, J since the device was created."""
         self._check_open()
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         return self._execution.shown_j
 
     def close(self) -> None:
@@ -281,7 +298,7 @@ class EmulatedGpu:
         if (kind, chunk) not in self._points:
             where = f"stage {self._stage}" + (f", chunk {chunk}" if chunk else "")
             raise ValueError(f"the profile has no {kind} of {where} to emulate")
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         self._execution.begin((kind, chunk), self._variation.draw())
         self._running = (kind, chunk)
 
@@ -295,13 +312,10 @@ class EmulatedGpu:
         if self._running != (kind, chunk):
             raise ValueError(f"{kind} ends on {self.name} but is not running")
         execution = self._execution
-        execution.advance(self.emulated_time_s())
+        self._advance()
         execution.is_waiting = False
         if execution.completed_s is None:
-            done_s = execution.completion_s()
-            self._clock.sleep_until(self._wall_s(done_s))
-            # Rounding may end the sleep slightly before the emulated moment.
-            execution.advance(max(self.emulated_time_s(), done_s))
+            self._sleep_until_completed()
         elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
             self.num_overruns += 1
             self.overrun_s += late_s
@@ -309,29 +323,61 @@ class EmulatedGpu:
 
     def on_wait_begin(self) -> None:
         """Suspend the running instruction; the GPU draws its waiting power."""
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         self._execution.is_waiting = True
 
     def on_wait_end(self) -> None:
         """Resume the suspended instruction."""
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         self._execution.is_waiting = False
 
     def break_off(self) -> None:
         """End the running instruction where it is; without one it has no effect."""
-        self._execution.advance(self.emulated_time_s())
+        self._advance()
         self._execution.break_off()
         self._running = None
 
     # ------------------------------------------------------------------ inside
 
+    def _sleep_until_completed(self) -> None:
+        execution = self._execution
+        while execution.completed_s is None:
+            done_s = execution.completion_s()
+            wall_s = self._wall_s(done_s)
+            if self._timed is not None and self._timed[0] < wall_s:
+                self._clock.sleep_until(self._timed[0])
+                self._make_timed_request()
+            else:
+                self._clock.sleep_until(wall_s)
+                self._make_timed_request()
+                # Rounding may end the sleep slightly before the emulated moment.
+                execution.advance(max(self.emulated_time_s(), done_s))
+
+    def _advance(self) -> None:
+        """Let time pass until now."""
+        self._make_timed_request()
+        self._execution.advance(self.emulated_time_s())
+
+    def _make_timed_request(self) -> None:
+        """Make the timed request that is due, at its moment."""
+        if self._timed is not None and self._clock.now_s() >= self._timed[0]:
+            (wall_s, sm_clock_mhz), self._timed = self._timed, None
+            # A request before it that waits is served too.
+            self._call(sm_clock_mhz, wall_s, replaces_waiting=False)
+
     def _request(self, sm_clock_mhz: int) -> None:
-        calls, wall_s = self._calls, self._clock.now_s()
+        self._make_timed_request()
+        self._timed = None
+        self._call(sm_clock_mhz, self._clock.now_s(), replaces_waiting=True)
+
+    def _call(self, sm_clock_mhz: int, wall_s: float, *, replaces_waiting: bool) -> None:
+        """Set a clock by a call that is requested at a moment of the wall clock, s."""
+        calls = self._calls
         if sm_clock_mhz == calls.requested_mhz:
             return
         now_s = (wall_s - self._started_s) / self._time_scale
         self._execution.advance(now_s)
-        if calls.is_waiting(now_s):
+        if replaces_waiting and calls.is_waiting(now_s):
             calls.replace_waiting(sm_clock_mhz, now_s)
         else:
             call_time_s = calls.draw_call_time_s()
@@ -346,6 +392,11 @@ class EmulatedGpu:
 
     def _wall_s(self, emulated_s: float) -> float:
         return self._started_s + emulated_s * self._time_scale
+
+    def _check_clock(self, sm_clock_mhz: int) -> None:
+        self._check_open()
+        if sm_clock_mhz not in self._clocks_mhz:
+            raise ValueError(f"{self.name} of stage {self._stage} has no {sm_clock_mhz} MHz")
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,15 @@ class Desk:
         number = (self.shared_state.words[word.REQUEST] >> 32) + 1
         self.shared_state.words[word.REQUEST] = number << 32 | sm_clock_mhz
 
+    def ask_at(self, sm_clock_mhz: int, delay_s: float) -> None:
+        """Leave a timed request as the rank does, the one after the newest."""
+        words = self.shared_state.words
+        newest = max(words[word.REQUEST] >> 32, words[word.TIMED_REQUEST] >> 32)
+        request = newest + 1 << 32 | sm_clock_mhz
+        moment_ns = int((self.clock.now_s() + delay_s) * 1e9)
+        words[word.NOT_BEFORE_NS] = word.tagged_ns(moment_ns, request)
+        words[word.TIMED_REQUEST] = request
+
     def serve(self, sm_clock_mhz: int) -> None:
         """Ask, and have it served."""
         self.ask(sm_clock_mhz)
@@ -166,6 +176,59 @@ def test_a_clock_is_given_back_on_request_and_once(desk: Desk, code: int) -> Non
     desk.serve(1200)
     assert desk.gpu.told == [1200, RESET, 1200]
     assert desk.record.holder() == HOLDER
+
+
+def test_a_timed_request_waits_for_its_time(desk: Desk) -> None:
+    desk.serve(1200)
+    assert desk.controller.until_timed_s() == math.inf
+    desk.ask_at(900, 0.01)
+    assert desk.controller.until_timed_s() == pytest.approx(0.01, abs=1e-6)
+    desk.clock.move(0.0099)
+    desk.controller.serve()
+    assert desk.gpu.told == [1200]
+    desk.clock.move(0.0002)
+    assert desk.controller.until_timed_s() < 0
+    desk.controller.serve()
+    desk.controller.serve()
+    assert desk.gpu.told == [1200, 900]
+    assert desk.counted(word.SERVED) == desk.counted(word.TIMED_REQUEST)
+    assert desk.controller.until_timed_s() == math.inf
+
+
+def test_the_request_before_a_timed_one_is_served_first(desk: Desk) -> None:
+    desk.ask(1200)
+    desk.ask_at(900, 0.0)
+    desk.clock.move(0.01)
+    desk.controller.serve()
+    assert desk.gpu.told == [1200, 900]
+
+
+@pytest.mark.parametrize("code", [1200, 1400, word.RESTORE])
+def test_a_newer_request_drops_a_timed_one(desk: Desk, code: int) -> None:
+    desk.serve(1200)
+    desk.ask_at(900, 0.01)
+    words = desk.shared_state.words
+    words[word.REQUEST] = (words[word.TIMED_REQUEST] >> 32) + 1 << 32 | code
+    desk.controller.serve()
+    desk.clock.move(1.0)
+    desk.controller.serve()
+    assert 900 not in desk.gpu.told
+    assert desk.controller.until_timed_s() == math.inf
+
+
+def test_a_timed_request_that_is_being_written_is_none_yet(desk: Desk) -> None:
+    desk.serve(1200)
+    desk.ask_at(900, 1.0)
+    words = desk.shared_state.words
+    later_ns = words[word.NOT_BEFORE_NS] + 1_000_000_000
+    words[word.TIMED_REQUEST] += 1 << 32  # the next one's, whose moment is not there yet
+    desk.clock.move(1.5)
+    desk.controller.serve()
+    assert desk.gpu.told == [1200]
+    words[word.NOT_BEFORE_NS] = word.tagged_ns(later_ns, words[word.TIMED_REQUEST])
+    desk.clock.move(1.0)
+    desk.controller.serve()
+    assert desk.gpu.told == [1200, 900]
 
 
 # ------------------------------------------------------------------ failures

@@ -100,6 +100,82 @@ def test_a_change_comes_in_the_middle_of_an_instruction_by_the_formula(
     assert energy_j == pytest.approx(energy0_j * x_s / time0_s + energy1_j * (1 - x_s / time0_s))
 
 
+@given(
+    before=CLOCKS,
+    after=CLOCKS,
+    offset_s=st.floats(-0.1, 0.3),
+    delay_s=st.floats(0, 0.3),
+    time_scale=st.sampled_from([1.0, 3.0]),
+)
+def test_a_timed_request_changes_the_running_instruction_by_the_formula(
+    before: int, after: int, offset_s: float, delay_s: float, time_scale: float
+) -> None:
+    """Requested at 1 s + offset, while nothing, the forward or a wait after it is on."""
+    bench = Bench.of(EmulatedGpuSettings.exact_delay(delay_s), time_scale=time_scale)
+    bench.gpu.lock_sm_clock_mhz(before)
+    bench.clock.move(0.9 * time_scale)
+    bench.gpu.lock_sm_clock_mhz_at(after, 1.0 + offset_s)
+    bench.clock.move(0.1 * time_scale)
+    (time0_s, energy0_j), (time1_s, energy1_j) = FORWARD[before], FORWARD[after]
+    x_s = min(max(offset_s + delay_s, 0.0), time0_s)
+    time_s, energy_j = bench.run()
+    assert time_s == pytest.approx(x_s + time1_s * (1 - x_s / time0_s))
+    assert energy_j == pytest.approx(energy0_j * x_s / time0_s + energy1_j * (1 - x_s / time0_s))
+    bench.clock.move(2 * time_scale)
+    assert bench.gpu.sm_clock_mhz() == after
+    assert bench.gpu.timed_request_s() is None
+
+
+def test_a_request_replaces_a_timed_one_before_its_moment_and_not_from_then_on() -> None:
+    bench = Bench.of(EmulatedGpuSettings.exact_delay(0.01))
+
+    def clocks(*moments_s: float) -> list[int]:
+        seen = []
+        for moment_s in moments_s:
+            bench.wait_until(moment_s)
+            seen.append(bench.gpu.sm_clock_mhz())
+        return seen
+
+    bench.gpu.lock_sm_clock_mhz_at(700, 0.1)
+    assert bench.gpu.timed_request_s() == pytest.approx(1000.1)
+    bench.wait_until(0.05)
+    bench.gpu.lock_sm_clock_mhz_at(1200, 0.2)  # in its place
+    assert clocks(0.19, 0.209, 0.211) == [1400, 1400, 1200]
+    bench.gpu.lock_sm_clock_mhz_at(700, 0.3)
+    bench.wait_until(0.299)
+    bench.gpu.lock_sm_clock_mhz(1200)  # the one that is in force: no call, and 700 is dropped
+    assert clocks(0.5) == [1200]
+    bench.gpu.lock_sm_clock_mhz_at(700, 0.6)
+    bench.wait_until(0.605)
+    bench.gpu.lock_sm_clock_mhz(1400)  # 700 was requested before, and comes for 5 ms
+    assert clocks(0.609, 0.611, 0.614, 0.616) == [1200, 700, 700, 1400]
+    bench.gpu.lock_sm_clock_mhz_at(700, 0.7)
+    bench.gpu.reset_sm_clock()
+    assert clocks(0.8) == [1400]
+    with pytest.raises(ValueError, match="has no 701 MHz"):
+        bench.gpu.lock_sm_clock_mhz_at(701, 1.0)
+
+
+def test_a_timed_call_queues_from_its_moment_on_and_behind_a_request_that_waits() -> None:
+    """Calls take 10 ms: this GPU's own until 10 and 20 ms, another one's until 30 ms."""
+    settings, node = replace(IDEAL_GPU, call_time=exact(0.01)), EmulatedNode()
+    bench, other = (Bench.of(settings, node=node) for _ in range(2))
+    bench.gpu.lock_sm_clock_mhz(1200)
+    bench.gpu.lock_sm_clock_mhz(1400)
+    bench.gpu.lock_sm_clock_mhz_at(700, 0.005)
+    other.wait_until(0.004)
+    other.gpu.lock_sm_clock_mhz(700)
+    bench.wait_until(0.029)
+    assert bench.gpu.sm_clock_mhz() == 1400
+    assert bench.gpu.last_call() is None
+    bench.wait_until(0.0401)
+    assert bench.gpu.sm_clock_mhz() == 700
+    call = bench.gpu.last_call()
+    assert call is not None
+    moments_s = (call.requested_s, call.began_s, call.returned_s)
+    assert [moment_s - 1000 for moment_s in moments_s] == pytest.approx([0.005, 0.02, 0.04])
+
+
 def test_of_two_changes_within_an_instruction_each_has_its_share() -> None:
     """0.02 s at 1400 MHz (a fifth), 0.08 s at 700 MHz (two fifths), the rest at 1400 again."""
     bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))

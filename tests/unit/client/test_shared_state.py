@@ -27,6 +27,22 @@ def test_what_one_end_writes_the_other_reads() -> None:
     governor.close()
 
 
+@pytest.mark.parametrize("number", [0, 1, 255, 256, 2**32 - 1])
+@pytest.mark.parametrize("moment_ns", [0, 1, 255, 256, 10**18 + 77])
+def test_a_tagged_moment_is_at_most_256_ns_late(moment_ns: int, number: int) -> None:
+    tagged_ns = word.tagged_ns(moment_ns, number << 32 | 1410)
+    assert moment_ns <= tagged_ns < moment_ns + 256
+    assert tagged_ns % 256 == number % 256
+
+
+@pytest.mark.parametrize(
+    ("number", "other", "is_newer"),
+    [(1, 0, True), (0, 1, False), (7, 7, False), (0, 2**32 - 1, True), (2**32 - 1, 0, False)],
+)
+def test_numbers_of_requests_start_again(number: int, other: int, is_newer: bool) -> None:
+    assert word.is_newer(number << 32 | 210, other << 32 | 1980) == is_newer
+
+
 @pytest.mark.parametrize(
     ("written", "read"),
     [
