@@ -391,6 +391,12 @@ class RankPlan:
             of `instructions` in MHz; null: the same in every step, as in `instructions`.
         intended_times_s: planned time of each of `instructions` at its clock in s; a rank that is
             as slow as planned is no straggler; null: unknown.
+        requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
+            requested `offset_s` after the begin of `instructions[after_position]`, and at the
+            latest as its own begins; any other clock as the instruction before ends. A position of
+            the number of instructions is the next step's first one. In a step whose clocks
+            differ from `after_position` to the one before `position`, or do not change at
+            `position`, a row has no effect.
         measurement_detail: detail of this rank's measurements.
         plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
             since a restored database may give the same version to another plan.
@@ -404,6 +410,7 @@ class RankPlan:
     predicted_iteration_time_s: float
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     intended_times_s: tuple[float, ...] | None = None
+    requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     plan_id: str | None = None
 

@@ -100,7 +100,9 @@ def _run(
 
 @contextmanager
 def emulated_ranks(
-    plan: FrequencyPlan, settings: EmulatedGpuSettings
+    plan: FrequencyPlan,
+    settings: EmulatedGpuSettings,
+    requests: Sequence[Sequence[tuple[int, int, float]]] = (),
 ) -> Iterator[list[EmulatedRank]]:
     """Ranks that follow the plan."""
     with planned_ranks(
@@ -109,6 +111,7 @@ def emulated_ranks(
         iteration_time_s=plan.iteration_time_s,
         blocking_power_w=BLOCKING_POWER_W,
         settings=settings,
+        requests=requests,
     ) as ranks:
         yield ranks
 
@@ -127,6 +130,50 @@ def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) ->
     assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
     loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
     assert 0 < loss_s < loss_at_begin_s / 3
+
+
+def requests_before_the_end(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
+    """Rows that request each change a delay before the end of the instruction before it."""
+    requests = []
+    for stage, of_stage in enumerate(plan.stages):
+        clocks_mhz = [item.frequency_mhz for item in of_stage]
+        clocks_mhz.append(clocks_mhz[0])
+        times_s = [
+            next(
+                point.time_s
+                for point in PROFILE.points[stage, item.kind]
+                if point.frequency_mhz == item.frequency_mhz
+            )
+            for item in of_stage
+        ]
+        requests.append(
+            [
+                (position, position - 1, times_s[position - 1] - DELAY_S)
+                for position in range(1, len(clocks_mhz))
+                if clocks_mhz[position] != clocks_mhz[position - 1]
+            ]
+        )
+    return requests
+
+
+def test_requests_before_the_end_take_all_of_the_loss_away(plan: FrequencyPlan) -> None:
+    requests = requests_before_the_end(plan)
+    assert sum(map(len, requests)) > 30
+    settings = EmulatedGpuSettings.exact_delay(DELAY_S)
+    with emulated_ranks(plan, settings, requests) as ranks:
+        # The first step's first clock is requested as it begins.
+        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
+    for step in steps:
+        assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
+        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
+
+
+def test_rows_of_another_number_of_stages_are_refused(plan: FrequencyPlan) -> None:
+    with (
+        pytest.raises(ValueError, match="requests must be of 4 stages, not 1"),
+        emulated_ranks(plan, DEFAULT_PHYSICS, [[]]),
+    ):
+        pass
 
 
 @pytest.mark.parametrize(("up_s", "down_s"), [(0.005, 0.005), (0.009, 0.004), (0.06, 0.11)])

@@ -130,6 +130,9 @@ def large_plan(num_instructions: int) -> RankPlan:
         predicted_iteration_time_s=1.0,
         cycle_mhz=(rows[0], rows[1], rows[0]),
         intended_times_s=(1.0,) * num_instructions,
+        requests=tuple(
+            (number + 1, number, number / 7) for number in range(0, num_instructions, 2)
+        ),
         plan_id="65f1c0",
     )
 

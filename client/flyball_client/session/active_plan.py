@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor, clock_changes
 from flyball_wire.errors import CodecError
 from flyball_wire.messages import RankPlan
 
@@ -36,8 +37,9 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
 
     Raises:
         CodecError: The plan is for another stage or too large, an instruction is not
-            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, or a row of its cycle
-            does not have one clock above 0 for each instruction.
+            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, a row of its cycle
+            does not have one clock above 0 for each instruction, or a row of its requests does not
+            fit its instructions and clocks.
     """
     if plan.stage != stage:
         raise CodecError(
@@ -48,6 +50,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     _check_cycle(plan)
     wanted_mhz = tuple(clock_mhz for _, _, clock_mhz, _ in rows)
     cycle_mhz = plan.cycle_mhz
+    _check_requests(plan.requests, wanted_mhz, has_cycle=cycle_mhz is not None)
     all_mhz = set(wanted_mhz).union(*(cycle_mhz or ()))
     supported_mhz = supported_mhz or tuple(sorted(all_mhz, reverse=True)) or (1,)
     given_mhz = _given_mhz(all_mhz, supported_mhz)
@@ -63,6 +66,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         highest_sm_clock_mhz=supported_mhz[0],
         num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
+        requests=plan.requests,
         measurement_detail=plan.measurement_detail,
         plan_id=plan.plan_id,
     )
@@ -103,6 +107,33 @@ def _check_cycle(plan: RankPlan) -> None:
             raise CodecError(f"cycle_mhz[{number}] must have clocks above 0 MHz only")
 
 
+def _check_requests(
+    requests: tuple[tuple[int, int, float], ...], clocks_mhz: tuple[int, ...], *, has_cycle: bool
+) -> None:
+    """Check rows of requests; clocks of a cycle that a row does not fit have no effect instead."""
+    num = len(clocks_mhz)
+    changes = clock_changes((*clocks_mhz, *clocks_mhz[:1]))
+    positions, afters = set[int](), set[int]()
+    for number, (position, after, offset_s) in enumerate(requests):
+        if not (0 <= after < position <= num and 0 <= offset_s < math.inf):
+            raise CodecError(
+                f"requests[{number}] must be [position, after_position, offset_s], with positions"
+                f" that rise within 0 to {num} and a finite offset that is not negative"
+            )
+        if position in positions or after in afters:
+            raise CodecError(
+                f"requests[{number}] must have a position and an after_position that no other row"
+                " has"
+            )
+        positions.add(position)
+        afters.add(after)
+        if not has_cycle and changes.get(position, math.inf) > after:
+            raise CodecError(
+                f"requests[{number}] must have equal clocks from position {after} to"
+                f" {position - 1} and another one at {position}"
+            )
+
+
 def _check_size(plan: RankPlan) -> None:
     num = len(plan.instructions)
     if num > MAX_INSTRUCTIONS:
@@ -113,6 +144,8 @@ def _check_size(plan: RankPlan) -> None:
             f"its cycle has {len(cycle_mhz)} rows of {num} clocks, of which a rank takes"
             f" {MAX_CYCLE_LENGTH}, and {MAX_PLAN_CLOCKS} clocks of rows that differ"
         )
+    if len(plan.requests) > num:
+        raise CodecError(f"it has {len(plan.requests)} requests for {num} instructions")
     kinds = {str(item[0]) for item in plan.instructions if item}
     if len(kinds) > MAX_KINDS or any(len(kind) > _MAX_KIND_CHARS for kind in kinds):
         raise CodecError(

@@ -8,6 +8,7 @@ numbers. Reading the largest answer holds Python's lock for less than a millisec
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import socket
 import struct
@@ -15,6 +16,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
+from itertools import repeat
 from typing import Any, cast
 
 from flyball_client.api.errors import (
@@ -45,6 +47,7 @@ _LENGTHS = struct.Struct("!II")
 MAX_HEADER_BYTES = 16 * 2**10
 _MAX_TEXT_CHARS = 1000
 _INT_BYTES = 4
+_FLOAT_BYTES = 8
 # Another thread that waits for Python's lock has it after each array.
 _YIELD_S = 0.0005
 
@@ -197,6 +200,7 @@ def _plan_arrays(plan: CompiledPlan) -> tuple[dict[str, object], Iterable[bytes]
         "kinds": kinds,
         "num_instructions": len(plan.kinds),
         "num_rows": len(rows),
+        "num_requests": len(plan.requests),
         "cycle_length": len(plan.cycle_mhz or ()),
         "highest_sm_clock_mhz": plan.highest_sm_clock_mhz,
         "num_raised": plan.num_raised,
@@ -210,10 +214,13 @@ def _plan_arrays(plan: CompiledPlan) -> tuple[dict[str, object], Iterable[bytes]
         plan.sm_clocks_mhz,
         *rows,
         tuple(index_of[row] for row in plan.cycle_mhz or ()),
+        tuple(position for position, _, _ in plan.requests),
+        tuple(after for _, after, _ in plan.requests),
     )
     return header, (
         bytes(map(number_of.__getitem__, plan.kinds)),
         *(array("i", numbers).tobytes() for numbers in integers),
+        array("d", (offset_s for _, _, offset_s in plan.requests)).tobytes(),
     )
 
 
@@ -221,7 +228,9 @@ def _plan(header: dict[str, Any], num_bytes: int, receive: Receive) -> CompiledP
     num = _bounded(header["num_instructions"], MAX_INSTRUCTIONS)
     num_rows = _bounded(header["num_rows"], MAX_PLAN_CLOCKS // max(num, 1))
     cycle_length = _bounded(header["cycle_length"], MAX_CYCLE_LENGTH)
-    if num_bytes != num + _INT_BYTES * ((3 + num_rows) * num + cycle_length):
+    num_requests = _bounded(header["num_requests"], num)
+    num_integers = (3 + num_rows) * num + cycle_length + 2 * num_requests
+    if num_bytes != num + _INT_BYTES * num_integers + _FLOAT_BYTES * num_requests:
         raise ValueError("the arrays have another size")
     kinds = [str(kind) for kind in header["kinds"][:MAX_KINDS]]
     numbers_of_kinds = receive(num)
@@ -236,6 +245,8 @@ def _plan(header: dict[str, Any], num_bytes: int, receive: Receive) -> CompiledP
     microbatches, chunks, sm_clocks_mhz = integers(num), integers(num), integers(num)
     rows = [integers(num) for _ in range(num_rows)]
     cycle = integers(cycle_length)
+    positions, afters = integers(num_requests), integers(num_requests)
+    offsets_s = array("d", receive(_FLOAT_BYTES * num_requests))
     return CompiledPlan(
         version=_count(header["version"]),
         kinds=tuple(map(kinds.__getitem__, numbers_of_kinds)),
@@ -245,9 +256,16 @@ def _plan(header: dict[str, Any], num_bytes: int, receive: Receive) -> CompiledP
         highest_sm_clock_mhz=_count(header["highest_sm_clock_mhz"]),
         num_raised=_count(header["num_raised"]),
         cycle_mhz=tuple(map(rows.__getitem__, cycle)) if cycle else None,
+        requests=tuple(map(_request, positions, afters, offsets_s, repeat(num, num_requests))),
         plan_id=_name(header["plan_id"]),
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
     )
+
+
+def _request(position: int, after: int, offset_s: float, num: int) -> tuple[int, int, float]:
+    if not (0 <= after < position <= num and 0 <= offset_s < math.inf):
+        raise ValueError("a request of a plan is out of its bounds")
+    return position, after, offset_s
 
 
 def _bounded(value: object, most: int) -> int:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import ne
 
 from flyball_wire.messages import MeasurementDetail
 
@@ -22,6 +26,9 @@ class CompiledPlan:
         num_raised: Number of clocks that were raised to one that the GPU supports.
         cycle_mhz: Such clocks for each step of a cycle, which begins at the plan's first step and
             repeats; None: `sm_clocks_mhz` holds in every step.
+        requests: Position of each clock that is requested at another moment than the end of the
+            instruction before, position of an earlier instruction, and time from the begin of that
+            one to the request, s; as in `RankPlan`.
         measurement_detail: Detail of the measurements that are posted.
         plan_id: Identity of the plan beside its version; None: not given.
     """
@@ -34,6 +41,7 @@ class CompiledPlan:
     highest_sm_clock_mhz: int
     num_raised: int
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
+    requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     plan_id: str | None = None
 
@@ -47,6 +55,14 @@ class CompiledPlan:
         if self.cycle_mhz is None:
             return self.sm_clocks_mhz
         return self.cycle_mhz[num_steps % len(self.cycle_mhz)]
+
+
+def clock_changes(clocks_mhz: Sequence[int]) -> dict[int, int]:
+    """Return the positions at which the clock changes, each with the one before; first: 0."""
+    # In C, since it is done as a step begins.
+    differ = map(ne, clocks_mhz[1:], clocks_mhz)
+    positions = tuple(compress(range(1, len(clocks_mhz)), differ))
+    return dict(zip(positions, (0, *positions), strict=False))
 
 
 PlannedInstruction = tuple[str, int, int]
@@ -74,8 +90,12 @@ class PlanCursor:
             only that one while no instruction is expected.
         clocks_mhz: SM clocks in MHz of the planned instructions in this step, and at the end that
             of the next step's first one.
+        timed: By position, clock in MHz to request some time in s after that instruction begins,
+            in place of the end of the instruction before the clock's own.
         position: Index of the next instruction. A caller whose instruction is that one may use
             its clock and increment `position`; else `next_sm_clock_mhz` must be called.
+        timed_first_mhz: Clock in MHz of the next step's first instruction, where a step that has
+            ended as planned has `timed` it; else None.
         num_unplanned: Number of the step's instructions that did not match the plan.
         surprise: First deviation from the plan in the step; None: there was none.
     """
@@ -84,12 +104,15 @@ class PlanCursor:
         "_first_step",
         "_instructions",
         "_is_in_step",
+        "_timed_positions",
         "clocks_mhz",
         "instructions",
         "num_unplanned",
         "plan",
         "position",
         "surprise",
+        "timed",
+        "timed_first_mhz",
     )
 
     def __init__(self, plan: CompiledPlan, *, first_step: int = 0) -> None:
@@ -101,6 +124,9 @@ class PlanCursor:
         planned = zip(kinds, plan.microbatches, plan.chunks, strict=True)
         self._instructions: tuple[PlannedInstruction, ...] = (*planned, _NOTHING)
         self.clocks_mhz: tuple[int, ...] = ()
+        self.timed: dict[int, tuple[int, float]] = {}
+        self.timed_first_mhz: int | None = None
+        self._timed_positions: frozenset[int] = frozenset()
         self.num_unplanned = 0
         self.surprise: str | None = None
         self._is_in_step = False
@@ -114,6 +140,9 @@ class PlanCursor:
         num_steps = step - self._first_step
         next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
         self.clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
+        self.timed_first_mhz = None
+        if self.plan.requests:
+            self._find_timed()
         self.num_unplanned = 0
         self.surprise = None
         self.instructions, self.position = self._instructions, 0
@@ -122,22 +151,25 @@ class PlanCursor:
     def end_step(self) -> None:
         """End the step; a missing instruction is a surprise."""
         num_planned = len(self.plan.kinds)
-        if self.instructions is self._instructions and self.position < num_planned:
-            self.surprise = (
-                f"the step ended after {self.position} of {num_planned} planned instructions"
-            )
+        if self.instructions is self._instructions:
+            if self.position < num_planned:
+                self.surprise = (
+                    f"the step ended after {self.position} of {num_planned} planned instructions"
+                )
+            elif num_planned in self._timed_positions:
+                self.timed_first_mhz = self.clocks_mhz[num_planned]
         self._leave_plan()
         self._is_in_step = False
 
     def upcoming_mhz(self) -> int | None:
         """Return the clock in MHz that follows the planned instruction that began last.
 
-        None: it is the same, or the step does not follow the plan.
+        None: it is the same, `timed` has it, or the step does not follow the plan.
         """
         position, clocks_mhz = self.position, self.clocks_mhz
         if not position or clocks_mhz[position] == clocks_mhz[position - 1]:
             return None
-        return clocks_mhz[position]
+        return None if position in self._timed_positions else clocks_mhz[position]
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """Return the clock in MHz of the instruction that begins; microbatch None: any."""
@@ -155,6 +187,14 @@ class PlanCursor:
         if self._is_in_step:
             self.num_unplanned += 1
         return self.plan.highest_sm_clock_mhz
+
+    def _find_timed(self) -> None:
+        clocks_mhz = self.clocks_mhz
+        changes = clock_changes(clocks_mhz)
+        # Without a change at the position, or with another one on the way, there is no row.
+        rows = [row for row in self.plan.requests if changes.get(row[0], math.inf) <= row[1]]
+        self.timed = {after: (clocks_mhz[position], time_s) for position, after, time_s in rows}
+        self._timed_positions = frozenset(position for position, _, _ in rows)
 
     def _leave_plan(self) -> None:
         self.instructions, self.position = _NO_INSTRUCTIONS, 0

@@ -46,8 +46,10 @@ class RankSession:
     Without a plan the clock is not changed. While one is in force, the clock of each instruction
     is requested at the end of the one before, so that it takes effect while the rank waits, and
     that of a step's first instruction at the end of the last step: of its last instruction by the
-    plan in force, then of the step by the plan that is due. An instruction that begins at another
-    clock than was requested gets its own then; see PlanCursor for unplanned instructions.
+    plan in force, then of the step by the plan that is due. Where a rank does not wait, a plan may
+    name an earlier moment instead: a time after an earlier instruction's begin. An instruction that
+    begins at another clock than was requested gets its own then; see PlanCursor for unplanned
+    instructions.
 
     The hooks do no I/O except to the GPU and raise nothing: after an error clocks are no longer
     set, which is logged once. The hooks and `close` may be called from one thread at a time.
@@ -331,14 +333,16 @@ class RankSession:
                 name, number, part = cursor.instructions[position]
                 if kind == name and microbatch == number and chunk == part:
                     cursor.position = position + 1
-                    clocks_mhz = cursor.clocks_mhz
-                    sm_clock_mhz = clocks_mhz[position]
-                    # Otherwise the previous instruction's end has confirmed the clock.
-                    if not position or sm_clock_mhz != clocks_mhz[position - 1]:
-                        self._governor.set_mhz(sm_clock_mhz)
+                    sm_clock_mhz = cursor.clocks_mhz[position]
                 else:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
+                    # Below 0: unplanned.
+                    position = cursor.position - 1
+                # Otherwise the previous instruction's end has confirmed the clock.
+                if position <= 0 or sm_clock_mhz != cursor.clocks_mhz[position - 1]:
                     self._governor.set_mhz(sm_clock_mhz)
+                if position in cursor.timed:
+                    self._governor.set_mhz_later(*cursor.timed[position])
             else:
                 sm_clock_mhz = None
             if self._is_in_step:
@@ -470,7 +474,9 @@ class RankSession:
             first_mhz = self._active_plan.first_clock_mhz(
                 self._current_step, is_planner_lost=self._is_planner_lost()
             )
-            if first_mhz is not None:
+            timed_mhz = None if self._cursor is None else self._cursor.timed_first_mhz
+            # The timed request stays, and is made at its time.
+            if first_mhz is not None and first_mhz != timed_mhz:
                 self._governor.set_mhz(first_mhz)
         except Exception as error:
             self._governor.give_up(error)

@@ -8,9 +8,10 @@ order of each rank, and the messages it has to wait for.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
@@ -84,6 +85,7 @@ def planned_ranks(
     iteration_time_s: float,
     blocking_power_w: float,
     settings: EmulatedGpuSettings,
+    requests: Sequence[Sequence[tuple[int, int, float]]] = (),
 ) -> Iterator[list[EmulatedRank]]:
     """Ranks of one pipeline that follow a plan without a planner, all on one node.
 
@@ -93,7 +95,14 @@ def planned_ranks(
         iteration_time_s: iteration time that the plan predicts, s.
         blocking_power_w: power of a waiting GPU, W.
         settings: settings of the GPUs; each adds its stage to the seed.
+        requests: per stage, rows of `RankPlan.requests`; empty: none.
+
+    Raises:
+        ValueError: `requests` has another number of stages.
+        CodecError: rows do not fit the plan, as for a plan from a planner.
     """
+    if requests and len(requests) != len(stages):
+        raise ValueError(f"requests must be of {len(stages)} stages, not {len(requests)}")
     node = EmulatedNode()
     ranks: list[EmulatedRank] = []
     with ExitStack() as opened:
@@ -119,6 +128,7 @@ def planned_ranks(
                 first_step=0,
                 instructions=instructions,
                 predicted_iteration_time_s=iteration_time_s,
+                requests=tuple(requests[stage]) if requests else (),
             )
             supported_mhz = gpu.supported_sm_clocks_mhz()
             session.plans.put(compile_plan(plan, stage=stage, supported_mhz=supported_mhz), 0)
@@ -197,22 +207,37 @@ def run_step(
 
 def _run_all(running: Sequence[tuple[EmulatedRank, _Running]], channels: _Channels) -> None:
     """Run the rank whose next event comes first, until all are done."""
-    # Moments, and places in `running`, which settle ties.
-    events = [(rank.clock.now_s(), place) for place, (rank, _) in enumerate(running)]
+    # Moments, places in `running`, which settle ties, and whether a timed request is due.
+    events = [(rank.clock.now_s(), place, False) for place, (rank, _) in enumerate(running)]
     heapify(events)
     waiting: dict[_Channel, tuple[int, str]] = {}
-    while events:
-        _, place = heappop(events)
-        event = next(running[place][1], None)
-        if isinstance(event, _Receive):
-            waiting[event.channel] = (place, event.text)
-        elif event is not None:
-            heappush(events, (event, place))
+    num_done = 0
+    # Ranks that wait or are done, whose timed requests are events of their own.
+    idle = set[int]()
+    while events and num_done < len(running):
+        moment_s, place, is_request = heappop(events)
+        rank, instructions = running[place]
+        if is_request:
+            if place in idle and rank.gpu.timed_request_s() == moment_s:
+                _make_timed_request(rank, moment_s)
+            continue
+        event = next(instructions, None)
+        if isinstance(event, _Receive) or event is None:
+            idle.add(place)
+            if (request_s := rank.gpu.timed_request_s()) is not None:
+                heappush(events, (request_s, place, True))
+            if event is None:
+                num_done += 1
+            else:
+                waiting[event.channel] = (place, event.text)
+        else:
+            heappush(events, (event, place, False))
         while channels.sent:
             channel = channels.sent.pop()
             if channel in waiting:
                 receiver, _ = waiting.pop(channel)
-                heappush(events, (running[receiver][0].clock.now_s(), receiver))
+                idle.remove(receiver)
+                heappush(events, (running[receiver][0].clock.now_s(), receiver, False))
     if waiting:
         raise EmulatedDeadlockError(
             "the ranks wait for each other: "
@@ -225,6 +250,7 @@ def _run_all(running: Sequence[tuple[EmulatedRank, _Running]], channels: _Channe
 
 def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _Running:
     for position, (kind, microbatch) in enumerate(rank.order):
+        received_from_s = rank.session.clock_s()
         source, target = _neighbours(kind, rank.stage, num_stages)
         if source is not None:
             channel = rank.pipeline, source, rank.stage
@@ -238,22 +264,29 @@ def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _
                     f"stage {rank.stage} receives microbatch {sent} of stage {source} where its"
                     f" order has {kind} {microbatch}"
                 )
-            yield max(arrives_s, rank.clock.now_s())
-            _wait(rank, arrives_s, kind, microbatch)
+            yield from _pass_until(rank, partial(max, arrives_s, rank.clock.now_s()))
+            rank.clock.sleep_until(arrives_s)
+            time_s = rank.session.clock_s() - received_from_s
+            rank.session.on_transfer("receive", kind, time_s=time_s, microbatch=microbatch)
         rank.session.on_instruction_begin(kind, microbatch=microbatch)
-        yield rank.gpu.completion_s()
+        yield from _pass_until(rank, rank.gpu.completion_s)
         rank.session.on_instruction_end(kind, microbatch=microbatch)
         if target is not None:
             channel = rank.pipeline, rank.stage, target
             channels.send(channel, microbatch, rank.clock.now_s())
 
 
-def _wait(rank: EmulatedRank, arrives_s: float, kind: str, microbatch: int) -> None:
-    """Wait for an instruction's input, and report the time to the rank's session."""
-    began_s = rank.session.clock_s()
-    rank.clock.sleep_until(arrives_s)
-    time_s = rank.session.clock_s() - began_s
-    rank.session.on_transfer("receive", kind, time_s=time_s, microbatch=microbatch)
+def _pass_until(rank: EmulatedRank, moment_s: Callable[[], float]) -> _Running:
+    """Yield this moment, which timed requests may change; before it, make each at its own."""
+    while (request_s := rank.gpu.timed_request_s()) is not None and request_s < moment_s():
+        yield request_s
+        _make_timed_request(rank, request_s)
+    yield moment_s()
+
+
+def _make_timed_request(rank: EmulatedRank, moment_s: float) -> None:
+    rank.clock.sleep_until(moment_s)
+    rank.gpu.timed_request_s()
 
 
 def _neighbours(kind: str, stage: int, num_stages: int) -> tuple[int | None, int | None]:

@@ -35,6 +35,7 @@ def rank_plan(
     *instructions: tuple[str | int, ...],
     stage: int = 0,
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+    requests: tuple[tuple[int, int, float], ...] = (),
 ) -> messages.RankPlan:
     """Return version 1 of a plan with these instructions."""
     return messages.RankPlan(
@@ -45,15 +46,17 @@ def rank_plan(
         instructions=instructions,
         predicted_iteration_time_s=1.0,
         cycle_mhz=cycle_mhz,
+        requests=requests,
     )
 
 
 def compiled_plan(
     *instructions: tuple[str | int, ...],
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
+    requests: tuple[tuple[int, int, float], ...] = (),
 ) -> CompiledPlan:
     """Return a plan with these instructions, ready to follow on a RecordingGpu."""
-    plan = rank_plan(*instructions, cycle_mhz=cycle_mhz)
+    plan = rank_plan(*instructions, cycle_mhz=cycle_mhz, requests=requests)
     return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,6 +168,89 @@ def test_a_row_of_another_shape_is_refused(
 ) -> None:
     with pytest.raises(CodecError, match=text):
         compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz))
+
+
+# Clocks 1200, 1200, 900, 900, 900 MHz, and 1200 of the next step's first.
+RUN: tuple[tuple[str | int, ...], ...] = tuple(
+    ("forward", number, mhz) for number, mhz in enumerate((1200, 1200, 900, 900, 900))
+)
+
+
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        (((2, 2, 0.0),), r"requests\[0\] must be \[position, after_position, offset_s\]"),
+        (((2, 1, 0.0), (6, 4, 0.0)), r"requests\[1\] must be .* rise within 0 to 5"),
+        (((2, -1, 0.0),), r"requests\[0\] must be "),
+        (((2, 1, -0.1),), r"requests\[0\] must be .* a finite offset that is not negative"),
+        (((2, 1, math.inf),), r"requests\[0\] must be "),
+        (((2, 1, math.nan),), r"requests\[0\] must be "),
+        (((2, 1, 0.0), (2, 0, 0.0)), r"requests\[1\] must have a position and an after_position"),
+        (((2, 0, 0.0), (5, 0, 0.0)), r"requests\[1\] must have .* that no other row has"),
+        (((1, 0, 0.0),), r"requests\[0\] must have equal clocks from position 0 to 0 and another"),
+        (((3, 1, 0.0),), r"requests\[0\] must have equal clocks from position 1 to 2 and another"),
+        (((5, 1, 0.0),), r"requests\[0\] must have equal clocks from position 1 to 4 and another"),
+        (tuple((2, 1, 0.0) for _ in range(6)), "6 requests for 5 instructions"),
+    ],
+)
+def test_a_request_that_does_not_fit_is_refused(
+    requests: tuple[tuple[int, int, float], ...], text: str
+) -> None:
+    with pytest.raises(CodecError, match=text) as refused:
+        compiled_plan(*RUN, requests=requests)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_timed_clock_is_not_that_of_the_end_before_it() -> None:
+    cursor = PlanCursor(compiled_plan(*RUN, requests=((2, 0, 0.25), (5, 3, 0.5))))
+    cursor.begin_step(0)
+    assert cursor.timed == {0: (900, 0.25), 3: (1200, 0.5)}
+    upcoming_mhz = []
+    for number in range(5):
+        cursor.next_sm_clock_mhz("forward", number, 0)
+        upcoming_mhz.append(cursor.upcoming_mhz())
+    assert upcoming_mhz == [None] * 5
+    assert cursor.timed_first_mhz is None
+    cursor.end_step()
+    assert cursor.timed_first_mhz == 1200
+    # A step that does not go as planned has no clock to come.
+    cursor.begin_step(1)
+    assert cursor.timed_first_mhz is None
+    cursor.next_sm_clock_mhz("backward", 0, 0)
+    cursor.end_step()
+    assert cursor.timed_first_mhz is None
+
+
+def test_a_request_has_no_effect_in_a_step_of_a_cycle_whose_clocks_it_does_not_fit() -> None:
+    cycle_mhz = (
+        (1200, 1200, 900, 900, 900),
+        (1400, 1200, 900, 900, 1400),  # another change on the way
+        (1400, 1400, 1400, 1400, 1400),  # none at the position; the next step's first is one
+    )
+    cursor = PlanCursor(
+        compiled_plan(*RUN, cycle_mhz=cycle_mhz, requests=((2, 0, 0.25), (5, 2, 0.5)))
+    )
+    timed, upcoming = [], []
+    for step in range(3):
+        cursor.begin_step(step)
+        timed.append(cursor.timed)
+        for number in range(5):
+            cursor.next_sm_clock_mhz("forward", number, 0)
+            if (mhz := cursor.upcoming_mhz()) is not None:
+                upcoming.append((step, number + 1, mhz))
+        cursor.end_step()
+    assert timed == [{0: (900, 0.25), 2: (1400, 0.5)}, {}, {2: (1200, 0.5)}]
+    assert upcoming == [(1, 1, 1200), (1, 2, 900), (1, 4, 1400)]
+
+
+def test_a_request_whose_clocks_become_one_on_this_gpu_has_no_effect() -> None:
+    plan = compiled_plan(
+        ("forward", 0, 1000), ("forward", 1, 1100), ("backward", 0, 900), requests=((1, 0, 0.1),)
+    )
+    cursor = PlanCursor(plan)
+    cursor.begin_step(0)
+    assert cursor.clocks_mhz == (1200, 1200, 900, 1200)
+    assert cursor.timed == {}
 
 
 def test_a_plan_for_another_stage_is_refused() -> None:

@@ -180,6 +180,42 @@ def test_orders_that_do_not_fit_together_are_told() -> None:
         run_step(ranks, num_stages=2)
 
 
+def test_timed_calls_of_a_node_queue_in_the_order_of_virtual_time_also_while_a_rank_waits() -> None:
+    """Stage 0 waits for its gradient from 0.1 s on, and its timed call, of 20 ms, is at 0.25 s.
+
+    Stage 1 asks at 0.255 s, within its backward from 0.2 to 0.4 s: its call waits until 0.27 s,
+    and the backward has 0.13 s at 1400 MHz to go, or 0.39 s at 700 MHz where it takes 0.6 s.
+    """
+    settings = EmulatedGpuSettings(call_time=RandomTime(p50_s=0.02), delay_down=RandomTime())
+    with pipelines([order("F0 B0"), order("F0 B0")], settings=settings) as ranks:
+        for rank, rows, requests in (
+            (ranks[0], (("forward", 0, 1400), ("backward", 0, 700)), ((1, 0, 0.25),)),
+            (ranks[1], (("forward", 0, 1400), ("backward", 0, 1400)), ((2, 1, 0.055),)),
+        ):
+            plan = RankPlan(
+                job_id="job",
+                version=1,
+                stage=rank.stage,
+                first_step=0,
+                predicted_iteration_time_s=0.5,
+                instructions=rows,
+                cycle_mhz=(tuple(mhz for *_, mhz in rows), (700, 700)),
+                requests=requests,
+            )
+            compiled = compile_plan(plan, stage=rank.stage, supported_mhz=(1400, 700))
+            rank.session.plans.put(compiled, 0)
+        run_step(ranks, num_stages=2)
+        calls = [rank.gpu.last_call() for rank in ranks]
+        (first, second) = (rank.session.last_step_timings for rank in ranks)
+    assert [call and (call.requested_s, call.began_s, call.returned_s) for call in calls] == [
+        pytest.approx((0.25, 0.25, 0.27)),
+        pytest.approx((0.255, 0.255, 0.29)),
+    ]
+    assert second[1].compute_time_s == pytest.approx(0.07 + 0.4 * (1 - 0.07 / 0.2))
+    assert first[1].compute_time_s == pytest.approx(0.4)
+    assert first[1].receive_time_s == pytest.approx(0.2 + second[1].compute_time_s - 0.1)
+
+
 def test_clock_calls_of_a_node_queue_in_the_order_of_virtual_time() -> None:
     """The second rank is faster and asks first, at 0.095 s; the first asks at 0.1 s and waits.
 

@@ -1,0 +1,245 @@
+"""Clocks that a plan requests within an earlier instruction, over an emulated GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.client.memory_planner import SessionMaker, compiled_plan
+from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.tiny_profile import HandClock, point
+
+from flyball_client.governor.in_process import InProcessGovernor
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
+from flyball_client.session.rank_session import RankSession
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
+
+# MHz: time in s and energy in J of a forward; a backward takes twice as much of both.
+FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 900: (0.15, 24.0)}
+FACTORS = {InstructionKind.FORWARD: 1, InstructionKind.BACKWARD: 2}
+PROFILE = StageProfile(
+    points={
+        (0, kind): tuple(
+            point(mhz, factor * time_s, factor * energy_j)
+            for mhz, (time_s, energy_j) in FORWARD.items()
+        )
+        for kind, factor in FACTORS.items()
+    },
+    num_ranks_per_stage=(1,),
+)
+DELAY_S = 0.03
+
+PLAN = (("forward", 0, 1200), ("forward", 1, 1200), ("backward", 0, 900), ("backward", 1, 1400))
+
+
+class BusyRank:
+    """A rank that computes without a break, in virtual time, on one plan from step 0."""
+
+    def __init__(
+        self,
+        instructions: Sequence[tuple[str, int, int]] = PLAN,
+        requests: tuple[tuple[int, int, float], ...] = (),
+        *,
+        delay_s: float = DELAY_S,
+    ) -> None:
+        self.clock = HandClock()
+        self.gpu = EmulatedGpu(
+            PROFILE,
+            0,
+            blocking_power_w=80.0,
+            settings=EmulatedGpuSettings.exact_delay(delay_s),
+            counter_period_s=1e-9,
+            clock=self.clock,
+        )
+        self.instructions = instructions
+        self.session = RankSession(gpu=self.gpu, job_id="gpt", rank=0, stage=0, planner=None)
+        self.session.plans.put(compiled_plan(*instructions, requests=requests), 0)
+
+    def run_step(self, *, waits_s: float = 0.0, names_microbatches: bool = True) -> list[float]:
+        """Return the time of each instruction in s; the rank waits as long before each."""
+        session = self.session
+        session.on_step_begin()
+        for kind, microbatch, _ in self.instructions:
+            self.clock.move(waits_s)
+            self.run(kind, microbatch if names_microbatches else None)
+        session.on_step_end()
+        return [timing.compute_time_s for timing in session.last_step_timings]
+
+    def run(self, kind: str, microbatch: int | None = None) -> None:
+        """Run an instruction."""
+        self.session.on_instruction_begin(kind, microbatch=microbatch)
+        self.session.on_instruction_end(kind, microbatch=microbatch)
+
+
+def own_times_s(instructions: Sequence[tuple[str, int, int]]) -> list[float]:
+    """Times at the planned clocks, s."""
+    return [FACTORS[InstructionKind(kind)] * FORWARD[mhz][0] for kind, _, mhz in instructions]
+
+
+@pytest.mark.parametrize("names_microbatches", [True, False])
+def test_a_request_as_early_as_the_delay_gives_each_instruction_its_own_clock(
+    names_microbatches: bool,
+) -> None:
+    times_s = own_times_s(PLAN)
+    # The first forward's clock comes within the last backward, that of the first backward within
+    # the forward before it.
+    requests = (
+        (2, 0, times_s[0] + times_s[1] - DELAY_S),
+        (3, 2, times_s[2] - DELAY_S),
+        (4, 3, times_s[3] - DELAY_S),
+    )
+    late, timed = BusyRank(), BusyRank(requests=requests)
+    for rank in (late, timed):
+        rank.run_step(names_microbatches=names_microbatches)
+    began_j = timed.gpu.exact_energy_j()
+    assert timed.run_step(names_microbatches=names_microbatches) == pytest.approx(times_s)
+    assert timed.gpu.exact_energy_j() - began_j == pytest.approx(2 * 27 + 2 * 24 + 2 * 30)
+    late_s = late.run_step(names_microbatches=names_microbatches)
+    assert late_s[1] == pytest.approx(times_s[1])
+    for number in (0, 2, 3):
+        assert late_s[number] != pytest.approx(times_s[number])
+    assert timed.session.clock_report.num_switches == late.session.clock_report.num_switches == 7
+
+
+@given(
+    offset_s=st.floats(0, 0.4),
+    delay_s=st.floats(0, 0.2),
+    wait_s=st.sampled_from([0.0, 0.02]),
+    late_s=st.sampled_from([0.0, 0.01]),
+)
+def test_the_clock_changes_a_delay_after_its_request(
+    offset_s: float, delay_s: float, wait_s: float, late_s: float
+) -> None:
+    """It is requested at the earlier one of the first one's begin + offset and its own begin."""
+    instructions = (("forward", 0, 1400), ("backward", 0, 900))
+    rank = BusyRank(instructions, ((1, 0, offset_s),), delay_s=delay_s)
+    session = rank.session
+    session.on_step_begin()
+    rank.clock.move(late_s)
+    began_s = rank.gpu.emulated_time_s()
+    rank.run("forward", 0)
+    first_s = rank.gpu.emulated_time_s() - began_s
+    rank.clock.move(wait_s)
+    second_began_s = rank.gpu.emulated_time_s() - began_s
+    rank.run("backward", 0)
+    second_s = rank.gpu.emulated_time_s() - began_s - second_began_s
+
+    effect_s = min(offset_s, second_began_s) + delay_s
+    x_s = min(effect_s, 0.1)
+    assert first_s == pytest.approx(x_s + 0.15 * (1 - x_s / 0.1))
+    x_s = min(max(0.0, effect_s - second_began_s), 0.2)
+    assert second_s == pytest.approx(x_s + 0.3 * (1 - x_s / 0.2))
+
+
+def test_an_unplanned_instruction_drops_a_timed_request() -> None:
+    instructions = (("forward", 0, 1400), ("forward", 1, 1400), ("backward", 0, 900))
+    rank = BusyRank(instructions, ((2, 0, 0.25),), delay_s=0.0)
+    rank.session.on_step_begin()
+    rank.run("forward", 0)
+    # It gets the highest clock, which is the one in force.
+    rank.run("forward", 7)
+    rank.clock.move(1.0)
+    assert rank.gpu.sm_clock_mhz() == 1400
+    rank.run("backward", 0)
+    rank.session.on_step_end()
+    assert rank.session.clock_report.num_switches == 1
+    assert rank.session.history[-1].num_unplanned == 2
+
+
+def test_a_failed_step_drops_a_timed_request() -> None:
+    instructions = (("forward", 0, 900), ("backward", 0, 1200))
+    rank = BusyRank(instructions, ((1, 0, 0.1),), delay_s=0.0)
+    rank.session.on_step_begin()
+    rank.session.on_instruction_begin("forward", microbatch=0)
+    rank.session.on_step_failed()
+    rank.clock.move(1.0)
+    assert rank.gpu.requested_sm_clock_mhz == 1400
+
+
+def test_a_timed_first_clock_is_made_in_the_tail_and_corrected_where_another_plan_is_due() -> None:
+    instructions = (("forward", 0, 1200), ("backward", 0, 900))
+    requests = ((2, 1, 0.4),)
+    rank = BusyRank(instructions, requests, delay_s=0.0)
+    rank.run_step()
+    # The backward takes 0.3 s: 0.1 s of the tail are left, which the step's end does not cut.
+    assert rank.gpu.requested_sm_clock_mhz == 900
+    rank.clock.move(0.09)
+    assert rank.gpu.requested_sm_clock_mhz == 900
+    rank.session.on_step_begin()
+    rank.clock.move(0.02)
+    assert rank.gpu.requested_sm_clock_mhz == 1200
+    for kind, microbatch, _ in instructions:
+        rank.run(kind, microbatch)
+    rank.session.plans.put(compiled_plan(("forward", 0, 1400)), 2)
+    rank.session.on_step_end()
+    assert rank.gpu.requested_sm_clock_mhz == 1400
+    rank.clock.move(1.0)
+    assert rank.gpu.requested_sm_clock_mhz == 1400
+
+
+def test_a_first_clock_that_is_still_to_come_is_requested_as_the_next_step_begins() -> None:
+    instructions = (("forward", 0, 1200), ("backward", 0, 900))
+    rank = BusyRank(instructions, ((2, 1, 5.0),), delay_s=0.0)
+    rank.run_step()
+    assert rank.run_step() == pytest.approx([0.12, 0.3])
+    assert rank.gpu.timed_request_s() is not None
+
+
+class HookCalls(InProcessGovernor):
+    """Notes the requests of the hooks."""
+
+    def __init__(self) -> None:
+        super().__init__(RecordingGpu(), "rank 0")
+        self.calls: list[tuple[int, float | None]] = []
+
+    def set_mhz(self, sm_clock_mhz: int) -> None:
+        self.calls.append((sm_clock_mhz, None))
+
+    def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
+        self.calls.append((sm_clock_mhz, delay_s))
+
+
+def test_each_hook_makes_the_requests_of_its_plan(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    governor = HookCalls()
+    session = make_session(gpu, planner=None, governor=governor)
+    session.plans.put(compiled_plan(*PLAN, requests=((2, 0, 0.2), (4, 3, 0.1))), 0)
+    seen = []
+
+    def note() -> None:
+        seen.append(list(governor.calls))
+        governor.calls.clear()
+
+    session.on_step_begin()
+    for kind, microbatch, _ in PLAN:
+        session.on_instruction_begin(kind, microbatch=microbatch)
+        note()
+        session.on_instruction_end(kind, microbatch=microbatch)
+        note()
+    session.on_step_end()
+    note()
+    begins, ends = seen[:-1:2], seen[1::2]
+    assert begins == [
+        [(1200, None), (900, 0.2)],
+        [],
+        [(900, None)],
+        [(1400, None), (1200, 0.1)],
+    ]
+    # The third one's end alone is a default.
+    assert ends == [[], [], [(1400, None)], []]
+    assert seen[-1] == []
+
+
+def test_without_emulated_time_a_timed_request_is_made_at_a_hook(
+    gpu: RecordingGpu, make_session: SessionMaker
+) -> None:
+    session = make_session(gpu, planner=None)
+    session.plans.put(compiled_plan(*PLAN[:3], requests=((2, 0, 0.0), (3, 2, 1000.0))), 0)
+    session.on_step_begin()
+    session.on_instruction_begin("forward", microbatch=0)
+    assert gpu.told == [1200, 900]
+    session.on_step_failed()
+    assert gpu.told == [1200, 900, RESET]
