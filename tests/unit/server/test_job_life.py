@@ -413,6 +413,13 @@ def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Lif
     assert get_job(life.services, "job@1").newest_version == 1
 
 
+def test_ranks_of_a_kept_run_have_left_however_lately_they_called(life: Life) -> None:
+    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
+    assert [rank.has_left for rank in get_job(life.services, "job@1").ranks] == [True, True]
+    ExpiryReconciler()(life.services, "job@1")
+    assert life.state("job@1") == JobState.ENDED
+
+
 def test_an_elastic_restart_with_as_many_stages_takes_the_profile_over(life: Life) -> None:
     assert life.register(job_spec(num_ranks=4), AGAIN)
     summary = get_job(life.services, "job")
