@@ -19,6 +19,7 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import with_reserve
 from flyball_server.planning.frontier_curve import make_frontier
@@ -39,6 +40,11 @@ pytestmark = pytest.mark.slow
 LATE_MS = 200.0
 
 
+def four_stages() -> StageProfile:
+    """Four of the shipped example's stages, the last among them."""
+    return load_example_profile().select_stages((0, 1, 2, 7))
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_clocks_are_those_without_delays_and_the_figures_those_with_them(policy: Policy) -> None:
     request = request_of(equal_profile(2), 3, policy=policy)
@@ -52,8 +58,17 @@ def test_clocks_are_those_without_delays_and_the_figures_those_with_them(policy:
         assert late.plan.energy_j == at_once.plan.energy_j
 
 
-@pytest.mark.parametrize("target", ["fastest", "slowdown:0.05", "least-energy"])
-@pytest.mark.parametrize("delay_ms", [100.0, 300.0, 1300.0, 3000.0])
+@pytest.mark.parametrize(
+    ("delay_ms", "target"),
+    [
+        (100.0, "fastest"),
+        (100.0, "slowdown:0.05"),
+        (300.0, "slowdown:0.05"),
+        (300.0, "least-energy"),
+        (1300.0, "least-energy"),
+        (3000.0, "fastest"),
+    ],
+)
 def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target: str) -> None:
     request = three_clocks_request(transition_ms=delay_ms, target=target)
     plan, model = make_plan(request).plan, model_of_request(request)
@@ -74,7 +89,7 @@ def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
     options: dict[str, object],
 ) -> None:
     """All of them for the deadline of 1F1B."""
-    request = request_of(load_example_profile(), 6, effort=Effort.LOW, **options)
+    request = request_of(four_stages(), 6, effort=Effort.LOW, **options)
     plan = make_plan(request.with_options(schedule="auto:envpipe,gpipe")).plan
     in_time = request.with_options(target=f"deadline:{plan.baseline_iteration_time_s!r}")
     alone = {
@@ -90,9 +105,9 @@ def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
     assert plan.num_switches <= 12 or "max_switches" not in options
 
 
-@pytest.mark.parametrize("share", [0.95, 0.8, 0.65])
+@pytest.mark.parametrize("share", [0.95, 0.7])
 def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
-    request = request_of(load_example_profile(), 4, effort=Effort.LOW)
+    request = request_of(four_stages(), 4, effort=Effort.LOW)
     baseline = make_plan(request.with_options(policy=Policy.BASELINE)).plan
     budget_w = share * baseline.energy_j / baseline.iteration_time_s
     target = f"power:{budget_w}"
@@ -106,7 +121,7 @@ def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
         assert plan.iteration_time_s <= late_s
 
 
-@pytest.mark.parametrize("target", ["fastest", "slowdown:0.1", "power:800", "power:700"])
+@pytest.mark.parametrize("target", ["slowdown:0.1", "power:700"])
 def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_per_stage(
     target: str,
 ) -> None:
@@ -115,9 +130,9 @@ def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_
         key: tuple(
             replace(one, time_s=one.time_s / 10, energy_j=one.energy_j / 10) for one in of_key
         )
-        for key, of_key in load_example_profile().select_stages((0, 1, 2, 7)).points.items()
+        for key, of_key in four_stages().points.items()
     }
-    profile = replace(load_example_profile().select_stages((0, 1, 2, 7)), points=points)
+    profile = replace(four_stages(), points=points)
     options = {"schedule": "gpipe", "transition_ms": 50.0, "effort": Effort.LOW}
     request = request_of(profile, 4, target=target, blocking_power_w=(83.64,), **options)
     plan = make_plan(request).plan
@@ -200,9 +215,7 @@ def test_a_plan_without_a_change_keeps_its_bound() -> None:
     assert late.lower_bound_j == make_plan(request).plan.lower_bound_j
 
 
-@pytest.mark.parametrize(
-    "options", [{"transition_ms": LATE_MS}, {"transition_ms": 1300.0}, {"transition_ms": 0.0}]
-)
+@pytest.mark.parametrize("options", [{"transition_ms": LATE_MS}, {"transition_ms": 0.0}])
 def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
     options: dict[str, float],
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 
@@ -26,7 +27,7 @@ from .tiny_pipelines import request_of as tiny_request_of
 pytestmark = pytest.mark.slow
 
 CLOCKS_MHZ = (1400, 1200, 1000, 800)
-TARGETS = ["fastest", "slowdown:0.1", "deadline:40", "least-energy", "power:700", "power:900"]
+TARGETS = ["fastest", "slowdown:0.1", "deadline:40", "least-energy", "power:700"]
 
 
 def curve(time_s: float, energy_j: float) -> list[tuple[int, float, float]]:
@@ -54,9 +55,15 @@ def request_of(target: str = "fastest", schedule: str = "auto") -> PlanRequest:
     return tiny_request_of(in_parts(3), 6, effort=Effort.LOW, **options)
 
 
+@cache
+def planned(target: str) -> FrequencyPlan:
+    """The plan of the best order; several tests look at the same one."""
+    return make_plan(request_of(target)).plan
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
-    plan = make_plan(request_of(target)).plan
+    plan = planned(target)
     by_name = {entry.schedule: entry for entry in plan.considered}
     assert tuple(by_name) == DEFAULT_CANDIDATES
     assert by_name[plan.schedule].energy_j == plan.energy_j
@@ -75,17 +82,17 @@ def test_no_order_that_was_left_out_could_have_been_better(target: str) -> None:
     assert read == plan
 
 
-@pytest.mark.parametrize("target", ["power:700", "power:900", "power:100000"])
+@pytest.mark.parametrize("target", ["power:700", "power:100000"])
 def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target: str) -> None:
-    plan = make_plan(request_of(target)).plan
+    plan = planned(target)
     budget_w = float(target.partition(":")[2])
     assert plan.energy_j <= budget_w * plan.iteration_time_s * (1 + 1e-9)
-    planned = [entry for entry in plan.considered if entry.energy_j and entry.iteration_time_s]
-    fastest_s = min(entry.iteration_time_s or 0 for entry in planned)
+    found = [entry for entry in plan.considered if entry.energy_j and entry.iteration_time_s]
+    fastest_s = min(entry.iteration_time_s or 0 for entry in found)
     assert plan.iteration_time_s == pytest.approx(fastest_s, rel=2e-4)
     as_fast_j = [
         entry.energy_j
-        for entry in planned
+        for entry in found
         if entry.iteration_time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
     ]
     assert plan.energy_j == min(energy_j or 0 for energy_j in as_fast_j)
@@ -93,13 +100,13 @@ def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target:
 
 def test_fastest_is_no_slower_than_1f1b_at_the_highest_clocks() -> None:
     baseline_s = make_plan(request_of(schedule="1f1b")).plan.baseline_iteration_time_s
-    plan = make_plan(request_of()).plan
+    plan = planned("fastest")
     assert plan.schedule != "1f1b"
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-9)
 
 
 def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_deadline() -> None:
-    chosen = make_plan(request_of("deadline:40")).plan
+    chosen = planned("deadline:40")
     named = make_plan(request_of("deadline:40", chosen.schedule)).plan
     assert (named.energy_j, named.stages) == (chosen.energy_j, chosen.stages)
 
@@ -150,7 +157,7 @@ def test_separate_pipelines_are_not_compared() -> None:
 
 def test_a_frontier_is_of_the_order_that_is_chosen() -> None:
     named = with_named_schedule(request_of())
-    assert named.options.schedule == make_plan(request_of()).plan.schedule
+    assert named.options.schedule == planned("fastest").schedule
     assert make_frontier(named, 3) == make_frontier(
         request_of().with_options(schedule=named.options.schedule), 3
     )

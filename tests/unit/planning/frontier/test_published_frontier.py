@@ -15,9 +15,8 @@ from tests.unit.planning.tiny_pipelines import request_of
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import make_plan, model_of_request
+from flyball_server.planning.planner import make_plan
 
 A100, A100_BLOCKING_POWER_W = "gpt3-175b+a100_sxm_bf16.csv", 83.64
 A40, A40_BLOCKING_POWER_W = "gpt3-175b+a40_bf16.csv", 70.38
@@ -31,12 +30,8 @@ def profile_of(file: str) -> StageProfile:
 
 
 @cache
-def plan_of(
-    file: str, blocking_power_w: float, num_microbatches: int, target: str = "fastest"
-) -> FrequencyPlan:
-    request = request_of(
-        profile_of(file), num_microbatches, blocking_power_w=(blocking_power_w,), target=target
-    )
+def plan_of(file: str, blocking_power_w: float, num_microbatches: int) -> FrequencyPlan:
+    request = request_of(profile_of(file), num_microbatches, blocking_power_w=(blocking_power_w,))
     return make_plan(request).plan
 
 
@@ -44,10 +39,8 @@ def plan_of(
     ("gpu", "num_microbatches", "perseus_percent", "bound_percent", "gap_percent"),
     [
         ("A100", 12, 15.20, 16.06, 0.3),
-        ("A100", 24, 14.19, 14.86, 0.3),
         ("A100", 96, 13.32, 13.82, 0.3),
         ("A40", 12, 11.81, 12.65, 0.6),
-        ("A40", 24, 10.22, 11.29, 0.6),
         ("A40", 96, 8.88, 10.14, 0.9),
     ],
 )
@@ -77,18 +70,6 @@ def test_at_12_microbatches_it_is_within_005_points_of_what_a_mip_found_in_two_m
     file: str, blocking_power_w: float, mip_percent: float
 ) -> None:
     assert plan_of(file, blocking_power_w, 12).saving_percent >= mip_percent - 0.05
-
-
-def test_a_power_budget_is_kept_by_nearly_the_fastest_plan_that_can() -> None:
-    """Of a plan a hundredth faster the bound itself is over the budget."""
-    budget_w = 2000
-    plan = plan_of(A100, A100_BLOCKING_POWER_W, 12, f"power:{budget_w}")
-    assert plan.energy_j / plan.iteration_time_s <= budget_w
-    assert plan.iteration_time_s > plan.baseline_iteration_time_s
-    request = request_of(profile_of(A100), 12, blocking_power_w=(A100_BLOCKING_POWER_W,))
-    faster_s = plan.iteration_time_s * 0.99
-    bound_j = DeadlineSolver(model_of_request(request)).relax(faster_s).lower_bound_j
-    assert bound_j / faster_s > budget_w
 
 
 def mixed_profile() -> StageProfile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -37,6 +38,7 @@ reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 small_models = models(max_stages=3, max_microbatches=3)
 
 
+@cache
 def planned(reserve: float, num_microbatches: int = 12, target: str = "fastest") -> FrequencyPlan:
     """The example's plan."""
     options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target}
@@ -119,11 +121,10 @@ def test_no_plan_that_keeps_the_reserve_and_is_no_faster_is_below_the_bound(
     assert plan.lower_bound_j <= plan.energy_j * (1 + 1e-9) + 1e-9
 
 
-@pytest.mark.parametrize("reserve", [0.02, 0.5])
-def test_the_bound_does_not_fall_with_a_deadline_that_nothing_needs(reserve: float) -> None:
-    """With the waiting up to the slowest plan's deadline gaps were 1.4 and 19 %."""
-    least = planned(reserve, 4, "least-energy")
-    late = planned(reserve, 4, f"deadline:{2 * least.iteration_time_s}")
+def test_the_bound_does_not_fall_with_a_deadline_that_nothing_needs() -> None:
+    """With the waiting up to the slowest plan's deadline the gap was 19 %."""
+    least = planned(0.5, 4, "least-energy")
+    late = planned(0.5, 4, f"deadline:{2 * least.iteration_time_s}")
     for plan in (least, late):
         assert plan.gap_percent is not None
         assert 0 <= plan.gap_percent < 0.2

