@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from cloudcoil.models.prometheus_operator.v1 import PrometheusRule, ServiceMonitor
 from tests.deploy.compose import read_compose
 from tests.deploy.container import ROOT
 from tests.deploy.kubernetes import (
@@ -69,6 +68,9 @@ def test_the_example_puts_everything_into_namespaces_of_its_own_with_images_of_a
 
 
 def test_the_service_monitor_is_one_and_finds_the_planners_with_a_token_that_is_there() -> None:
+    # Here and below: it takes seconds to import, in each process that collects tests.
+    from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor  # noqa: PLC0415
+
     monitor = resource("ServiceMonitor", "flyball-planner")
     read = ServiceMonitor.model_validate(monitor)
     # A field that the operator does not know is in neither.
@@ -89,6 +91,8 @@ def test_the_service_monitor_is_one_and_finds_the_planners_with_a_token_that_is_
 
 
 def test_the_alerts_become_a_prometheus_rule_as_the_page_shows_it() -> None:
+    from cloudcoil.models.prometheus_operator.v1 import PrometheusRule  # noqa: PLC0415
+
     page = (ROOT / "docs/deploy.md").read_text(encoding="utf-8")
     command = re.findall(r"^(\{ printf .*?; \}) \| kubectl apply", page, re.MULTILINE | re.DOTALL)
     made = subprocess.run(

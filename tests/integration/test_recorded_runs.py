@@ -7,22 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from tests.integration.command_in_process import Done, flyball, refusal
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import COMPARISON
 from tests.planner.patience import wait_until
 from tests.planner.truthful_ranks import TruthfulRanks
+from tests.recorded_run_schema import validate
 from tests.unit.replay.synthetic_runs import Truth
 
 from flyball_server.replay.recording_document import recording_from_document
 from flyball_wire import routes
 
 RECORDED_RUNS = routes.fill(routes.RECORDED_RUNS, job_id="job")
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "docs" / "recorded-runs.schema.json").read_text(encoding="utf-8")
-)
 TRUTH = Truth(num_microbatches=12)
 TARGETS = (
     {"policy": "baseline"},
@@ -67,7 +64,7 @@ def recorded(planner: LivePlanner) -> dict[str, Any]:
     answer = planner.http.get(RECORDED_RUNS)
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
-    jsonschema.validate(body["document"], SCHEMA)
+    validate(body["document"])
     return body
 
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
+from tests.recorded_run_schema import validate
 from tests.shared_data import needs_shared_data, recorded_runs
 from tests.unit.replay.synthetic_runs import Document, synthetic_document
 
 from flyball_server.replay.recorded_runs import RecordingError
 from flyball_server.replay.recording_document import recording_document, recording_from_document
-
-SCHEMA = json.loads(
-    (Path(__file__).parents[3] / "docs" / "recorded-runs.schema.json").read_text(encoding="utf-8")
-)
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +24,8 @@ def valid() -> Document:
 def test_what_is_written_is_read_again_and_fits_the_schema(valid: Document) -> None:
     recording = recording_from_document(valid)
     written = recording_document(recording)
-    jsonschema.validate(written, SCHEMA)
-    jsonschema.validate(valid, SCHEMA)
+    validate(written)
+    validate(valid)
     assert recording_from_document(json.loads(json.dumps(written))) == recording
 
 
@@ -46,7 +41,7 @@ def test_totals_stand_for_iterations_and_means_for_medians(valid: Document) -> N
     }
     for times in run["instruction_times"]:
         times["time_s_mean"] = times.pop("time_s_median")
-    jsonschema.validate(document, SCHEMA)
+    validate(document)
     recording = recording_from_document(document)
     of_totals = recording.runs[1]
     assert of_totals.iterations.mean_s == of_times.iterations.mean_s
@@ -59,7 +54,7 @@ def test_totals_stand_for_iterations_and_means_for_medians(valid: Document) -> N
 def test_published_runs_fit_the_schema() -> None:
     for path in recorded_runs():
         document = json.loads(path.read_text(encoding="utf-8"))
-        jsonschema.validate(document, SCHEMA)
+        validate(document)
         recording = recording_from_document(document)
         assert recording.num_stages == document["pp"]
         assert [run.name for run in recording.runs] == [run["name"] for run in document["runs"]]
