@@ -31,7 +31,7 @@ AT_LEAST_S = 0.02
 STEP_S = 3.0
 # Looked at of any version, also of one whose cycle is shorter.
 FEWEST_STEPS = 12
-LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.01, first_retry_s=0.05, longest_retry_s=0.2)
+LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +178,7 @@ class EmulatedTraining:
             # Where steps of the cycle could not be used, it wants more of them.
             deadline_s = time.monotonic() + STEP_S
             while time.monotonic() < deadline_s and not self._has_moved(version):
-                time.sleep(0.01)
+                time.sleep(0.05)
 
     def _has_moved(self, version: int) -> bool:
         job = self.planner.get_job(self.job_id)
@@ -268,4 +268,4 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while not is_so():
         assert time.monotonic() < deadline_s, "it never came to be"
-        time.sleep(0.01)
+        time.sleep(0.05)

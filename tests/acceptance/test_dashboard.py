@@ -14,9 +14,12 @@ from tests.acceptance.killed_planners import Planner, await_version, planner_on
 from tests.acceptance.training_ranks import JOB, NUM_RANKS, TrainingRanks, training_ranks
 from tests.browser.accessibility import assert_accessible
 from tests.browser.dashboard import Dashboard
+from tests.browser.fixtures import SCREEN
 from tests.browser.page_watch import PageWatch
 from tests.planner.patience import wait_until
 
+# A page needs no more steps than some in a second, and each costs processor time.
+TIME_SCALE = 1.0
 PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not respond")
 
 
@@ -33,7 +36,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
 @pytest.fixture(scope="module")
 def training(planner: Planner) -> Iterator[TrainingRanks]:
     """Ranks that train on its plan."""
-    with training_ranks([planner.url]) as ranks:
+    with training_ranks([planner.url], time_scale=TIME_SCALE) as ranks:
         await_version(ranks, 1)
         yield ranks
 
@@ -127,7 +130,7 @@ def test_new_steps_appear_without_a_reload(ranks: TrainingRanks, dashboard: Dash
     for _ in range(2):
         before, told = dashboard.num_steps(), newest.text_content()
         assert told is not None
-        ranks.go_on()
+        ranks.go_on(3)
         expect(newest).not_to_have_text(told)
         wait_in(page, lambda before=before: dashboard.num_steps() > before)  # type: ignore[misc]
     expect(dashboard.connection).to_have_text("live")
@@ -147,44 +150,42 @@ def test_figures_are_marked_as_stale_while_the_planner_is_away(
         expect(dashboard.banner).to_contain_text("Figures of ")
         expect(dashboard.connection).to_have_text("not live")
         before = dashboard.num_steps()
-        ranks.go_on()
+        ranks.go_on(3)
     finally:
         planner.start()  # other tests need it
     expect(dashboard.banner).to_be_hidden()
     expect(dashboard.connection).to_have_text("live")
     # The steps of the meantime are there.
-    wait_in(page, lambda: dashboard.num_steps() >= before + 20)
+    wait_in(page, lambda: dashboard.num_steps() >= before + 3)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_both_pages_are_accessible(ranks: TrainingRanks, dashboard: Dashboard, theme: str) -> None:
-    del ranks
-    page = dashboard.page
-    page.emulate_media(color_scheme="dark" if theme == "dark" else "light")
-    dashboard.open()
-    expect(page.get_by_role("link", name=JOB)).to_be_visible()
-    assert_accessible(page)
-    dashboard.open_job(JOB)
-    dashboard.wait_for_pictures()
-    page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
-    assert_accessible(page)
-
-
-@pytest.mark.parametrize("width_px", [390, 360, 320])
-def test_nothing_is_wider_than_a_narrow_screen(
-    ranks: TrainingRanks, dashboard: Dashboard, width_px: int
+def test_both_pages_are_accessible_and_no_wider_than_a_narrow_screen(
+    ranks: TrainingRanks, dashboard: Dashboard
 ) -> None:
     del ranks
     page = dashboard.page
-    page.set_viewport_size({"width": width_px, "height": 844})
+
+    def assert_fits() -> None:
+        for width_px in (390, 360, 320, SCREEN["width"]):
+            page.set_viewport_size({"width": width_px, "height": SCREEN["height"]})
+            wait_in(page, lambda: dashboard.overflow_px() == 0)
+
+    def assert_accessible_in_both_themes() -> None:
+        page.emulate_media(color_scheme="light")
+        assert_accessible(page)
+        page.emulate_media(color_scheme="dark")
+        assert_accessible(page)
+
     dashboard.open()
     expect(page.get_by_role("link", name=JOB)).to_be_visible()
-    assert dashboard.overflow_px() == 0
+    assert_fits()
+    assert_accessible_in_both_themes()
     dashboard.open_job(JOB)
     dashboard.wait_for_pictures()
-    assert dashboard.overflow_px() == 0
+    assert_fits()
     page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
-    assert dashboard.overflow_px() == 0
+    assert_fits()
+    assert_accessible_in_both_themes()
 
 
 def press_until(page: Page, key: str, condition: str) -> None:

@@ -10,7 +10,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.sharedctypes import Synchronized
 from multiprocessing.synchronize import Barrier, Event
 from typing import Any
@@ -31,7 +31,7 @@ TIME_SCALE = 0.2
 TIME_SCALE_OF_LONG_STEPS = 1.0
 BLOCKING_POWER_W = 83.64
 JOB = "trained"
-_LINK_TIMES = LinkTimes(poll_wait_s=2.0, gather_s=0.02, first_retry_s=0.05, longest_retry_s=0.2)
+_LINK_TIMES = LinkTimes(poll_wait_s=2.0, gather_s=0.1, first_retry_s=0.05, longest_retry_s=0.2)
 _BARRIER_TIMEOUT_S = 60.0
 
 
@@ -62,7 +62,7 @@ class _Shared:
 class TrainingRanks:
     """The ranks as the test sees them."""
 
-    processes: Sequence[SpawnProcess]
+    processes: Sequence[ForkServerProcess]
     shared: Sequence[_Shared]
 
     def num_steps(self) -> list[int]:
@@ -100,22 +100,23 @@ def training_ranks(
     planner_urls: Sequence[str], *, num_microbatches: int = 4, time_scale: float = TIME_SCALE
 ) -> Iterator[TrainingRanks]:
     """Ranks that train with these planners, each with the next; killed if they still run."""
-    spawning = multiprocessing.get_context("spawn")
-    stopping, barrier = spawning.Event(), spawning.Barrier(NUM_RANKS)
-    is_over = spawning.Value("b", False)
+    forking = multiprocessing.get_context("forkserver")
+    forking.set_forkserver_preload([__name__])  # imported once for all ranks of a test process
+    stopping, barrier = forking.Event(), forking.Barrier(NUM_RANKS)
+    is_over = forking.Value("b", False)
     shared = [
         _Shared(
             stopping=stopping,
             is_over=is_over,
             barrier=barrier,
-            num_steps=spawning.Value("q", 0),
-            version=spawning.Value("q", 0),
-            num_dropped=spawning.Value("q", 0),
+            num_steps=forking.Value("q", 0),
+            version=forking.Value("q", 0),
+            num_dropped=forking.Value("q", 0),
         )
         for _ in range(NUM_RANKS)
     ]
     processes = [
-        spawning.Process(
+        forking.Process(
             target=_train,
             args=(
                 planner_urls[rank % len(planner_urls)],
