@@ -14,7 +14,8 @@ _PART = "stage,instruction,frequency,time,energy,tp_rank\n" + "".join(
 )
 
 PREPARATIONS: dict[str, Preparation] = {
-    "README.md": Preparation(training="my-job"),
+    # Installed as docs/quickstart.md does it, from nothing.
+    "README.md": Preparation(training="my-job", is_installed=True),
     "examples/README.md": Preparation(jobs=("llama",), num_stages=2),
     "docs/deepspeed.md": Preparation(jobs=("my-job", "gpt"), files=(("profile.csv", _PROFILE),)),
     "docs/deploy.md": Preparation(certificate=True),

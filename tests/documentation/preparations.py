@@ -38,6 +38,7 @@ class Preparation:
         training: the job whose eight emulated GPUs train on a plan of the shipped profile.
         files: NAME -> what it holds, in the folder of the page.
         certificate: whether the folder has a certificate and its key.
+        is_installed: Flyball is installed already: the page's way to do that is another page's.
     """
 
     jobs: tuple[str, ...] = ()
@@ -45,6 +46,7 @@ class Preparation:
     training: str | None = None
     files: tuple[tuple[str, str], ...] = ()
     certificate: bool = False
+    is_installed: bool = False
 
 
 def put_files(preparation: Preparation, folder: Path) -> None:

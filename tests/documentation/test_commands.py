@@ -8,7 +8,7 @@ import re
 import shutil
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,7 @@ pytestmark = [pytest.mark.timeout(900)]
 _SERVE = re.compile(r"^(?:\w+=\S+ )*flyball serve\b(?!.*(?:&|--help)\s*$)", re.DOTALL)
 _PAUSE_S = 0.5
 _MAKES_VENV = "python3 -m venv .venv"
+_INSTALLS = re.compile(r"pip install '\.\[([a-z,]+)\]'")
 _PROGRAMS = ("curl", "awk", "torchrun")
 # The last that a command says when it refuses, and what the planner answers then.
 _REFUSAL = re.compile(r'(?:flyball [a-z]+: |\{"detail":).*')
@@ -66,7 +67,8 @@ def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
             tmp_path / "clone",
             tmp_path / "home",
             is_bare=is_numbered,
-            installs=any(_MAKES_VENV in block.text for block in blocks),
+            installs=not preparation.is_installed
+            and any(_MAKES_VENV in block.text for block in blocks),
         )
         opened.callback(terminal.close)
         run = PageRun(terminal, preparation, opened)
@@ -76,6 +78,20 @@ def test_a_pages_commands_run_in_their_order_and_print_what_it_shows(
         for block in blocks:
             run.block(block)
         assert run.failed_beside() == []
+
+
+@pytest.mark.parametrize("page", [page for page, one in PREPARATIONS.items() if one.is_installed])
+def test_what_a_page_does_not_install_itself_the_quickstart_installs(page: str) -> None:
+    wanted, made = (
+        next(
+            found.group(1).split(",")
+            for block in blocks_of(ROOT / name)
+            for step in (steps_of(block) if block.has_commands else ())
+            if (found := _INSTALLS.fullmatch(step.command))
+        )
+        for name in (page, "docs/quickstart.md")
+    )
+    assert {*wanted} <= {*made}
 
 
 @dataclass
@@ -143,6 +159,10 @@ class PageRun:
             self._taken[self.terminal.number] = command
 
     def _step(self, block: Block, step: Step, *, is_last: bool) -> None:
+        if self.preparation.is_installed:
+            if _INSTALLS.fullmatch(step.command):
+                return
+            step = replace(step, command=step.command.removeprefix(f"{_MAKES_VENV} && "))
         figures_vary = block.note(FIGURES_VARY) is not None
         if going_on := self._taken.get(self.terminal.number):
             where = f"{block.page}:{step.line}: terminal {self.terminal.number}"
