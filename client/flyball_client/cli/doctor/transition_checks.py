@@ -96,7 +96,8 @@ def check_transitions(
         yield CheckResult.of_error(_NAME, error)
         return
     clocks = " and ".join(map(str, rule.clocks_mhz))
-    found = f"measured between {clocks} MHz on {opened.name}, number of GPUs {opened.num_gpus}"
+    gpus = "1 GPU" if opened.num_gpus == 1 else f"{opened.num_gpus} GPUs"
+    found = f"measured between {clocks} MHz on {gpus}: {opened.name}"
     if table is None:
         advice = f"plans assume that clocks change at once; {_MEASURE}"
         yield warning(_NAME, f"{found}; no table applies", advice)
