@@ -14,8 +14,9 @@ SECRETS = {
     "POSTGRES_PASSWORD": "p@ss/word",
     "FLYBALL_TOKEN": "an-operators-token-of-32-or-more",
     "SITE_ADDRESS": "https://planner.example.org",
-    "TLS_CERTIFICATE": "/etc/ssl/planner.pem",
-    "TLS_KEY": "/etc/ssl/planner.key",
+    "TLS_FOLDER": "/etc/ssl/planner",
+    "TLS_CERTIFICATE": "planner.pem",
+    "TLS_KEY": "planner.key",
 }
 MUST_BE_SET = re.compile(r"\$\{(\w+):\?([^}]+)\}")
 

@@ -27,6 +27,16 @@ needs_caddy = pytest.mark.skipif(
 )
 
 
+def issue_certificate(authority: trustme.CA, folder: Path) -> None:
+    """Put a new certificate and its key into the folder, each in place of an older one."""
+    issued = authority.issue_cert("localhost")
+    chain = b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    for name, pem in (("certificate.pem", chain), ("key.pem", issued.private_key_pem.bytes())):
+        new = folder / f"new-{name}"
+        new.write_bytes(pem)
+        new.replace(folder / name)
+
+
 @contextmanager
 def caddy(planners: str, folder: Path) -> Iterator[httpx.Client]:
     """The proxy in front of these `HOST:PORT`s, and a client of it that trusts its certificate.
@@ -35,16 +45,14 @@ def caddy(planners: str, folder: Path) -> Iterator[httpx.Client]:
     """
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "ca.pem")
-    issued = authority.issue_cert("localhost")
-    issued.private_key_pem.write_to_path(folder / "key.pem")
-    for blob in issued.cert_chain_pems:
-        blob.write_to_path(folder / "certificate.pem", append=True)
+    issue_certificate(authority, folder)
     address = f"https://localhost:{free_port()}"
     environment = {
         "SITE_ADDRESS": address,
         "PLANNERS": planners,
         "TLS_CERTIFICATE": str(folder / "certificate.pem"),
         "TLS_KEY": str(folder / "key.pem"),
+        "CERTIFICATE_PORT": str(free_port()),
         "HOME": str(folder),
     }
     trusting = ssl.create_default_context()

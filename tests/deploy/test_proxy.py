@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,8 +11,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trustme
 import uvicorn
-from tests.deploy.proxy import CADDYFILE, caddy, needs_caddy
+from tests.deploy.proxy import CADDYFILE, caddy, issue_certificate, needs_caddy
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
@@ -77,6 +79,31 @@ def test_the_log_of_the_proxy_has_calls_and_no_token(proxied: Proxied) -> None:
     proxied.http.get(routes.fill(routes.JOB, job_id="logged"), headers=headers)
     wait_until(lambda: "/jobs/logged" in proxied.log.read_text())
     assert "-secret" not in proxied.log.read_text()
+
+
+@needs_caddy
+def test_a_renewed_certificate_is_served_without_a_restart(proxied: Proxied) -> None:
+    folder = proxied.log.parent
+    authority = trustme.CA()  # of its own: what the first one issued is refused
+    trusting = ssl.create_default_context()
+    authority.configure_trust(trusting)
+    address = proxied.http.base_url
+    with httpx.Client(
+        base_url=address, verify=trusting, timeout=PATIENCE_S, trust_env=False
+    ) as http:
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            http.get(routes.HEALTH)
+        issue_certificate(authority, folder)
+        assert http.get(routes.HEALTH).status_code == 200
+    # An open connection goes on.
+    assert proxied.http.get(routes.HEALTH).status_code == 200
+
+
+def test_the_proxy_gives_the_key_to_itself_alone() -> None:
+    text = CADDYFILE.read_text()
+    _, _, site = text.rpartition("\nhttp://127.0.0.1:")
+    assert "bind 127.0.0.1\n" in site
+    assert text.count("{$TLS_KEY}") == site.count("{$TLS_KEY}") == 1
 
 
 def test_the_proxy_waits_longer_and_takes_more_than_a_planner_does() -> None:
