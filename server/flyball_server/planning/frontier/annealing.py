@@ -47,7 +47,6 @@ class PointTable:
 
     Args:
         curves: the curves.
-        margin_s: added to the time of each point but a curve's fastest, s.
         tolerance_s: rounding error of a window, s.
 
     Attributes:
@@ -55,13 +54,10 @@ class PointTable:
         first: per curve, the index of its fastest point; one more for the end.
     """
 
-    def __init__(self, curves: Sequence[CostCurve], *, margin_s: float, tolerance_s: float) -> None:
+    def __init__(self, curves: Sequence[CostCurve], *, tolerance_s: float) -> None:
         counts = np.array([len(curve.staircase) for curve in curves])
         self.first = np.concatenate([[0], np.cumsum(counts)])
         self.times_s = np.array([point.time_s for curve in curves for point in curve.staircase])
-        is_fastest = np.zeros(len(self.times_s), dtype=np.bool_)
-        is_fastest[self.first[:-1]] = True
-        self.times_s = np.where(is_fastest, self.times_s, self.times_s + margin_s)
         # Before each curve's points stands what a window below its fastest one costs.
         costs_j = [
             [_INFEASIBLE_J, *(point.cost_j for point in curve.staircase)] for curve in curves

@@ -13,18 +13,16 @@ from flyball_server.planning.frontier.event_network import EventNetwork
 from flyball_server.planning.model.dag import DependencyDag, IndexArray
 from flyball_server.planning.model.finish_times import (
     FloatArray,
+    earliest_finish_s,
     earliest_finishes_s,
     forward_pass_of_many,
 )
 from flyball_server.planning.model.pipeline_model import Assignment
+from flyball_server.planning.model.simulator import critical_path
 
 # Of the slowest iteration. A window is a difference of two sums of durations; its rounding error
 # is below this.
 WINDOW_TOLERANCE = 1e-13
-# Of it too: what a wary rounding wants a window to have to spare for a clock slower than the
-# fastest. Then along any path the margins outweigh the errors, and the finished plan, summed up
-# in the simulator's order, is not later than the deadline.
-WARY_MARGIN = 1e-9
 
 # Temperatures in mean cost steps between neighbouring clocks: the first from a rounding (and a
 # share of the height of a hill), the first from a neighbour's plan, and the last.
@@ -78,28 +76,21 @@ class Rounding:
         dag: DAG whose nodes get clocks.
         curves: time-energy curve of each node.
         network: the pipeline's events.
-        is_wary: never late by rounding errors, at the price of plans that would just be in time.
 
     Attributes:
         slowest_time_s: iteration time with every instruction at its slowest point, s.
         mean_step_j: how much a step to the next slower clock saves on average, J.
     """
 
-    def __init__(
-        self, dag: DependencyDag, curves: ModelCurves, network: EventNetwork, *, is_wary: bool
-    ) -> None:
+    def __init__(self, dag: DependencyDag, curves: ModelCurves, network: EventNetwork) -> None:
         self._dag = dag
         staircases = [curve.staircase for curve in curves.curves]
-        self._measured_s = np.array([point.time_s for one in staircases for point in one])
         self._choices = np.array([point.choice for one in staircases for point in one])
         slowest_s = np.array([one[-1].time_s for one in staircases])[curves.curve_array]
         self.slowest_time_s = float(earliest_finishes_s(dag, slowest_s[:, None]).max())
         self._events = EventTimes(dag, network, curves)
-        self._points = PointTable(
-            curves.curves,
-            margin_s=WARY_MARGIN * self.slowest_time_s if is_wary else 0.0,
-            tolerance_s=WINDOW_TOLERANCE * self.slowest_time_s,
-        )
+        tolerance_s = WINDOW_TOLERANCE * self.slowest_time_s
+        self._points = PointTable(curves.curves, tolerance_s=tolerance_s)
         self._waiting_power_w = float(network.waiting_power_w)
         self._annealing = Annealing(self._events, self._points, self._waiting_power_w)
         self.mean_step_j = _mean_cost_step_j(curves)
@@ -183,6 +174,23 @@ class Rounding:
         """Per plan and instruction its clock, an index into the table of points."""
         return self._points.points(self._events.curve, self._events.windows_s(plans.event_s))
 
+    def in_time(self, points: IndexArray, deadline_s: float) -> IndexArray:
+        """Return a plan's points, with faster ones where rounding errors make it late.
+
+        Args:
+            points: per instruction, an index into the table of points; shape (num_nodes,).
+            deadline_s: not less than the fastest.
+        """
+        points, fastest = points.copy(), self._points.first[self._events.curve]
+        while True:
+            durations_s: list[float] = self._points.times_s[points].tolist()
+            finish_s = earliest_finish_s(self._dag, durations_s)
+            path = critical_path(self._dag, durations_s, finish_s)
+            slower = [node for node in path if points[node] > fastest[node]]
+            if max(finish_s) <= deadline_s or not slower:
+                return points
+            points[slower[-1]] -= 1
+
     def at_points(self, points: IndexArray) -> RoundedPlans:
         """Each instruction at its measured point, as early as it can.
 
@@ -190,7 +198,7 @@ class Rounding:
             points: per plan and instruction, an index into the table of points; shape
                 (num_plans, num_nodes).
         """
-        finish_s = earliest_finishes_s(self._dag, self._measured_s[points.T])
+        finish_s = earliest_finishes_s(self._dag, self._points.times_s[points.T])
         return self._costing(self._events.of_nodes(finish_s.T), points)
 
     def assignments(self, points: IndexArray) -> list[Assignment]:

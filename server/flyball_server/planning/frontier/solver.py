@@ -160,6 +160,7 @@ class DeadlineSolver:
 
     Attributes:
         model: the pipeline, as profiled.
+        reserve: the reserve.
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
@@ -170,7 +171,7 @@ class DeadlineSolver:
         self, model: PipelineModel, *, reserve: float = 0.0, is_waiting_free: bool = False
     ) -> None:
         self.model = model
-        self._reserve = reserve
+        self.reserve = reserve
         cancellation_point()
         self._planned = model = with_reserve(model, reserve)
         curves = model_curves(model)
@@ -179,8 +180,7 @@ class DeadlineSolver:
             self._network = self._network.without_waiting()
         cancellation_point()
         self._relaxation: Relaxation = choose_relaxation(self._network)
-        self._new_rounding = functools.partial(Rounding, model.dag, curves, self._network)
-        self._rounding = self._new_rounding(is_wary=False)
+        self._rounding = Rounding(model.dag, curves, self._network)
         self._num_attempts = max(1, min(MAX_ATTEMPTS, ATTEMPTED_SQUARE // self.num_instructions**2))
         self._least_bound_j = -math.inf if is_waiting_free else _busy_energy_j(self.model)
         self.fastest_time_s = float(self._rounding.fastest().end_s[0])
@@ -246,7 +246,7 @@ class DeadlineSolver:
             unused_s: by how much the plans end earlier at most, s; None: by the reserve of a path
                 as long as the deadline.
         """
-        unused_s = self._reserve * relaxed.deadline_s if unused_s is None else unused_s
+        unused_s = self.reserve * relaxed.deadline_s if unused_s is None else unused_s
         bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * unused_s
         return max(bound_j, self._least_bound_j)
 
@@ -255,7 +255,7 @@ class DeadlineSolver:
 
         The bound of a plan with a reserve is the lower the longer it may wait at its end.
         """
-        if not self._reserve:
+        if not self.reserve:
             return relaxed
         end_s = max(self.fastest_time_s, float(relaxed.event_time_s[END]))
         return replace(relaxed, deadline_s=min(relaxed.deadline_s, end_s))
@@ -268,7 +268,7 @@ class DeadlineSolver:
     @functools.cached_property
     def without_waiting(self) -> DeadlineSolver:
         """Return a solver of the same pipeline in which waiting is free."""
-        return DeadlineSolver(self.model, reserve=self._reserve, is_waiting_free=True)
+        return DeadlineSolver(self.model, reserve=self.reserve, is_waiting_free=True)
 
     def certified(self, assignment: Assignment) -> DeadlinePlan:
         """Return the plan of an assignment, with the bound for its own iteration time."""
@@ -280,7 +280,7 @@ class DeadlineSolver:
             iteration_time_s=time_s,
             energy_j=energy_j,
         )
-        return self._as_profiled(plan) if self._reserve else plan
+        return self._as_profiled(plan) if self.reserve else plan
 
     def plan_within(self, deadline_s: float, num_steps: int) -> DeadlinePlan:
         """Return the plan of least energy for a deadline not below `fastest_time_s`.
@@ -306,8 +306,7 @@ class DeadlineSolver:
             relaxed: the optimum to round.
             num_steps: number of annealing steps.
         """
-        rounded = self._annealed(self._rounding, relaxed, num_steps)
-        return self._deployable([relaxed], rounded, num_steps)[0]
+        return self._deployable([relaxed], self._annealed(relaxed, num_steps))[0]
 
     def plans(self, optima: Sequence[RelaxedOptimum], num_steps: int) -> list[DeadlinePlan]:
         """Deployable plans for rising deadlines, which are annealed at once.
@@ -331,19 +330,34 @@ class DeadlineSolver:
             cost_j=np.concatenate([plans.cost_j[:1], better.cost_j]),
         )
         plans = rounding.improve(plans, deadlines_s, num_steps, is_hot=False, seed=SEED + 1)
-        return self._deployable(optima, plans, num_steps)
+        return self._deployable(optima, plans)
 
     def _deployable(
-        self, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans, num_steps: int
+        self, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans
     ) -> list[DeadlinePlan]:
-        """The plans as they are measured; what rounding errors make late, of a wary rounding."""
-        plans = self._as_measured(self._rounding, optima, rounded)
-        for index, relaxed in enumerate(optima):
-            if plans[index].iteration_time_s > relaxed.deadline_s:
-                wary = self._wary_rounding
-                annealed = self._annealed(wary, relaxed, num_steps)
-                plans[index] = self._as_measured(wary, [relaxed], annealed)[0]
-        return [self._as_profiled(plan) for plan in plans] if self._reserve else plans
+        """Return the plans as they are measured, none late by the rounding of sums."""
+        rounding = self._rounding
+        points = rounding.points(rounded)
+        measured = rounding.at_points(points)
+        deadlines_s = np.array([relaxed.deadline_s for relaxed in optima])
+        late = np.flatnonzero(measured.end_s > deadlines_s)
+        if len(late):
+            for plan in late:
+                points[plan] = rounding.in_time(points[plan], deadlines_s[plan])
+            measured = rounding.at_points(points)
+        plans = [
+            DeadlinePlan(
+                relaxed=relaxed, assignment=assignment, iteration_time_s=end_s, energy_j=cost_j
+            )
+            for relaxed, assignment, end_s, cost_j in zip(
+                optima,
+                rounding.assignments(points),
+                measured.end_s.tolist(),
+                measured.cost_j.tolist(),
+                strict=True,
+            )
+        ]
+        return [self._as_profiled(plan) for plan in plans] if self.reserve else plans
 
     def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
         """Return what the plan takes where no instruction uses its reserve, and a bound on that.
@@ -354,7 +368,7 @@ class DeadlineSolver:
         """
         iteration_time_s, energy_j = time_and_energy(self.model, plan.assignment)
         deadline_s = plan.relaxed.deadline_s
-        unused_s = max(0.0, min(deadline_s - iteration_time_s, self._reserve * deadline_s))
+        unused_s = max(0.0, min(deadline_s - iteration_time_s, self.reserve * deadline_s))
         return replace(
             plan,
             relaxed=replace(plan.relaxed, lower_bound_j=self.bound_j(plan.relaxed, unused_s)),
@@ -362,32 +376,9 @@ class DeadlineSolver:
             energy_j=energy_j,
         )
 
-    @functools.cached_property
-    def _wary_rounding(self) -> Rounding:
-        return self._new_rounding(is_wary=True)
-
-    def _as_measured(
-        self, rounding: Rounding, optima: Sequence[RelaxedOptimum], rounded: RoundedPlans
-    ) -> list[DeadlinePlan]:
-        points = rounding.points(rounded)
-        as_measured = rounding.at_points(points)  # a wary one's times have margins
-        return [
-            DeadlinePlan(
-                relaxed=relaxed, assignment=assignment, iteration_time_s=end_s, energy_j=cost_j
-            )
-            for relaxed, assignment, end_s, cost_j in zip(
-                optima,
-                rounding.assignments(points),
-                as_measured.end_s.tolist(),
-                as_measured.cost_j.tolist(),
-                strict=True,
-            )
-        ]
-
-    def _annealed(
-        self, rounding: Rounding, relaxed: RelaxedOptimum, num_steps: int
-    ) -> RoundedPlans:
+    def _annealed(self, relaxed: RelaxedOptimum, num_steps: int) -> RoundedPlans:
         """Return the best of some attempts; none is made where the plan is as good as the bound."""
+        rounding = self._rounding
         begun = rounding.round_down(self._finish_s([relaxed]), np.array([relaxed.deadline_s]))
         if begun.cost_j[0] <= relaxed.lower_bound_j * (1 + AS_GOOD_AS_THE_BOUND):
             return begun

@@ -38,7 +38,7 @@ def test_no_instruction_has_events_of_two_patches_and_one_patch_at_most_has_a_si
 
 def test_points_are_those_of_a_plain_search() -> None:
     curves = model_curves(example_model(2)).curves
-    table = PointTable(curves, margin_s=0.0, tolerance_s=1e-12)
+    table = PointTable(curves, tolerance_s=1e-12)
     for number, curve in enumerate(curves):
         times_s = [point.time_s for point in curve.staircase]
         middles_s = [(left + right) / 2 for left, right in pairwise(times_s)]

@@ -31,7 +31,7 @@ def model_and_deadline(seed: int) -> tuple[PipelineModel, float]:
 
 
 @pytest.mark.parametrize("seed", [90, 127, 144, 210])
-def test_a_plan_that_rounding_makes_late_is_rounded_with_a_margin(seed: int) -> None:
+def test_a_plan_that_rounding_errors_make_late_gets_a_higher_clock(seed: int) -> None:
     """Of these seeds the first rounding is late by a few units in the last place."""
     model, deadline_s = model_and_deadline(seed)
     solver = DeadlineSolver(model)
