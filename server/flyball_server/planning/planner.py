@@ -129,12 +129,7 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
     report(BUILDING)
     if is_auto(request.options.schedule):
         chosen = _chosen_schedule(request, report)
-        choice = PolicyChoice(
-            assignment=chosen.plan.assignment,
-            lower_bound_j=chosen.plan.lower_bound_j,
-            reserve=request.options.reserve or 0.0,
-        )
-        named = request.with_options(schedule=chosen.name)
+        choice, named = chosen.choice, request.with_options(schedule=chosen.name)
         if not chosen.is_final:
             choice = choose_clocks(named.with_options(target=chosen.target), chosen.model)
         plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)

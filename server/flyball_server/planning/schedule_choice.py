@@ -17,21 +17,16 @@ from dataclasses import dataclass, replace
 
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import noise_reserve
-from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
-from flyball_server.planning.frontier.targets import Target, parse_target, plan_for_target
+from flyball_server.planning.frontier.solver import DeadlineSolver
+from flyball_server.planning.frontier.targets import Target, parse_target
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import (
-    RELATIVE_TIME_TOLERANCE,
-    simulate,
-    time_and_energy,
-)
+from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.plan import ConsideredSchedule
-from flyball_server.planning.policies._base import PolicyRequest
-from flyball_server.planning.policies.frontier import frontier
+from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
+from flyball_server.planning.policies.frontier import choice_with
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    is_limited,
     rounded_up,
 )
 from flyball_wire.plan_options import PlanOptions
@@ -54,6 +49,7 @@ class ScheduleChoice:
     """The order that was chosen, with its plan and what was found of the others.
 
     Attributes:
+        choice: its clocks.
         target: the target that its plan meets, as an option; a deadline is that of 1F1B.
         is_final: false: orders were compared with the reserve that was chosen for 1F1B; the
             order's own plan is another one.
@@ -61,10 +57,19 @@ class ScheduleChoice:
 
     name: str
     model: PipelineModel
-    plan: DeadlinePlan
+    choice: PolicyChoice
     target: str
     is_final: bool
     considered: tuple[ConsideredSchedule, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A candidate's plan, as every plan is judged."""
+
+    choice: PolicyChoice
+    iteration_time_s: float
+    energy_j: float
 
 
 @dataclass(kw_only=True)
@@ -74,7 +79,7 @@ class _Candidate:
     solver: DeadlineSolver
     target: Target
     bound_j: float
-    plan: DeadlinePlan | None = None
+    plan: _Plan | None = None
 
     @property
     def target_text(self) -> str:
@@ -153,7 +158,7 @@ def choose_schedule(
     return ScheduleChoice(
         name=best.name,
         model=best.model,
-        plan=best.plan,
+        choice=best.plan.choice,
         target=best.target_text,
         is_final=chosen is None,
         considered=tuple(search.considered(name) for name in models),
@@ -175,7 +180,6 @@ class _Search:
         self._baseline_s = baseline_s
         self._options = options
         self._report = report
-        self._reserve = options.reserve or 0.0
         self._candidates: dict[str, _Candidate] = {}
         self.why_not: dict[str, str] = {}
         self._fastest_s: list[float] = []
@@ -184,7 +188,7 @@ class _Search:
         if isinstance(model, PlanningError):
             self.why_not[name] = str(model)
             return
-        solver = DeadlineSolver(model.without_transitions(), reserve=self._reserve)
+        solver = DeadlineSolver(model.without_transitions(), reserve=self._options.reserve or 0.0)
         target = self._target
         if target.kind == "deadline":
             if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:
@@ -230,54 +234,32 @@ class _Search:
     def considered(self, name: str) -> ConsideredSchedule:
         candidate = self._candidates.get(name)
         plan = candidate.plan if candidate else None
-        # As every plan is judged; the solver's own sums may differ in the last digit.
-        predicted = simulate(candidate.model, plan.assignment) if candidate and plan else None
-        bound_j = plan.lower_bound_j if plan else (candidate.bound_j if candidate else None)
+        bound_j = plan.choice.lower_bound_j if plan else (candidate.bound_j if candidate else None)
         return ConsideredSchedule(
             schedule=name,
             lower_bound_j=None if name in self.why_not else bound_j,
-            iteration_time_s=predicted.iteration_time_s if predicted else None,
-            energy_j=predicted.energy_j if predicted else None,
+            iteration_time_s=plan.iteration_time_s if plan else None,
+            energy_j=plan.energy_j if plan else None,
             why_not=self.why_not.get(name),
         )
 
     def _make_plan(self, candidate: _Candidate) -> None:
         """Its plan, or why none meets the target."""
         self._report(f"searching for clocks under {candidate.name}")
-        solver = candidate.solver
+        model, solver = candidate.model, candidate.solver
+        request = PolicyRequest(
+            model=model,
+            options=self._options,
+            reconfigure_granularity_mhz=DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+        )
         baseline_s = max(self._baseline_s, solver.fastest_time_s)
         try:
-            if candidate.model.transitions is None and not is_limited(self._options):
-                num_steps = solver.num_steps(self._options.effort)
-                candidate.plan = plan_for_target(solver, candidate.target, baseline_s, num_steps)
-            else:
-                candidate.plan = self._plan_of_policy(candidate)
+            choice = choice_with(solver, request, candidate.target, baseline_s)
         except TargetUnreachableError as error:
             self.why_not[candidate.name] = error.message
-
-    def _plan_of_policy(self, candidate: _Candidate) -> DeadlinePlan:
-        """Return the plan of policy `frontier`, which counts times and limits of clock changes.
-
-        Raises:
-            TargetUnreachableError: no plan is found that meets the target.
-        """
-        solver = candidate.solver
-        choice = frontier(
-            PolicyRequest(
-                model=candidate.model,
-                options=replace(self._options, target=candidate.target_text),
-                reconfigure_granularity_mhz=DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-            )
-        )
-        time_s, energy_j = time_and_energy(candidate.model, choice.assignment)
-        relaxed = solver.relax(min(max(time_s, solver.fastest_time_s), solver.slowest_time_s))
-        bound_j = candidate.bound_j if choice.lower_bound_j is None else choice.lower_bound_j
-        return DeadlinePlan(
-            relaxed=replace(relaxed, lower_bound_j=bound_j),
-            assignment=choice.assignment,
-            iteration_time_s=time_s,
-            energy_j=energy_j,
-        )
+            return
+        time_s, energy_j = time_and_energy(model, choice.assignment)
+        candidate.plan = _Plan(choice=choice, iteration_time_s=time_s, energy_j=energy_j)
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:

@@ -11,7 +11,7 @@ import numpy as np
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import noise_reserve
-from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
+from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.targets import (
     Target,
     deadline_of,
@@ -53,64 +53,55 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     chosen = noise_reserve(model, request.options, deadline_s)
     reserve = chosen.share if chosen else request.options.reserve or 0.0
     solver = DeadlineSolver(model, reserve=reserve)
-    effort = request.options.effort
-    if request.model.transitions is not None and target.kind != "power":
-        effort = START_EFFORT[effort]
-    num_steps = solver.num_steps(effort)
-    plan = plan_for_target(solver, target, baseline_s, num_steps)
-    choice = PolicyChoice(
-        assignment=plan.assignment, lower_bound_j=plan.lower_bound_j, reserve=reserve
-    )
-    if is_limited(request.options) and request.model.transitions is None:
-        at_once = replace(request.model, transitions=ClockTransitions.exact(0.0))
-        limited = replace(request, model=at_once)
-        if _search(limited, solver, reserve).num_beyond(np.array([choice.assignment]))[0]:
-            choice = _late_choice(limited, solver, choice, deadline_s)
-    elif request.model.transitions is not None:
-
-        def planned(budget_w: float) -> Assignment:
-            less = replace(target, value=budget_w)
-            return plan_for_target(solver, less, baseline_s, num_steps).assignment
-
-        choice = _late_choice(request, solver, choice, deadline_s, planned)
+    choice = choice_with(solver, request, target, baseline_s)
     if chosen is None:
         return choice
     reason = chosen.choice(solver, request.model, choice.assignment)
     return replace(choice, reserve_choice=reason)
 
 
-def _late_choice(
-    request: PolicyRequest,
-    solver: DeadlineSolver,
-    choice: PolicyChoice,
-    deadline_s: float,
-    planned: Callable[[float], Assignment] | None = None,
+def choice_with(
+    solver: DeadlineSolver, request: PolicyRequest, target: Target, baseline_s: float
 ) -> PolicyChoice:
-    """Return the choice where clock changes take time, or are limited.
+    """Return the clocks for a target, by a solver of the pipeline as if clocks changed at once.
 
     Args:
-        request: the request.
-        solver: of the pipeline as if clocks changed at once.
-        choice: its plan for the target.
-        deadline_s: latest end of an iteration, s; infinite where the target has none.
-        planned: plans for another power budget, in W; not used by other targets.
+        solver: the solver, with the plan's reserve.
+        request: request of which target and reserve are not used.
+        target: the target.
+        baseline_s: iteration time in s that the target counts from.
 
     Raises:
         TargetUnreachableError: no plan is found that meets the target.
     """
-    target = parse_target(request.options.target)
-    if planned is not None and target.kind == "power":
-        assignment = _within_budget(request.model, target, choice.assignment, planned)
-    else:
-        assignment = _in_time(request, solver, choice, deadline_s)
-    bound_j = _bound_j(request.model, solver, assignment, choice.reserve)
-    return replace(choice, assignment=assignment, lower_bound_j=bound_j)
+    model, effort, is_late = request.model, request.options.effort, True
+    if model.transitions is not None and target.kind != "power":
+        effort = START_EFFORT[effort]
+
+    def planned(target: Target) -> DeadlinePlan:
+        return plan_for_target(solver, target, baseline_s, solver.num_steps(effort))
+
+    plan = planned(target)
+    assignment, bound_j = plan.assignment, plan.lower_bound_j
+    if model.transitions is None:
+        model = replace(model, transitions=ClockTransitions.exact(0.0))
+        request = replace(request, model=model)
+        is_late = is_limited(request.options) and bool(
+            _search(request, solver).num_beyond(np.array([assignment]))[0]
+        )
+    if is_late:
+        if target.kind == "power":
+            assignment = _within_budget(model, target, assignment, planned)
+        else:
+            assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
+        bound_j = _bound_j(model, solver, assignment)
+    return PolicyChoice(assignment=assignment, lower_bound_j=bound_j, reserve=solver.reserve)
 
 
-def _search(request: PolicyRequest, solver: DeadlineSolver, reserve: float) -> TransitionSearch:
+def _search(request: PolicyRequest, solver: DeadlineSolver) -> TransitionSearch:
     options = request.options
     return TransitionSearch(
-        with_reserve(request.model, reserve),
+        with_reserve(request.model, solver.reserve),
         solver.mean_step_j,
         options.effort,
         SwitchLimits(
@@ -123,7 +114,7 @@ def _within_budget(
     model: PipelineModel,
     target: Target,
     assignment: Assignment,
-    planned: Callable[[float], Assignment],
+    planned: Callable[[Target], DeadlinePlan],
 ) -> Assignment:
     """Return a plan that draws no more than the budget with its clock changes.
 
@@ -133,7 +124,7 @@ def _within_budget(
         model: the pipeline, with the times of its clock changes.
         target: the budget: average power in W.
         assignment: the plan for this budget as if clocks changed at once.
-        planned: plans for another budget, in W.
+        planned: plans for another budget as if clocks changed at once.
 
     Raises:
         TargetUnreachableError: no plan is found that draws as little.
@@ -146,7 +137,7 @@ def _within_budget(
         if drawn_w <= budget_w:
             break
         asked_w -= LOWER * (drawn_w - budget_w)
-        assignment = planned(asked_w)
+        assignment = planned(replace(target, value=asked_w)).assignment
         drawn_w = _power_w(model, assignment)
     if drawn_w <= budget_w:
         found.append(assignment)
@@ -165,21 +156,20 @@ def _power_w(model: PipelineModel, assignment: Assignment) -> float:
 
 
 def _in_time(
-    request: PolicyRequest, solver: DeadlineSolver, choice: PolicyChoice, deadline_s: float
+    request: PolicyRequest, solver: DeadlineSolver, assignment: Assignment, deadline_s: float
 ) -> Assignment:
     """Return the plan of least energy that is found to meet the deadline with its clock changes.
 
     Args:
         request: the request.
         solver: of the pipeline as if clocks changed at once.
-        choice: its plan for the deadline, and the reserve.
+        assignment: its plan for the deadline.
         deadline_s: s; infinite for the least energy of all.
 
     Raises:
         TargetUnreachableError: no plan is found that meets it.
     """
-    assignment = choice.assignment
-    search = _search(request, solver, choice.reserve)
+    search = _search(request, solver)
     starts = [request.model.baseline(), assignment, search.raised(assignment, deadline_s)]
     late_s = search.times_s([assignment])[0] - deadline_s
     earlier_s = min(deadline_s, solver.slowest_time_s) - EARLIER * late_s
@@ -210,9 +200,7 @@ def _in_time(
     return found
 
 
-def _bound_j(
-    model: PipelineModel, solver: DeadlineSolver, assignment: Assignment, reserve: float
-) -> float:
+def _bound_j(model: PipelineModel, solver: DeadlineSolver, assignment: Assignment) -> float:
     """Return what no plan needs less than that keeps the reserve and is as fast as this one, J.
 
     While a clock has not changed yet, an instruction runs at points that the profile has: what it
@@ -220,7 +208,7 @@ def _bound_j(
     reserve used, the plan ends at the deadline of the bound.
     """
     simulation = simulate(model, assignment)
-    longer = with_reserve(model, reserve)
+    longer = with_reserve(model, solver.reserve)
     longest_s = max(
         earliest_finish_s(
             model.dag,
