@@ -173,65 +173,27 @@ def plan_models(
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
-    plan = plan_of_pipelines(
-        request,
-        models,
-        joint,
-        choice,
-        dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
-    )
-    return SolvedDataParallelPlan(
-        plan=plan, models=tuple(models), joint=joint, assignment=choice.assignment
-    )
-
-
-def plan_of_pipelines(
-    request: PlanRequest,
-    models: Sequence[PipelineModel],
-    joint: PipelineModel,
-    choice: PolicyChoice,
-    dp_ranks: Sequence[tuple[int, ...]],
-) -> DataParallelPlan:
-    """Return what was chosen for pipelines side by side, as a plan.
-
-    Args:
-        request: request that it was planned for; its own profile is not used.
-        models: models of the pipelines.
-        joint: `join_pipelines` of these.
-        choice: for the joint model.
-        dp_ranks: data-parallel ranks that each model stands for.
-    """
     prediction = prediction_of(request, joint, models[0].schedule, choice)
-    assignments = split_assignment(models, choice.assignment)
-    return DataParallelPlan(
-        **vars(prediction),
-        pipelines=_planned_pipelines(models, assignments, prediction.iteration_time_s, dp_ranks),
-    )
-
-
-def _planned_pipelines(
-    models: Sequence[PipelineModel],
-    assignments: Sequence[Assignment],
-    iteration_time_s: float,
-    dp_ranks: Sequence[tuple[int, ...]],
-) -> tuple[PlannedPipeline, ...]:
-    """Return the pipelines of a plan, each with time and energy until the slowest has finished.
-
-    Args:
-        models: models of the pipelines.
-        assignments: assignments of the pipelines.
-        iteration_time_s: iteration time of all pipelines together, s.
-        dp_ranks: data-parallel ranks that each model stands for.
-    """
-    return tuple(
+    pipelines = tuple(
         PlannedPipeline(
             dp_rank=stands_for[0],
             iteration_time_s=time_and_energy(model, assignment)[0],
-            energy_j=iteration_energy_j(model, assignment, iteration_time_s),
+            energy_j=iteration_energy_j(model, assignment, prediction.iteration_time_s),
             stages=planned_stages(model, assignment),
             dp_ranks=stands_for if len(stands_for) > 1 else (),
         )
-        for stands_for, model, assignment in zip(dp_ranks, models, assignments, strict=True)
+        for stands_for, model, assignment in zip(
+            dp_ranks or [(dp_rank,) for dp_rank in range(len(models))],
+            models,
+            split_assignment(models, choice.assignment),
+            strict=True,
+        )
+    )
+    return SolvedDataParallelPlan(
+        plan=DataParallelPlan(**vars(prediction), pipelines=pipelines),
+        models=tuple(models),
+        joint=joint,
+        assignment=choice.assignment,
     )
 
 
