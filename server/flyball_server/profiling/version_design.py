@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +11,7 @@ from numpy.typing import NDArray
 from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
 from flyball_server.planning.model.finish_times import (
     earliest_finish_s,
+    earliest_finishes_s,
     forward_pass,
     latest_finish_s,
 )
@@ -140,71 +139,43 @@ _NUM_DRAWS = 16
 _DEVIATIONS = 4.0
 
 
-@dataclass(frozen=True, kw_only=True)
 class NoisyPipeline:
-    """An iteration's instructions with their mean times and scatter.
+    """A pipeline whose steps at the highest clocks take what was measured.
+
+    Args:
+        dag: DAG of a step.
+        durations_s: per node, mean at the highest clocks, s; shape (num_nodes,).
+        scatter: per node, standard deviation of a single one, as a share; same shape.
+        baseline: the measured steps.
 
     Attributes:
-        dag: DAG of a step.
-        durations_s: at the highest clocks; shape (num_nodes,).
-        factors: factors of the times in each draw; shape (num draws, num_nodes).
-        beyond_s: time of measured steps at the highest clocks beyond the draws' mean, s.
-        scatter_s: standard deviation of a measured step there.
+        dag, durations_s: as given.
+        quickest_s: longest path at the highest clocks, without noise, s.
+        at_highest_s: the longest that a step at the highest clocks should ever take, s.
     """
 
-    dag: DependencyDag
-    durations_s: FloatArray
-    factors: FloatArray
-    beyond_s: float
-    scatter_s: float
-
-    @classmethod
-    def measured(
-        cls,
-        dag: DependencyDag,
-        *,
-        durations_s: FloatArray,
-        scatter: FloatArray,
-        baseline: Baseline,
-    ) -> NoisyPipeline:
-        """Return the pipeline whose steps at the highest clocks take what was measured.
-
-        Args:
-            dag: DAG of a step.
-            durations_s: per node, mean at the highest clocks, s.
-            scatter: per node, standard deviation of a single one, as a share.
-            baseline: the measured steps.
-        """
+    def __init__(
+        self, dag: DependencyDag, durations_s: FloatArray, scatter: FloatArray, baseline: Baseline
+    ) -> None:
+        self.dag, self.durations_s = dag, durations_s
         draws = np.random.default_rng(0).standard_normal((_NUM_DRAWS, len(durations_s)))
-        factors = 1 + scatter * draws
-        sample_s = _sample_s(dag, factors * durations_s)
-        return cls(
-            dag=dag,
-            durations_s=durations_s,
-            factors=factors,
-            beyond_s=baseline.iteration_time_s - float(sample_s.mean()),
-            scatter_s=baseline.scatter * baseline.iteration_time_s,
-        )
-
-    @functools.cached_property
-    def quickest_s(self) -> float:
-        """Longest path at the highest clocks, without noise, s."""
-        return max(earliest_finish_s(self.dag, self.durations_s.tolist()))
-
-    @functools.cached_property
-    def at_highest_s(self) -> float:
-        """The longest that a step at the highest clocks should ever take, s."""
-        return self.predicted_s(self.durations_s)
+        self._factors = 1 + scatter * draws
+        self._beyond_s = baseline.iteration_time_s - float(self._sample_s(durations_s).mean())
+        self._scatter_s = baseline.scatter * baseline.iteration_time_s
+        self.quickest_s = max(earliest_finish_s(dag, durations_s.tolist()))
+        self.at_highest_s = self.predicted_s(durations_s)
 
     def predicted_s(self, durations_s: FloatArray) -> float:
         """Return the longest that a step with these mean times should ever take, s."""
-        sample_s = _sample_s(self.dag, self.factors * durations_s)
-        spread_s = max(float(sample_s.std(ddof=1)), self.scatter_s)
-        return float(sample_s.mean()) + self.beyond_s + _DEVIATIONS * spread_s
+        sample_s = self._sample_s(durations_s)
+        spread_s = max(float(sample_s.std(ddof=1)), self._scatter_s)
+        return float(sample_s.mean()) + self._beyond_s + _DEVIATIONS * spread_s
 
-
-def _sample_s(dag: DependencyDag, drawn_s: FloatArray) -> FloatArray:
-    return np.array([max(earliest_finish_s(dag, durations_s.tolist())) for durations_s in drawn_s])
+    def _sample_s(self, durations_s: FloatArray) -> FloatArray:
+        sample_s: FloatArray = earliest_finishes_s(self.dag, (self._factors * durations_s).T).max(
+            axis=0
+        )
+        return sample_s
 
 
 # How often a step that noise could take beyond the cap is designed again, for a shorter time.
@@ -245,13 +216,11 @@ def probe_plan(
     dag = step_dag(setup.schedule)
     stage = np.array(dag.stage)
     classes = _class_of_nodes(setup, findings)
-    pipeline = NoisyPipeline.measured(
+    pipeline = NoisyPipeline(
         dag,
-        durations_s=_per_node(
-            stage, classes, [each.times.mean_s[each.points.highest()] for each in findings]
-        ),
-        scatter=_per_node(stage, classes, [each.times.scatter for each in findings]),
-        baseline=baseline,
+        _per_node(stage, classes, [each.times.mean_s[each.points.highest()] for each in findings]),
+        _per_node(stage, classes, [each.times.scatter for each in findings]),
+        baseline,
     )
     longest_s = (1 + setup.slowdown_cap - margin) * baseline.iteration_time_s
     rows: list[_Row] = []
