@@ -7,6 +7,7 @@ condition serves for both of EnvPipe's ends.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from flyball_profiles.stage_profile import OperatingPoint
@@ -39,10 +40,8 @@ def reconfigure(
     Raises:
         PlanningError: the granularity is below 1 MHz.
     """
-    raised = assignment
-    for step in _raised_step_by_step(model, assignment, manner, granularity_mhz):
-        raised = step
-    return raised
+    steps = reconfiguring_steps(model, assignment, manner, granularity_mhz)
+    return functools.reduce(lambda _, step: step, steps)
 
 
 def reconfiguring_steps(
@@ -53,8 +52,16 @@ def reconfiguring_steps(
     Raises:
         PlanningError: as in `reconfigure`, before the first.
     """
-    for step in _raised_step_by_step(model, assignment, manner, granularity_mhz):
-        yield list(step)
+    raise_path = path_raise(manner, granularity_mhz)
+    raised = list(assignment)
+    durations_s = model.durations_s(raised)
+    while True:
+        yield list(raised)
+        path = critical_path(model.dag, durations_s, earliest_finish_s(model.dag, durations_s))
+        if not raise_path(model, raised, path, granularity_mhz):
+            return
+        for node in path:
+            durations_s[node] = model.points[node][raised[node]].time_s
 
 
 def path_raise(manner: Reconfigure, granularity_mhz: int) -> PathRaise:
@@ -68,22 +75,6 @@ def path_raise(manner: Reconfigure, granularity_mhz: int) -> PathRaise:
             f"must be at least 1 MHz, not {granularity_mhz}", field="reconfigure_granularity_mhz"
         )
     return RECONFIGURATIONS[manner]
-
-
-def _raised_step_by_step(
-    model: PipelineModel, assignment: Assignment, manner: Reconfigure, granularity_mhz: int
-) -> Iterator[Assignment]:
-    """One list, changed between the times that it is given."""
-    raise_path = path_raise(manner, granularity_mhz)
-    raised = list(assignment)
-    durations_s = model.durations_s(raised)
-    while True:
-        yield raised
-        path = critical_path(model.dag, durations_s, earliest_finish_s(model.dag, durations_s))
-        if not raise_path(model, raised, path, granularity_mhz):
-            return
-        for node in path:
-            durations_s[node] = model.points[node][raised[node]].time_s
 
 
 def _raise_nothing(*_: object) -> bool:
