@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
@@ -290,6 +290,23 @@ class ScheduleContext:
                 " give one per stage",
                 field="activation_bytes",
             )
+
+    def schedule(
+        self,
+        name: str,
+        stages: Iterable[Iterable[Instruction]],
+        *,
+        virtual_stages: VirtualStages = (),
+        weight_versions: tuple[int, ...] | None = None,
+    ) -> Schedule:
+        """Return a schedule of this many microbatches."""
+        return Schedule(
+            name=name,
+            num_microbatches=self.num_microbatches,
+            stages=tuple(map(tuple, stages)),
+            virtual_stages=virtual_stages,
+            weight_versions=weight_versions,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

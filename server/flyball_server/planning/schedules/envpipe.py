@@ -21,14 +21,11 @@ from flyball_server.planning.schedules._base import (
 def make_envpipe(context: ScheduleContext) -> Schedule:
     """1F1B with `extra_warmup_forwards` more forwards in front on each stage."""
     num_stages = context.profile.num_stages
-    return Schedule(
-        name="envpipe",
-        num_microbatches=context.num_microbatches,
-        stages=tuple(
-            tuple(warmup_then_alternate(context, stage, num_stages - stage + extra))
-            for stage, extra in enumerate(extra_warmup_forwards(context))
-        ),
+    stages = (
+        warmup_then_alternate(context, stage, num_stages - stage + extra)
+        for stage, extra in enumerate(extra_warmup_forwards(context))
     )
+    return context.schedule("envpipe", stages)
 
 
 def extra_warmup_forwards(context: ScheduleContext) -> tuple[int, ...]:

@@ -28,14 +28,11 @@ def check_checkpoint(schedule: str, mode: Checkpoint | None) -> None:
 
 def make_gpipe(context: ScheduleContext) -> Schedule:
     """All M forwards of a stage, then its M backwards in the same order."""
-    return Schedule(
-        name="gpipe",
-        num_microbatches=context.num_microbatches,
-        stages=tuple(
-            tuple(warmup_then_alternate(context, stage, context.num_microbatches))
-            for stage in range(context.profile.num_stages)
-        ),
+    stages = (
+        warmup_then_alternate(context, stage, context.num_microbatches)
+        for stage in range(context.profile.num_stages)
     )
+    return context.schedule("gpipe", stages)
 
 
 def make_torchgpipe(context: ScheduleContext) -> Schedule:
@@ -51,7 +48,7 @@ def make_torchgpipe(context: ScheduleContext) -> Schedule:
         Checkpoint.EXCEPT_LAST: frozenset(range(last)),
         Checkpoint.ALWAYS: frozenset(range(last + 1)),
     }[context.checkpoint or Checkpoint.EXCEPT_LAST]
-    stages: list[tuple[Instruction, ...]] = []
+    stages: list[list[Instruction]] = []
     for stage in range(context.profile.num_stages):
         order = [Instruction(InstructionKind.FORWARD, m) for m in range(last + 1)]
         for microbatch in range(last, -1, -1):
@@ -60,7 +57,5 @@ def make_torchgpipe(context: ScheduleContext) -> Schedule:
             order += [
                 Instruction(kind, microbatch) for kind in backward_kinds(context.profile, stage)
             ]
-        stages.append(tuple(order))
-    return Schedule(
-        name=TORCHGPIPE, num_microbatches=context.num_microbatches, stages=tuple(stages)
-    )
+        stages.append(order)
+    return context.schedule(TORCHGPIPE, stages)

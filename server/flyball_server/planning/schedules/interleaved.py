@@ -44,7 +44,7 @@ def make_interleaved_one_f_one_b(context: ScheduleContext) -> Schedule:
         for position in range(len(forwards) - warmup, len(forwards)):
             writer.write(f"B{_mirrored(forwards, position, len(chunks))}")
         stages.append(writer.order)
-    return _looped_schedule(name, context, stages, len(chunks))
+    return context.schedule(name, stages, virtual_stages=looped(num_stages, len(chunks)))
 
 
 def make_looped_bfs(context: ScheduleContext) -> Schedule:
@@ -56,9 +56,9 @@ def make_looped_bfs(context: ScheduleContext) -> Schedule:
         PlanningError: the profile has fewer than two chunks.
     """
     name = "looped-bfs"
-    chunks = chunks_of(context.profile, name)
+    num_stages, chunks = context.profile.num_stages, chunks_of(context.profile, name)
     stages: list[tuple[Instruction, ...]] = []
-    for stage in range(context.profile.num_stages):
+    for stage in range(num_stages):
         writer = OrderWriter(chunks, stage, context.num_microbatches)
         for chunk in range(len(chunks)):
             writer.write(f"F{chunk}", context.num_microbatches)
@@ -71,7 +71,7 @@ def make_looped_bfs(context: ScheduleContext) -> Schedule:
             for instruction in writer.order[num_forwards:]
         ]
         stages.append((*writer.order[:num_forwards], *backwards))
-    return _looped_schedule(name, context, stages, len(chunks))
+    return context.schedule(name, stages, virtual_stages=looped(num_stages, len(chunks)))
 
 
 def make_interleaved_zero_bubble(context: ScheduleContext) -> Schedule:
@@ -86,7 +86,8 @@ def make_interleaved_zero_bubble(context: ScheduleContext) -> Schedule:
     name = "interleaved-zb"
     chunks = chunks_of(context.profile, name)
     require_split_backward(chunks, name)
-    return _looped_schedule(name, context, _zero_bubble(context, chunks), len(chunks))
+    virtual_stages = looped(context.profile.num_stages, len(chunks))
+    return context.schedule(name, _zero_bubble(context, chunks), virtual_stages=virtual_stages)
 
 
 def make_zb_h1(context: ScheduleContext) -> Schedule:
@@ -99,8 +100,7 @@ def make_zb_h1(context: ScheduleContext) -> Schedule:
     """
     chunks = (context.profile,)
     require_split_backward(chunks, "zb-h1")
-    stages = _zero_bubble(context, chunks)
-    return Schedule(name="zb-h1", num_microbatches=context.num_microbatches, stages=tuple(stages))
+    return context.schedule("zb-h1", _zero_bubble(context, chunks))
 
 
 def _zero_bubble(
@@ -163,17 +163,3 @@ def _chunks_in_turn(num_chunks: int, group: int, num_microbatches: int) -> list[
 def _mirrored(forwards: list[int], position: int, num_chunks: int) -> int:
     """The chunk of a stage's backward: forwards' order with the chunks the other way round."""
     return num_chunks - 1 - forwards[position]
-
-
-def _looped_schedule(
-    name: str,
-    context: ScheduleContext,
-    stages: list[tuple[Instruction, ...]],
-    num_chunks: int,
-) -> Schedule:
-    return Schedule(
-        name=name,
-        num_microbatches=context.num_microbatches,
-        stages=tuple(stages),
-        virtual_stages=looped(len(stages), num_chunks),
-    )

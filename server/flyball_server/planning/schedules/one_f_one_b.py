@@ -17,9 +17,7 @@ _BACKWARDS = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT
 
 def make_one_f_one_b(context: ScheduleContext) -> Schedule:
     """Stage s of P runs P - s forwards (P - s - 1 of them warm-up) before its first backward."""
-    return Schedule(
-        name="1f1b", num_microbatches=context.num_microbatches, stages=_one_f_one_b(context)
-    )
+    return context.schedule("1f1b", _one_f_one_b(context))
 
 
 def make_early_recompute(context: ScheduleContext) -> Schedule:
@@ -30,7 +28,7 @@ def make_early_recompute(context: ScheduleContext) -> Schedule:
     stage a backward follows its forward at once, so nothing is computed again there.
     """
     last_stage = context.profile.num_stages - 1
-    stages: list[tuple[Instruction, ...]] = []
+    stages: list[list[Instruction]] = []
     for stage, order in enumerate(_one_f_one_b(context)):
         with_recomputation: list[Instruction] = []
         for instruction in order:
@@ -39,20 +37,15 @@ def make_early_recompute(context: ScheduleContext) -> Schedule:
                     Instruction(InstructionKind.RECOMPUTE, instruction.microbatch)
                 )
             with_recomputation.append(instruction)
-        stages.append(tuple(with_recomputation))
-    return Schedule(
-        name="early-recompute-1f1b",
-        num_microbatches=context.num_microbatches,
-        stages=tuple(stages),
-    )
+        stages.append(with_recomputation)
+    return context.schedule("early-recompute-1f1b", stages)
 
 
-def _one_f_one_b(context: ScheduleContext) -> tuple[tuple[Instruction, ...], ...]:
+def _one_f_one_b(context: ScheduleContext) -> list[list[Instruction]]:
     num_stages = context.profile.num_stages
-    return tuple(
-        tuple(warmup_then_alternate(context, stage, num_stages - stage))
-        for stage in range(num_stages)
-    )
+    return [
+        warmup_then_alternate(context, stage, num_stages - stage) for stage in range(num_stages)
+    ]
 
 
 _DOUBLE_BUFFERED = 2
@@ -86,7 +79,7 @@ def make_pipedream_2bw(context: ScheduleContext) -> Schedule:
 def _steady_state(name: str, context: ScheduleContext, versions: tuple[int, ...]) -> Schedule:
     """A forward, then the backward of the microbatch that is P - s - 1 behind it."""
     num_stages, num_microbatches = context.profile.num_stages, context.num_microbatches
-    stages: list[tuple[Instruction, ...]] = []
+    stages: list[list[Instruction]] = []
     for stage in range(num_stages):
         order: list[Instruction] = []
         for microbatch in range(num_microbatches):
@@ -95,10 +88,5 @@ def _steady_state(name: str, context: ScheduleContext, versions: tuple[int, ...]
             order += [
                 Instruction(kind, microbatch) for kind in backward_kinds(context.profile, stage)
             ]
-        stages.append(tuple(order))
-    return Schedule(
-        name=name,
-        num_microbatches=num_microbatches,
-        stages=tuple(stages),
-        weight_versions=versions,
-    )
+        stages.append(order)
+    return context.schedule(name, stages, weight_versions=versions)

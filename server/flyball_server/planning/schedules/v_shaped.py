@@ -41,7 +41,7 @@ def make_zbv(context: ScheduleContext) -> Schedule:
         writer.write("W1", num_described - writer.num_written("W1"))
         writer.write("W0", num_described - writer.num_written("W0"))
         stages.append(writer.order)
-    return _v_shaped_schedule(name, context, stages)
+    return context.schedule(name, stages, virtual_stages=v_shaped(num_stages))
 
 
 def make_dualpipev(context: ScheduleContext) -> Schedule:
@@ -81,15 +81,4 @@ def make_dualpipev(context: ScheduleContext) -> Schedule:
         writer.write("W I0", later)
         writer.write("W", stage + 1)
         stages.append(writer.order)
-    return _v_shaped_schedule(name, context, stages)
-
-
-def _v_shaped_schedule(
-    name: str, context: ScheduleContext, stages: list[tuple[Instruction, ...]]
-) -> Schedule:
-    return Schedule(
-        name=name,
-        num_microbatches=context.num_microbatches,
-        stages=tuple(stages),
-        virtual_stages=v_shaped(len(stages)),
-    )
+    return context.schedule(name, stages, virtual_stages=v_shaped(num_stages))

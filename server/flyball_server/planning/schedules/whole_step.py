@@ -31,6 +31,4 @@ def make_step(context: ScheduleContext) -> Schedule:
         raise PlanningError(
             f"{STEP} needs a profile with rows of the instruction step", field="schedule"
         )
-    return Schedule(
-        name=STEP, num_microbatches=1, stages=((Instruction(InstructionKind.STEP, 0),),)
-    )
+    return context.schedule(STEP, [[Instruction(InstructionKind.STEP, 0)]])
