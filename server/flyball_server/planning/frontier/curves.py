@@ -113,14 +113,10 @@ def _one_per_time(staircase: Sequence[CostPoint]) -> list[CostPoint]:
 def model_curves(model: PipelineModel) -> ModelCurves:
     """The curves of every instruction of a pipeline; those that share their points share one."""
     power_w = model.stage_blocking_power_w
-    keys = list(zip(model.dag.stage, map(id, model.points), strict=True))
-    points_of = dict(zip(keys, model.points, strict=True))
-    index = {key: number for number, key in enumerate(points_of)}
+    groups, group_of_node = model.groups
     return ModelCurves(
-        curves=tuple(
-            cost_curve(points, power_w[stage]) for (stage, _), points in points_of.items()
-        ),
-        curve_of_node=tuple(map(index.__getitem__, keys)),
+        curves=tuple(cost_curve(points, power_w[stage]) for stage, points in groups),
+        curve_of_node=group_of_node,
     )
 
 

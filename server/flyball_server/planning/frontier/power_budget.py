@@ -226,19 +226,17 @@ class ClockTables(NamedTuple):
 
 def _clock_tables(model: PipelineModel) -> ClockTables:
     power_w = model.stage_blocking_power_w
-    keys = list(zip(model.dag.stage, map(id, model.points), strict=True))
-    points_of = dict(zip(keys, model.points, strict=True))
-    number = {key: index for index, key in enumerate(points_of)}
-    most = max(map(len, points_of.values()))
-    times_s, costs_j = np.zeros((len(number), most)), np.full((len(number), most), np.inf)
-    for row, ((stage, _), points) in enumerate(points_of.items()):
+    groups, group_of_node = model.groups
+    nums = [len(points) for _, points in groups]
+    times_s, costs_j = np.zeros((len(nums), max(nums))), np.full((len(nums), max(nums)), np.inf)
+    for row, (stage, points) in enumerate(groups):
         times_s[row, : len(points)] = [point.time_s for point in points]
         costs_j[row, : len(points)] = [
             point.energy_j - power_w[stage] * point.time_s for point in points
         ]
     return ClockTables(
-        group_of_node=np.array(list(map(number.__getitem__, keys)), dtype=np.int64),
-        num_points=np.array(list(map(len, points_of.values())), dtype=np.int64),
+        group_of_node=np.array(group_of_node, dtype=np.int64),
+        num_points=np.array(nums, dtype=np.int64),
         times_s=times_s,
         costs_j=costs_j,
     )

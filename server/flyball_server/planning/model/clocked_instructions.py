@@ -70,27 +70,29 @@ class ClockedInstructions:
         return [of_choice[group[i]][assignment[node]] for i, node in enumerate(self.node)]
 
 
+PointGroups = tuple[tuple[tuple[int, tuple[OperatingPoint, ...]], ...], tuple[int, ...]]
+"""Stage and operating points of each group of nodes that share both; per node, its group."""
+
+
 def clocked_instructions(
-    schedule: Schedule, dag: DependencyDag, points: Sequence[tuple[OperatingPoint, ...]]
+    schedule: Schedule, dag: DependencyDag, groups: PointGroups
 ) -> ClockedInstructions:
     """Return the instructions of a pipeline.
 
     Args:
         schedule: order that the DAG is of.
         dag: DAG of the order.
-        points: per node, its operating points.
+        groups: groups of its nodes.
     """
-    keys = list(zip(dag.stage, map(id, points), strict=True))
-    points_of = dict(zip(keys, points, strict=True))
+    stage_and_points, group_of_node = groups
     of_stages: list[set[int]] = [set() for _ in schedule.stages]
-    for (stage, _), of_group in points_of.items():
+    for stage, of_group in stage_and_points:
         of_stages[stage].update(point.frequency_mhz for point in of_group)
     clocks_mhz = tuple(tuple(sorted(of_stage, reverse=True)) for of_stage in of_stages)
-    number = {key: index for index, key in enumerate(points_of)}
     share = 1 / schedule.num_microbatches if schedule.is_periodic else 1
     held = [
         [_held(of_group, clock_mhz) for clock_mhz in clocks_mhz[stage]]
-        for (stage, _), of_group in points_of.items()
+        for stage, of_group in stage_and_points
     ]
     nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
     stage_of = [dag.stage[node] for node in nodes]
@@ -108,10 +110,10 @@ def clocked_instructions(
         first=tuple(map(first.__getitem__, range(schedule.num_stages))),
         last=tuple(map(last.__getitem__, range(schedule.num_stages))),
         clocks_mhz=clocks_mhz,
-        group=[number[keys[node]] for node in nodes],
+        group=[group_of_node[node] for node in nodes],
         clock_of_choice=tuple(
             tuple(clocks_mhz[stage].index(point.frequency_mhz) for point in of_group)
-            for (stage, _), of_group in points_of.items()
+            for stage, of_group in stage_and_points
         ),
         times_s=tuple(tuple(share * point.time_s for point in of_group) for of_group in held),
         energies_j=tuple(tuple(share * point.energy_j for point in of_group) for of_group in held),

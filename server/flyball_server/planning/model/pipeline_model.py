@@ -17,6 +17,7 @@ from flyball_profiles.stage_profile import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import (
     ClockedInstructions,
+    PointGroups,
     clocked_instructions,
 )
 from flyball_server.planning.model.dag import DependencyDag, build_dag
@@ -57,9 +58,17 @@ class PipelineModel:
     transitions: ClockTransitions | None = None
 
     @functools.cached_property
+    def groups(self) -> PointGroups:
+        """The nodes by stage and points."""
+        keys = list(zip(self.dag.stage, map(id, self.points), strict=True))
+        of_keys = dict(zip(keys, zip(self.dag.stage, self.points, strict=True), strict=True))
+        number = {key: index for index, key in enumerate(of_keys)}
+        return tuple(of_keys.values()), tuple(map(number.__getitem__, keys))
+
+    @functools.cached_property
     def clocked(self) -> ClockedInstructions:
         """The instructions with their time and energy at every clock of their stage."""
-        return clocked_instructions(self.schedule, self.dag, self.points)
+        return clocked_instructions(self.schedule, self.dag, self.groups)
 
     def without_transitions(self) -> PipelineModel:
         """Return the pipeline as if clock changes took no time."""
