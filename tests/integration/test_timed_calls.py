@@ -11,7 +11,7 @@ from statistics import median
 import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
-from tests.governed_rank.processes import send, wait_until
+from tests.governed_rank.processes import PATIENCE_S, send, wait_until
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor
@@ -45,7 +45,11 @@ def new_governor(loaded_nvml: FalseNvml, tmp_path: Path) -> Iterator[NewGovernor
 
     yield new
     for governor in governors:
+        process = governor._process
         governor.close()
+        # On a busy machine it ends later than `close` waits.
+        assert process is not None
+        process.wait(PATIENCE_S)
     gpu.close()
 
 
@@ -79,8 +83,8 @@ def test_a_governor_that_is_killed_before_its_time_leaves_it_to_the_standby(
     new_governor: NewGovernor, loaded_nvml: FalseNvml
 ) -> None:
     governor = new_governor()
-    due_s = time.monotonic() + 1.5
-    governor.set_mhz_later(1200, 1.5)
+    due_s = time.monotonic() + 2.5
+    governor.set_mhz_later(1200, 2.5)
     active_pid, standby_pid = governor.pids
     send(active_pid, signal.SIGKILL)
     wait_until(lambda: loaded_nvml.locked_mhz() == 0, "the clock is restored")
