@@ -29,7 +29,6 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.profiling_result import ProfilingResult, result_of
-from flyball_server.profiling.stage_energies import StageEnergies
 from flyball_server.profiling.version_design import baseline_plan, probe_plan
 from flyball_server.profiling.walk import Arm, coarse_levels, needed_points, walking_arms
 
@@ -108,25 +107,18 @@ def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
 _GOAL = 0.5
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Goals:
-    """Variances, relative to their points, that are small enough; shapes (num_points,)."""
-
-    time: FloatArray
-    energy: FloatArray
-
-    @classmethod
-    def of_stage(cls, findings: StageFindings, limits: ErrorLimits) -> _Goals:
-        share = np.where(findings.times.num_probes > 0, _GOAL, 1.0) / Z_95
-        return cls(time=(share * limits.time) ** 2, energy=(share * limits.energy) ** 2)
+def _goals(findings: StageFindings, limits: ErrorLimits) -> tuple[FloatArray, FloatArray]:
+    """Per point, relative variances of time and energy that are small enough."""
+    share = np.where(findings.times.num_probes > 0, _GOAL, 1.0) / Z_95
+    return (share * limits.time) ** 2, (share * limits.energy) ** 2
 
 
 def is_known(findings: StageFindings, limits: ErrorLimits) -> bool:
     """Return whether every needed point's errors are as small as they have to be."""
-    needed, goals = needed_points(findings), _Goals.of_stage(findings, limits)
+    needed, (time_goal, energy_goal) = needed_points(findings), _goals(findings, limits)
     return bool(
-        (findings.time_share_error() ** 2 <= goals.time)[needed].all()
-        and (findings.energy_share_error() ** 2 <= goals.energy)[needed].all()
+        (findings.time_share_error() ** 2 <= time_goal)[needed].all()
+        and (findings.energy_share_error() ** 2 <= energy_goal)[needed].all()
     )
 
 
@@ -141,70 +133,54 @@ def refining_arms(
     energies = findings.energies
     if energies is None:  # refused before it comes to this
         return [None] * num_blocks
-    candidates = _Candidates.of_stage(findings, energies)
-    needed, goals = needed_points(findings), _Goals.of_stage(findings, limits)
+    num_clocks = len(findings.points.clocks_mhz)
+    needed, (time_goals, energy_goals) = needed_points(findings), _goals(findings, limits)
+    number, count, readings = _candidates(findings, energies.num_ranks)
+    # Inverse variance of the time's logarithm that a step adds.
+    certainty = count / findings.times.scatter[number // num_clocks] ** 2
     covariance = energies.covariance
-    energy_goal = goals.energy[needed] * energies.mean_j[needed] ** 2
-    time_goal = goals.time[candidates.number]
-    time_variance = findings.time_share_error() ** 2
+    energy_goal = energy_goals[needed] * energies.mean_j[needed] ** 2
+    time_variance, time_goal = findings.time_share_error() ** 2, time_goals[number]
     # A block's mean energy: each step's own scatter, and the counter at the block's two ends.
     noise = energies.step_noise_j**2 / block + 2 * energies.lateness_noise_j**2 / block**2
     arms: list[Arm | None] = []
     for _ in range(num_blocks):
-        effects = covariance @ candidates.readings
-        spread = (candidates.readings * effects).sum(axis=0) + noise
+        effects = covariance @ readings
+        spread = (readings * effects).sum(axis=0) + noise
         lowered = np.diag(covariance)[needed, None] - effects[needed] ** 2 / spread
         excess = np.square(np.maximum(lowered, 0.0) / energy_goal[:, None]).sum(axis=0)
-        before = time_variance[candidates.number]
-        after = np.where(
-            candidates.count > 0, 1 / (1 / before + block * candidates.certainty), before
-        )
+        before = time_variance[number]
+        after = np.where(count > 0, 1 / (1 / before + block * certainty), before)
         best = int(np.argmin(excess - (before**2 - after**2) / time_goal**2))
         covariance = covariance - np.outer(effects[:, best], effects[:, best]) / spread[best]
-        time_variance[candidates.number[best]] = after[best]
-        arms.append(candidates.arm(best, len(findings.points.clocks_mhz)))
+        time_variance[number[best]] = after[best]
+        arms.append(Arm(*divmod(int(number[best]), num_clocks)) if count[best] else None)
     return arms
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Candidates:
-    """Points that a stage could probe in a step; the last one probes nothing.
+def _candidates(
+    findings: StageFindings, num_ranks: int
+) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
+    """Points that a stage could probe in a step; the last one probes nothing; m of them.
 
-    Attributes:
-        number: number of the point; shape (m,).
-        count: instructions of a step that could run there; same shape.
-        readings: a step's energy as a sum of energies and blocking power; shape
-            (num_points + 1, m).
-        certainty: inverse variance of the time's logarithm that a step adds; shape (m,).
+    Returns:
+        Their numbers; how many instructions of a step could run there; and a step's energy as a
+        sum of energies and blocking power, shape (num_points + 1, m).
     """
-
-    number: NDArray[np.int64]
-    count: FloatArray
-    readings: FloatArray
-    certainty: FloatArray
-
-    @classmethod
-    def of_stage(cls, findings: StageFindings, energies: StageEnergies) -> _Candidates:
-        points, times = findings.points, findings.times
-        tops = points.highest()
-        number = np.array([n for n in needed_points(findings) if n not in tops] + [tops[0]])
-        top = tops[number // len(points.clocks_mhz)]
-        count = _counts_per_step(findings)[number]
-        count[-1] = 0.0
-        columns = np.arange(len(number))
-        readings = np.zeros((points.num_points + 1, len(number)))
-        readings[tops] = _instructions_per_step(findings)[:, None]
-        readings[number, columns] += count
-        readings[top, columns] -= count
-        idle_s = _idle_at_rest_s(findings) - count * (times.mean_s[number] - times.mean_s[top])
-        readings[-1] = energies.num_ranks * np.maximum(idle_s, 0.0)
-        scatter = times.scatter[number // len(points.clocks_mhz)]
-        return cls(number=number, count=count, readings=readings, certainty=count / scatter**2)
-
-    def arm(self, index: int, num_clocks: int) -> Arm | None:
-        if self.count[index] == 0:
-            return None
-        return Arm(*divmod(int(self.number[index]), num_clocks))
+    points, times = findings.points, findings.times
+    tops = points.highest()
+    number = np.array([n for n in needed_points(findings) if n not in tops] + [tops[0]])
+    top = tops[number // len(points.clocks_mhz)]
+    count = _counts_per_step(findings)[number]
+    count[-1] = 0.0
+    columns = np.arange(len(number))
+    readings = np.zeros((points.num_points + 1, len(number)))
+    readings[tops] = _instructions_per_step(findings)[:, None]
+    readings[number, columns] += count
+    readings[top, columns] -= count
+    idle_s = _idle_at_rest_s(findings) - count * (times.mean_s[number] - times.mean_s[top])
+    readings[-1] = num_ranks * np.maximum(idle_s, 0.0)
+    return number, count, readings
 
 
 def _instructions_per_step(findings: StageFindings) -> FloatArray:
