@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -285,7 +287,7 @@ def test_no_process_is_left_when_a_rank_with_forked_children_is_killed(when: str
 
 
 def test_answers_of_the_process_are_json_within_their_bounds() -> None:
-    from flyball_client.session.call_frames import read_answer  # noqa: PLC0415
+    from flyball_client.session.call_frames import answer_of, read_answer  # noqa: PLC0415
 
     def received(header: object, body: bytes = b"", *, num_bytes: int | None = None) -> object:
         content = header if isinstance(header, bytes) else json.dumps(header).encode()
@@ -301,18 +303,26 @@ def test_answers_of_the_process_are_json_within_their_bounds() -> None:
         return read_answer(receive)
 
     assert received({"text": "run"}) == "run"
-    plan = {"version": 1, "kinds": ["forward"], "num_rows": 0, "cycle_length": 0}
+    sizes = {"num_rows": 0, "cycle_length": 0, "num_requests": 0}
+    plan = {"version": 1, "kinds": ["forward"], **sizes}
     for wrong in (
         b"\x80\x04.",
         {"text": "a" * 20_000},
         {"plan": plan | {"num_instructions": 2**31}},
         {"plan": plan | {"num_instructions": 1}},
         {"plan": plan | {"num_instructions": 1, "num_rows": 2**30}},
+        {"plan": plan | {"num_instructions": 1, "num_requests": 2}},
         {"accepted": {"stored": -1, "next_post_s": 1.0}},
         {"plan_version": {"version": 2**60, "first_step": None}},
         {},
     ):
         with pytest.raises((ValueError, KeyError, TypeError)):
             received(wrong)
+    compiled = compile_plan(large_plan(4), stage=0, supported_mhz=SUPPORTED_MHZ)
+    for request in ((5, 0, 0.1), (1, 1, 0.1), (1, -1, 0.1), (1, 0, -0.1), (1, 0, math.nan)):
+        answer = answer_of(replace(compiled, requests=(request,)))
+        length = int.from_bytes(answer[:4], "big")
+        with pytest.raises(ValueError, match="a request of a plan is out of its bounds"):
+            received(answer[8 : 8 + length], answer[8 + length :])
     with pytest.raises(ValueError, match="only a plan"):
         received({"text": None}, num_bytes=2**31)
