@@ -14,6 +14,7 @@ from tests.acceptance.training_ranks import (
     TrainingRanks,
     trained_profile,
 )
+from tests.planner.forked_command import ForkedCommand
 from tests.planner.live import SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
@@ -46,20 +47,24 @@ class Planner:
 
     def __init__(self, database: str, *before: str) -> None:
         self._port = free_port()
-        self._command = (*before, *SERVE, "serve", "--port", str(self._port))
-        self._command += ("--database", database)
-        self._process: subprocess.Popen[str] | None = None
+        self._before = before
+        self._command = ("serve", "--port", str(self._port), "--database", database)
+        self._process: subprocess.Popen[str] | ForkedCommand | None = None
         self.url = f"http://127.0.0.1:{self._port}"
         self.client = PlannerClient(self.url, timeout_s=PATIENCE_S)
 
     def start(self) -> None:
         """It answers when this returns."""
-        self._process = subprocess.Popen(
-            self._command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=serve_environment(),
+        self._process = (
+            subprocess.Popen(
+                (*self._before, *SERVE, *self._command),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=serve_environment(),
+            )
+            if self._before
+            else ForkedCommand(self._command, serve_environment())
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -222,10 +222,15 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         served.http.get(routes.HEALTH).raise_for_status()  # the connection of before
         whole = here.key.read_bytes()
         here.key.write_bytes(whole[: len(whole) // 2])
-        assert served.process.stderr is not None
-        log = iter(served.process.stderr.readline, "")
-        warned = next(line for line in log if "previous TLS certificate stays in use" in line)
-        assert f"{here.chain} and {here.key} are not a PEM certificate" in warned
+        log: list[str] = []
+
+        def is_warned() -> bool:
+            assert served.process.stderr is not None
+            log.append(served.process.stderr.read())
+            return "previous TLS certificate stays in use" in "".join(log)
+
+        wait_until(is_warned)
+        assert f"{here.chain} and {here.key} are not a PEM certificate" in "".join(log)
         assert certificate_for(context, address, "localhost") == renewed
         (tmp_path / "second").mkdir()
         issue(ca, certificates_in(tmp_path / "second"), trustme.KeyType.RSA)

@@ -65,7 +65,7 @@ def test_a_job_and_its_plans_survive_a_planner_that_is_killed(tmp_path: Path) ->
 
 
 def test_one_line_says_where_it_listens_and_where_the_docs_are(tmp_path: Path) -> None:
-    with serve_process(tmp_path / "planner.sqlite") as served:
+    with serve_process(tmp_path / "planner.sqlite", flyball=SERVE) as served:
         address = str(served.http.base_url).rstrip("/")
         assert served.line == f"Flyball planner listening on {address} (API: {address}/docs)\n"
         assert address.startswith("http://127.0.0.1:")

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from tests.deploy.proxy import caddy, needs_caddy
 from tests.planner.linked_rank import LinkedRank
-from tests.planner.live import SERVE, ServeProcess, serve_process
+from tests.planner.live import ServeProcess, serve_process
 from tests.planner.newer_schema import NEWER_FLYBALL, migrate_to_next, next_schema
 from tests.planner.patience import wait_until
 from tests.planner.ports import free_port
@@ -149,7 +149,7 @@ def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
     csv = {"Content-Type": "text/csv"}
     with ExitStack() as stack:
 
-        def start(index: int, flyball: Sequence[str] = SERVE) -> ServeProcess:
+        def start(index: int, flyball: Sequence[str] | None = None) -> ServeProcess:
             started = serve_process(postgres_database, "--port", ports[index], flyball=flyball)
             return stack.enter_context(started)
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import uvicorn
 from fastapi import FastAPI
+from tests.planner.forked_command import ForkedCommand
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.planner.stores import TemporaryJobStore
@@ -182,7 +183,7 @@ def live_planner(
 class ServeProcess:
     """A running `flyball serve`."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[str] | ForkedCommand
     line: str
     http: httpx.Client
 
@@ -190,7 +191,7 @@ class ServeProcess:
         """Send it a signal; its exit status and what it had written on stderr."""
         self.process.send_signal(with_signal)
         _, errors = self.process.communicate(timeout=PATIENCE_S)
-        return self.process.returncode, errors
+        return self.process.wait(PATIENCE_S), errors
 
 
 SERVE = (sys.executable, "-c", "from flyball_client.__main__ import main; raise SystemExit(main())")
@@ -208,18 +209,26 @@ def serve_process(
     *arguments: str,
     environment: dict[str, str] | None = None,
     verify: ssl.SSLContext | None = None,
-    flyball: Sequence[str] = SERVE,
+    flyball: Sequence[str] | None = None,
 ) -> Iterator[ServeProcess]:
-    """`flyball serve --port 0` on this SQLite file or address, killed at the end."""
+    """`flyball serve --port 0` on this SQLite file or address, killed at the end.
+
+    `flyball` starts one from nothing; without it, it is forked.
+    """
     scheme = "http://" if verify is None else "https://"
     url = database if isinstance(database, str) else f"sqlite:///{database}"
-    command = (*flyball, "serve", "--port", "0", "--database", url, *arguments)
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=serve_environment() if environment is None else environment,
+    command = ("serve", "--port", "0", "--database", url, *arguments)
+    environment = serve_environment() if environment is None else environment
+    process = (
+        ForkedCommand(command, environment)
+        if flyball is None
+        else subprocess.Popen(
+            (*flyball, *command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
     )
     try:
         assert process.stdout is not None
