@@ -1,4 +1,4 @@
-"""Write the dashboard's wire_types.js: JSDoc types of the API's answers that the page reads.
+"""Write the dashboard's wire_types.d.ts: types of the API's answers that the page reads.
 
 Usage: python -m docs.scripts.write_wire_types
 
@@ -17,9 +17,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "tests/integration/openapi.json"
 SCRIPTS = ROOT / "server/flyball_server/dashboard/scripts"
-WIRE_TYPES = SCRIPTS / "wire_types.js"
+WIRE_TYPES = SCRIPTS / "wire_types.d.ts"
 HEAD = """\
-// The API's answers that the page reads (docs/rest.md); types only, no code.
+// The API's answers that the page reads (docs/rest.md), for `make check-dashboard`.
 // Written by docs/scripts/write_wire_types.py from the API's OpenAPI document: do not edit.
 """
 _IMPORTED = re.compile(r'@import \{([^}]*)\} from "\./wire_types\.js"')
@@ -40,10 +40,10 @@ def main() -> None:
 
 
 def wire_types() -> str:
-    """Return the text of wire_types.js."""
+    """Return the text of wire_types.d.ts."""
     schemas = json.loads(DOCUMENT.read_text(encoding="utf-8"))["components"]["schemas"]
     names = _contained(_imported(), schemas)
-    return "\n".join([HEAD, *(_typedef(name, schemas[name]) for name in names), "export {};\n"])
+    return "\n".join([HEAD, *(_declaration(name, schemas[name]) for name in names)])
 
 
 def _imported() -> set[str]:
@@ -76,14 +76,12 @@ def _references(schema: object) -> Iterator[str]:
             yield from _references(part)
 
 
-def _typedef(name: str, schema: Schema) -> str:
+def _declaration(name: str, schema: Schema) -> str:
     if "enum" in schema:
-        return f"/** @typedef {{{_type(schema)}}} {name} */\n"
+        return f"export type {name} = {_type(schema)};\n"
     # An answer has every field, also those that have a default.
-    lines = [
-        f" * @property {{{_type(field)}}} {key}" for key, field in schema["properties"].items()
-    ]
-    return "\n".join(["/**", f" * @typedef {{object}} {name}", *lines, " */\n"])
+    fields = [f"  {key}: {_type(field)};" for key, field in schema["properties"].items()]
+    return "\n".join([f"export interface {name} {{", *fields, "}\n"])
 
 
 def _type(schema: Schema) -> str:

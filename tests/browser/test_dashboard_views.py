@@ -117,6 +117,9 @@ def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> N
         expect(sections.get_by_role("button", name="Timeline")).to_have_attribute(
             "aria-current", "true"
         )
+    press(page, "5")()  # the page is there already
+    page.evaluate("scrollTo(0, 0)")
+    expect(sections.get_by_role("button", name="Figures")).to_have_attribute("aria-current", "true")
     page.get_by_role("link", name="Jobs", exact=True).click()
     expect(sections).to_be_hidden()
 

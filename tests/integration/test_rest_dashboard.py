@@ -101,7 +101,8 @@ def test_every_file_of_the_folder_is_served_as_what_it_is(planner: LivePlanner) 
         ".svg": "image/svg+xml",
         "": "text/plain; charset=utf-8",
     }
-    others = {"index.html", "uPlot.esm.d.ts"}  # served at /; types for `make check-dashboard`
+    types = {"wire_types.d.ts", "uPlot.esm.d.ts"}  # for `make check-dashboard`
+    others = {"index.html"} | types  # served at /
     files = [file for file in FOLDER.rglob("*") if file.is_file() and file.name not in others]
     assert len(files) > 20
     for file in files:
@@ -217,8 +218,7 @@ def test_every_script_and_every_style_is_loaded_by_the_page(
         known |= found
         assert all(module.is_file() and module.is_relative_to(FOLDER) for module in found), found
         found = {module for script in found for module in imports(script)} - known
-    # Types alone are imported by comments.
-    assert {script.name for script in set(SCRIPTS) - known} <= {"wire_types.js"}
+    assert set(SCRIPTS) <= known
     assert set(FOLDER.glob("styles/*.css")) <= loaded
     joined = {
         Path(address).suffix: planner.http.get(PAGE + address).text for address in page.loaded

@@ -9,8 +9,7 @@ import { isOver } from "./job_words.js";
 /**
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
- * @import { FrontierPoint, JobFrontier, JobOverview,
- *   JobView, TimetableStatus } from "./wire_types.js"
+ * @import { FrontierPoint, JobFrontier, JobOverview, TimetableStatus } from "./wire_types.js"
  */
 
 /** Targets by name; those with a unit take a figure in it, `factor` of the API's unit. */
@@ -151,7 +150,7 @@ export class FrontierTarget {
     this._asked = null;
     this._tell(`Planning for ${targetText(target)}\u2026`);
     try {
-      /** @type {JobView} */
+      /** @type {Pick<JobOverview, "newest_version">} */
       const job = await api.put(`${path}/target`, { ...policy, target });
       const version = job.newest_version;
       const inForce = await this._otherTarget(target);

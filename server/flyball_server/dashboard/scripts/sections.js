@@ -13,13 +13,16 @@ export function showSections(sections) {
   const list = byId("sections", HTMLElement);
   const ending = new AbortController();
   const { signal } = ending;
-  // Sections stand beside each other, and the last ones cannot reach the bar: a click counts.
-  let hasGone = false;
+  // Sections stand beside each other, and the last ones cannot reach the bar: a jump counts.
+  let isJump = false;
   const go = (/** @type {number} */ index) => {
     const [, section] = sections[index];
-    hasGone = true;
+    const before_px = window.scrollY;
+    const top = section.getBoundingClientRect().top - barHeight() - GAP;
+    window.scrollBy({ top, behavior: "instant" });
+    // One event follows, and none where the page stays.
+    isJump = window.scrollY !== before_px;
     mark(index);
-    window.scrollBy({ top: section.getBoundingClientRect().top - barHeight() - GAP });
     section.tabIndex = -1;
     section.focus({ preventScroll: true });
   };
@@ -34,8 +37,8 @@ export function showSections(sections) {
   const onScroll = () => {
     const line = barHeight() + 3 * GAP;
     const tops = sections.map(([, section]) => section.getBoundingClientRect().top);
-    if (!hasGone) mark(Math.max(0, tops.findLastIndex((top) => top <= line)));
-    hasGone = false;
+    if (!isJump) mark(Math.max(0, tops.findLastIndex((top) => top <= line)));
+    isJump = false;
   };
   const onKey = (/** @type {KeyboardEvent} */ event) => {
     const index = Number(event.key) - 1;
