@@ -12,7 +12,7 @@ from typing import Any, cast
 from flyball_server.planning.documents.plan_document import (
     count_of,
     counts_of,
-    list_of,
+    each_of,
     mapping_of,
     positive_of,
     text_of,
@@ -113,36 +113,27 @@ def probe_from_document(document: object) -> ProbePlan:
     if not is_probe(document):
         raise PlanningError(f"policy must be {PROBE_POLICY}", field="plan")
     fields = mapping_of(document, "plan")
-    rows_mhz = [
-        [counts_of(row, f"rows_mhz[{stage}]") for row in list_of(rows, f"rows_mhz[{stage}]")]
-        for stage, rows in enumerate(list_of(fields.get("rows_mhz"), "rows_mhz"))
-    ]
+    rows_mhz = each_of(
+        fields.get("rows_mhz"), "rows_mhz", lambda rows, place: each_of(rows, place, counts_of)
+    )
     return ProbePlan(
         schedule=text_of(fields, "schedule"),
         num_microbatches=count_of(fields.get("num_microbatches"), "num_microbatches"),
-        stages=tuple(
-            tuple(
-                instruction_of(entry, f"stages[{stage}][{position}]")
-                for position, entry in enumerate(list_of(entries, f"stages[{stage}]"))
-            )
-            for stage, entries in enumerate(list_of(fields.get("stages"), "stages"))
+        stages=each_of(
+            fields.get("stages"),
+            "stages",
+            lambda entries, place: each_of(entries, place, instruction_of),
         ),
-        cycle_mhz=tuple(
-            _step(entry, rows_mhz, f"cycle[{step}]")
-            for step, entry in enumerate(list_of(fields.get("cycle"), "cycle"))
+        cycle_mhz=each_of(
+            fields.get("cycle"), "cycle", lambda step, place: _step(step, rows_mhz, place)
         ),
         iteration_time_s=positive_of(fields.get("iteration_time_s"), "iteration_time_s"),
-        virtual_stages=tuple(
-            counts_of(of_stage, f"virtual_stages[{stage}]")
-            for stage, of_stage in enumerate(
-                list_of(fields.get("virtual_stages"), "virtual_stages")
-            )
-        ),
+        virtual_stages=each_of(fields.get("virtual_stages"), "virtual_stages", counts_of),
     )
 
 
 def _step(
-    entry: object, rows_mhz: list[list[tuple[int, ...]]], where: str
+    entry: object, rows_mhz: tuple[tuple[tuple[int, ...], ...], ...], where: str
 ) -> tuple[tuple[int, ...], ...]:
     indices = counts_of(entry, where)
     if len(indices) != len(rows_mhz) or any(

@@ -70,7 +70,7 @@ def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: st
         (("stages", 0, 1), ["forward"], r"stages\[0\]\[1\]"),
         (("stages", 0, 1), ["sideways", 0], r"stages\[0\]\[1\]"),
         (("stages", 0), "forward", r"stages\[0\]"),
-        (("rows_mhz", 1, 0), [1410, -1], r"rows_mhz\[1\]"),
+        (("rows_mhz", 1, 0), [1410, -1], r"rows_mhz\[1\]\[0\]"),
         (("cycle", 1), [0], r"cycle\[1\]"),
         (("cycle", 1), [0, 2], r"cycle\[1\]"),
     ],

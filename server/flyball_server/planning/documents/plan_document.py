@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.stage_profile import InstructionKind
@@ -29,6 +29,8 @@ from flyball_server.planning.plan import (
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 from flyball_wire.plan_options import DEFAULT_TARGET
 
+ItemT = TypeVar("ItemT")
+
 
 def mapping_of(value: object, where: str) -> dict[str, Any]:
     """An object."""
@@ -38,6 +40,12 @@ def mapping_of(value: object, where: str) -> dict[str, Any]:
 def list_of(value: object, where: str) -> list[object]:
     """A list."""
     return cast("list[object]", typed_of(value, list, "a list", where))
+
+
+def each_of(value: object, where: str, read: Callable[[object, str], ItemT]) -> tuple[ItemT, ...]:
+    """A list whose items are read one by one, each with its place."""
+    items = enumerate(list_of(value, where))
+    return tuple(read(item, f"{where}[{position}]") for position, item in items)
 
 
 def text_of(fields: dict[str, Any], where: str) -> str:
@@ -235,12 +243,7 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
         ),
         "baseline_energy_j": positive_of(baseline.get("energy_j"), "baseline.energy_j"),
         "lower_bound_j": None if bound is None else positive_of(bound, "lower_bound_j"),
-        "virtual_stages": tuple(
-            counts_of(of_stage, f"virtual_stages[{stage}]")
-            for stage, of_stage in enumerate(
-                list_of(fields.get("virtual_stages", []), "virtual_stages")
-            )
-        ),
+        "virtual_stages": each_of(fields.get("virtual_stages", []), "virtual_stages", counts_of),
         "weight_versions": (
             counts_of(fields["weight_versions"], "weight_versions")
             if "weight_versions" in fields
@@ -254,14 +257,8 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             number_of(time_ms, "transfer_ms") / 1e3
             for time_ms in list_of(fields.get("transfer_ms", []), "transfer_ms")
         ),
-        "considered": tuple(
-            _considered(entry, f"considered[{position}]")
-            for position, entry in enumerate(list_of(fields.get("considered", []), "considered"))
-        ),
-        "compared": tuple(
-            _compared(entry, f"compared[{position}]")
-            for position, entry in enumerate(list_of(fields.get("compared", []), "compared"))
-        ),
+        "considered": each_of(fields.get("considered", []), "considered", _considered),
+        "compared": each_of(fields.get("compared", []), "compared", _compared),
     }
 
 
@@ -378,13 +375,7 @@ def stages_from_entries(value: object, where: str) -> PlannedStages:
     Raises:
         PlanningError: it is something else; `field` says where, from `where` on.
     """
-    return tuple(
-        tuple(
-            _instruction(entry, f"{where}[{stage}][{position}]")
-            for position, entry in enumerate(list_of(entries, f"{where}[{stage}]"))
-        )
-        for stage, entries in enumerate(list_of(value, where))
-    )
+    return each_of(value, where, lambda stage, place: each_of(stage, place, _instruction))
 
 
 def _instruction(entry: object, where: str) -> PlannedInstruction:
