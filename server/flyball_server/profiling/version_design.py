@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
+from flyball_server.planning.model.dag import DependencyDag, step_dag
 from flyball_server.planning.model.finish_times import (
     earliest_finish_s,
     earliest_finishes_s,
@@ -16,7 +16,7 @@ from flyball_server.planning.model.finish_times import (
     latest_finish_s,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Schedule, one_chunk_each
+from flyball_server.planning.schedules._base import one_chunk_each
 from flyball_server.profiling.findings import StageFindings
 from flyball_server.profiling.iterations import Baseline
 from flyball_server.profiling.mixed_model import FloatArray
@@ -30,30 +30,6 @@ IndexArray = NDArray[np.int64]
 _ABOUT_EQUAL = 1.3
 # Turns in which stages are served; where there are more stages, some share a turn.
 _MOST_TURNS = 8
-
-
-def step_dag(schedule: Schedule) -> DependencyDag:
-    """Return the DAG of a schedule's steps; of a steady-state period, a chain for each stage.
-
-    The period lasts as long as its slowest stage, whatever the others wait for
-    (`schedules/pipedream.py`).
-    """
-    if not schedule.is_periodic:
-        return build_dag(schedule)
-    nodes = [
-        (stage, place, instruction)
-        for stage, instructions in enumerate(schedule.stages)
-        for place, instruction in enumerate(instructions)
-    ]
-    return DependencyDag(
-        stage=tuple(stage for stage, _, _ in nodes),
-        instruction=tuple(instruction for _, _, instruction in nodes),
-        order_predecessor=tuple(
-            node - 1 if place else NONE for node, (_, place, _) in enumerate(nodes)
-        ),
-        data_predecessor=(NONE,) * len(nodes),
-        topological_order=tuple(range(len(nodes))),
-    )
 
 
 def slow_nodes(

@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.unit.planning.tiny_pipelines import any_models, context_of, equal_profile
 
-from flyball_server.planning.model.dag import DependencyDag, build_dag
+from flyball_server.planning.model.dag import DependencyDag, build_dag, step_dag
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule
-from flyball_server.profiling.version_design import slow_nodes, step_dag
+from flyball_server.profiling.version_design import slow_nodes
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 12
 

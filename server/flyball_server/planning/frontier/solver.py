@@ -413,9 +413,9 @@ def _busy_energy_j(model: PipelineModel) -> float:
     Where energies are far below blocking power times time, the rounding errors of the relaxed
     problem's bound are larger than that.
     """
-    distinct = {id(points): points for points in model.points}
-    least_j = {key: min(point.energy_j for point in points) for key, points in distinct.items()}
-    return math.fsum(least_j[id(points)] for points in model.points) * (1 - AS_GOOD_AS_THE_BOUND)
+    groups, group_of_node = model.groups
+    least_j = [min(point.energy_j for point in points) for _, points in groups]
+    return math.fsum(map(least_j.__getitem__, group_of_node)) * (1 - AS_GOOD_AS_THE_BOUND)
 
 
 def choose_relaxation(network: EventNetwork) -> Relaxation:

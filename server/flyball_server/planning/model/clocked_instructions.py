@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import OperatingPoint
-from flyball_server.planning.model.dag import NONE, DependencyDag, nodes_in_order
+from flyball_server.planning.model.dag import DependencyDag, nodes_in_order, step_dag
 from flyball_server.planning.schedules._base import Schedule
 
 
@@ -95,17 +95,17 @@ def clocked_instructions(
         for stage, of_group in stage_and_points
     ]
     nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
-    stage_of = [dag.stage[node] for node in nodes]
-    numbered = list(enumerate(stage_of))
+    of_step = step_dag(schedule) if schedule.is_periodic else dag
+    numbered = list(enumerate(of_step.stage))
     last = {stage: instruction for instruction, stage in numbered}
     first = {stage: instruction for instruction, stage in reversed(numbered)}
     return ClockedInstructions(
         node=nodes,
-        stage=stage_of,
-        order_predecessor=(_chains(stage_of) if schedule.is_periodic else dag.order_predecessor),
-        data_predecessor=([NONE] * len(nodes) if schedule.is_periodic else dag.data_predecessor),
-        topological_order=(range(len(nodes)) if schedule.is_periodic else dag.topological_order),
-        transfer_s=([0.0] * len(nodes) if schedule.is_periodic else dag.input_delay_s),
+        stage=of_step.stage,
+        order_predecessor=of_step.order_predecessor,
+        data_predecessor=of_step.data_predecessor,
+        topological_order=of_step.topological_order,
+        transfer_s=of_step.input_delay_s,
         tail_s=dag.tail_s,
         first=tuple(map(first.__getitem__, range(schedule.num_stages))),
         last=tuple(map(last.__getitem__, range(schedule.num_stages))),
@@ -123,10 +123,3 @@ def clocked_instructions(
 def _held(points: tuple[OperatingPoint, ...], clock_mhz: int) -> OperatingPoint:
     """Return the lowest point of at least this clock, else the highest."""
     return points[max(0, sum(point.frequency_mhz >= clock_mhz for point in points) - 1)]
-
-
-def _chains(stage_of: Sequence[int]) -> list[int]:
-    return [
-        instruction - 1 if instruction and stage_of[instruction - 1] == stage else NONE
-        for instruction, stage in enumerate(stage_of)
-    ]

@@ -163,6 +163,29 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     )
 
 
+def step_dag(schedule: Schedule) -> DependencyDag:
+    """Return the DAG of a schedule's steps; of a steady-state period, a chain for each stage.
+
+    The period lasts as long as its slowest stage, whatever the others wait for.
+    """
+    if not schedule.is_periodic:
+        return build_dag(schedule)
+    nodes = [
+        (stage, place, instruction)
+        for stage, instructions in enumerate(schedule.stages)
+        for place, instruction in enumerate(instructions)
+    ]
+    return DependencyDag(
+        stage=tuple(stage for stage, _, _ in nodes),
+        instruction=tuple(instruction for _, _, instruction in nodes),
+        order_predecessor=tuple(
+            node - 1 if place else NONE for node, (_, place, _) in enumerate(nodes)
+        ),
+        data_predecessor=(NONE,) * len(nodes),
+        topological_order=tuple(range(len(nodes))),
+    )
+
+
 def nodes_in_order(schedule: Schedule, dag: DependencyDag) -> list[list[int]]:
     """Per stage, the node of each of its instructions, in the order of execution."""
     number = {

@@ -36,27 +36,17 @@ def check_memory(schedule: Schedule, memory: ActivationMemory | None) -> None:
     """
     if memory is None:
         return
-    for stage, held, room in _over_full(schedule, memory):
-        raise PlanningError(
-            f"{schedule.name} keeps the activations of {float(held):g} microbatches on stage"
-            f" {stage}, whose memory holds {float(room):g}",
-            field="free_memory_bytes",
-        )
-
-
-def _over_full(
-    schedule: Schedule, memory: ActivationMemory
-) -> list[tuple[int, Fraction, Fraction]]:
-    """(stage, microbatches held, microbatches that there is room for) of those too small."""
-    found: list[tuple[int, Fraction, Fraction]] = []
     for stage, peak in enumerate(peak_activations(schedule)):
         held = Fraction(peak, schedule.num_chunks)
         # Free is what is left beside 1F1B's.
         of_one_f_one_b = min(schedule.num_stages - stage, schedule.num_microbatches)
-        extra = Fraction(memory.free_bytes[stage], memory.activation_bytes[stage])
-        if held > of_one_f_one_b + extra:
-            found.append((stage, held, of_one_f_one_b + extra))
-    return found
+        room = of_one_f_one_b + Fraction(memory.free_bytes[stage], memory.activation_bytes[stage])
+        if held > room:
+            raise PlanningError(
+                f"{schedule.name} keeps the activations of {float(held):g} microbatches on stage"
+                f" {stage}, whose memory holds {float(room):g}",
+                field="free_memory_bytes",
+            )
 
 
 def _most_held(instructions: Sequence[Instruction]) -> int:
