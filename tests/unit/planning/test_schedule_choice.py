@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from functools import cache
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import separate_pipelines
 from flyball_server.planning.plan import FrequencyPlan
@@ -161,3 +163,20 @@ def test_a_frontier_is_of_the_order_that_is_chosen() -> None:
     assert make_frontier(named, 3) == make_frontier(
         request_of().with_options(schedule=named.options.schedule), 3
     )
+
+
+@pytest.mark.parametrize("options", [{"max_switches": 6}, {"transition_ms": 100.0}])
+def test_the_solver_of_an_orders_bound_plans_it_too(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    built: list[DeadlineSolver] = []
+    build = DeadlineSolver.__init__
+
+    def counted(solver: DeadlineSolver, *args: Any, **kwargs: Any) -> None:
+        built.append(solver)
+        build(solver, *args, **kwargs)
+
+    monkeypatch.setattr(DeadlineSolver, "__init__", counted)
+    plan = make_plan(request_of("slowdown:0.2", "auto:gpipe").with_options(**options)).plan
+    assert [entry.schedule for entry in plan.considered] == ["1f1b", "gpipe"]
+    assert len(built) == 2
