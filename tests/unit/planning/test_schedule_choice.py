@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -14,6 +14,7 @@ from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import separate_pipelines
+from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule
 from flyball_server.planning.schedule_choice import (
@@ -172,9 +173,9 @@ def test_the_solver_of_an_orders_bound_plans_it_too(
     built: list[DeadlineSolver] = []
     build = DeadlineSolver.__init__
 
-    def counted(solver: DeadlineSolver, *args: Any, **kwargs: Any) -> None:
+    def counted(solver: DeadlineSolver, model: PipelineModel, *, reserve: float = 0.0) -> None:
         built.append(solver)
-        build(solver, *args, **kwargs)
+        build(solver, model, reserve=reserve)
 
     monkeypatch.setattr(DeadlineSolver, "__init__", counted)
     plan = make_plan(request_of("slowdown:0.2", "auto:gpipe").with_options(**options)).plan
