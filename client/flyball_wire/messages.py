@@ -398,6 +398,8 @@ class RankPlan:
             differ from `after_position` to the one before `position`, or do not change at
             `position`, a row has no effect.
         measurement_detail: detail of this rank's measurements.
+        num_timed_steps: number of steps on the plan, from its second one on, of which the times of
+            single instructions are posted whatever the detail.
         plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
             since a restored database may give the same version to another plan.
     """
@@ -412,6 +414,7 @@ class RankPlan:
     intended_times_s: tuple[float, ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+    num_timed_steps: int = 0
     plan_id: str | None = None
 
 

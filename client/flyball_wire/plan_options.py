@@ -69,8 +69,8 @@ class PlanOptions(Sent):
             `power:8000` (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
         reserve: share by which instructions may take longer than profiled without making the
-            iteration longer, 0 to 0.5; null: chosen from the scatter of the profiled times, 0 if
-            the profile has none; only policy `frontier` uses it.
+            iteration longer, 0 to 0.5; null: chosen from the scatter of the profiled times, or of
+            the job's own if the profile has none; only policy `frontier` uses it.
         transition_ms: delay in ms of each clock change, up or down, 0 to 10000; 0: clocks change
             at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
@@ -80,10 +80,10 @@ class PlanOptions(Sent):
         min_dwell_ms: minimum time in ms from the request of a stage's clock to that of its next
             one, 0 to 60000; null: none. Only policy `frontier` uses it, and not for `power:`.
         tail_ms: part of an iteration outside its instructions (optimizer, all-reduce, loading) in
-            ms, 0 to 600000. All GPUs wait during it.
+            ms, 0 to 600000; null: none, or as the job measures it. All GPUs wait during it.
         transfer_ms: time of a transfer from one stage to the next or back in ms, 0 to 10000; one
-            value or one for each pair of neighbours; null: none. A transfer between other stages
-            takes as long as the longest.
+            value or one for each pair of neighbours; null: none, or as the job measures them. A
+            transfer between other stages takes as long as the longest.
         checkpoint: microbatches whose forward schedule `torchgpipe` recomputes before their
             backward; null: all but the last.
         order: order of schedule `explicit`: per stage, in the order of execution,
@@ -111,7 +111,7 @@ class PlanOptions(Sent):
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
     max_switches: int | None = None
     min_dwell_ms: float | None = None
-    tail_ms: float = 0.0
+    tail_ms: float | None = None
     transfer_ms: tuple[float, ...] | None = None
     checkpoint: Checkpoint | None = None
     order: Order | None = None

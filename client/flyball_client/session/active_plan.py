@@ -20,6 +20,7 @@ _MAX_KIND_CHARS = 64
 # Of all rows of a cycle that differ, together.
 MAX_PLAN_CLOCKS = 262_144
 MAX_CYCLE_LENGTH = 65_536
+MAX_TIMED_STEPS = 64
 _MAX_NUMBER = 2**31 - 1
 
 
@@ -68,6 +69,7 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
         cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
         requests=plan.requests,
         measurement_detail=plan.measurement_detail,
+        num_timed_steps=min(max(plan.num_timed_steps, 0), MAX_TIMED_STEPS),
         plan_id=plan.plan_id,
     )
 

@@ -31,6 +31,7 @@ from flyball_client.session.active_plan import (
     MAX_INSTRUCTIONS,
     MAX_KINDS,
     MAX_PLAN_CLOCKS,
+    MAX_TIMED_STEPS,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_procedures import (
@@ -206,6 +207,7 @@ def _plan_arrays(plan: CompiledPlan) -> tuple[dict[str, object], Iterable[bytes]
         "num_raised": plan.num_raised,
         "plan_id": plan.plan_id,
         "measurement_detail": str(plan.measurement_detail),
+        "num_timed_steps": plan.num_timed_steps,
     }
     number_of = {kind: number for number, kind in enumerate(kinds)}
     integers = (
@@ -259,6 +261,7 @@ def _plan(header: dict[str, Any], num_bytes: int, receive: Receive) -> CompiledP
         requests=tuple(map(_request, positions, afters, offsets_s, repeat(num, num_requests))),
         plan_id=_name(header["plan_id"]),
         measurement_detail=MeasurementDetail(header["measurement_detail"]),
+        num_timed_steps=_bounded(header["num_timed_steps"], MAX_TIMED_STEPS),
     )
 
 

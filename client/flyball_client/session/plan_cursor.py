@@ -30,6 +30,8 @@ class CompiledPlan:
             instruction before, position of an earlier instruction, and time from the begin of that
             one to the request, s; as in `RankPlan`.
         measurement_detail: Detail of the measurements that are posted.
+        num_timed_steps: Number of steps, from the second one on, whose instructions are posted
+            whatever the detail.
         plan_id: Identity of the plan beside its version; None: not given.
     """
 
@@ -43,6 +45,7 @@ class CompiledPlan:
     cycle_mhz: tuple[tuple[int, ...], ...] | None = None
     requests: tuple[tuple[int, int, float], ...] = ()
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+    num_timed_steps: int = 0
     plan_id: str | None = None
 
     @property

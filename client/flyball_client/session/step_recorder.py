@@ -178,6 +178,8 @@ class StepRecorder:
         self._meter = meter
         self._history: deque[StepMeasurement] = deque(maxlen=history_length)
         self._plan: CompiledPlan | None = None
+        # Steps begun on this plan without a break.
+        self._num_on_plan = 0
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
@@ -186,6 +188,7 @@ class StepRecorder:
 
     def begin_step(self, plan: CompiledPlan | None) -> None:
         """Start a step on this plan; None: without a plan."""
+        self._num_on_plan = self._num_on_plan + 1 if plan is self._plan else 1
         self._plan = plan
         self._meter.begin()
         self.timings.begin_step()
@@ -211,11 +214,17 @@ class StepRecorder:
         self.timings.end_step()
         self._history.append(totals)
         self.metrics.add(totals)
-        if plan is None or plan.measurement_detail == MeasurementDetail.TOTALS:
+        detail = MeasurementDetail.TOTALS if plan is None else self._detail(plan)
+        if detail == MeasurementDetail.TOTALS:
             return totals
         return with_details(
             totals,
             self.timings.last_step(),
-            plan.measurement_detail,
+            detail,
             were_clocks_set=were_clocks_set,
         )
+
+    def _detail(self, plan: CompiledPlan) -> MeasurementDetail:
+        """Return the detail of this step; clocks settle in the first one on a plan."""
+        is_timed = 1 < self._num_on_plan <= 1 + plan.num_timed_steps
+        return MeasurementDetail.INSTRUCTIONS if is_timed else plan.measurement_detail

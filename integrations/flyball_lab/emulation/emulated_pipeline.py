@@ -154,10 +154,11 @@ class _Channels:
     """Messages by channel, each a microbatch and the moment of its arrival in s.
 
     Attributes:
+        transfer_s: time of a message between each pair of neighbouring stages, s.
         sent: channels of the messages that the scheduler has not seen yet.
     """
 
-    transfer_time_s: float
+    transfer_s: tuple[float, ...]
     queues: defaultdict[_Channel, deque[tuple[int, float]]] = field(
         default_factory=lambda: defaultdict(deque)
     )
@@ -165,12 +166,17 @@ class _Channels:
 
     def send(self, channel: _Channel, microbatch: int, now_s: float) -> None:
         """Send a message."""
-        self.queues[channel].append((microbatch, now_s + self.transfer_time_s))
+        arrives_s = now_s + self.transfer_s[min(channel[1:])]
+        self.queues[channel].append((microbatch, arrives_s))
         self.sent.append(channel)
 
 
 def run_step(
-    ranks: Sequence[EmulatedRank], *, num_stages: int, transfer_time_s: float = 0.0
+    ranks: Sequence[EmulatedRank],
+    *,
+    num_stages: int,
+    transfer_time_s: float | Sequence[float] = 0.0,
+    tail_time_s: float = 0.0,
 ) -> tuple[StepMeasurement, ...]:
     """Train one step on all ranks; it ends for all with the slowest rank.
 
@@ -182,23 +188,28 @@ def run_step(
         ranks: of all data-parallel pipelines.
         num_stages: of a pipeline.
         transfer_time_s: from a message's sending to its arrival, s, not negative; what the
-            sender or the receiver computes meanwhile goes on.
+            sender or the receiver computes meanwhile goes on. One value, or one for each pair of
+            neighbouring stages.
+        tail_time_s: time from the last instruction to the end of the step, s, not negative.
 
     Returns:
         What each rank's session measured, in the order of the ranks.
 
     Raises:
         EmulatedDeadlockError: the orders of the ranks do not fit together.
-        ValueError: the transfer time is negative.
+        ValueError: a time is negative.
     """
-    if not transfer_time_s >= 0:
-        raise ValueError(f"transfer_time_s must not be negative, not {transfer_time_s}")
+    if isinstance(transfer_time_s, float | int):
+        transfer_time_s = (transfer_time_s,) * (num_stages - 1)
+    for name, times_s in (("transfer_time_s", transfer_time_s), ("tail_time_s", (tail_time_s,))):
+        if not all(time_s >= 0 for time_s in times_s):
+            raise ValueError(f"{name} must not be negative, not {times_s[0]}")
     for rank in ranks:
         rank.session.on_step_begin()
-    channels = _Channels(transfer_time_s=transfer_time_s)
+    channels = _Channels(transfer_s=tuple(transfer_time_s))
     _run_all([(rank, _instructions(rank, channels, num_stages)) for rank in ranks], channels)
     # The optimizer's step needs every gradient: the next step begins after the slowest rank.
-    ended_s = max(rank.clock.now_s() for rank in ranks)
+    ended_s = max(rank.clock.now_s() for rank in ranks) + tail_time_s
     for rank in ranks:
         rank.clock.sleep_until(ended_s)
         rank.session.on_step_end()

@@ -268,7 +268,7 @@ def _with_given_times(
         schedule=plan.schedule,
         transition_ms=arguments.transition_ms,
         transitions=given_transitions(arguments.transitions),
-        tail_ms=arguments.tail_ms or 0.0,
+        tail_ms=arguments.tail_ms,
         transfer_ms=arguments.transfer_ms,
     )
     if given.transition_ms is not None or given.transitions is not None:

@@ -5,6 +5,7 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from flyball_server.jobs.bounds import check_count
@@ -81,6 +82,44 @@ class StageSlowdown:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredJitter:
+    """Standard deviation of a single instruction's time, as a share of it."""
+
+    stage: int
+    kind: str
+    chunk: int
+    jitter: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredDelays:
+    """Parts of an iteration beside its instructions, from the steps of one plan version.
+
+    Attributes:
+        version: plan version of these steps.
+        num_steps: their number.
+        schedule: order that they ran.
+        tail_s: part of an iteration outside its instructions, s; 0: none is certain.
+        transfer_s: time of a transfer between each pair of neighbouring stages, s; empty: none is
+            certain.
+        jitter: jitter of the instructions; empty: none is certain.
+    """
+
+    version: int
+    num_steps: int
+    schedule: str
+    tail_s: float = 0.0
+    transfer_s: tuple[float, ...] = ()
+    jitter: tuple[MeasuredJitter, ...] = ()
+
+    @property
+    def mean_jitter(self) -> float:
+        """Root mean square of the jitter, a share."""
+        squares = [one.jitter**2 for one in self.jitter]
+        return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Steps at the highest clocks interleaved with those on the plan, requested or running.
 
@@ -109,12 +148,14 @@ class PlanningInputs:
         rank_slowdowns: announced and detected slowdowns, the larger one of each rank.
         stage_slowdowns: drift of stages.
         effort: lower effort for an immediate answer; None: the specification's.
+        delays: measured delays; None: not measured, or too small to matter.
     """
 
     target: str | None = None
     rank_slowdowns: tuple[RankSlowdown, ...] = ()
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
     effort: Effort | None = None
+    delays: MeasuredDelays | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +189,7 @@ class JobLoopState(Record):
         missed: target that the newest plan misses, having met it earlier; None: it meets its own.
         made: plan versions that were solved with the job's own effort, newest last.
         gpu_changes: replaced GPUs, the newest last.
+        timed_version: newest plan version whose delays were read, or could not be; 0: none.
     """
 
     job_id: str
@@ -161,3 +203,4 @@ class JobLoopState(Record):
     missed: MissedTarget | None = None
     made: tuple[MadePlan, ...] = ()
     gpu_changes: tuple[GpuChange, ...] = ()
+    timed_version: int = 0

@@ -70,9 +70,9 @@ def iteration_delays_s(
         PlanningError: a time is out of its bounds or would have no effect, or the number of
             transfers does not fit.
     """
-    hops_ms = options.transfer_ms or ()
+    tail_ms, hops_ms = options.tail_ms or 0.0, options.transfer_ms or ()
     for field, times_ms, most_ms in (
-        ("tail_ms", (options.tail_ms,), MAX_TAIL_MS),
+        ("tail_ms", (tail_ms,), MAX_TAIL_MS),
         ("transfer_ms", hops_ms, MAX_TRANSFER_MS),
     ):
         for time_ms in times_ms:
@@ -90,7 +90,7 @@ def iteration_delays_s(
             f" neighbours, {num_stages - 1}",
             field="transfer_ms",
         )
-    return options.tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
+    return tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
 
 
 def is_limited(options: PlanOptions) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
+from flyball_server.jobs.reconcile.delays import DelayReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
 from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
@@ -22,6 +23,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ProbeReconciler(slots),
         TimetableReconciler(slots),
         StragglerReconciler(slots),
+        DelayReconciler(slots),
         ComparisonReconciler(),
         ReconfigurationReconciler(),
         PruningReconciler(),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing.probing_setup import probing_schedule
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import build_dag
@@ -26,7 +26,7 @@ from flyball_server.planning.schedules.explicit import (
 )
 from flyball_server.planning.schedules.gpipe import check_checkpoint
 from flyball_wire.messages import Adaptation, JobSpec
-from flyball_wire.plan_options import Policy, Reconfigure, plan_options
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, plan_options
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -117,6 +117,7 @@ def plan_request(
     # Where waits are measured, they decide which clocks are raised, not the model.
     is_measured = is_raised_by_waits(spec, loop_state.inputs)
     known = with_known_transitions(plan_options(spec), window.transitions if window else None)
+    known, profile = with_measured_delays(known, profile, loop_state.inputs.delays)
     options = replace(
         known,
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
@@ -130,6 +131,58 @@ def plan_request(
         options=options,
         reconfigure_granularity_mhz=granularity_mhz,
     )
+
+
+def with_measured_delays(
+    options: PlanOptions, profile: StageProfile, delays: MeasuredDelays | None
+) -> tuple[PlanOptions, StageProfile]:
+    """Return options and profile with the measured tail, transfers and jitter.
+
+    Given times win, and so does the profile's jitter; jitter only serves to choose a reserve.
+
+    Args:
+        options: options of the job.
+        profile: profile of the job.
+        delays: measured delays; None: not measured. Those of another order have no effect.
+    """
+    if delays is None or not (is_auto(options.schedule) or options.schedule == delays.schedule):
+        return options, profile
+    if options.tail_ms is None:
+        options = replace(options, tail_ms=delays.tail_s * 1e3)
+    if options.transfer_ms is None and len(delays.transfer_s) == profile.num_stages - 1:
+        options = replace(options, transfer_ms=tuple(1e3 * hop_s for hop_s in delays.transfer_s))
+    return options, _with_jitter(profile, delays) if needs_jitter(options, profile) else profile
+
+
+def needs_jitter(options: PlanOptions, profile: StageProfile) -> bool:
+    """Return whether a reserve is to be chosen and the profile has no jitter."""
+    return (
+        options.policy == Policy.FRONTIER
+        and options.reserve is None
+        and not any(
+            point.jitter
+            for of_chunk in profile.chunks or (profile,)
+            for points in of_chunk.points.values()
+            for point in points
+        )
+    )
+
+
+def _with_jitter(profile: StageProfile, delays: MeasuredDelays) -> StageProfile:
+    jitter_of = {(one.stage, one.kind, one.chunk): one.jitter for one in delays.jitter}
+
+    def jittered(of_chunk: StageProfile, chunk: int) -> StageProfile:
+        points = {
+            (stage, kind): tuple(
+                replace(point, jitter=jitter_of.get((stage, str(kind), chunk), 0.0))
+                for point in of_kind
+            )
+            for (stage, kind), of_kind in of_chunk.points.items()
+        }
+        return replace(of_chunk, points=points)
+
+    chunks = tuple(jittered(of_chunk, chunk) for chunk, of_chunk in enumerate(profile.chunks))
+    return replace(jittered(profile, 0), chunks=chunks)
 
 
 def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:

@@ -79,4 +79,5 @@ def _planned(inputs: PlanningInputs) -> object:
         inputs.effort,
         {slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1},
         inputs.stage_slowdowns,
+        inputs.delays,
     )

@@ -21,6 +21,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.measurements.timed_steps import num_timed_steps
 from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
@@ -240,6 +241,7 @@ def rank_plan(
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
         measurement_detail=plan.measurement_detail,
+        num_timed_steps=num_timed_steps(plan.plan),
         plan_id=plan.plan_id,
     )
 

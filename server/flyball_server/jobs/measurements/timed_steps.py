@@ -1,0 +1,234 @@
+"""First steps of a plan version, of which ranks post the times of single instructions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
+from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
+from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.model.dag import DependencyDag, build_dag
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.policies.measured_reconfigure import InstructionTimes, is_as_ordered
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules._base import Instruction, Schedule, one_chunk_each
+from flyball_server.profiling.iteration_delays import (
+    TimedSteps,
+    measured_delays,
+    measured_jitter,
+)
+from flyball_wire.messages import InstructionReport
+
+# Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
+# which a post has this number of instructions.
+MOST_TIMED_STEPS, FEWEST_TIMED_STEPS, TIMED_INSTRUCTIONS = 12, 6, 4096
+# Fewer usable steps say nothing.
+FEWEST_USABLE_STEPS = 4
+# Number of steps after the last timed one at which no post of these is expected any more.
+PATIENCE_STEPS = 64
+
+_Reports = tuple[InstructionReport, ...]
+
+
+def num_timed_steps(plan: AnyPlan) -> int:
+    """Return the number of steps on a plan whose instructions the ranks post; 0: none.
+
+    A pipeline that never flushes has no tail, and profiling has its own measurements.
+    """
+    if isinstance(plan, ProbePlan) or plan.weight_versions is not None:
+        return 0
+    stages = plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
+    fit = TIMED_INSTRUCTIONS // max(map(len, stages))
+    return min(max(fit, FEWEST_TIMED_STEPS), MOST_TIMED_STEPS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedVersion:
+    """A plan version with the steps that serve to measure its delays.
+
+    Attributes:
+        record: the version; its first step is known.
+        num_ranks: number of its job's ranks.
+        steps: usable steps with their iteration times in s, rising.
+        is_over: true if no further step is expected.
+    """
+
+    record: PlanRecord
+    num_ranks: int
+    steps: Mapping[int, float]
+    is_over: bool
+
+
+def timed_version(reader: JobReader, record: PlanRecord, num_ranks: int) -> TimedVersion:
+    """Return the version's usable timed steps so far.
+
+    Args:
+        reader: reader of the current transaction.
+        record: version with a first step.
+        num_ranks: number of its job's ranks.
+    """
+    first_step, limit = record.first_step or 0, num_timed_steps(record.plan)
+    totals = reader.list_step_totals(record.job_id, after_step=first_step, limit=limit)
+    steps = {
+        each.step: each.time_s
+        for each in totals
+        if each.num_ranks == each.num_with_plan == num_ranks
+        and each.lowest_version == each.newest_version == record.version
+        and not (each.num_unplanned or each.num_overruns)
+    }
+    last_step = first_step + limit
+    newest_step = reader.newest_step(record.job_id, after_step=first_step) or 0
+    is_whole = len(totals) == limit and all(each.num_ranks == num_ranks for each in totals)
+    return TimedVersion(
+        record=record,
+        num_ranks=num_ranks,
+        steps=steps,
+        is_over=is_whole or newest_step >= last_step + PATIENCE_STEPS,
+    )
+
+
+def read_delays(
+    reader: JobReader, timed: TimedVersion, given_hops_s: Sequence[float] | None
+) -> MeasuredDelays | None:
+    """Return the delays that the version's timed steps show; None: too few are usable.
+
+    Args:
+        reader: reader of the current transaction.
+        timed: the version with its steps.
+        given_hops_s: given times of transfers, s; None: they are measured.
+    """
+    plan = timed.record.plan
+    if isinstance(plan, ProbePlan) or len(timed.steps) < FEWEST_USABLE_STEPS:
+        return None
+    schedule = _schedule_of(plan)
+    pipelines = _pipelines(reader.list_ranks(timed.record.job_id), schedule.num_stages)
+    read = {
+        step: reports
+        for step in timed.steps
+        if (reports := _reports(reader, timed, step, schedule, pipelines))
+    }
+    if len(read) < FEWEST_USABLE_STEPS:
+        return None
+    dag = build_dag(schedule)
+    # (num_steps, num_pipelines, num_nodes, 2), nodes being numbered stage after stage.
+    times_s = np.array(
+        [
+            [
+                [
+                    (began_s, computed_s)
+                    for of_stage in pipeline
+                    for *_, began_s, computed_s, _, _ in of_stage
+                ]
+                for pipeline in reports
+            ]
+            for reports in read.values()
+        ]
+    ).transpose(3, 2, 0, 1)
+    steps = TimedSteps(
+        iteration_time_s=np.array([timed.steps[step] for step in read]),
+        begin_s=times_s[0],
+        compute_s=times_s[1],
+    )
+    delays = measured_delays(dag, steps, given_hops_s)
+    return MeasuredDelays(
+        version=timed.record.version,
+        num_steps=len(read),
+        schedule=plan.schedule,
+        tail_s=delays.tail_s,
+        transfer_s=delays.transfer_s,
+        jitter=_jitter(dag, steps, plan),
+    )
+
+
+def _schedule_of(plan: FrequencyPlan | DataParallelPlan) -> Schedule:
+    stages = plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
+    return Schedule(
+        name=plan.schedule,
+        num_microbatches=plan.num_microbatches,
+        virtual_stages=plan.virtual_stages or one_chunk_each(len(stages)),
+        stages=tuple(
+            tuple(Instruction(item.kind, item.microbatch, item.chunk) for item in stage)
+            for stage in stages
+        ),
+    )
+
+
+def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> list[list[int]]:
+    """Return a rank of each stage of each data-parallel pipeline; those of a stage run alike."""
+    pipelines: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank in sorted(ranks, key=lambda rank: rank.rank):
+        pipelines[rank.dp_rank].setdefault(rank.stage, rank.rank)
+    return [
+        [of_stages[stage] for stage in range(num_stages)]
+        for _, of_stages in sorted(pipelines.items())
+        if len(of_stages) == num_stages
+    ]
+
+
+def _reports(
+    reader: JobReader,
+    timed: TimedVersion,
+    step: int,
+    schedule: Schedule,
+    pipelines: Sequence[Sequence[int]],
+) -> list[list[_Reports]] | None:
+    """Return the instructions of each pipeline's stages; None: not all were posted as ordered."""
+    of_rank = {
+        detail.rank: detail.instructions
+        for detail in reader.list_step_details(timed.record.job_id, step, limit=timed.num_ranks)
+        if detail.step == step and detail.instructions is not None
+    }
+    found = [[of_rank.get(rank, ()) for rank in pipeline] for pipeline in pipelines]
+    is_whole = all(
+        _is_as_ordered(schedule, stage, reports)
+        for pipeline in found
+        for stage, reports in enumerate(pipeline)
+    )
+    return found if found and is_whole else None
+
+
+def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
+    times = [
+        InstructionTimes(kind, microbatch, chunk, received_s, computed_s)
+        for kind, microbatch, chunk, _, computed_s, received_s, _ in reports
+    ]
+    # Without a recorded end an instruction has no time.
+    return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)
+
+
+def _jitter(
+    dag: DependencyDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan
+) -> tuple[MeasuredJitter, ...]:
+    """Return the jitter by stage, kind and chunk, of instructions at the clock before, if any."""
+    changes = _has_changed(plan)
+    alike, alike_of_node = dag.alike
+    found: list[MeasuredJitter] = []
+    for index, (stage, kind, chunk) in enumerate(alike):
+        nodes = [node for node, one in enumerate(alike_of_node) if one == index]
+        steady = [node for node in nodes if not changes[node]] or nodes
+        jitter = measured_jitter(steps.compute_s[steady])
+        if jitter:
+            found.append(MeasuredJitter(stage=stage, kind=str(kind), chunk=chunk, jitter=jitter))
+    return tuple(found)
+
+
+def _has_changed(plan: FrequencyPlan | DataParallelPlan) -> list[bool]:
+    """Return per node whether its clock is another one than before in any pipeline."""
+    pipelines = (
+        [plan.stages]
+        if isinstance(plan, FrequencyPlan)
+        else [pipeline.stages for pipeline in plan.pipelines]
+    )
+    by_pipeline = [
+        [
+            before.frequency_mhz != item.frequency_mhz
+            for stage in stages
+            for before, item in zip([*stage[-1:], *stage[:-1]], stage, strict=True)
+        ]
+        for stages in pipelines
+    ]
+    return [any(of_node) for of_node in zip(*by_pipeline, strict=True)]

@@ -1,0 +1,113 @@
+"""Reconciler of measured delays: tail, transfers and jitter from a version's first steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays
+from flyball_server.jobs.measurements.timed_steps import (
+    num_timed_steps,
+    read_delays,
+    timed_version,
+)
+from flyball_server.jobs.reconcile.comparisons import open_comparison
+from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
+from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.registry.inspection import require_job, require_plan
+from flyball_server.jobs.replanning.plan_job import SlottedReconciler
+from flyball_server.jobs.replanning.plan_request import needs_jitter
+from flyball_server.jobs.replanning.solve import is_same_work
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+from flyball_wire.messages import JobSpec
+from flyball_wire.plan_options import plan_options
+
+# Change of the predicted iteration time, as a share, above which the job is planned again; and
+# that of its jitter, absolute and relative.
+LEAST_CHANGE = 0.005
+LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE = 0.002, 0.25
+
+
+class DelayReconciler(SlottedReconciler):
+    """Reconciler that measures a job's delays once per plan version, and plans with them.
+
+    A job is planned again only for delays that change its predicted iteration time, or a reserve
+    that it chooses, by enough; not while it is compared with the highest clocks, which a new
+    version would end. Jobs whose clocks measured waits raise are left alone.
+    """
+
+    order = 55
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return whether the newest version's delays are not measured yet."""
+        return _is_open(reader, job, reader.find_loop_state(job.job_id))
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Measure the newest version's delays once its timed steps are over."""
+        with services.store.reading() as reader:
+            job, loop_state = require_job(reader, job_id), reader.find_loop_state(job_id)
+            if not _is_open(reader, job, loop_state):
+                return None
+            record = require_plan(reader, job_id, reader.list_versions(job_id)[-1].version)
+            timed = timed_version(reader, record, job.spec.num_expected_ranks)
+            profile = reader.find_profile(job_id)
+            if not timed.is_over or profile is None:
+                return None
+            delays = None
+            if num_timed_steps(record.plan):
+                delays = read_delays(reader, timed, _given_hops_s(job.spec))
+        is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
+        if delays is not None and not is_jitter_needed:
+            delays = replace(delays, jitter=())
+
+        def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
+            if not is_same_work(job, now):
+                return current
+            before = current.inputs.delays
+            if delays is not None and _matters(
+                job.spec, before, delays, record.plan.iteration_time_s
+            ):
+                current = current.evolve(inputs=replace(current.inputs, delays=delays))
+            return current.evolve(timed_version=record.version)
+
+        update_and_replan(
+            services, job_id, changed, "planned again with its measured delays", self._slots
+        )
+        return None
+
+
+def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
+    if job.state in OVER or is_reconfigured(job) or open_comparison(loop_state) is not None:
+        return False
+    versions = reader.list_versions(job.job_id)
+    return (
+        bool(versions)
+        and versions[-1].first_step is not None
+        and versions[-1].version > loop_state.timed_version
+        and job.planned_revision == job.inputs_revision
+    )
+
+
+def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
+    """Return the transfers that the job gives, s; None: none are given."""
+    if spec.transfer_ms is None:
+        return None
+    return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
+
+
+def _matters(
+    spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, iteration_time_s: float
+) -> bool:
+    """Return whether planning with the one or the other makes a difference."""
+    before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=())
+    change_s = 0.0 if spec.tail_ms is not None else abs(after.tail_s - before.tail_s)
+    if spec.transfer_ms is None:
+        # Each is on the critical path once there and once back.
+        change_s += 2 * abs(math.fsum(after.transfer_s) - math.fsum(before.transfer_s))
+    jitter_change = abs(after.mean_jitter - before.mean_jitter)
+    return change_s > LEAST_CHANGE * iteration_time_s or jitter_change > max(
+        LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE * before.mean_jitter
+    )

@@ -1,0 +1,239 @@
+"""Tail, transfers and jitter that a job measures in its own steps, through a live planner."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+import pytest
+from tests.planner.live import LivePlanner, live_planner
+
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.session.planner_link import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
+from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.reconcile.delays import DelayReconciler
+from flyball_wire.messages import JobRegistration
+
+JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 4, 6, 70.0
+DELAY_S = 0.005
+TAIL_S, HOPS_S = 0.06, (0.008, 0.004, 0.012)
+NOISE = 0.01
+PATIENCE_S = 60.0
+# A step must not pass so fast that the ranks' posts of it are far apart.
+STEP_S = 0.02
+
+
+def profile() -> StageProfile:
+    """Forward 0.05 s and backward 0.1 s at 1400 MHz, times a stage's weight; no noise is known."""
+    rows = (
+        f"{stage},{kind},{mhz},{weight * time_s * 1400 / mhz:.6f}"
+        f",{300 * weight * time_s * (mhz / 1400) ** 1.5:.3f}"
+        for stage, weight in enumerate((0.9, 0.8, 0.85, 1.0))
+        for kind, time_s in (("forward", 0.05), ("backward", 0.1))
+        for mhz in (1400, 1300, 1200, 1100, 1000)
+    )
+    return parse_stage_profile("stage,instruction,frequency,time,energy\n" + "\n".join(rows))
+
+
+@pytest.fixture
+def planner() -> Iterator[LivePlanner]:
+    with live_planner(reconcilers=(DelayReconciler(),)) as live:
+        yield live
+
+
+class Training:
+    """A job of emulated ranks with a tail and transfers that its planner does not know of."""
+
+    def __init__(
+        self,
+        client: PlannerClient,
+        ranks: Sequence[EmulatedRank],
+        *,
+        tail_s: float,
+        hops_s: tuple[float, ...],
+    ) -> None:
+        self._client, self._ranks = client, ranks
+        self._tail_s, self._hops_s = tail_s, hops_s
+        self.times_s: dict[int, list[float]] = defaultdict(list)
+
+    @property
+    def newest(self) -> int:
+        """Newest version of the job's plan."""
+        return self._client.get_job(JOB).newest_version or 0
+
+    def plan(self, version: int) -> dict[str, Any]:
+        """Return a version's document."""
+        return self._client.get_plan(JOB, version).plan
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Run steps until this is so; their times are kept by version, without its first."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        before: int | None = None
+        while not is_over():
+            assert time.monotonic() < deadline_s, "it takes too long"
+            began_s = time.monotonic()
+            measured = run_step(
+                self._ranks,
+                num_stages=NUM_STAGES,
+                transfer_time_s=self._hops_s,
+                tail_time_s=self._tail_s,
+            )
+            versions = {of_rank.plan_version for of_rank in measured}
+            version = versions.pop() if len(versions) == 1 else None
+            if version is not None and version == before:
+                self.times_s[version].append(max(of_rank.time_s for of_rank in measured))
+            before = version
+            time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
+
+    def run_on(self, version: int, num_steps: int) -> None:
+        """Run until this version has run for a number of steps."""
+        self.run(lambda: len(self.times_s[version]) >= num_steps)
+
+
+@contextmanager
+def training(
+    planner: LivePlanner,
+    *,
+    tail_s: float = TAIL_S,
+    hops_s: tuple[float, ...] = HOPS_S,
+    noise: float = 0.0,
+    **options: Any,  # noqa: ANN401 - as JobRegistration has them
+) -> Iterator[Training]:
+    """Ranks of a job with these options, each on a GPU of one node."""
+    url = str(planner.http.base_url)
+    with PlannerClient(url) as client:
+        client.put_job(
+            JOB,
+            JobRegistration(
+                num_stages=NUM_STAGES,
+                num_microbatches=NUM_MICROBATCHES,
+                blocking_power_w=(BLOCKING_POWER_W,),
+                transition_ms=1e3 * DELAY_S,
+                emulated=True,
+                **options,
+            ),
+        )
+        client.put_profile_csv(JOB, write_stage_profile(profile()))
+        order = client.get_plan(JOB, 1).plan["stages"]
+        node = EmulatedNode()
+        ranks = [_rank(client, node, stage, order[stage], noise) for stage in range(NUM_STAGES)]
+        for rank in ranks:
+            rank.session.start()
+        try:
+            yield Training(client, ranks, tail_s=tail_s, hops_s=hops_s)
+        finally:
+            for rank in ranks:
+                rank.session.close()
+
+
+def _rank(
+    client: PlannerClient,
+    node: EmulatedNode,
+    stage: int,
+    planned: Any,  # noqa: ANN401 - a plan document's
+    noise: float,
+) -> EmulatedRank:
+    clock = RankClock()
+    settings = EmulatedGpuSettings.exact_delay(DELAY_S)
+    gpu = EmulatedGpu(
+        profile(),
+        stage,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=replace(settings, noise=noise, seed=settings.seed + stage),
+        node=node,
+        clock=clock,
+    )
+    return EmulatedRank(
+        pipeline=0,
+        stage=stage,
+        order=tuple((kind, microbatch) for kind, microbatch, *_ in planned),
+        session=RankSession(
+            gpu=gpu,
+            job_id=JOB,
+            rank=stage,
+            stage=stage,
+            planner=client,
+            times=LinkTimes(poll_wait_s=1.0),
+        ),
+        gpu=gpu,
+        clock=clock,
+    )
+
+
+def error_of(training: Training, version: int) -> float:
+    """Return the error of a version's predicted iteration time, a share of the measured one."""
+    measured_s = fmean(training.times_s[version])
+    predicted_s: float = training.plan(version)["iteration_time_s"]
+    return abs(predicted_s / measured_s - 1)
+
+
+@pytest.mark.parametrize("noise", [0.0, NOISE])
+def test_a_hidden_tail_and_hidden_transfers_are_found_and_planned_with(
+    planner: LivePlanner, noise: float
+) -> None:
+    with training(planner, noise=noise) as job:
+        job.run(lambda: job.newest > 1)
+        job.run_on(2, 3 * MOST_TIMED_STEPS)
+        before, after = job.plan(1), job.plan(2)
+        assert "tail_ms" not in before
+        assert after["tail_ms"] == pytest.approx(1e3 * TAIL_S, rel=0.1)
+        assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
+        assert error_of(job, 1) > 0.05
+        assert error_of(job, 2) < 0.005
+        # Its own steps say the same.
+        assert job.newest == 2
+
+
+def test_a_job_whose_profile_has_no_noise_gets_a_reserve_from_its_own_steps(
+    planner: LivePlanner,
+) -> None:
+    with training(planner, tail_s=0.0, hops_s=(0.0,) * 3, noise=NOISE) as job:
+        job.run(lambda: job.newest > 1)
+        job.run_on(2, 3 * MOST_TIMED_STEPS)
+        before, after = job.plan(1), job.plan(2)
+        assert not {"reserve", "reserve_choice"} & set(before)
+        assert "tail_ms" not in after
+        assert after["reserve_choice"]["jitter_percent"] == pytest.approx(100 * NOISE, rel=0.2)
+        assert after["reserve"] > 0
+        assert job.newest == 2
+
+
+@pytest.mark.parametrize(
+    ("hidden", "given"),
+    [
+        ({"tail_s": 0.001, "hops_s": (0.0001,) * 3}, {}),
+        (
+            {"noise": NOISE, "hops_s": (0.004,) * 3},
+            {"tail_ms": 60.0, "transfer_ms": (4.0,), "reserve": 0.0},
+        ),
+    ],
+)
+def test_delays_that_are_small_or_given_change_no_plan(
+    planner: LivePlanner, hidden: dict[str, Any], given: dict[str, Any]
+) -> None:
+    with training(planner, **hidden, **given) as job:
+        job.run_on(1, 3 * MOST_TIMED_STEPS)
+        with planner.state.services.store.reading() as reader:
+            loop_state = reader.find_loop_state(JOB)
+        assert loop_state.timed_version == 1
+        assert loop_state.inputs.delays is None
+        assert job.newest == 1
+        assert error_of(job, 1) < 0.01
+
+
+def test_a_given_tail_stays_and_the_transfers_are_measured(planner: LivePlanner) -> None:
+    with training(planner, tail_ms=20.0) as job:
+        job.run(lambda: job.newest > 1)
+        after = job.plan(2)
+        assert after["tail_ms"] == 20.0
+        assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
