@@ -315,6 +315,39 @@ class MeasuredSavings:
     caveats: tuple[str, ...] = ()
 
 
+class DelaySource(StrEnum):
+    """Origin of a time: given as an option, or measured in the job's own steps."""
+
+    GIVEN = "given"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedDelays:
+    """Times beside the instructions that a job's newest plan counts.
+
+    Attributes:
+        tail_ms: part of an iteration outside its instructions, ms.
+        tail_source: origin of `tail_ms`; null: neither given nor measured, it is 0.
+        transfer_ms: time of a transfer between each pair of neighbouring stages, ms; empty: none.
+        transfer_source: origin of `transfer_ms`; null: as in `tail_source`.
+        jitter_percent: measured jitter that the reserve is chosen from, as a mean over the
+            instructions, %; null: not measured, or not used.
+        num_steps: number of steps that were measured; null: none.
+        version: plan version of these steps; null: none.
+        text: all this in one line.
+    """
+
+    tail_ms: float
+    tail_source: DelaySource | None
+    transfer_ms: tuple[float, ...]
+    transfer_source: DelaySource | None
+    jitter_percent: float | None
+    num_steps: int | None
+    version: int | None
+    text: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReserveChoice:
     """Reason and cost of the reserve that the planner chose for a plan.
@@ -393,6 +426,7 @@ class JobReport:
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
             null: `saved_j` is.
         factors: price and emissions of energy, by the planner's settings.
+        delays: times beside the instructions; null: none are given, and none measured.
     """
 
     job_id: str
@@ -410,6 +444,7 @@ class JobReport:
     headline: Headline | None = None
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
+    delays: PlannedDelays | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

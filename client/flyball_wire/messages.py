@@ -32,9 +32,9 @@ class Profiling(StrEnum):
 class Adaptation(StrEnum):
     """Effect of a job's measurements on its plan.
 
-    `announced`: none. `reconfigure`: EnvPipe's loop raises the clocks of policy `envelope` from
-    measured waits. `frontier`: the job is planned again when times have drifted or a rank has
-    become a straggler.
+    `announced`: none beyond its tail, transfers and jitter. `reconfigure`: EnvPipe's loop raises
+    the clocks of policy `envelope` from measured waits. `frontier`: the job is planned again when
+    times have drifted or a rank has become a straggler.
     """
 
     ANNOUNCED = "announced"

@@ -16,6 +16,7 @@ from flyball_wire.closed_loop import (
     Estimate,
     Headline,
     MissedTarget,
+    PlannedDelays,
     ReserveChoice,
 )
 from flyball_wire.energy_factors import EnergyFactors
@@ -186,6 +187,7 @@ class JobOverview:
         deviations: steps that did not run as planned, first those of that version, then the job's.
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
+        delays: times beside the instructions, as in JobReport; null: none.
     """
 
     job_id: str
@@ -219,6 +221,7 @@ class JobOverview:
     headline: Headline | None = None
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
+    delays: PlannedDelays | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -303,6 +303,19 @@ def test_savings_with_fixed_clocks_stand_beside_those_of_the_plan(modules: Modul
     assert len(modules.run("figures_panel", code, job=job(predicted=PREDICTED))) == len(shown) - 1
 
 
+def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modules) -> None:
+    code = """
+      const element = document.createElement("section");
+      m.createFiguresPanel(element).update({ overview: job });
+      const line = element.querySelector(".delays");
+      return [line.hidden, line.textContent];
+    """
+    text = "a tail of 60 ms, given; transfers of 8 ms, measured in 12 steps of plan 1"
+    shown = modules.run("figures_panel", code, job=job(delays={"text": text}))
+    assert shown == [False, f"Planned beside the instructions: {text}."]
+    assert modules.run("figures_panel", code, job=job())[0] is True
+
+
 # ------------------------------------------------------------------ series of steps
 
 

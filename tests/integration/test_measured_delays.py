@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
+from tests.integration.command_in_process import flyball
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.api.planner_client import PlannerClient
@@ -237,3 +238,21 @@ def test_a_given_tail_stays_and_the_transfers_are_measured(planner: LivePlanner)
         after = job.plan(2)
         assert after["tail_ms"] == 20.0
         assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
+
+
+def test_report_and_overview_say_which_times_are_given_and_which_measured(
+    planner: LivePlanner,
+) -> None:
+    with training(planner, tail_ms=60.0) as job:
+        given = planner.http.get(f"/api/v1/jobs/{JOB}/report").json()["delays"]
+        job.run(lambda: job.newest > 1)
+        report = planner.http.get(f"/api/v1/jobs/{JOB}/report").json()["delays"]
+        overview = planner.http.get(f"/api/v1/jobs/{JOB}/overview").json()["delays"]
+        printed = flyball("report", JOB, "--planner", str(planner.http.base_url)).stdout
+    assert given["text"] == "a tail of 60 ms, given"
+    assert report == overview
+    assert (report["tail_source"], report["transfer_source"]) == ("given", "measured")
+    assert (report["num_steps"], report["version"]) == (MOST_TIMED_STEPS, 1)
+    measured = f"transfers of 8, 4, 12 ms, measured in {MOST_TIMED_STEPS} steps of plan 1"
+    assert report["text"] == f"a tail of 60 ms, given; {measured}"
+    assert f"planned beside the instructions: {report['text']}\n" in printed

@@ -110,6 +110,8 @@ def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
         if report.profiling_energy_j is not None:
             cost = energy_text(report.profiling_energy_j)
         lines.append(f"profiling added, {how}: {report.profiling_time_s:.1f} s, {cost}")
+    if report.delays is not None:
+        lines.append(f"planned beside the instructions: {report.delays.text}")
     if report.num_unknown_steps:
         lines.append(
             f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"

@@ -49,9 +49,9 @@ class PlanningOptions(TypedDict, total=False):
             (docs/profiling.md); excludes `transition_ms`. Default: those of `gpu_type`.
         max_switches: limit on clock changes of a step, over all stages.
         min_dwell_ms: minimum time between two clock changes of a stage in ms.
-        tail_ms: part of a step outside its instructions in ms.
+        tail_ms: part of a step outside its instructions in ms. Default: as the job measures it.
         transfer_ms: time of a transfer between neighbouring stages in ms, one value or one for each
-            pair of neighbours.
+            pair of neighbours. Default: as the job measures them.
     """
 
     gpu_type: str | None

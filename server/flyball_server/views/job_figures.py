@@ -37,6 +37,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         missed=facts.missed,
         saved_of_j=savings.saved_of_j,
         factors=facts.factors,
+        delays=facts.delays,
         headline=headline_of(
             savings.versions, facts.prediction, active_version=facts.active_version
         ),

@@ -19,7 +19,8 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.views.job_totals import JobTotals
 from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
-from flyball_wire.closed_loop import Estimate, MissedTarget
+from flyball_server.views.planned_delays import planned_delays
+from flyball_wire.closed_loop import Estimate, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
@@ -75,6 +76,7 @@ class JobFacts:
         missed: target that the newest plan misses; None: it meets its target.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
+        delays: times beside the instructions; None: none.
         active_at: time of the last call of its ranks, UTC.
     """
 
@@ -96,6 +98,7 @@ class JobFacts:
     missed: MissedTarget | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
+    delays: PlannedDelays | None = None
     active_at: datetime
     read_at_s: float = float("-inf")
     plans: dict[int, PlanFacts] = field(default_factory=dict)
@@ -242,6 +245,7 @@ def _read_job(
     now = services.now()
     loop_state = reader.find_loop_state(job.job_id)
     facts.missed, facts.gpu_changes = loop_state.missed, loop_state.gpu_changes
+    facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
     facts.emulated = job.spec.emulated or any(rank.emulated for rank in ranks)
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,

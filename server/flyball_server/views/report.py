@@ -9,6 +9,7 @@ from flyball_server.jobs.savings.savings import SavingsFold
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.views.plan_facts import predicted_iteration
+from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import JobReport, VersionSavings
 
 
@@ -58,6 +59,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         deviations=savings.deviations,
         saved_of_j=savings.saved_of_j,
         factors=services.factors,
+        delays=planned_delays(job.spec, loop_state.planned_inputs),
         headline=headline_of(
             savings.versions,
             predicted_iteration(plan_in_force)

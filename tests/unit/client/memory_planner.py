@@ -91,12 +91,20 @@ class MemoryPlanner:
         stage: int = 0,
         cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
         measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
+        num_timed_steps: int = 0,
     ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
             plan = rank_plan(*instructions, stage=stage, cycle_mhz=cycle_mhz)
-            self.plans.append(replace(plan, version=version, measurement_detail=measurement_detail))
+            self.plans.append(
+                replace(
+                    plan,
+                    version=version,
+                    measurement_detail=measurement_detail,
+                    num_timed_steps=num_timed_steps,
+                )
+            )
             self.changed.notify_all()
             return version
 

@@ -69,6 +69,27 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
         assert late.told == [1200, 900]
 
 
+@pytest.mark.parametrize("detail", [MeasurementDetail.TOTALS, MeasurementDetail.CLOCKS])
+def test_single_instructions_are_posted_of_a_plans_second_steps_whatever_the_detail(
+    planner: MemoryPlanner,
+    emulated: EmulatedGpu,
+    make_session: SessionMaker,
+    detail: MeasurementDetail,
+) -> None:
+    version = planner.publish(*PLAN, measurement_detail=detail, num_timed_steps=2)
+    planner.name_first_step(version, 1)
+
+    def run(session: RankSession) -> None:
+        for _ in range(6):
+            run_step(session)
+
+    found, _ = posted(planner, make_session(emulated), run)
+    timed = [step.step for step in found if step.instructions is not None]
+    assert timed == [2, 3]
+    with_clocks = [step.step for step in found if step.by_clock is not None]
+    assert with_clocks == ([2, 3] if detail == MeasurementDetail.TOTALS else [1, 2, 3, 4, 5])
+
+
 def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
     planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
 ) -> None:

@@ -38,7 +38,9 @@ export function createFiguresPanel(element) {
   table.querySelector("thead")?.replaceWith(head);
   table.prepend(caption);
   const deviations = make("ul.deviations");
-  setChildren(element, make("h2.visually-hidden", "Figures"), headline, heroes, deviations, frame);
+  const delays = make("p.note.delays");
+  const title = make("h2.visually-hidden", "Figures");
+  setChildren(element, title, headline, heroes, deviations, frame, delays);
   let shown = "";
   return {
     update({ overview }) {
@@ -48,6 +50,8 @@ export function createFiguresPanel(element) {
       setText(caption, captionOf(overview));
       setChildren(headline, ...headlineOf(overview));
       setChildren(heroes, ...heroFigures(overview));
+      delays.hidden = overview.delays === null;
+      setText(delays, `Planned beside the instructions: ${overview.delays?.text ?? ""}.`);
       deviations.hidden = overview.deviations.length === 0;
       setChildren(deviations, ...overview.deviations.map(({ text }) => make("li", text)));
       setChildren(head, ...headRows(overview));

@@ -1,0 +1,61 @@
+"""Times beside the instructions that a job's plan counts, with their origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_wire.closed_loop import DelaySource, PlannedDelays
+from flyball_wire.messages import JobSpec
+
+
+def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDelays | None:
+    """Return the times that the newest plan counts; None: none are given, and none measured.
+
+    Args:
+        spec: specification of the job.
+        planned_inputs: planning inputs of its newest plan.
+    """
+    measured = planned_inputs.delays
+    if measured is None and spec.tail_ms is None and spec.transfer_ms is None:
+        return None
+    tail_ms, hops_ms = spec.tail_ms or 0.0, spec.transfer_ms or ()
+    tail_source = None if spec.tail_ms is None else DelaySource.GIVEN
+    transfer_source = None if spec.transfer_ms is None else DelaySource.GIVEN
+    jitter = 0.0
+    if measured is not None:
+        jitter = measured.mean_jitter
+        if tail_source is None:
+            tail_ms, tail_source = 1e3 * measured.tail_s, DelaySource.MEASURED
+        if transfer_source is None:
+            hops_ms = tuple(1e3 * hop_s for hop_s in measured.transfer_s)
+            transfer_source = DelaySource.MEASURED
+    where = ""
+    if measured is not None:
+        where = f" in {measured.num_steps} steps of plan {measured.version}"
+    parts = [
+        *_part(tail_source, where, f"a tail of {tail_ms:.4g} ms" if tail_ms else "no tail"),
+        *_part(transfer_source, where, _transfers(hops_ms)),
+        *([f"{100 * jitter:.2g} % of jitter, measured{where}"] if jitter else []),
+    ]
+    return PlannedDelays(
+        tail_ms=tail_ms,
+        tail_source=tail_source,
+        transfer_ms=hops_ms,
+        transfer_source=transfer_source,
+        jitter_percent=100 * jitter if jitter else None,
+        num_steps=None if measured is None else measured.num_steps,
+        version=None if measured is None else measured.version,
+        text="; ".join(parts),
+    )
+
+
+def _part(source: DelaySource | None, where: str, what: str) -> tuple[str, ...]:
+    if source is None:
+        return ()
+    return (f"{what}, {source}{where if source == DelaySource.MEASURED else ''}",)
+
+
+def _transfers(hops_ms: Iterable[float]) -> str:
+    times = ", ".join(f"{hop_ms:.4g}" for hop_ms in hops_ms)
+    return f"transfers of {times} ms" if times else "no transfer times"
