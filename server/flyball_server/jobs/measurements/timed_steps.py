@@ -32,6 +32,8 @@ FEWEST_USABLE_STEPS = 4
 PATIENCE_STEPS = 64
 
 _Reports = tuple[InstructionReport, ...]
+StepReports = Sequence[Sequence[_Reports]]
+"""Of each data-parallel pipeline, the instructions of each stage in one step."""
 
 
 def num_timed_steps(plan: AnyPlan) -> int:
@@ -113,7 +115,30 @@ def read_delays(
     }
     if len(read) < FEWEST_USABLE_STEPS:
         return None
-    dag = build_dag(schedule)
+    times_s = [timed.steps[step] for step in read]
+    return delays_of_steps(
+        timed.record.version, plan, times_s, list(read.values()), given_hops_s=given_hops_s
+    )
+
+
+def delays_of_steps(
+    version: int,
+    plan: FrequencyPlan | DataParallelPlan,
+    iteration_times_s: Sequence[float],
+    reports: Sequence[StepReports],
+    *,
+    given_hops_s: Sequence[float] | None = None,
+) -> MeasuredDelays:
+    """Return the delays that steps on a plan show.
+
+    Args:
+        version: version of the plan.
+        plan: the plan.
+        iteration_times_s: time of each step, s.
+        reports: the instructions of each step, all as the plan orders them.
+        given_hops_s: given times of transfers, s; None: they are measured.
+    """
+    dag = build_dag(_schedule_of(plan))
     # (num_steps, num_pipelines, num_nodes, 2), nodes being numbered stage after stage.
     times_s = np.array(
         [
@@ -123,20 +148,18 @@ def read_delays(
                     for of_stage in pipeline
                     for *_, began_s, computed_s, _, _ in of_stage
                 ]
-                for pipeline in reports
+                for pipeline in of_step
             ]
-            for reports in read.values()
+            for of_step in reports
         ]
     ).transpose(3, 2, 0, 1)
     steps = TimedSteps(
-        iteration_time_s=np.array([timed.steps[step] for step in read]),
-        begin_s=times_s[0],
-        compute_s=times_s[1],
+        iteration_time_s=np.array(iteration_times_s), begin_s=times_s[0], compute_s=times_s[1]
     )
     delays = measured_delays(dag, steps, given_hops_s)
     return MeasuredDelays(
-        version=timed.record.version,
-        num_steps=len(read),
+        version=version,
+        num_steps=len(reports),
         schedule=plan.schedule,
         tail_s=delays.tail_s,
         transfer_s=delays.transfer_s,
@@ -176,7 +199,7 @@ def _reports(
     schedule: Schedule,
     pipelines: Sequence[Sequence[int]],
 ) -> list[list[_Reports]] | None:
-    """Return the instructions of each pipeline's stages; None: not all were posted as ordered."""
+    """Return the step's instructions; None: not all were posted as ordered."""
     of_rank = {
         detail.rank: detail.instructions
         for detail in reader.list_step_details(timed.record.job_id, step, limit=timed.num_ranks)
