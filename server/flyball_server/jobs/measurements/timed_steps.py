@@ -11,6 +11,7 @@ import numpy as np
 from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.documents.planned_instructions import PlannedStages
 from flyball_server.planning.model.dag import DependencyDag, build_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.policies.measured_reconfigure import InstructionTimes, is_as_ordered
@@ -26,6 +27,9 @@ from flyball_wire.messages import InstructionReport
 # Steps with times of single instructions: fewer in a large pipeline, whose steps are long, and in
 # which a post has this number of instructions.
 MOST_TIMED_STEPS, FEWEST_TIMED_STEPS, TIMED_INSTRUCTIONS = 12, 6, 4096
+# Instructions of a step that are posted, by one rank of each stage of as many pipelines: what
+# thousands of ranks post in a step would be a gigabyte.
+INSTRUCTIONS_A_STEP = 65_536
 # Fewer usable steps say nothing.
 FEWEST_USABLE_STEPS = 4
 # Number of steps after the last timed one at which no post of these is expected any more.
@@ -43,9 +47,19 @@ def num_timed_steps(plan: AnyPlan) -> int:
     """
     if isinstance(plan, ProbePlan) or plan.weight_versions is not None:
         return 0
-    stages = plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
-    fit = TIMED_INSTRUCTIONS // max(map(len, stages))
+    fit = TIMED_INSTRUCTIONS // max(map(len, _stages(plan)))
     return min(max(fit, FEWEST_TIMED_STEPS), MOST_TIMED_STEPS)
+
+
+def is_timed(plan: AnyPlan, rank: RankRecord) -> bool:
+    """Return whether this rank posts its instructions: one of each stage of some pipelines."""
+    if isinstance(plan, ProbePlan) or rank.tp_rank or rank.cp_rank:
+        return False
+    return rank.dp_rank <= INSTRUCTIONS_A_STEP // sum(map(len, _stages(plan)))
+
+
+def _stages(plan: FrequencyPlan | DataParallelPlan) -> PlannedStages:
+    return plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +121,8 @@ def read_delays(
     if isinstance(plan, ProbePlan) or len(timed.steps) < FEWEST_USABLE_STEPS:
         return None
     schedule = _schedule_of(plan)
-    pipelines = _pipelines(reader.list_ranks(timed.record.job_id), schedule.num_stages)
+    ranks = reader.list_ranks(timed.record.job_id)
+    pipelines = _pipelines([rank for rank in ranks if is_timed(plan, rank)], schedule.num_stages)
     read = {
         step: reports
         for step in timed.steps
@@ -168,7 +183,7 @@ def delays_of_steps(
 
 
 def _schedule_of(plan: FrequencyPlan | DataParallelPlan) -> Schedule:
-    stages = plan.stages if isinstance(plan, FrequencyPlan) else plan.pipelines[0].stages
+    stages = _stages(plan)
     return Schedule(
         name=plan.schedule,
         num_microbatches=plan.num_microbatches,
@@ -181,10 +196,10 @@ def _schedule_of(plan: FrequencyPlan | DataParallelPlan) -> Schedule:
 
 
 def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> list[list[int]]:
-    """Return a rank of each stage of each data-parallel pipeline; those of a stage run alike."""
+    """Return the timed rank of each stage, of each whole data-parallel pipeline."""
     pipelines: dict[int, dict[int, int]] = defaultdict(dict)
-    for rank in sorted(ranks, key=lambda rank: rank.rank):
-        pipelines[rank.dp_rank].setdefault(rank.stage, rank.rank)
+    for rank in ranks:
+        pipelines[rank.dp_rank][rank.stage] = rank.rank
     return [
         [of_stages[stage] for stage in range(num_stages)]
         for _, of_stages in sorted(pipelines.items())

@@ -21,7 +21,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.loop_state import PlanningInputs
-from flyball_server.jobs.measurements.timed_steps import num_timed_steps
+from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
 from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
@@ -241,7 +241,7 @@ def rank_plan(
         cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
         intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
         measurement_detail=plan.measurement_detail,
-        num_timed_steps=num_timed_steps(plan.plan),
+        num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
     )
 
@@ -259,15 +259,20 @@ class _Version:
     plan: PlanRecord
     profile: StageProfile | None
     planned_inputs: PlanningInputs
-    parts: dict[tuple[int, int | None, int | None], bytes] = field(
-        default_factory=dict[tuple[int, int | None, int | None], bytes]
+    parts: dict[tuple[int, int | None, int | None, bool], bytes] = field(
+        default_factory=dict[tuple[int, int | None, int | None, bool], bytes]
     )
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
         is_separate = isinstance(self.plan.plan, DataParallelPlan)
         is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
-        key = (rank.stage, rank.dp_rank if is_separate else None, rank.rank if is_slowed else None)
+        key = (
+            rank.stage,
+            rank.dp_rank if is_separate else None,
+            rank.rank if is_slowed else None,
+            is_timed(self.plan.plan, rank),
+        )
         if key not in self.parts:
             self.parts[key] = render(rank_plan(self.plan, rank, self.profile, self.planned_inputs))
         return self.parts[key]

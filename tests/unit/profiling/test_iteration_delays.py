@@ -1,0 +1,127 @@
+"""Tail, transfers and jitter from the times of single instructions, on pipelines by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.planner.running import two_stages
+
+from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.model.dag import DependencyDag, build_dag
+from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.profiling.iteration_delays import (
+    TimedSteps,
+    measured_delays,
+    measured_jitter,
+)
+
+NUM_STEPS = 12
+TAIL_S, HOP_S = 0.03, 0.008
+
+
+def one_f_one_b(num_microbatches: int = 4) -> DependencyDag:
+    context = ScheduleContext(profile=two_stages(), num_microbatches=num_microbatches)
+    return build_dag(make_schedule("1f1b", context))
+
+
+def timed(
+    dag: DependencyDag,
+    *,
+    tail_s: float = TAIL_S,
+    hop_s: float = HOP_S,
+    noise: float = 0.0,
+    skew_s: float = 0.0,
+    num_pipelines: int = 1,
+) -> TimedSteps:
+    """Steps as two ranks measure them, the second one's clock being ahead by `skew_s`."""
+    generator = np.random.default_rng(7)
+    kinds = [instruction.kind for instruction in dag.instruction]
+    profiled_s = np.array([0.1 if kind == InstructionKind.FORWARD else 0.2 for kind in kinds])
+    shape = (dag.num_nodes, NUM_STEPS * num_pipelines)
+    compute_s = profiled_s[:, None] * generator.normal(1.0, noise, shape)
+    finish_s = earliest_finishes_s(dag.with_delays(0.0, (hop_s,)), compute_s)
+    ahead_s = np.where(np.array(dag.stage) == 1, skew_s, 0.0)[:, None]
+
+    def by_pipeline(values: FloatArray) -> FloatArray:
+        return values.reshape(dag.num_nodes, NUM_STEPS, num_pipelines)
+
+    ends_s = by_pipeline(finish_s).max(axis=(0, 2))
+    return TimedSteps(
+        iteration_time_s=ends_s + tail_s,
+        begin_s=by_pipeline(finish_s - compute_s + ahead_s),
+        compute_s=by_pipeline(compute_s),
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02])
+@pytest.mark.parametrize("skew_s", [0.0, 0.02, -0.02])
+@pytest.mark.parametrize("num_pipelines", [1, 3])
+def test_tail_and_transfer_are_found_whatever_the_ranks_clocks(
+    noise: float, skew_s: float, num_pipelines: int
+) -> None:
+    dag = one_f_one_b()
+    steps = timed(dag, noise=noise, skew_s=skew_s, num_pipelines=num_pipelines)
+    delays = measured_delays(dag, steps)
+    assert delays.tail_s == pytest.approx(TAIL_S, rel=0.02)
+    assert delays.transfer_s == pytest.approx((HOP_S,), rel=0.02)
+
+
+def test_steps_that_are_slow_as_a_whole_change_nothing() -> None:
+    dag = one_f_one_b()
+    steps = timed(dag)
+    steps.iteration_time_s[2] += 5.0
+    steps.begin_s[:, 4] += np.where(np.array(dag.stage) == 1, 0.3, 0.0)[:, None]
+    delays = measured_delays(dag, steps)
+    assert (delays.tail_s, delays.transfer_s) == (TAIL_S, (HOP_S,))
+
+
+def test_times_that_are_not_certain_are_none() -> None:
+    dag = one_f_one_b()
+    short = timed(dag, tail_s=0.0005, hop_s=0.0001)
+    assert measured_delays(dag, short) == measured_delays(dag, timed(dag, tail_s=0.0, hop_s=0.0))
+    uneven = timed(dag, tail_s=0.0, hop_s=0.0)
+    uneven.iteration_time_s[:] += np.linspace(-0.1, 0.11, NUM_STEPS)
+    delays = measured_delays(dag, uneven)
+    assert (delays.tail_s, delays.transfer_s) == (0.0, ())
+
+
+def test_with_given_transfers_the_rest_is_the_tail() -> None:
+    dag = one_f_one_b()
+    steps = timed(dag)
+    delays = measured_delays(dag, steps, (HOP_S / 2,))
+    ends_s = [
+        float(earliest_finishes_s(dag.with_delays(0.0, (hop_s,)), steps.compute_s[:, 0]).max())
+        for hop_s in (HOP_S, HOP_S / 2)
+    ]
+    assert delays.transfer_s == (HOP_S / 2,)
+    assert delays.tail_s == pytest.approx(TAIL_S + ends_s[0] - ends_s[1])
+
+
+def test_one_stage_has_a_tail_alone() -> None:
+    context = ScheduleContext(profile=two_stages().select_stages((0,)), num_microbatches=2)
+    dag = build_dag(make_schedule("1f1b", context))
+    compute_s = np.full((dag.num_nodes, NUM_STEPS, 1), 0.5)
+    steps = TimedSteps(
+        iteration_time_s=np.full(NUM_STEPS, 0.5 * dag.num_nodes + 0.1),
+        begin_s=np.zeros_like(compute_s),
+        compute_s=compute_s,
+    )
+    delays = measured_delays(dag, steps)
+    assert delays.tail_s == pytest.approx(0.1)
+    assert delays.transfer_s == ()
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.003, 0.01, 0.05])
+def test_jitter_is_what_varies_between_the_instructions_of_a_step(jitter: float) -> None:
+    generator = np.random.default_rng(11)
+    of_instructions = generator.uniform(0.05, 0.15, (24, 1, 1))
+    of_steps = generator.uniform(0.9, 1.1, (1, NUM_STEPS, 1))
+    times_s = of_instructions * of_steps * generator.normal(1.0, jitter, (24, NUM_STEPS, 1))
+    times_s[3, 5] *= 4  # something else ran
+    assert measured_jitter(times_s) == pytest.approx(jitter, rel=0.15)
+
+
+def test_a_single_step_shows_no_jitter() -> None:
+    assert measured_jitter(np.full((4, 1, 1), 0.1)) == 0.0
