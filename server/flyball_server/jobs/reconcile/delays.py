@@ -22,13 +22,15 @@ from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_wire.messages import JobSpec
+from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import plan_options
 
 # Change of the predicted iteration time, as a share, above which the job is planned again; and
 # that of its jitter, absolute and relative.
 LEAST_CHANGE = 0.005
 LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE = 0.002, 0.25
+
+_NOT_TIMED = OVER | {JobState.PROFILING}
 
 
 class DelayReconciler(SlottedReconciler):
@@ -80,7 +82,7 @@ class DelayReconciler(SlottedReconciler):
 
 
 def _is_open(reader: JobReader, job: JobRecord, loop_state: JobLoopState) -> bool:
-    if job.state in OVER or is_reconfigured(job) or open_comparison(loop_state) is not None:
+    if job.state in _NOT_TIMED or is_reconfigured(job) or open_comparison(loop_state) is not None:
         return False
     versions = reader.list_versions(job.job_id)
     return (
