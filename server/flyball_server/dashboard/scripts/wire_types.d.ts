@@ -31,6 +31,8 @@ export interface ComparisonStatus {
   version: number | null;
 }
 
+export type DelaySource = "given" | "measured";
+
 export interface Deviation {
   is_counted: boolean;
   kind: DeviationKind;
@@ -88,6 +90,7 @@ export interface JobFrontier {
 export interface JobOverview {
   active_version: number | null;
   created_at: string;
+  delays: PlannedDelays | null;
   deviations: Deviation[];
   emulated: boolean;
   factors: EnergyFactors;
@@ -120,6 +123,7 @@ export interface JobOverview {
 }
 
 export interface JobReport {
+  delays: PlannedDelays | null;
   deviations: Deviation[];
   emulated: boolean;
   energy_j: number | null;
@@ -181,6 +185,17 @@ export interface PlanTimeline {
   plan: TimelineOfPlan;
   schedule: string;
   version: number;
+}
+
+export interface PlannedDelays {
+  jitter_percent: number | null;
+  num_steps: number | null;
+  tail_ms: number;
+  tail_source: DelaySource | null;
+  text: string;
+  transfer_ms: number[];
+  transfer_source: DelaySource | null;
+  version: number | null;
 }
 
 export interface PredictedIteration {
