@@ -22,7 +22,7 @@ from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.measurements.timed_steps import MOST_TIMED_STEPS
+from flyball_server.jobs.measurements.timed_steps import FEWEST_USABLE_STEPS, MOST_TIMED_STEPS
 from flyball_server.jobs.reconcile.delays import DelayReconciler
 from flyball_wire.messages import JobRegistration
 
@@ -255,7 +255,9 @@ def test_report_and_overview_say_which_times_are_given_and_which_measured(
     assert given["text"] == "a tail of 60 ms, given"
     assert report == overview
     assert (report["tail_source"], report["transfer_source"]) == ("given", "measured")
-    assert (report["num_steps"], report["version"]) == (MOST_TIMED_STEPS, 1)
-    measured = f"transfers of 8, 4, 12 ms, measured in {MOST_TIMED_STEPS} steps of plan 1"
+    # On a busy machine ranks may take the plan some steps late.
+    assert FEWEST_USABLE_STEPS <= report["num_steps"] <= MOST_TIMED_STEPS
+    assert report["version"] == 1
+    measured = f"transfers of 8, 4, 12 ms, measured in {report['num_steps']} steps of plan 1"
     assert report["text"] == f"a tail of 60 ms, given; {measured}"
     assert f"planned beside the instructions: {report['text']}\n" in printed
