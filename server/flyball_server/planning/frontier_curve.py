@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from itertools import pairwise
@@ -22,7 +23,6 @@ from flyball_server.planning.model.data_parallel import (
     joint_model,
     make_data_parallel_plan,
 )
-from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
@@ -147,20 +147,36 @@ class _Placement:
             *self._between(solved, right, deadlines_s[middle + 1 :]),
         ]
 
-    def _shared_out(self, num_points: int) -> list[float]:
-        """Return deadlines spread over the intervals; an error falls as its width squared.
-
-        An interval's claim is how much error is left in it, and its width.
-        """
+    def _claims(self) -> list[tuple[float, RelaxedOptimum, RelaxedOptimum]]:
+        """Each interval's claim to the next point: how much error is left in it, and its width."""
         fastest, slowest = self._optima[0], self._optima[-1]
         energy_j = max(fastest.lower_bound_j - slowest.lower_bound_j, 1e-12)
-        deadlines_s = np.array([relaxed.deadline_s for relaxed in self._optima])
-        errors_j = np.array([sandwich_error_j(*pair) for pair in pairwise(self._optima)])
-        widths = np.diff(deadlines_s) / (slowest.deadline_s - fastest.deadline_s)
-        shares = np.cumsum([0.0, *np.sqrt(errors_j / energy_j + WIDTH_WEIGHT * widths**2)])
-        wanted: FloatArray = np.linspace(0.0, float(shares[-1]), max(0, num_points) + 2)[1:-1]
-        shared_s: list[float] = np.interp(wanted, shares, deadlines_s).tolist()
-        return shared_s
+        time_s = slowest.deadline_s - fastest.deadline_s
+        return [
+            (
+                sandwich_error_j(left, right) / energy_j
+                + WIDTH_WEIGHT * ((right.deadline_s - left.deadline_s) / time_s) ** 2,
+                left,
+                right,
+            )
+            for left, right in pairwise(self._optima)
+        ]
+
+    def _shared_out(self, num_points: int) -> list[float]:
+        """Deadlines within the intervals, evenly in each; an error falls as its width squared."""
+        claims = self._claims()
+        shares = [0] * len(claims)
+        heap = [(-claim, index) for index, (claim, _, _) in enumerate(claims)]
+        heapq.heapify(heap)
+        for _ in range(max(0, num_points)):
+            _, index = heapq.heappop(heap)
+            shares[index] += 1
+            heapq.heappush(heap, (-claims[index][0] / (shares[index] + 1) ** 2, index))
+        return [
+            left.deadline_s + (right.deadline_s - left.deadline_s) * part / (share + 1)
+            for share, (_, left, right) in zip(shares, claims, strict=True)
+            for part in range(1, share + 1)
+        ]
 
 
 DEFAULT_NUM_POINTS = 100
