@@ -101,11 +101,12 @@ def test_for_a_power_budget_the_fastest_counts_and_then_the_least_energy(target:
     assert plan.energy_j == min(energy_j or 0 for energy_j in as_fast_j)
 
 
-def test_fastest_is_no_slower_than_1f1b_at_the_highest_clocks() -> None:
+def test_fastest_and_a_slowdown_are_measured_by_1f1b_at_the_highest_clocks() -> None:
     baseline_s = make_plan(request_of(schedule="1f1b")).plan.baseline_iteration_time_s
     plan = planned("fastest")
     assert plan.schedule != "1f1b"
     assert plan.iteration_time_s <= baseline_s * (1 + 1e-9)
+    assert planned("slowdown:0.1").iteration_time_s <= baseline_s * 1.1 * (1 + 1e-9)
 
 
 def test_the_plan_is_what_the_chosen_order_by_its_name_would_give_at_the_same_deadline() -> None:
