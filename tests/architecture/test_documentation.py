@@ -315,7 +315,7 @@ def test_every_curl_line_calls_an_address_that_the_planner_has() -> None:
             for known, template in templates
         ), line
         checked += 1
-    assert checked > 10
+    assert checked >= 10
 
 
 def test_what_is_installed_has_extras_that_there_are() -> None:
