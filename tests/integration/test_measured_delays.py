@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -65,7 +66,7 @@ class Training:
         hops_s: tuple[float, ...],
     ) -> None:
         self._client, self._ranks = client, ranks
-        self._tail_s, self._hops_s = tail_s, hops_s
+        self.tail_s, self._hops_s = tail_s, hops_s
         self.times_s: dict[int, list[float]] = defaultdict(list)
 
     @property
@@ -88,7 +89,7 @@ class Training:
                 self._ranks,
                 num_stages=NUM_STAGES,
                 transfer_time_s=self._hops_s,
-                tail_time_s=self._tail_s,
+                tail_time_s=self.tail_s,
             )
             versions = {of_rank.plan_version for of_rank in measured}
             version = versions.pop() if len(versions) == 1 else None
@@ -228,6 +229,26 @@ def test_delays_that_are_small_or_given_change_no_plan(
         assert _loop_state(planner).inputs.delays is None
         assert job.newest == 1
         assert error_of(job, 1) < 0.01
+
+
+def test_a_tail_that_changes_with_each_version_ends_in_a_few_plans(planner: LivePlanner) -> None:
+    """The change is 2.5 to 3 % of an iteration, and the limits are 0.5, 1, 2 and 4 %."""
+    with training(planner, hops_s=(0.0,) * 3) as job:
+        for version in range(1, 9):
+            job.tail_s = TAIL_S if version % 2 else TAIL_S / 3
+            job.run(partial(_is_timed, planner, version))
+            if job.newest == version:
+                break
+        assert job.newest == 4
+
+
+def _is_timed(planner: LivePlanner, version: int) -> bool:
+    """Return whether the version was measured, and what follows from it is planned."""
+    with planner.state.services.store.reading() as reader:
+        stored = reader.find_job(JOB)
+        assert stored is not None
+        is_planned = stored.planned_revision == stored.inputs_revision
+        return is_planned and reader.find_loop_state(JOB).timed_version >= version
 
 
 def _loop_state(planner: LivePlanner) -> JobLoopState:

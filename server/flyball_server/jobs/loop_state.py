@@ -103,6 +103,7 @@ class MeasuredDelays:
         transfer_s: time of a transfer between each pair of neighbouring stages, s; empty: none is
             certain.
         jitter: jitter of the instructions; empty: none is certain.
+        num_before: number of earlier delays that the job was planned with.
     """
 
     version: int
@@ -111,6 +112,7 @@ class MeasuredDelays:
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
     jitter: tuple[MeasuredJitter, ...] = ()
+    num_before: int = 0
 
     @property
     def mean_jitter(self) -> float:

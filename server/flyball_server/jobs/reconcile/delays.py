@@ -26,7 +26,8 @@ from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import plan_options
 
 # Change of the predicted iteration time, as a share, above which the job is planned again; and
-# that of its jitter, absolute and relative.
+# that of its jitter, absolute and relative. All double with each time, so that times that vary from
+# one version to the next end it soon.
 LEAST_CHANGE = 0.005
 LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE = 0.002, 0.25
 
@@ -72,7 +73,9 @@ class DelayReconciler(SlottedReconciler):
             if delays is not None and _matters(
                 job.spec, before, delays, record.plan.iteration_time_s
             ):
-                current = current.evolve(inputs=replace(current.inputs, delays=delays))
+                num_before = 0 if before is None else before.num_before + 1
+                planned = replace(delays, num_before=num_before)
+                current = current.evolve(inputs=replace(current.inputs, delays=planned))
             return current.evolve(timed_version=record.version)
 
         update_and_replan(
@@ -104,12 +107,13 @@ def _matters(
     spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, iteration_time_s: float
 ) -> bool:
     """Return whether planning with the one or the other makes a difference."""
+    factor = 1 if before is None else 2 ** (before.num_before + 1)
     before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=())
     change_s = 0.0 if spec.tail_ms is not None else abs(after.tail_s - before.tail_s)
     if spec.transfer_ms is None:
         # Each is on the critical path once there and once back.
         change_s += 2 * abs(math.fsum(after.transfer_s) - math.fsum(before.transfer_s))
     jitter_change = abs(after.mean_jitter - before.mean_jitter)
-    return change_s > LEAST_CHANGE * iteration_time_s or jitter_change > max(
+    return change_s > factor * LEAST_CHANGE * iteration_time_s or jitter_change > factor * max(
         LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE * before.mean_jitter
     )
