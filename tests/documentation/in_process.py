@@ -17,7 +17,7 @@ from flyball_client.__main__ import main
 
 # Nothing in it that a shell would read as more than a word, or a word in quotation marks.
 _PLAIN = re.compile(
-    r"flyball (?:plan|frontier|simulate|report|doctor|token|export|jobs) "
+    r"flyball (?:plan|frontier|simulate|report|doctor|token|export|jobs|convert) "
     r"""[\w \n./,:=@%+'"-]+"""
 )
 
