@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, expect
 from tests.browser.dashboard import Dashboard
-from tests.browser.fixtures import StartPlanner
 from tests.browser.jobs import acknowledge, put_running_job, put_steps
-from tests.planner.live import LivePlanner
+from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 
 from flyball_wire import routes
@@ -37,10 +36,15 @@ def axe() -> str:
     return script.read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def planner(start_planner: StartPlanner) -> LivePlanner:
+@pytest.fixture(scope="module")
+def planner() -> Iterator[LivePlanner]:
     """Planner with `job`, whose stage 1 has become slow, and `other`, without a profile."""
-    planner = start_planner(price_per_kwh=0.3, co2_g_per_kwh=380.0)
+    with live_planner(price_per_kwh=0.3, co2_g_per_kwh=380.0) as made:
+        _put_jobs(made)
+        yield made
+
+
+def _put_jobs(planner: LivePlanner) -> None:
     put_running_job(planner)
     put_steps(planner, 0, 20, plan_version=None, energy_j=300.0, num_power_capped=1)
     put_steps(planner, 20, 60, sm_clock_mhz=1300.0)
@@ -52,10 +56,9 @@ def planner(start_planner: StartPlanner) -> LivePlanner:
     path = routes.fill(routes.JOB, job_id="job")
     wait_until(lambda: planner.http.get(path).json()["missed"] is not None)
     acknowledge(planner, planner.http.get(path).json()["newest_version"])
-    return planner
 
 
-@pytest.fixture(params=[(1440, "light"), (1024, "dark"), (390, "light"), (390, "dark")])
+@pytest.fixture(params=[(1440, "light"), (1024, "dark"), (390, "dark")])
 def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     """A page of a width and a theme."""
     width, theme = request.param
@@ -72,6 +75,7 @@ def violations(page: Page, axe: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("page", [(390, "dark")], indirect=True)
 def test_a_control_without_a_name_is_found(page: Page, axe: str) -> None:
     page.set_content("<title>t</title><main><h1>t</h1><button></button></main>")
     [found] = [each for each in violations(page, axe) if each.startswith("button-name")]
