@@ -75,6 +75,9 @@ class PlanOptions(Sent):
             at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
             else clocks change at once. It excludes `transition_ms`.
+        early_requests: where clock changes take time, whether a clock may be requested before the
+            previous instruction ends, so that it is in force when its own begins. Only policy
+            `frontier` uses it.
         max_switches: limit on clock changes of an iteration, over all stages, at least 0; null: no
             limit. Only policy `frontier` uses it, and not for `power:`.
         min_dwell_ms: minimum time in ms from the request of a stage's clock to that of its next
@@ -109,6 +112,7 @@ class PlanOptions(Sent):
     reserve: float | None = None
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
+    early_requests: bool = True
     max_switches: int | None = None
     min_dwell_ms: float | None = None
     tail_ms: float | None = None

@@ -32,7 +32,12 @@ RequestedAt = Callable[[float, float], float]
 @pytest.fixture(scope="module")
 def plan() -> FrequencyPlan:
     """The least energy at no slowdown, made for clocks that change at once."""
-    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,))
+    return planned()
+
+
+def planned(transition_ms: float | None = None) -> FrequencyPlan:
+    """The least energy at no slowdown, made for this delay of clock changes."""
+    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=transition_ms)
     return make_plan(
         PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
     ).plan
@@ -165,6 +170,21 @@ def test_requests_before_the_end_take_all_of_the_loss_away(plan: FrequencyPlan) 
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
     for step in steps:
         assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
+        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
+
+
+@pytest.mark.parametrize("delay_s", [DELAY_S, 0.03])
+def test_ranks_take_what_the_planner_predicts_with_its_own_requests(delay_s: float) -> None:
+    plan = planned(transition_ms=1e3 * delay_s)
+    assert plan.requests
+    requests: list[list[tuple[int, int, float]]] = [[] for _ in plan.stages]
+    for stage, *row in plan.requests:
+        requests[stage].append((row[0], row[1], row[2]))
+    settings = EmulatedGpuSettings.exact_delay(delay_s)
+    with emulated_ranks(plan, settings, requests) as ranks:
+        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
+    for step in steps:
+        assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-6)
         assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
 
 

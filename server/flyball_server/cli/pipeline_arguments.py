@@ -46,6 +46,7 @@ OPTION_OF_FIELD = {
     "activation_bytes": "--activation-bytes",
     "free_memory_bytes": "--free-memory-bytes",
     "transition_ms": "--transition-ms",
+    "early_requests": "--no-early-requests",
     "max_switches": "--max-switches",
     "min_dwell_ms": "--min-dwell-ms",
     "tail_ms": "--tail-ms",
@@ -106,6 +107,14 @@ def _add_search_arguments(parser: Arguments) -> None:
         help="policy frontier: share, such as 0.01, by which instructions may take longer than"
         " profiled without making the iteration longer, as far as the pipeline has slack; auto:"
         " chosen from the scatter of the profiled times, 0 if the profile has none (default: auto)",
+    )
+    parser.add_argument(
+        "--no-early-requests",
+        dest="early_requests",
+        action="store_false",
+        default=None,
+        help="policy frontier: request each clock when the previous instruction ends, not before"
+        " (default: earlier where clock changes take time and an instruction would wait for them)",
     )
 
 
@@ -274,8 +283,9 @@ def _check_effect(given: Mapping[str, Any]) -> None:
         PlanningError: one is; `field` names it.
     """
     policy = given.get("policy", PlanOptions.policy)
-    if "effort" in given and policy != Policy.FRONTIER:
-        raise PlanningError(f"is for policy {Policy.FRONTIER}, not {policy}", field="effort")
+    for name in ("effort", "early_requests"):
+        if name in given and policy != Policy.FRONTIER:
+            raise PlanningError(f"is for policy {Policy.FRONTIER}, not {policy}", field=name)
     if "reconfigure" in given and policy not in ENVPIPE_POLICIES:
         names = ", ".join(ENVPIPE_POLICIES)
         raise PlanningError(f"is for policies {names}, not {policy}", field="reconfigure")

@@ -212,9 +212,16 @@ def _of_late_changes(plan: FrequencyPlan | DataParallelPlan, *, is_limited: bool
         return f"{plan.num_switches} clock changes an iteration\n" if is_limited else ""
     if plan.policy == Policy.FRONTIER and not plan.target.startswith("power:"):
         how = "clocks, time and energy count their delays"
+        if num_early := _num_early_requests(plan):
+            how += f"; {num_early} are requested before the previous instruction ends"
     else:
         how = "the clocks were chosen as if they changed at once, time and energy count the delays"
     return f"{plan.num_switches} clock changes an iteration; {how}\n"
+
+
+def _num_early_requests(plan: FrequencyPlan | DataParallelPlan) -> int:
+    pipelines = plan.by_dp_rank if isinstance(plan, DataParallelPlan) else (plan,)
+    return sum(len(pipeline.requests) for pipeline in pipelines)
 
 
 def _of_delays(plan: PlanPrediction) -> str:

@@ -23,6 +23,7 @@ from flyball_server.planning.model.data_parallel import (
     joint_model,
     make_data_parallel_plan,
 )
+from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
@@ -224,7 +225,12 @@ def make_frontier(
     if model.transitions is None:
         choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
     else:
-        plans = late_plans(model, plans, keeps_reserve=reserve > 0)
+        plans = late_plans(
+            model,
+            plans,
+            keeps_reserve=reserve > 0,
+            asks_early=first.options.early_requests,
+        )
         fastest = _planned(request, policy=Policy.FRONTIER, target=DEFAULT_TARGET)
         choice = fastest.reserve_choice
     points = _points(plans, fastest)
@@ -276,7 +282,11 @@ def _points(
 
 
 def late_plans(
-    model: PipelineModel, plans: Sequence[DeadlinePlan], *, keeps_reserve: bool
+    model: PipelineModel,
+    plans: Sequence[DeadlinePlan],
+    *,
+    keeps_reserve: bool,
+    asks_early: bool = False,
 ) -> list[DeadlinePlan]:
     """Return plans made as if clocks changed at once, evaluated with late clock changes.
 
@@ -288,8 +298,10 @@ def late_plans(
         model: the pipeline, with the times of its clock changes.
         plans: plans for deadlines.
         keeps_reserve: whether the bounds are on plans that keep a reserve.
+        asks_early: clocks are requested ahead of an instruction's end in plans where that keeps
+            them in time.
     """
-    batch = TransitionBatch(model)
+    batch, early = TransitionBatch(model), EarlyRequestBatch(model) if asks_early else None
     # A plan with a reserve may wait as much less as it ends later.
     least_slope_w = sum(model.stage_blocking_power_w) if keeps_reserve else 0.0
     # No plan takes less than its instructions do, each at its cheapest clock.
@@ -298,10 +310,14 @@ def late_plans(
     late: list[DeadlinePlan] = []
     for first in range(0, len(plans), num_at_once):
         some = plans[first : first + num_at_once]
-        run = batch.run(np.array([plan.assignment for plan in some]))
-        for plan, time_s, energy_j in zip(
-            some, run.iteration_time_s.tolist(), run.total_energy_j.tolist(), strict=True
-        ):
+        choices = np.array([plan.assignment for plan in some])
+        run = batch.run(choices)
+        times_s, energies_j = run.iteration_time_s, run.total_energy_j
+        if early is not None:
+            is_early, run = early.num_unbounded(choices) == 0, early.run(choices)
+            times_s = np.where(is_early, run.iteration_time_s, times_s)
+            energies_j = np.where(is_early, run.total_energy_j, energies_j)
+        for plan, time_s, energy_j in zip(some, times_s.tolist(), energies_j.tolist(), strict=True):
             relaxed, later_s = plan.relaxed, max(0.0, time_s - plan.relaxed.deadline_s)
             bound_j = relaxed.lower_bound_j + (relaxed.bound_slope_w - least_slope_w) * later_s
             late.append(

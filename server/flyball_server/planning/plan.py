@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.documents.planned_instructions import PlannedStages
+from flyball_server.planning.documents.planned_instructions import PlannedRequest, PlannedStages
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 
@@ -125,9 +125,11 @@ class FrequencyPlan(PlanPrediction):
 
     Attributes:
         stages: per stage, its instructions in the order of execution.
+        requests: requests of clocks that are made early, in the order of stages.
     """
 
     stages: PlannedStages
+    requests: tuple[PlannedRequest, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -151,6 +153,7 @@ class PlannedPipeline:
         stages: per stage, its instructions in the order of execution.
         dp_ranks: the data-parallel ranks that it stands for, rising, where it is several that
             run alike (`energy_j` is then of all of them); empty: `dp_rank` alone.
+        requests: as in `FrequencyPlan`.
     """
 
     dp_rank: int
@@ -158,6 +161,7 @@ class PlannedPipeline:
     energy_j: float
     stages: PlannedStages
     dp_ranks: tuple[int, ...] = ()
+    requests: tuple[PlannedRequest, ...] = ()
 
     @property
     def stands_for(self) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
+    PlannedRequest,
     PlannedStages,
 )
 from flyball_server.planning.errors import PlanningError
@@ -132,11 +133,13 @@ def make_plan(request: PlanRequest, report: PhaseReport = lambda _: None) -> Sol
         choice, named = chosen.choice, request.with_options(schedule=chosen.name)
         if not chosen.is_final:
             choice = choose_clocks(named.with_options(target=chosen.target), chosen.model)
-        plan = replace(plan_of_choice(named, chosen.model, choice), considered=chosen.considered)
-        return SolvedPlan(plan=plan, model=chosen.model, assignment=choice.assignment)
+        model = chosen.model.with_requests(choice.requests)
+        plan = replace(plan_of_choice(named, model, choice), considered=chosen.considered)
+        return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
     model = model_of_request(request)
     report(SEARCHING)
     choice = choose_clocks(request, model)
+    model = model.with_requests(choice.requests)
     plan = plan_of_choice(request, model, choice)
     return SolvedPlan(plan=plan, model=model, assignment=choice.assignment)
 
@@ -279,6 +282,7 @@ def plan_of_choice(
     return FrequencyPlan(
         **vars(prediction_of(request, model, model.schedule, choice)),
         stages=planned_stages(model, choice.assignment),
+        requests=planned_requests(model),
     )
 
 
@@ -323,6 +327,25 @@ def _chunk_places(schedule: Schedule) -> VirtualStages:
     """Return the schedule's chunks for the plan; empty where stage s is virtual stage s."""
     is_plain = schedule.virtual_stages == one_chunk_each(schedule.num_stages)
     return () if is_plain else schedule.virtual_stages
+
+
+def planned_requests(model: PipelineModel) -> tuple[PlannedRequest, ...]:
+    """Return the model's requests as positions in their stages."""
+    clocked = model.clocked
+    rows: list[PlannedRequest] = []
+    for instruction, request in sorted(model.requests.items()):
+        stage = clocked.stage[instruction]
+        first = clocked.first[stage]
+        next_position = clocked.last[stage] - first + 1  # of the next iteration
+        rows.append(
+            PlannedRequest(
+                stage=stage,
+                position=instruction - first or next_position,
+                after_position=request.after - first,
+                offset_s=request.offset_s,
+            )
+        )
+    return tuple(sorted(rows))
 
 
 def planned_stages(model: PipelineModel, assignment: Assignment) -> PlannedStages:

@@ -258,7 +258,8 @@ class _Search:
         except TargetUnreachableError as error:
             self.why_not[candidate.name] = error.message
             return
-        time_s, energy_j = time_and_energy(model, choice.assignment)
+        candidate.model = model.with_requests(choice.requests)
+        time_s, energy_j = time_and_energy(candidate.model, choice.assignment)
         candidate.plan = _Plan(choice=choice, iteration_time_s=time_s, energy_j=energy_j)
 
 

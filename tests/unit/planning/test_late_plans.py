@@ -70,7 +70,7 @@ def test_clocks_are_those_without_delays_and_the_figures_those_with_them(policy:
     ],
 )
 def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target: str) -> None:
-    request = three_clocks_request(transition_ms=delay_ms, target=target)
+    request = three_clocks_request(transition_ms=delay_ms, target=target, early_requests=False)
     plan, model = make_plan(request).plan, model_of_request(request)
     choices = every_choice(model)
     every = TransitionBatch(model).run(choices)
@@ -152,7 +152,7 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
     delay_ms: float,
 ) -> None:
     reserve = 0.1
-    request = three_clocks_request(transition_ms=delay_ms, reserve=reserve)
+    request = three_clocks_request(transition_ms=delay_ms, reserve=reserve, early_requests=False)
     solved = make_plan(request)
     model, bound_j = solved.model, solved.plan.lower_bound_j
     longer = with_reserve(model, reserve)
@@ -219,7 +219,7 @@ def test_a_plan_without_a_change_keeps_its_bound() -> None:
 def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
     options: dict[str, float],
 ) -> None:
-    request = three_clocks_request(**options)
+    request = three_clocks_request(early_requests=False, **options)
     model, curve = model_of_request(request), make_frontier(request, 8)
     choices = every_choice(model)
     every = TransitionBatch(model).run(choices)

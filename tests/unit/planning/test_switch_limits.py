@@ -54,7 +54,7 @@ def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
 @pytest.mark.parametrize("delay_ms", [0.0, 300.0])
 @pytest.mark.parametrize("target", ["fastest", "slowdown:0.05"])
 def test_the_best_of_all_plans_with_as_few_changes(delay_ms: float, target: str) -> None:
-    request = three_clocks_request(transition_ms=delay_ms, target=target)
+    request = three_clocks_request(transition_ms=delay_ms, target=target, early_requests=False)
     model = model_of_request(request)
     choices = every_choice(model)
     batch = TransitionBatch(model)

@@ -75,7 +75,9 @@ def test_a_tail_hides_the_change_to_the_first_clock() -> None:
 @pytest.mark.parametrize("delay_ms", [0.0, 100.0, 1300.0])
 @pytest.mark.parametrize("target", ["fastest", "slowdown:0.05", "least-energy"])
 def test_plan_and_bound_against_all_plans(delay_ms: float, target: str) -> None:
-    request = three_clocks_request(transition_ms=delay_ms, target=target, **DELAYS)
+    request = three_clocks_request(
+        transition_ms=delay_ms, target=target, early_requests=False, **DELAYS
+    )
     plan, model = make_plan(request).plan, model_of_request(request)
     choices = every_choice(model)
     every = TransitionBatch(model).run(choices)

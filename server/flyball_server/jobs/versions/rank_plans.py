@@ -29,7 +29,7 @@ from flyball_server.jobs.store.contract import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.plan import DataParallelPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import PlanVersion, RankPlan
 
@@ -47,13 +47,31 @@ def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstructi
                 plan.stages[rank.stage], highest_mhz, strict=True
             )
         )
+    return _part_of(plan, rank).stages[rank.stage]
+
+
+def _part_of(
+    plan: FrequencyPlan | DataParallelPlan, rank: RankRecord
+) -> FrequencyPlan | PlannedPipeline:
+    """Return the plan of the rank's pipeline."""
     if not isinstance(plan, DataParallelPlan):
-        return plan.stages[rank.stage]
+        return plan
     for pipeline in plan.pipelines:
         if rank.dp_rank in (pipeline.dp_ranks or (pipeline.dp_rank,)):
-            return pipeline.stages[rank.stage]
+            return pipeline
     # A rank that registered after the plan was made: the first pipeline's part is safe for it too.
-    return plan.pipelines[0].stages[rank.stage]
+    return plan.pipelines[0]
+
+
+def rank_requests(plan: AnyPlan, rank: RankRecord) -> tuple[tuple[int, int, float], ...]:
+    """Return the early requests of the rank's clocks: `[position, after_position, offset_s]`."""
+    if isinstance(plan, ProbePlan):
+        return ()
+    return tuple(
+        (position, after_position, offset_s)
+        for stage, position, after_position, offset_s in _part_of(plan, rank).requests
+        if stage == rank.stage
+    )
 
 
 def rank_cycle_mhz(
@@ -243,6 +261,7 @@ def rank_plan(
         measurement_detail=plan.measurement_detail,
         num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
+        requests=rank_requests(plan.plan, rank),
     )
 
 

@@ -16,6 +16,7 @@ from flyball_profiles.clock_transitions import ClockTransitions, TransitionsErro
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.documents.planned_instructions import (
     PlannedInstruction,
+    PlannedRequest,
     PlannedStages,
 )
 from flyball_server.planning.errors import PlanningError
@@ -102,13 +103,18 @@ def _checked(
 
 # Far above any real job; a broken document must not fill the memory.
 MAX_PIPELINES = 1_048_576
+_BEGIN = "begin"
 _KINDS = {str(kind): kind for kind in InstructionKind}
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     """Return the plan as JSON-ready data; `solve_s` is the planning time in s."""
-    return {**_prediction(plan, solve_s), "stages": stage_entries(plan.stages)}
+    return {
+        **_prediction(plan, solve_s),
+        **_requests_entry(plan.requests),
+        "stages": stage_entries(plan.stages),
+    }
 
 
 def data_parallel_document(plan: DataParallelPlan, *, solve_s: float) -> dict[str, Any]:
@@ -126,8 +132,45 @@ def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
         **alike,
         "iteration_time_s": pipeline.iteration_time_s,
         "energy_j": pipeline.energy_j,
+        **_requests_entry(pipeline.requests),
         "stages": stage_entries(pipeline.stages),
     }
+
+
+def _requests_entry(requests: tuple[PlannedRequest, ...]) -> dict[str, Any]:
+    """`[stage, position, after_position, "begin", offset_s]` of each; nothing without any."""
+    rows = [
+        [stage, position, after_position, _BEGIN, offset_s]
+        for stage, position, after_position, offset_s in requests
+    ]
+    return {"requests": rows} if rows else {}
+
+
+def _requests(
+    value: object, stages: tuple[tuple[PlannedInstruction, ...], ...], where: str
+) -> tuple[PlannedRequest, ...]:
+    """Return what `_requests_entry` wrote."""
+    requests: list[PlannedRequest] = []
+    for number, entry in enumerate(list_of(value, where)):
+        here = f"{where}[{number}]"
+        items = list_of(entry, here)
+        if len(items) != 5 or items[3] != _BEGIN:
+            raise PlanningError(
+                'must be [stage, position, after_position, "begin", offset_s]', field=here
+            )
+        stage, position, after_position = (count_of(item, here) for item in items[:3])
+        if stage >= len(stages) or not after_position < position <= len(stages[stage]):
+            raise PlanningError(
+                "must name a stage of the plan and a position of it, after an earlier one",
+                field=here,
+            )
+        clocks_mhz = {
+            instruction.frequency_mhz for instruction in stages[stage][after_position:position]
+        }
+        if len(clocks_mhz) > 1:
+            raise PlanningError("the clock changes between the two positions", field=here)
+        requests.append(PlannedRequest(stage, position, after_position, number_of(items[4], here)))
+    return tuple(requests)
 
 
 def instruction_entries(
@@ -149,8 +192,11 @@ def plan_from_document(document: object) -> FrequencyPlan:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = mapping_of(document, "plan")
+    stages = stages_from_entries(fields.get("stages"), "stages")
     return FrequencyPlan(
-        **_prediction_of(fields), stages=stages_from_entries(fields.get("stages"), "stages")
+        **_prediction_of(fields),
+        stages=stages,
+        requests=_requests(fields.get("requests", []), stages, "requests"),
     )
 
 
@@ -355,12 +401,14 @@ def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipelin
         raise PlanningError(f"must increase, from {dp_rank} on", field=f"{where}.dp_ranks")
     if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
         raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
+    stages = stages_from_entries(fields.get("stages"), f"{where}.stages")
     return PlannedPipeline(
         dp_rank=dp_rank,
         iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
         energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
-        stages=stages_from_entries(fields.get("stages"), f"{where}.stages"),
+        stages=stages,
         dp_ranks=dp_ranks,
+        requests=_requests(fields.get("requests", []), stages, f"{where}.requests"),
     )
 
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_server.planning.documents.planned_instructions import PlannedStages
+from flyball_server.planning.documents.planned_instructions import PlannedRequest
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.dag import NONE, nodes_in_order
 from flyball_server.planning.model.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
@@ -38,7 +39,7 @@ def model_of_plan(
     return _model_of_stages(
         profile,
         plan,
-        plan.stages,
+        plan,
         blocking_power_w=blocking_power_w or plan.blocking_power_w,
     )
 
@@ -108,7 +109,7 @@ def _model_of_pipeline(
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
     try:
-        return _model_of_stages(profile, plan, pipeline.stages, blocking_power_w=blocking_power_w)
+        return _model_of_stages(profile, plan, pipeline, blocking_power_w=blocking_power_w)
     except PlanningError as error:
         if error.field == "blocking_power_w":  # of all pipelines, and an option's
             raise
@@ -119,10 +120,11 @@ def _model_of_pipeline(
 def _model_of_stages(
     profile: StageProfile,
     plan: PlanPrediction,
-    stages: PlannedStages,
+    part: FrequencyPlan | PlannedPipeline,
     *,
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:
+    stages = part.stages
     order = Schedule(
         name=plan.schedule,
         num_microbatches=plan.num_microbatches,
@@ -140,6 +142,8 @@ def _model_of_stages(
         )
     model = model.with_delays(plan.tail_s, plan.transfer_s)
     model = replace(model, transitions=plan.transitions)
+    if part.requests:
+        model = model.with_requests(_requests_of(model, part.requests))
     assignment = [NONE] * model.dag.num_nodes
     nodes = nodes_in_order(order, model.dag)
     for stage, items in enumerate(stages):
@@ -153,6 +157,19 @@ def _model_of_stages(
                 )
             assignment[node] = choice
     return model, assignment
+
+
+def _requests_of(
+    model: PipelineModel, requests: Sequence[PlannedRequest]
+) -> dict[int, ClockRequest]:
+    """Return a plan's requests by instruction; the inverse of `planned_requests`."""
+    first, last = model.clocked.first, model.clocked.last
+    return {
+        first[stage] + position % (last[stage] - first[stage] + 1): ClockRequest(
+            after=first[stage] + after_position, is_at_end=False, offset_s=offset_s
+        )
+        for stage, position, after_position, offset_s in requests
+    }
 
 
 def _index_of(

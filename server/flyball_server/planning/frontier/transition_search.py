@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.dag import NONE, IndexArray
+from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.finish_times import FloatArray, latest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
-from flyball_server.planning.model.transition_batches import BatchRun, TransitionBatch
+from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.model.transition_rows import BatchRun
 from flyball_wire.plan_options import Effort
 
 BoolArray = NDArray[np.bool_]
@@ -89,6 +91,8 @@ class TransitionSearch:
         cost_step_j: how much a step to the next lower clock saves on average, J; 0: no search.
         effort: effort of the search.
         limits: limits of its clock changes.
+        asks_early: clocks are requested ahead of an instruction's end. A plan is then found only
+            if no delays make it longer than clocks that change at once.
     """
 
     def __init__(
@@ -97,11 +101,16 @@ class TransitionSearch:
         cost_step_j: float,
         effort: Effort,
         limits: SwitchLimits = SwitchLimits(),
+        *,
+        asks_early: bool = False,
     ) -> None:
         self._limits = limits
         assert model.transitions is not None  # noqa: S101 - the caller has seen to it
-        self._batch, self._transitions = TransitionBatch(model), model.transitions
-        self._is_exact = model.transitions.exact_s is not None
+        self._transitions = model.transitions
+        self._early = EarlyRequestBatch(model) if asks_early else None
+        self._batch = self._early or TransitionBatch(model)
+        # One batch gives both: the time that is never exceeded, and the energy.
+        self._is_exact = asks_early or model.transitions.exact_s is not None
         self._cost_step_j = cost_step_j
         clocked, dag = model.clocked, model.dag
         group_of = dict(zip(clocked.node, clocked.group, strict=True))
@@ -134,14 +143,28 @@ class TransitionSearch:
         self._num_steps = wanted if cost_step_j else 0
         self._raised_share = share
 
+    @property
+    def _is_free(self) -> bool:
+        """True if no plan is beyond limits."""
+        return self._limits.is_free and self._early is None
+
     def times_s(self, assignments: Sequence[Assignment]) -> list[float]:
         """Return what no iteration of a plan exceeds under the delays, s."""
         times_s: list[float] = self._judged(np.array(assignments))[0].tolist()
         return times_s
 
+    def energy_j(self, assignment: Assignment) -> float:
+        """Return the energy of an iteration at the median delays, J."""
+        return float(self._judged(np.array([assignment]))[1][0])
+
     def num_beyond(self, choices: IndexArray, run: BatchRun | None = None) -> IndexArray:
-        """Return by how many changes each plan is beyond its limits; shape (num_plans,)."""
+        """Return by how many changes each plan is beyond its limits; shape (num_plans,).
+
+        With early requests those that no bound is known for count too.
+        """
         limits, beyond = self._limits, np.zeros(len(choices), dtype=np.int64)
+        if self._early is not None:
+            beyond += self._early.num_unbounded(choices)
         if limits.max_switches is not None:
             beyond += np.maximum(0, self._batch.num_switches(choices) - limits.max_switches)
         if limits.min_dwell_s:
@@ -268,14 +291,14 @@ class TransitionSearch:
         self, found: _Best, choices: IndexArray, times_s: FloatArray, energies_j: FloatArray
     ) -> None:
         """Keep the best of these plans that is within the limits, if it is better."""
-        if not self._limits.is_free:
+        if not self._is_free:
             times_s = times_s.copy()
             times_s[self.num_beyond(choices) > 0] = np.inf
         found.see(choices, times_s, energies_j)
 
     def _beyond_j(self, choices: IndexArray, dear: float) -> FloatArray | float:
         """Return the price of the changes beyond the limits, J; `dear`: as that of lateness."""
-        if self._limits.is_free:
+        if self._is_free:
             return 0.0
         beyond = self.num_beyond(choices).astype(np.float64)
         return beyond * (dear * SWITCH_STEPS * self._cost_step_j)

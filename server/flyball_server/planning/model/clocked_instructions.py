@@ -16,6 +16,24 @@ from flyball_server.planning.schedules._base import Schedule
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockRequest:
+    """Request of an instruction's clock at another time than the default.
+
+    It is made no later than the instruction begins.
+
+    Attributes:
+        after: instruction of the same stage whose begin or end it follows, before its own one, or
+            for a stage's first instruction in the iteration before; between them no clock changes.
+        is_at_end: after the end; False: after the begin.
+        offset_s: time after that in s, not negative.
+    """
+
+    after: int
+    is_at_end: bool
+    offset_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClockedInstructions:
     """The instructions of an iteration in the order in which they run, and their clocks.
 

@@ -8,12 +8,13 @@ stretch to the time of the slowest one; waiting until then is priced.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
@@ -30,6 +31,7 @@ from flyball_server.planning.planner import (
     PlanRequest,
     choose_clocks,
     model_of_request,
+    planned_requests,
     planned_stages,
     prediction_of,
 )
@@ -173,6 +175,8 @@ def plan_models(
     joint = join_pipelines(models)
     report(SEARCHING)
     choice = _choose(request, models, joint)
+    models = _with_requests(models, choice.requests)
+    joint = joint.with_requests(choice.requests)
     prediction = prediction_of(request, joint, models[0].schedule, choice)
     pipelines = tuple(
         PlannedPipeline(
@@ -180,6 +184,7 @@ def plan_models(
             iteration_time_s=time_and_energy(model, assignment)[0],
             energy_j=iteration_energy_j(model, assignment, prediction.iteration_time_s),
             stages=planned_stages(model, assignment),
+            requests=planned_requests(model),
             dp_ranks=stands_for if len(stands_for) > 1 else (),
         )
         for stands_for, model, assignment in zip(
@@ -227,7 +232,37 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
         blocking_power_w=_chained(model.blocking_power_w for model in models),
         num_ranks=_chained(model.num_ranks for model in models),
         transitions=models[0].transitions,
+        requests={
+            first + instruction: replace(request, after=first + request.after)
+            for first, model in zip(_first_instructions(models), models, strict=True)
+            for instruction, request in model.requests.items()
+        },
     )
+
+
+def _first_instructions(models: Sequence[PipelineModel]) -> list[int]:
+    """Return the number that each pipeline's first instruction has in the joint model."""
+    if not any(model.transitions for model in models):
+        return [0] * len(models)
+    return _offsets([model.clocked.num_instructions for model in models])
+
+
+def _with_requests(
+    models: Sequence[PipelineModel], requests: Mapping[int, ClockRequest]
+) -> list[PipelineModel]:
+    """Return the pipelines with their parts of the joint model's requests."""
+    return [
+        model.with_requests(
+            {
+                instruction - first: replace(request, after=request.after - first)
+                for instruction, request in requests.items()
+                if first <= instruction < first + model.clocked.num_instructions
+            }
+        )
+        if requests
+        else model
+        for first, model in zip(_first_instructions(models), models, strict=True)
+    ]
 
 
 def split_assignment(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import (
@@ -17,6 +17,7 @@ from flyball_profiles.stage_profile import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import (
     ClockedInstructions,
+    ClockRequest,
     PointGroups,
     clocked_instructions,
 )
@@ -48,6 +49,9 @@ class PipelineModel:
         blocking_power_w: per stage, W of one of its GPUs while it waits.
         num_ranks: per stage, the number of ranks whose energy the points hold.
         transitions: times of clock changes; None: they take none.
+        requests: by instruction of `clocked`, the requests of a plan's clocks that are not made
+            as the instruction before ends; those of instructions whose clock does not change have
+            no effect.
     """
 
     schedule: Schedule
@@ -56,6 +60,7 @@ class PipelineModel:
     blocking_power_w: tuple[float, ...]
     num_ranks: tuple[int, ...]
     transitions: ClockTransitions | None = None
+    requests: Mapping[int, ClockRequest] = field(default_factory=dict[int, ClockRequest])
 
     @functools.cached_property
     def groups(self) -> PointGroups:
@@ -72,7 +77,11 @@ class PipelineModel:
 
     def without_transitions(self) -> PipelineModel:
         """Return the pipeline as if clock changes took no time."""
-        return replace(self, transitions=None) if self.transitions else self
+        return replace(self, transitions=None, requests={}) if self.transitions else self
+
+    def with_requests(self, requests: Mapping[int, ClockRequest]) -> PipelineModel:
+        """Return the pipeline with these requests of a plan's clocks instead of its own."""
+        return self if requests == self.requests else replace(self, requests=requests)
 
     def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> PipelineModel:
         """Return the pipeline with a tail and transfers; see `DependencyDag.with_delays`."""

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
@@ -31,31 +30,17 @@ from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.short_transitions import ShortTransitions, run_short
-from flyball_server.planning.model.transition_rows import InstructionRows, Level, Ran, replaced
+from flyball_server.planning.model.transition_rows import (
+    BatchRun,
+    InstructionRows,
+    Level,
+    Ran,
+    replaced,
+)
 from flyball_server.planning.model.transitions import NUM_ITERATIONS
 
-# Of a dwell: sums in another order differ by rounding alone.
-_DWELL_TOLERANCE = 1e-9
 # Share of an instruction that is a rounding error.
 _NOTHING_LEFT = 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchRun:
-    """One iteration of each plan, per instruction of `ClockedInstructions`.
-
-    Attributes:
-        start_s, duration_s: s; shape (num_plans, num_instructions).
-        energy_j: energy without waiting in J; shape (num_plans, num_instructions).
-        iteration_time_s: end of the last instruction, and the tail, in s; shape (num_plans,).
-        total_energy_j: energy of an iteration in J; shape (num_plans,).
-    """
-
-    start_s: FloatArray
-    duration_s: FloatArray
-    energy_j: FloatArray
-    iteration_time_s: FloatArray
-    total_energy_j: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,45 +157,12 @@ class TransitionBatch:
         )
 
     def num_switches(self, choices: IndexArray) -> IndexArray:
-        """Return the clock changes of an iteration of each plan; shape (num_plans,).
-
-        Args:
-            choices: shape (num_plans, num_nodes).
-        """
-        num: IndexArray = self._is_changed(choices).sum(axis=1)
-        return num
+        """Return the clock changes of an iteration of each plan; shape (num_plans,)."""
+        return self._rows.num_switches(choices)
 
     def num_short_dwells(self, choices: IndexArray, run: BatchRun, dwell_s: float) -> IndexArray:
-        """Return how many requests of each plan follow the stage's last one too soon.
-
-        Args:
-            choices: shape (num_plans, num_nodes).
-            run: an iteration of each plan.
-            dwell_s: least time between them, s.
-        """
-        num_short: IndexArray = np.zeros(len(choices), dtype=np.int64)
-        is_changed, finish_s = self._is_changed(choices), run.start_s + run.duration_s
-        period_s = run.iteration_time_s[:, None]
-        for first, last in self._rows.ends:
-            of_stage = slice(first, last + 1)
-            before_s = np.roll(finish_s[:, of_stage], 1, axis=1)
-            before_s[:, 0] -= period_s[:, 0]
-            requested_s = np.where(is_changed[:, of_stage], before_s, -np.inf)
-            newest_s = np.maximum.accumulate(requested_s, axis=1)
-            of_before_s = newest_s[:, -1:] - period_s
-            previous_s = np.concatenate(
-                [of_before_s, np.maximum(newest_s[:, :-1], of_before_s)], axis=1
-            )
-            least_s = dwell_s * (1 - _DWELL_TOLERANCE)
-            is_short = is_changed[:, of_stage] & (before_s - previous_s < least_s)
-            num_short += is_short.sum(axis=1)
-        return num_short
-
-    def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
-        """Return True where a clock differs from the one before; shape (num_plans, num)."""
-        clocks = self._rows.clocks(choices)
-        is_changed: NDArray[np.bool_] = clocks != clocks[self._rows.previous]
-        return is_changed[self._rows.row_of].T
+        """Return how many requests of each plan follow the stage's last one too soon."""
+        return self._rows.num_short_dwells(choices, run, dwell_s)
 
     @property
     def bound_effort(self) -> int:

@@ -16,8 +16,29 @@ from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
+# Of a dwell: sums in another order differ by rounding alone.
+_DWELL_TOLERANCE = 1e-9
+
 Ran = tuple[FloatArray, FloatArray, FloatArray]
 """Begins in s, durations in s and energies in J of iterations; shape (num_rows, num_plans)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchRun:
+    """One iteration of each plan, per instruction of `ClockedInstructions`.
+
+    Attributes:
+        start_s, duration_s: s; shape (num_plans, num_instructions).
+        energy_j: energy without waiting in J; shape (num_plans, num_instructions).
+        iteration_time_s: end of the last instruction, and the tail, in s; shape (num_plans,).
+        total_energy_j: energy of an iteration in J; shape (num_plans,).
+    """
+
+    start_s: FloatArray
+    duration_s: FloatArray
+    energy_j: FloatArray
+    iteration_time_s: FloatArray
+    total_energy_j: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +78,9 @@ class InstructionRows:
         table: per row, index of its time and energy at its stage's highest clock; shape
             (num_rows, 1).
         times_s, energies_j: time in s and energy in J, by that index and clock.
+        stage: per row, its stage.
         power_w: per row, waiting power of its stage, W; shape (num_rows, 1).
+        power_of_place_w: the same by the index of `times_s`.
         waiting_power_w: of all stages, W.
         tail_s: part of an iteration after its last instruction, s.
     """
@@ -71,7 +94,7 @@ class InstructionRows:
         self.first = self.row_of[list(clocked.first)]
         self.last = self.row_of[list(clocked.last)]
         before = np.concatenate([level.before for level in self.levels])
-        stage = np.array(clocked.stage)[in_levels]
+        self.stage = stage = np.array(clocked.stage)[in_levels]
         self.previous = np.where(before == len(in_levels), self.last[stage], before)
         self._node = np.array(clocked.node)[in_levels]
         self.times_s: FloatArray = np.concatenate([np.array(one) for one in clocked.times_s])
@@ -82,6 +105,9 @@ class InstructionRows:
         self.table = np.concatenate([level.table for level in self.levels])
         power_w = np.array(model.stage_blocking_power_w)
         self.power_w = power_w[stage, None]
+        self.power_of_place_w = np.empty_like(self.times_s)
+        for row, begin in zip(self.power_w[:, 0], self.table[:, 0], strict=True):
+            self.power_of_place_w[begin:] = row
         self.waiting_power_w = float(power_w.sum())
         self.tail_s = clocked.tail_s
         self._num_within: dict[float, int] = {}
@@ -95,6 +121,57 @@ class InstructionRows:
         """
         clocks: IndexArray = self._clock_of_choice[self._first_choice + choices.T[self._node]]
         return clocks
+
+    def num_switches(self, choices: IndexArray) -> IndexArray:
+        """Return the clock changes of an iteration of each plan; shape (num_plans,).
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+        """
+        num: IndexArray = self._is_changed(choices).sum(axis=1)
+        return num
+
+    def num_short_dwells(
+        self,
+        choices: IndexArray,
+        run: BatchRun,
+        dwell_s: float,
+        lead_s: FloatArray | None = None,
+    ) -> IndexArray:
+        """Return how many requests of each plan follow the stage's last one too soon.
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+            run: an iteration of each plan.
+            dwell_s: least time between them, s.
+            lead_s: how long before the end of the instruction before each request is made, s;
+                shape (num_plans, num_instructions); None: none.
+        """
+        num_short: IndexArray = np.zeros(len(choices), dtype=np.int64)
+        is_changed, finish_s = self._is_changed(choices), run.start_s + run.duration_s
+        period_s = run.iteration_time_s[:, None]
+        for first, last in self.ends:
+            of_stage = slice(first, last + 1)
+            before_s = np.roll(finish_s[:, of_stage], 1, axis=1)
+            before_s[:, 0] -= period_s[:, 0]
+            if lead_s is not None:
+                before_s -= lead_s[:, of_stage]
+            requested_s = np.where(is_changed[:, of_stage], before_s, -np.inf)
+            newest_s = np.maximum.accumulate(requested_s, axis=1)
+            of_before_s = newest_s[:, -1:] - period_s
+            previous_s = np.concatenate(
+                [of_before_s, np.maximum(newest_s[:, :-1], of_before_s)], axis=1
+            )
+            least_s = dwell_s * (1 - _DWELL_TOLERANCE)
+            is_short = is_changed[:, of_stage] & (before_s - previous_s < least_s)
+            num_short += is_short.sum(axis=1)
+        return num_short
+
+    def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
+        """Return True where a clock differs from the one before; shape (num_plans, num)."""
+        clocks = self.clocks(choices)
+        is_changed: NDArray[np.bool_] = clocks != clocks[self.previous]
+        return is_changed[self.row_of].T
 
     def most_within(self, time_s: float) -> int:
         """Return the most instructions, one after the other on a stage, that may end in a time."""

@@ -22,28 +22,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.model.clocked_instructions import ClockedInstructions
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
 from flyball_server.planning.model.dag import NONE
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Of iterations one after the other, from one whose first clocks are in force.
 NUM_ITERATIONS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockRequest:
-    """Request of an instruction's clock at another time than the default.
-
-    Attributes:
-        after: instruction of the same stage whose begin or end it follows, before its own one;
-            between them no clock changes.
-        is_at_end: after the end; False: after the begin.
-        offset_s: time after that in s, not negative.
-    """
-
-    after: int
-    is_at_end: bool
-    offset_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +115,7 @@ class TransitionSimulator:
     def __init__(self, model: PipelineModel, transitions: ClockTransitions | None = None) -> None:
         transitions = transitions or model.transitions or ClockTransitions.exact(0.0)
         self._clocked = clocked = model.clocked
+        self._requests = model.requests
         self._up_s, self._down_s = transitions.up_p50_s, transitions.down_p50_s
         self._starts_settled = transitions.starts_settled
         self._times_s = [clocked.times_s[group] for group in clocked.group]
@@ -173,7 +158,8 @@ class TransitionSimulator:
             clocks: per instruction, its clock, as `ClockedInstructions.clocks` returns them.
             delays_s: per instruction, the delay of its request in s, not negative; None: the
                 median, up and down.
-            requests: by instruction, requests that are not made when the instruction before ends.
+            requests: by instruction, requests that are not made when the instruction before ends;
+                None: the model's.
             least_period_s: time from one iteration's begin to the next one's, where that is
                 longer than this pipeline's own, s.
 
@@ -181,7 +167,7 @@ class TransitionSimulator:
             ValueError: the clock changes between a request and its instruction.
         """
         delays_s = self.delays_s(clocks) if delays_s is None else delays_s
-        after = self._checked(clocks, requests or {})
+        after = self._checked(clocks, self._requests if requests is None else requests)
         clocked = self._clocked
         at = _StageClocks(
             in_force=[clocks[first] for first in clocked.first],
@@ -202,8 +188,8 @@ class TransitionSimulator:
         """Return instruction and request by the instruction that the request follows."""
         after: dict[int, tuple[int, ClockRequest]] = {}
         for instruction, request in requests.items():
-            before = self._clocked.order_predecessor[instruction]
-            kept = clocks[before] if before != NONE else None
+            before = self._before[instruction]
+            kept = clocks[before]
             while before not in (NONE, request.after) and clocks[before] == kept:
                 before = self._clocked.order_predecessor[before]
             if before == NONE or before != request.after or clocks[before] != kept:
@@ -211,7 +197,8 @@ class TransitionSimulator:
                     f"instruction {instruction} cannot be requested after {request.after}: it is"
                     " not before it on its stage, or the clock changes between them"
                 )
-            if clocks[instruction] != kept:
+            is_settled = self._starts_settled and instruction in self._clocked.first
+            if clocks[instruction] != kept and not is_settled:
                 after[request.after] = instruction, request
         return after
 
@@ -256,9 +243,11 @@ class TransitionSimulator:
             source_s += transfer_s[instruction]
             now_s = free_s if free_s > source_s else source_s
             start_s[instruction] = now_s
-            if before == NONE:
+            if instruction in is_early:
+                requests.hasten(instruction, now_s)
+            elif before == NONE:
                 requests.make_first(instruction)
-            elif clocks[instruction] != clocks[before] and instruction not in is_early:
+            elif clocks[instruction] != clocks[before]:
                 requests.make(instruction, free_s)
             early = after.get(instruction)
             if early is not None and not early[1].is_at_end:
@@ -313,6 +302,7 @@ class _Requests:
     ) -> None:
         self._clocked, self._clocks, self._delays_s, self._at = clocked, clocks, delays_s, at
         self.changes: list[ClockChange] = []
+        self._newest: list[ClockChange | None] = [None] * len(clocked.first)
         self.effects: list[_OnTheirWay] = [
             [(0.0, clock), *on_their_way]
             for clock, on_their_way in zip(at.in_force, at.on_their_way, strict=True)
@@ -328,6 +318,14 @@ class _Requests:
             effects.append((effect_s, self._clocks[instruction]))
         change = ClockChange(instruction=instruction, request_s=now_s, effect_s=effect_s)
         self.changes.append(change)
+        self._newest[stage] = change
+
+    def hasten(self, instruction: int, now_s: float) -> None:
+        """Request an instruction's clock now, where its request would come later."""
+        newest = self._newest[self._clocked.stage[instruction]]
+        if newest is not None and newest.instruction == instruction and newest.request_s > now_s:
+            self.changes.remove(newest)
+            self.make(instruction, now_s)
 
     def make_first(self, instruction: int) -> None:
         """Request the clock of a stage's first instruction, if it was not the last one's."""

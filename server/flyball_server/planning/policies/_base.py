@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_wire.closed_loop import ReserveChoice
 from flyball_wire.plan_options import PlanOptions
@@ -20,12 +21,14 @@ class PolicyChoice:
             the policy has none.
         reserve: reserve that it keeps, a share.
         reserve_choice: reason and price of a reserve that was chosen for noise; None: not chosen.
+        requests: as in `PipelineModel`.
     """
 
     assignment: Assignment
     lower_bound_j: float | None = None
     reserve: float = 0.0
     reserve_choice: ReserveChoice | None = None
+    requests: Mapping[int, ClockRequest] = field(default_factory=dict[int, ClockRequest])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ from flyball_server.planning.frontier.targets import (
     plan_for_target,
 )
 from flyball_server.planning.frontier.transition_search import SwitchLimits, TransitionSearch
+from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
@@ -37,15 +38,19 @@ START_EFFORT = {
 EARLIER = 1.1
 # One that is above its power budget by them is made for a lower one: so often, and by so much.
 LOWER_BUDGETS, LOWER = 8, 1.1
+# Other clocks, and late changes, are searched for where early requests cost more than this.
+WORTH_A_SEARCH = 1.01
 
 
 def frontier(request: PolicyRequest) -> PolicyChoice:
     """One clock per instruction near the relaxed optimum of the target's deadline.
 
     Where clock changes take time, the plan meets the target with them and is no worse than one
-    clock per stage; within a power budget it is otherwise the fastest as if they took none. Option
-    `reconfigure` is not used.
+    clock per stage; within a power budget it is otherwise the fastest as if they took none. Clocks
+    are requested ahead of an instruction's end if there is such a plan and the options allow it.
+    Option `reconfigure` is not used.
     """
+    request = replace(request, model=request.model.with_requests({}))
     model = request.model.without_transitions()
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
@@ -56,7 +61,8 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     choice = choice_with(solver, request, target, baseline_s)
     if chosen is None:
         return choice
-    reason = chosen.choice(solver, request.model, choice.assignment)
+    model = request.model.with_requests(choice.requests)
+    reason = chosen.choice(solver, model, choice.assignment)
     return replace(choice, reserve_choice=reason)
 
 
@@ -75,7 +81,8 @@ def choice_with(
         TargetUnreachableError: no plan is found that meets the target.
     """
     model, effort, is_late = request.model, request.options.effort, True
-    if model.transitions is not None and target.kind != "power":
+    asks_early = request.options.early_requests and model.transitions is not None
+    if model.transitions is not None and target.kind != "power" and not asks_early:
         effort = START_EFFORT[effort]
 
     def planned(target: Target) -> DeadlinePlan:
@@ -83,22 +90,85 @@ def choice_with(
 
     plan = planned(target)
     assignment, bound_j = plan.assignment, plan.lower_bound_j
+    early: PolicyChoice | None = None
+    if asks_early:
+        early = _early_choice(request, solver, plan, target, baseline_s)
+        at_once_j = time_and_energy(model.without_transitions(), assignment)[1]
+        if early is not None and _energy_j(model, early) <= WORTH_A_SEARCH * at_once_j:
+            return early
     if model.transitions is None:
         model = replace(model, transitions=ClockTransitions.exact(0.0))
         request = replace(request, model=model)
         is_late = is_limited(request.options) and bool(
             _search(request, solver).num_beyond(np.array([assignment]))[0]
         )
+    # Where delays are long or vary much, changes that come late may cost less than fewer.
     if is_late:
-        if target.kind == "power":
-            assignment = _within_budget(model, target, assignment, planned)
-        else:
-            assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
+        try:
+            if target.kind == "power":
+                assignment = _within_budget(model, target, assignment, planned)
+            else:
+                assignment = _in_time(request, solver, assignment, deadline_of(target, baseline_s))
+        except TargetUnreachableError:
+            if early is None:
+                raise
+            return early
         bound_j = _bound_j(model, solver, assignment)
-    return PolicyChoice(assignment=assignment, lower_bound_j=bound_j, reserve=solver.reserve)
+    late = PolicyChoice(assignment=assignment, lower_bound_j=bound_j, reserve=solver.reserve)
+    return late if early is None or _energy_j(model, late) < _energy_j(model, early) else early
 
 
-def _search(request: PolicyRequest, solver: DeadlineSolver) -> TransitionSearch:
+def _energy_j(model: PipelineModel, choice: PolicyChoice) -> float:
+    return time_and_energy(model.with_requests(choice.requests), choice.assignment)[1]
+
+
+def _early_choice(
+    request: PolicyRequest,
+    solver: DeadlineSolver,
+    plan: DeadlinePlan,
+    target: Target,
+    baseline_s: float,
+) -> PolicyChoice | None:
+    """Return the choice whose clocks are requested ahead; None: no such plan meets the target.
+
+    Args:
+        request: the request.
+        solver: of the pipeline as if clocks changed at once.
+        plan: its plan for the target.
+        target: the target.
+        baseline_s: iteration time in s that the target counts from.
+    """
+    model, transitions = request.model, request.model.transitions
+    assert transitions is not None  # noqa: S101 - the caller has seen to it
+    search, batch = _search(request, solver, asks_early=True), EarlyRequestBatch(model)
+    assignment: Assignment | None = plan.assignment
+    is_kept = not search.num_beyond(np.array([plan.assignment]))[0]
+    at_once_j = time_and_energy(model.without_transitions(), plan.assignment)[1]
+    if target.kind == "power":
+        assignment = plan.assignment if is_kept else None
+    elif not is_kept or search.energy_j(plan.assignment) > WORTH_A_SEARCH * at_once_j:
+        deadline_s = deadline_of(target, baseline_s)
+        starts = [model.baseline(), plan.assignment, *_fewest(request, solver, deadline_s)]
+        price_w = _time_price_w(model, solver, deadline_s)
+        assignment = search.improved(starts, deadline_s, price_w)
+    if assignment is None or batch.num_unbounded(np.array([assignment]))[0]:
+        return None
+    clocked = model.clocked
+    requests = early_requests(clocked, clocked.clocks(assignment), transitions)
+    early = model.with_requests(requests)
+    if target.kind == "power" and _power_w(early, assignment) > target.value:
+        return None
+    return PolicyChoice(
+        assignment=assignment,
+        lower_bound_j=_bound_j(early, solver, assignment),
+        reserve=solver.reserve,
+        requests=requests,
+    )
+
+
+def _search(
+    request: PolicyRequest, solver: DeadlineSolver, *, asks_early: bool = False
+) -> TransitionSearch:
     options = request.options
     return TransitionSearch(
         with_reserve(request.model, solver.reserve),
@@ -107,7 +177,23 @@ def _search(request: PolicyRequest, solver: DeadlineSolver) -> TransitionSearch:
         SwitchLimits(
             max_switches=options.max_switches, min_dwell_s=(options.min_dwell_ms or 0.0) / 1e3
         ),
+        asks_early=asks_early,
     )
+
+
+def _fewest(request: PolicyRequest, solver: DeadlineSolver, deadline_s: float) -> list[Assignment]:
+    """Return the plan of one clock per stage, unless it takes long to find."""
+    if not is_limited(request.options) and len(request.model.num_ranks) > MAX_COMPARED_STAGES:
+        return []
+    aim = Target(kind="deadline", value=min(deadline_s, solver.slowest_time_s))
+    (fewest,) = SingleClocks(request.model.without_transitions()).constant([aim])
+    return [fewest.assignment]
+
+
+def _time_price_w(model: PipelineModel, solver: DeadlineSolver, deadline_s: float) -> float:
+    """Return about the energy that a second of the iteration's time is worth, W."""
+    price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
+    return max(-price_w, sum(model.stage_blocking_power_w))
 
 
 def _within_budget(
@@ -176,13 +262,9 @@ def _in_time(
     if late_s > 0 and earlier_s > solver.fastest_time_s:
         earlier = solver.plan_within(earlier_s, solver.num_steps(Effort.LOW)).assignment
         starts += [earlier, search.raised(earlier, deadline_s)]
-    if is_limited(request.options) or len(request.model.num_ranks) <= MAX_COMPARED_STAGES:
-        aim = Target(kind="deadline", value=min(deadline_s, solver.slowest_time_s))
-        (fewest,) = SingleClocks(request.model.without_transitions()).constant([aim])
-        starts.append(fewest.assignment)
-    price_w = solver.relax(min(deadline_s, solver.slowest_time_s)).bound_slope_w
-    waiting_w = sum(request.model.stage_blocking_power_w)
-    found = search.improved(starts, deadline_s, max(-price_w, waiting_w))
+    starts += _fewest(request, solver, deadline_s)
+    price_w = _time_price_w(request.model, solver, deadline_s)
+    found = search.improved(starts, deadline_s, price_w)
     if found is None:
         is_beyond = search.num_beyond(np.array(starts)) > 0
         if is_beyond.all():

@@ -1,0 +1,238 @@
+"""Clock requests ahead of an instruction's end, so that the clocks of busy stages change in time.
+
+By default a clock is requested as the instruction before ends, and takes effect later. Where the
+stage does not wait in between, the instruction begins at the clock before. So a clock can be
+requested by a lead before the planned end of the instruction before:
+
+- a higher clock by its longest delay, from the begin of an instruction that this much computation
+  at one clock follows;
+- a lower clock by its shortest delay, but no sooner than the instruction before begins.
+
+No iteration then takes longer than if clocks changed at once, whatever each delay is between the
+5th and the 95th percentile, if each higher clock has enough computation at one clock before it
+(`EarlyRequestBatch.num_unbounded` counts those that have not), and a lower clock of its stage makes
+an instruction longer, by no more than MAX_TIME_RATIO; docs/theory.md has the proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.pipeline_model import PipelineModel
+from flyball_server.planning.model.transition_rows import BatchRun, InstructionRows
+
+MAX_TIME_RATIO = 2.0
+# Of sums of times, which rounding changes.
+_TOLERANCE = 1e-9
+
+
+def early_requests(
+    clocked: ClockedInstructions, clocks: Sequence[int], transitions: ClockTransitions
+) -> dict[int, ClockRequest]:
+    """Return the requests of a plan that are made ahead, by instruction.
+
+    Args:
+        clocked: the instructions.
+        clocks: per instruction, its clock.
+        transitions: times of clock changes.
+    """
+    times_s = [
+        clocked.times_s[group][clock] for group, clock in zip(clocked.group, clocks, strict=True)
+    ]
+    requests: dict[int, ClockRequest] = {}
+    for first, last in zip(clocked.first, clocked.last, strict=True):
+        for instruction in range(first + transitions.starts_settled, last + 1):
+            after = instruction - 1 if instruction > first else last
+            if clocks[instruction] == clocks[after]:
+                continue
+            total_s = times_s[after]
+            if clocks[instruction] < clocks[after]:  # a higher clock
+                lead_s = transitions.up_p95_s
+                while total_s < lead_s and after > first and clocks[after - 1] == clocks[after]:
+                    after -= 1
+                    total_s += times_s[after]
+            else:
+                lead_s = transitions.down_p5_s
+            if lead_s:
+                requests[instruction] = ClockRequest(
+                    after=after, is_at_end=False, offset_s=max(0.0, total_s - lead_s)
+                )
+    return requests
+
+
+class EarlyRequestBatch:
+    """Iterations of many plans of one pipeline whose clocks are requested ahead.
+
+    Has the methods of `TransitionBatch`. Times are those of clocks that change at once, which no
+    iteration exceeds; energies are at the median delays, where a higher clock takes effect somewhat
+    before an instruction ends, and a lower one somewhat after the next one begins.
+
+    Args:
+        model: the pipeline, with the times of its clock changes.
+    """
+
+    bound_effort = 1
+
+    def __init__(self, model: PipelineModel) -> None:
+        assert model.transitions is not None  # noqa: S101 - the caller has seen to it
+        self._transitions = model.transitions
+        self._rows = InstructionRows(model)
+        self._firsts = np.array([first for first, _ in self._rows.ends])
+        # Per instruction, the one before it on its stage; of the first one the last one.
+        self._before = np.arange(len(self._rows.previous)) - 1
+        self._before[self._firsts] = [last for _, last in self._rows.ends]
+        times_s = model.clocked.times_s
+        self._may_be_unbounded = any(
+            max(of_group) > MAX_TIME_RATIO * (1 + _TOLERANCE) * min(of_group)
+            or list(of_group) != sorted(of_group)
+            for of_group in times_s
+        )
+        # By the index of a time: at how many steps to a lower clock the time falls.
+        self._num_faster = np.concatenate(
+            [np.cumsum([0, *(np.diff(of_group) < 0)]) for of_group in times_s]
+        )
+        self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
+        self._settled[self._rows.first] = model.transitions.starts_settled
+
+    def run(
+        self,
+        choices: IndexArray,
+        *,
+        up_s: float | None = None,
+        down_s: float | None = None,
+        is_first: bool = False,
+    ) -> BatchRun:
+        """Return an iteration of each plan.
+
+        Args:
+            choices: per plan and node, an index into its operating points; shape
+                (num_plans, num_nodes).
+            up_s: not used, as it changes no time.
+            down_s: likewise.
+            is_first: likewise.
+        """
+        del up_s, down_s, is_first
+        rows, clocks = self._rows, self._rows.clocks(choices)
+        own = rows.table + clocks
+        duration_s: FloatArray = rows.times_s[own]
+        energy_j: FloatArray = rows.energies_j[own]
+        start_s = np.empty_like(duration_s)
+        finish_s = np.zeros((len(duration_s) + 1, duration_s.shape[1]))  # the last one: NONE
+        for level in rows.levels:
+            cancellation_point()
+            input_s = finish_s[level.source] + level.transfer_s
+            np.maximum(finish_s[level.before], input_s, out=start_s[level.rows])
+            np.add(start_s[level.rows], duration_s[level.rows], out=finish_s[level.rows])
+        iteration_time_s = finish_s.max(axis=0) + rows.tail_s
+        busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
+        busy_j += self._more_j(clocks, start_s, finish_s[:-1], iteration_time_s)
+        return BatchRun(
+            start_s=start_s[rows.row_of].T,
+            duration_s=duration_s[rows.row_of].T,
+            energy_j=energy_j[rows.row_of].T,
+            iteration_time_s=iteration_time_s,
+            total_energy_j=busy_j + iteration_time_s * rows.waiting_power_w,
+        )
+
+    def latest_time_s(self, choices: IndexArray) -> FloatArray:
+        """Return what no iteration of a plan exceeds, s; shape (num_plans,)."""
+        return self.run(choices).iteration_time_s
+
+    def num_unbounded(self, choices: IndexArray) -> IndexArray:
+        """Return the number of reasons why a plan may take longer; shape (num_plans,).
+
+        These are higher clocks with less computation at one clock before them, within the
+        iteration, than their longest delay takes, and instructions that take more than
+        MAX_TIME_RATIO times as long at the stage's lowest clock as at its highest, or less time at
+        a lower clock than at a higher one.
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+        """
+        rows, clocks = self._rows, self._rows.clocks(choices)
+        in_order = clocks[rows.row_of]
+        # Computation at one clock up to each instruction's end, of sums over all before it.
+        time_s: FloatArray = rows.times_s[rows.table[rows.row_of] + in_order]
+        ended_s = np.cumsum(time_s, axis=0)
+        is_same = np.zeros(in_order.shape, dtype=np.bool_)
+        is_same[1:] = in_order[1:] == in_order[:-1]
+        is_same[self._firsts] = False
+        begun_s = np.maximum.accumulate(np.where(is_same, 0.0, ended_s - time_s), axis=0)
+        run_s = (ended_s - begun_s)[self._before]
+        needed_s = self._transitions.up_p95_s * (1 - _TOLERANCE)
+        is_up = self._is_up(clocks)[rows.row_of]
+        num: IndexArray = (is_up & (run_s < needed_s)).sum(axis=0)
+        if not self._may_be_unbounded:
+            return num
+        table, stage = rows.table[rows.row_of], rows.stage[rows.row_of]
+        highest = np.minimum.reduceat(in_order, self._firsts)[stage]
+        lowest = np.maximum.reduceat(in_order, self._firsts)[stage]
+        most_s = MAX_TIME_RATIO * (1 + _TOLERANCE) * rows.times_s[table + highest]
+        num += (rows.times_s[table + lowest] > most_s).sum(axis=0)
+        num += (self._num_faster[table + lowest] > self._num_faster[table + highest]).sum(axis=0)
+        return num
+
+    def num_switches(self, choices: IndexArray) -> IndexArray:
+        """Return the clock changes of an iteration of each plan; shape (num_plans,)."""
+        return self._rows.num_switches(choices)
+
+    def num_short_dwells(self, choices: IndexArray, run: BatchRun, dwell_s: float) -> IndexArray:
+        """Return how many requests of each plan follow the stage's last one too soon.
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+            run: an iteration of each plan.
+            dwell_s: least time between them, s.
+        """
+        rows, clocks = self._rows, self._rows.clocks(choices)
+        before_s: FloatArray = rows.times_s[rows.table + clocks][rows.previous]
+        down_s = np.minimum(self._transitions.down_p5_s, before_s)
+        lead_s = np.where(self._is_up(clocks), self._transitions.up_p95_s, down_s)
+        lead_s[self._settled] = 0.0
+        return rows.num_short_dwells(choices, run, dwell_s, lead_s[rows.row_of].T)
+
+    def _is_up(self, clocks: IndexArray) -> NDArray[np.bool_]:
+        is_up: NDArray[np.bool_] = clocks < clocks[self._rows.previous]
+        is_up[self._settled] = False
+        return is_up
+
+    def _more_j(
+        self,
+        clocks: IndexArray,
+        start_s: FloatArray,
+        finish_s: FloatArray,
+        iteration_time_s: FloatArray,
+    ) -> FloatArray | float:
+        """Return the energy of the time at higher clocks than planned, J, without waiting."""
+        times, rows = self._transitions, self._rows
+        early_s, late_s = times.up_p95_s - times.up_p50_s, times.down_p50_s - times.down_p5_s
+        if not (early_s or late_s or times.down_p5_s):
+            return 0.0
+        previous = rows.previous
+        before, is_up = clocks[previous], self._is_up(clocks)
+        is_down = clocks > before
+        is_down[self._settled] = False
+        busy_j = rows.energies_j - rows.times_s * rows.power_of_place_w
+        # A higher clock: the end of the instruction before is computed at it.
+        there = rows.table[previous] + before
+        share = np.minimum(early_s / rows.times_s[there], 1.0)
+        more_j = busy_j[rows.table[previous] + clocks] - busy_j[there]
+        total_j: FloatArray = np.where(is_up, share * more_j, 0.0).sum(axis=0)
+        # A lower one: the begin of the instruction is computed at that before it.
+        here = rows.table + before
+        ended_s = finish_s[previous]
+        ended_s[rows.first] -= iteration_time_s
+        waited_s = start_s - ended_s
+        after_s = times.down_p50_s - np.minimum(times.down_p5_s, rows.times_s[there])
+        share = np.clip((after_s - waited_s) / rows.times_s[here], 0.0, 1.0)
+        more_j = busy_j[here] - busy_j[rows.table + clocks]
+        total_j += np.where(is_down, share * more_j, 0.0).sum(axis=0)
+        return total_j

@@ -1,0 +1,304 @@
+"""Clocks that are requested ahead of an instruction's end, where changes take time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.planning.tiny_pipelines import (
+    B,
+    F,
+    any_contexts,
+    any_shapes,
+    equal_profile,
+    every_choice,
+    model_of,
+    profile_of,
+    request_of,
+    three_clocks_request,
+)
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.examples import load_example_profile
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+    plan_document,
+    plan_from_document,
+)
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.clocked_instructions import ClockRequest
+from flyball_server.planning.model.data_parallel import (
+    DataParallelRequest,
+    make_data_parallel_plan,
+)
+from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import simulate, time_and_energy
+from flyball_server.planning.model.transitions import TransitionSimulator
+from flyball_server.planning.planner import SolvedPlan, make_plan, model_of_request
+from flyball_server.planning.schedules import make_schedule
+from flyball_wire.plan_options import Policy
+
+
+def varying(up_s: tuple[float, ...], down_s: tuple[float, ...], **more: bool) -> ClockTransitions:
+    """Delays from their 5th, 50th and 95th percentiles."""
+    return ClockTransitions(
+        up_p5_s=up_s[0],
+        up_p50_s=up_s[1],
+        up_p95_s=up_s[2],
+        down_p5_s=down_s[0],
+        down_p50_s=down_s[1],
+        down_p95_s=down_s[2],
+        **more,
+    )
+
+
+def one_stage(transitions: ClockTransitions) -> PipelineModel:
+    """One stage of three microbatches, which is never idle: F F F B B B."""
+    stage = {
+        F: [(1400, 1.0, 100.0), (1000, 1.5, 90.0)],
+        B: [(1400, 2.0, 200.0), (1000, 3.0, 180.0)],
+    }
+    model = model_of(profile_of([stage]), 3, "gpipe")
+    return replace(model, transitions=transitions)
+
+
+def before_each(model: PipelineModel, clocks: list[int]) -> list[int]:
+    """Clock of the instruction before each on its stage; of a stage's first one its last."""
+    clocked = model.clocked
+    before = [clocks[each] for each in clocked.order_predecessor]
+    for first, last in zip(clocked.first, clocked.last, strict=True):
+        before[first] = clocks[last]
+    return before
+
+
+LOW, HIGH = 1, 0
+# F F F B B B: a change up before the third forward, and one down before the second backward.
+CLOCKS = [LOW, LOW, HIGH, HIGH, LOW, LOW]
+
+
+def test_requests_are_made_by_the_delays_ahead() -> None:
+    model = one_stage(varying((1.0, 1.5, 2.0), (0.25, 0.5, 0.75), starts_settled=True))
+    assert early_requests(model.clocked, CLOCKS, model.transitions) == {  # type: ignore[arg-type]
+        # Two forwards of 1.5 s are before it, the second of them shorter than 2 s.
+        2: ClockRequest(after=0, is_at_end=False, offset_s=1.0),
+        # A backward of 2 s is before it.
+        4: ClockRequest(after=3, is_at_end=False, offset_s=1.75),
+    }
+
+
+def test_a_clock_is_in_force_as_its_instruction_begins() -> None:
+    model = one_stage(varying((2.0,) * 3, (0.25,) * 3, starts_settled=True))
+    default = TransitionSimulator(model).run(CLOCKS)
+    # The third forward ran at the lower clock to its end, and 0.5 s of the backward after it.
+    assert default.end_s > 1.5 + 1.5 + 1.5 + 2.0
+    early = model.with_requests(early_requests(model.clocked, CLOCKS, model.transitions))  # type: ignore[arg-type]
+    run = TransitionSimulator(early).run(CLOCKS)
+    assert run.duration_s == pytest.approx([1.5, 1.5, 1.0, 2.0, 3.0, 3.0])
+    assert run.energy_j == pytest.approx([90, 90, 100, 200, 180, 180])
+    assert run.late_s == pytest.approx([0.0] * 6)
+    changes = [(change.request_s, change.effect_s) for change in run.changes]
+    assert changes == [pytest.approx((1.0, 3.0)), pytest.approx((5.75, 6.0))]
+
+
+def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
+    """The last backward ends at the lower clock, the first forward begins at the higher."""
+    clocks = [HIGH, HIGH, HIGH, HIGH, HIGH, LOW]
+    model = one_stage(varying((0.5,) * 3, (0.5,) * 3))
+    requests = early_requests(model.clocked, clocks, model.transitions)  # type: ignore[arg-type]
+    assert requests[0] == ClockRequest(after=5, is_at_end=False, offset_s=2.5)
+    run = TransitionSimulator(model.with_requests(requests)).run(clocks)
+    assert run.duration_s == pytest.approx([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
+    assert TransitionSimulator(model).run(clocks).duration_s[0] == pytest.approx(1 + 0.5 / 3)
+
+
+def test_a_request_is_made_no_later_than_its_instruction_begins() -> None:
+    """An instruction that ends sooner than planned takes the next one's request with it."""
+    model = one_stage(ClockTransitions.exact(0.5))
+    late = {2: ClockRequest(after=1, is_at_end=False, offset_s=9.0)}
+    at_begin = {2: ClockRequest(after=1, is_at_end=True, offset_s=0.0)}
+    runs = [TransitionSimulator(model).run(CLOCKS, requests=one) for one in (late, at_begin)]
+    assert runs[0].finish_s == pytest.approx(runs[1].finish_s)
+    assert runs[0].changes == runs[1].changes
+
+
+@pytest.mark.parametrize(
+    ("up_ms", "num_unbounded"), [(2999.0, 0), (3000.0, 0), (3001.0, 1), (4000.0, 1)]
+)
+def test_changes_with_too_little_before_them_are_counted(up_ms: float, num_unbounded: int) -> None:
+    model = one_stage(varying((up_ms / 1e3,) * 3, (0.1,) * 3, starts_settled=True))
+    batch = EarlyRequestBatch(model)
+    assert batch.num_unbounded(np.array([CLOCKS, [0] * 6])).tolist() == [num_unbounded, 0]
+
+
+def test_a_clock_that_takes_more_than_twice_as_long_is_not_bounded() -> None:
+    stage = {F: [(1400, 1.0, 100.0), (700, 2.01, 90.0)], B: [(1400, 2.0, 200.0)]}
+    model = replace(
+        model_of(profile_of([stage]), 2, "gpipe"), transitions=ClockTransitions.exact(0.1)
+    )
+    batch = EarlyRequestBatch(model)
+    assert batch.num_unbounded(np.array([[0, 0, 0, 0], [0, 1, 0, 0]])).tolist() == [0, 2]
+
+
+@pytest.mark.slow
+@given(st.data(), st.integers(0, 2**16), st.booleans())
+def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
+    data: st.DataObject, seed: int, starts_settled: bool
+) -> None:
+    context = data.draw(any_contexts(shape := data.draw(any_shapes(3, 5))))
+    model = build_model(context.profile, make_schedule(shape[0], context), [7.0])
+    if not model.schedule.is_periodic:
+        model = model.with_delays(*data.draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
+    draws = Random(seed)
+    longest_s = max(max(times_s) for times_s in model.clocked.times_s)
+    up_s, down_s = (tuple(sorted(draws.uniform(0, longest_s) for _ in range(3))) for _ in range(2))
+    transitions = varying(up_s, down_s, starts_settled=starts_settled)
+    late = replace(model, transitions=transitions)
+    rows: list[list[int]] = []
+    for _ in range(40):
+        row: list[int] = []
+        for points in model.points:  # in runs, so that some have enough before a change
+            is_same = row and draws.random() < 0.7 and row[-1] < len(points)
+            row.append(row[-1] if is_same else draws.randrange(len(points)))
+        rows.append(row)
+    batch, choices = EarlyRequestBatch(late), np.array(rows)
+    run, num_unbounded = batch.run(choices), batch.num_unbounded(choices)
+    for plan, row in enumerate(rows):
+        at_once_s = time_and_energy(model, row)[0]
+        assert run.iteration_time_s[plan] == pytest.approx(at_once_s)
+        if num_unbounded[plan]:
+            continue
+        clocks = model.clocked.clocks(row)
+        simulator = TransitionSimulator(
+            late.with_requests(early_requests(model.clocked, clocks, transitions))
+        )
+        for _ in range(5):
+            delays_s = [
+                draws.choice([bounds[0], draws.uniform(bounds[0], bounds[2]), bounds[2]])
+                for before, clock in zip(before_each(model, clocks), clocks, strict=True)
+                for bounds in [up_s if clock < before else down_s]
+            ]
+            end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
+            assert end_s <= at_once_s * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_ms", [100.0, 900.0])
+@pytest.mark.parametrize("target", ["fastest", "slowdown:0.05", "least-energy"])
+def test_exact_delays_cost_nothing_where_instructions_are_longer(
+    target: str, delay_ms: float
+) -> None:
+    """The best of all plans as if clocks changed at once, by trying each."""
+    request = three_clocks_request(transition_ms=delay_ms, target=target)
+    solved, model = make_plan(request), model_of_request(request).without_transitions()
+    figures = [time_and_energy(model, row) for row in every_choice(model).tolist()]
+    slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05, "least-energy": np.inf}[target]
+    deadline_s = solved.plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
+    least_j = min(energy_j for time_s, energy_j in figures if time_s <= deadline_s)
+    assert solved.plan.energy_j == pytest.approx(least_j, rel=1e-9)
+    assert solved.plan.iteration_time_s <= deadline_s
+    assert bool(solved.plan.requests) is (solved.plan.num_switches > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_ms", [100.0, 1300.0, 3000.0])
+def test_early_requests_are_used_where_they_save(delay_ms: float) -> None:
+    request = three_clocks_request(transition_ms=delay_ms, target="slowdown:0.05")
+    early = make_plan(request).plan
+    late = make_plan(request.with_options(early_requests=False)).plan
+    assert late.requests == ()
+    assert early.energy_j <= late.energy_j * (1 + 1e-9)
+    assert early.lower_bound_j is not None
+    assert early.lower_bound_j <= early.energy_j
+
+
+def example(**options: Any) -> SolvedPlan:  # noqa: ANN401 - any option
+    """Two stages of the shipped profile under the delays of an A100, roughly."""
+    profile = load_example_profile().select_stages((0, 7))
+    delays = {
+        "transitions": varying((0.0045, 0.0058, 0.0075), (0.0032, 0.0041, 0.006)),
+        "target": "slowdown:0.03",
+    }
+    return make_plan(request_of(profile, 4, **(delays | options)))
+
+
+@pytest.mark.slow
+def test_energies_of_many_plans_are_near_those_of_one() -> None:
+    solved = example()
+    batch = EarlyRequestBatch(solved.model)
+    energy_j = batch.run(np.array([solved.assignment])).total_energy_j[0]
+    at_once_j = time_and_energy(solved.model.without_transitions(), solved.assignment)[1]
+    assert solved.plan.energy_j > at_once_j
+    assert energy_j - at_once_j == pytest.approx(solved.plan.energy_j - at_once_j, rel=0.05)
+
+
+@pytest.mark.slow
+def test_a_plan_file_holds_its_requests() -> None:
+    solved = example()
+    plan = solved.plan
+    assert plan.requests
+    document = plan_document(plan, solve_s=0.0)
+    assert document["requests"][0][3] == "begin"
+    read = plan_from_document(document)
+    assert read == plan
+    profile = load_example_profile().select_stages((0, 7))
+    model, assignment = model_of_plan(profile, read)
+    assert simulate(model, assignment) == simulate(solved.model, solved.assignment)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ([0, 1, 0, "end", 0.1], "must be"),
+        ([0, 1, 0, "begin"], "must be"),
+        ([2, 1, 0, "begin", 0.1], "a stage of the plan"),
+        ([0, 1, 1, "begin", 0.1], "after an earlier one"),
+        ([0, 99, 1, "begin", 0.1], "a position of it"),
+        ([0, 8, 0, "begin", 0.1], "the clock changes between"),
+        ([0, 1, 0, "begin", -0.1], "not negative"),
+    ],
+)
+def test_requests_that_are_none_are_refused(row: list[object], reason: str) -> None:
+    document = plan_document(example().plan, solve_s=0.0)
+    document["requests"] = [row]
+    with pytest.raises(PlanningError, match=reason) as caught:
+        plan_from_document(document)
+    assert caught.value.field == "requests[0]"
+
+
+@pytest.mark.slow
+def test_pipelines_side_by_side_have_their_own_requests() -> None:
+    profile = load_example_profile().select_stages((0, 7))
+    slower = replace(
+        profile,
+        points={
+            key: tuple(replace(one, time_s=1.05 * one.time_s) for one in of_key)
+            for key, of_key in profile.points.items()
+        },
+    )
+    pipelines = tuple(request_of(each, 4, transition_ms=5.0) for each in (profile, slower))
+    solved = make_data_parallel_plan(DataParallelRequest(pipelines=pipelines))
+    for model, pipeline in zip(solved.models, solved.plan.pipelines, strict=True):
+        assert len(model.requests) == len(pipeline.requests) > 0
+        offsets_s = sorted(request.offset_s for request in model.requests.values())
+        assert sorted(row.offset_s for row in pipeline.requests) == offsets_s
+    assert sum(len(one.requests) for one in solved.models) == len(solved.joint.requests)
+    # With requests of exact delays nothing is late.
+    (_, at_once_j) = time_and_energy(solved.joint.without_transitions(), solved.assignment)
+    assert solved.plan.energy_j == pytest.approx(at_once_j)
+    document = data_parallel_document(solved.plan, solve_s=0.0)
+    assert data_parallel_plan_from_document(document) == solved.plan
+
+
+@pytest.mark.parametrize("policy", [Policy.ENVELOPE, Policy.CONSTANT])
+def test_other_policies_request_as_instructions_end(policy: Policy) -> None:
+    plan = make_plan(request_of(equal_profile(2), 3, policy=policy, transition_ms=5.0)).plan
+    assert plan.requests == ()
