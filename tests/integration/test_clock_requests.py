@@ -178,8 +178,8 @@ def test_ranks_take_what_the_planner_predicts_with_its_own_requests(delay_s: flo
     plan = planned(transition_ms=1e3 * delay_s)
     assert plan.requests
     requests: list[list[tuple[int, int, float]]] = [[] for _ in plan.stages]
-    for stage, *row in plan.requests:
-        requests[stage].append((row[0], row[1], row[2]))
+    for stage, position, after_position, offset_s in plan.requests:
+        requests[stage].append((position, after_position, offset_s))
     settings = EmulatedGpuSettings.exact_delay(delay_s)
     with emulated_ranks(plan, settings, requests) as ranks:
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))

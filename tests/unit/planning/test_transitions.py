@@ -21,14 +21,11 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_client.gpu.emulated_execution import EmulatedGpuSettings, Execution
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import OperatingPoint
+from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.dag import NONE
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import iteration_energy_j, simulate, time_and_energy
-from flyball_server.planning.model.transitions import (
-    ClockRequest,
-    TransitionRun,
-    TransitionSimulator,
-)
+from flyball_server.planning.model.transitions import TransitionRun, TransitionSimulator
 from flyball_server.planning.schedules import make_schedule
 
 HIGH, LOW = 0, 1  # 1410 and 1000 MHz: forward 1 and 1.25 s, backward 2 and 2.5 s
