@@ -259,6 +259,7 @@ SETTINGS = (
         _up_to(MAX_TRANSITION_S * 1e3),
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
+    Setting("early_requests", "FLYBALL_EARLY_REQUESTS", "true or false, 1 or 0", _yes_or_no),
     Setting("max_switches", "FLYBALL_MAX_SWITCHES", "a whole number, at least 0 (40)", _count),
     Setting(
         "min_dwell_ms",
