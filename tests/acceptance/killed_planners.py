@@ -33,6 +33,10 @@ def registration(num_microbatches: int = 4) -> JobRegistration:
         num_stages=NUM_RANKS,
         num_microbatches=num_microbatches,
         blocking_power_w=(BLOCKING_POWER_W,),
+        # Given: for what it measures itself a job would be planned again whenever that is.
+        tail_ms=0.0,
+        transfer_ms=(0.0,) * (NUM_RANKS - 1),
+        reserve=0.0,
         emulated=True,
     )
 
