@@ -101,6 +101,17 @@ def test_a_plan_goes_through_every_format_and_comes_back(folder: Path) -> None:
     assert simulated["energy_j"] == pytest.approx(592.0)
 
 
+def test_requests_that_a_format_has_not_are_counted(folder: Path) -> None:
+    document = json.loads(convert(folder, "freqs_pipeline_00009.py", "p.json", *on_profile(folder)))
+    clocks = clocks_of(json.dumps(document))[0]
+    changed = next(at for at in range(1, len(clocks)) if clocks[at] != clocks[at - 1])
+    document["requests"] = [[0, changed, changed - 1, "begin", 0.05]]
+    (folder / "p.json").write_text(json.dumps(document), encoding="utf-8")
+    done = flyball("convert", folder / "p.json", folder / "again_freqs.py")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(", 1 request left out\n")
+
+
 def test_envpipes_rows_show_predicted_waits_where_a_profile_is_given(folder: Path) -> None:
     rows = convert(folder, "freqs_pipeline_00009.py", "rows.log", *on_profile(folder))
     assert "[B0 1410 190.0] [F2 1200 0.0]" in rows

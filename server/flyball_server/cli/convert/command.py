@@ -228,7 +228,7 @@ def _run(arguments: Given) -> int:
     return 0
 
 
-_ONE = {"stages": "stage", "microbatches": "microbatch", "rows": "row"}
+_ONE = {"stages": "stage", "microbatches": "microbatch", "rows": "row", "requests": "request"}
 
 
 def _counted(name: str, value: object) -> str:
@@ -300,10 +300,23 @@ def _converted(text: str, read_as: str, write_as: str, given: Given) -> tuple[st
     plan = _PLAN_FORMATS[read_as].read(text, given)
     if given.kernels is not None:
         plan = replace(plan, kernels=_kernels_of(given.kernels, plan))
-    return _PLAN_FORMATS[write_as].write(plan, given), {
+    note = {
         "num_stages": plan.schedule.num_stages,
         "num_microbatches": plan.schedule.num_microbatches,
     }
+    if read_as == "plan" and (num_early := _num_early_requests(json.loads(text), given.pipeline)):
+        note["num_requests_left_out"] = num_early
+    return _PLAN_FORMATS[write_as].write(plan, given), note
+
+
+def _num_early_requests(plan: dict[str, Any], dp_rank: int | None) -> int:
+    """Return the requests of a plan that is valid; of separate pipelines, of this rank's."""
+    parts = [
+        part
+        for part in plan.get("pipelines", [plan])
+        if dp_rank is None or dp_rank in (part["dp_rank"], *part.get("dp_ranks", ()))
+    ]
+    return sum(len(part.get("requests", ())) for part in parts)
 
 
 def _converted_profile(
