@@ -95,11 +95,13 @@ class PlanPrediction:
 
     @property
     def transition_ms(self) -> float | None:
-        """Delay of every clock change, ms; 0: at once; None: a range, in `transitions`."""
+        """Delay of every clock change, ms; 0: at once; None: more than this is in `transitions`."""
         if self.transitions is None:
             return 0.0
         delay_s = self.transitions.exact_s
-        return None if delay_s is None else delay_s * 1e3
+        if delay_s is None or not self.transitions.starts_settled:
+            return None
+        return delay_s * 1e3
 
     @property
     def gap_percent(self) -> float | None:

@@ -253,6 +253,13 @@ def test_a_plan_file_holds_its_requests() -> None:
     assert simulate(model, assignment) == simulate(solved.model, solved.assignment)
 
 
+def test_a_plan_file_says_that_first_clocks_are_late_too() -> None:
+    delays = replace(ClockTransitions.exact(0.05), starts_settled=False)
+    plan = make_plan(request_of(equal_profile(2), 3, transitions=delays)).plan
+    assert plan.transition_ms is None
+    assert plan_from_document(plan_document(plan, solve_s=0.0)) == plan
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "reason"),

@@ -76,6 +76,23 @@ def test_the_best_of_all_plans_with_as_few_changes(delay_ms: float, target: str)
     assert plan.energy_j == make_plan(request).plan.energy_j
 
 
+@pytest.mark.parametrize("early_requests", [True, False])
+def test_limits_are_kept_where_there_is_no_deadline(early_requests: bool) -> None:
+    plan = make_plan(
+        request_of(
+            load_example_profile().select_stages((0, 3, 7)),
+            4,
+            schedule="pipedream",
+            target="least-energy",
+            transitions=replace(ClockTransitions.exact(0.06), starts_settled=False),
+            effort=Effort.LOW,
+            early_requests=early_requests,
+            max_switches=6,
+        )
+    ).plan
+    assert plan.num_switches <= 6
+
+
 @pytest.mark.parametrize("options", [{}, {"transition_ms": 5.0, "tail_ms": 30.0}])
 @pytest.mark.parametrize("dwell_ms", [0.0, 100.0, 60_000.0])
 def test_a_clock_stays_as_long_as_it_has_to(options: dict[str, float], dwell_ms: float) -> None:

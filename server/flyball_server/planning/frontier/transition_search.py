@@ -389,7 +389,9 @@ class _Best:
 
     def see(self, choices: IndexArray, times_s: FloatArray, energies_j: FloatArray) -> None:
         """Keep the best of these plans, if it is better."""
-        energies_j = np.where(times_s <= self._deadline_s, energies_j, np.inf)
+        # The time of a plan that is beyond its limits is infinite; so may be the deadline.
+        is_found = (times_s <= self._deadline_s) & np.isfinite(times_s)
+        energies_j = np.where(is_found, energies_j, np.inf)
         best = int(energies_j.argmin())
         if energies_j[best] < self._energy_j:
             self._energy_j, self.choices = float(energies_j[best]), choices[best]
