@@ -67,7 +67,10 @@ def test_the_loop_follows_the_plan_on_both_ranks_once_there_is_one(runs: dict[st
     versions = [step["plan_versions"] for step in steps]
     first = versions.index([1])
     assert 0 < first < _NUM_STEPS - 1
-    assert versions == [[None]] * first + [[1]] * (_NUM_STEPS - first)
+    assert versions[:first] == [[None]] * first
+    # The job may be planned again for the delays that it measures.
+    assert all(len(of_step) == 1 and of_step != [None] for of_step in versions[first:])
+    assert versions[first:] == sorted(versions[first:])
     assert all(step["num_ranks"] == 2 and step["num_unplanned"] == 0 for step in steps)
 
 

@@ -192,9 +192,10 @@ def plan_from_document(document: object) -> FrequencyPlan:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = mapping_of(document, "plan")
+    prediction = _prediction_of(fields)
     stages = stages_from_entries(fields.get("stages"), "stages")
     return FrequencyPlan(
-        **_prediction_of(fields),
+        **prediction,
         stages=stages,
         requests=_requests(fields.get("requests", []), stages, "requests"),
     )
