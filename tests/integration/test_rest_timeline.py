@@ -123,7 +123,7 @@ def test_the_clocks_of_a_job_are_as_late_as_its_gpus(
 
 def test_late_clocks_are_in_a_jobs_plan_and_timeline(planner: LivePlanner) -> None:
     """The second forward runs at 1410 MHz for 20 ms, a fifth of it; all else has its clock."""
-    planner.put_job(transition_ms=20.0)
+    planner.put_job(transition_ms=20.0, early_requests=False)
     planner.put_profile()
     planner.put_ranks()
     shown = timeline(planner)
@@ -135,6 +135,18 @@ def test_late_clocks_are_in_a_jobs_plan_and_timeline(planner: LivePlanner) -> No
     assert shown.plan.iteration_time_s == pytest.approx(0.9)
     assert shown.plan.energy_j == pytest.approx(395.9 + 0.8 + 0.002 * 70)
     assert shown.baseline == BASELINE
+
+
+def test_clocks_that_are_requested_early_are_in_time_in_a_timeline(planner: LivePlanner) -> None:
+    planner.put_job(transition_ms=20.0)
+    planner.put_profile()
+    planner.put_ranks()
+    row = timeline(planner).plan.rows[0]
+    assert row.clock_mhz == FIRST.clock_mhz
+    assert row.duration_s == pytest.approx((0.1, 0.11, 0.22, 0.2))
+    # The second forward is at position 1; 20 ms before the first, of 0.1 s, ends.
+    plan = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="job", rank=0)).json()
+    assert plan["requests"][0] == [1, 0, pytest.approx(0.08)]
 
 
 def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:

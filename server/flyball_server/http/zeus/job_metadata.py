@@ -121,12 +121,11 @@ def zeus_job_spec(
         InvalidFieldError: a value is out of bounds, or one that Zeus does not send is missing.
     """
     _check_degrees(info)
-    # Zeus's client measures nothing, and requests a clock as an instruction begins.
+    # Zeus's client measures nothing.
     fixed: dict[str, Any] = {
         "num_stages": info.pp_degree,
         "num_ranks": info.world_size,
         "profiling": Profiling.GIVEN,
-        "early_requests": False,
     }
     if registered is not None:
         spec = replace(registered, **{**own.options, **fixed})
@@ -139,7 +138,8 @@ def zeus_job_spec(
                 " NAME+num_microbatches=8+blocking_power_w=70, or to FLYBALL_ZEUS_DEFAULTS, or"
                 " name a registered job",
             )
-        spec = JobSpec(**{**options, **fixed})
+        # It requests a clock as an instruction begins.
+        spec = JobSpec(**{**options, **fixed, "early_requests": False})
     check_spec_bounds(spec)
     return spec
 
