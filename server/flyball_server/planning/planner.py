@@ -299,7 +299,8 @@ def prediction_of(
     """
     options = request.options
     iteration_time_s, energy_j = time_and_energy(model, choice.assignment)
-    baseline_time_s, baseline_energy_j = time_and_energy(model, model.baseline())
+    by_default = model.with_requests({})
+    baseline_time_s, baseline_energy_j = time_and_energy(by_default, model.baseline())
     return PlanPrediction(
         policy=options.policy,
         reconfigure=options.reconfiguration,
@@ -319,7 +320,7 @@ def prediction_of(
         transitions=model.transitions,
         tail_s=model.dag.tail_s,
         transfer_s=iteration_delays_s(options, request.profile.num_stages)[1],
-        compared=single_clock_plans(model, options),
+        compared=single_clock_plans(by_default, options),
     )
 
 

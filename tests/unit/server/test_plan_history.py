@@ -65,7 +65,9 @@ def probe() -> ProbePlan:
 
 def separate() -> DataParallelPlan:
     plan = frequency_plan()
-    prediction = {name: value for name, value in vars(plan).items() if name != "stages"}
+    prediction = {
+        name: value for name, value in vars(plan).items() if name not in {"stages", "requests"}
+    }
     pipelines = tuple(
         PlannedPipeline(dp_rank=rank, iteration_time_s=0.9, energy_j=0.1, stages=plan.stages)
         for rank in range(2)
