@@ -1,7 +1,7 @@
 """Energies of a stage's instructions, and its blocking power, by regression over steps.
 
 A step's energy is the sum over its instructions of power times time, the blocking power of its
-ranks times their idle time, and noise.
+ranks times their idle time, and noise (`step_blocks`).
 
 In every step all classes of instructions run equally often, whatever their clocks are. So whole
 steps tell how each class's energy changes over the clock, and the energy of all classes together
@@ -28,6 +28,112 @@ from flyball_server.profiling.mixed_model import (
 )
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
+# Standard deviation of the logarithm of what the noise is, before any step was seen.
+_SPREAD = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBlocks:
+    """Blocks of steps whose energies are known; n of them.
+
+    Attributes:
+        num_steps: number of steps of each; shape (n,).
+        follows: whether each but the first shares a reading with the one before; shape (n - 1,).
+        counts: instructions at each point, of all its steps; shape (n, num_points).
+        idle_s: idle time of all its steps, s; shape (n,).
+        energy_j: energy of all its steps, J; same shape.
+    """
+
+    num_steps: FloatArray
+    follows: NDArray[np.bool_]
+    counts: FloatArray
+    idle_s: FloatArray
+    energy_j: FloatArray
+
+    @classmethod
+    def of_table(cls, table: StepTable) -> StepBlocks:
+        """Return the blocks of a stage's steps, by step."""
+        known = np.flatnonzero(np.isfinite(table.energy_j))
+        is_first, follows = _first_of_blocks(table, known)
+        begins = np.flatnonzero(is_first)
+        return cls(
+            num_steps=np.diff(np.append(begins, len(known))).astype(np.float64),
+            follows=follows[begins[1:] - 1],
+            counts=np.add.reduceat(table.counts[known], begins),
+            idle_s=np.add.reduceat(table.idle_s[known], begins),
+            energy_j=np.add.reduceat(table.energy_j[known], begins),
+        )
+
+    def lateness_covariance(self) -> FloatArray:
+        """Covariance of the blocks' energies for independent unit errors of the readings."""
+        shared = np.diag(self.follows.astype(np.float64), 1)
+        covariance: FloatArray = 2.0 * np.eye(len(self.num_steps)) - shared - shared.T
+        return covariance
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepNoise:
+    """Standard deviations, in the energies' unit.
+
+    Attributes:
+        scatter: deviation of a step's energy, by its instructions.
+        lateness: deviation of one reading of the counter, by its lateness.
+    """
+
+    scatter: float
+    lateness: float
+
+
+def step_noise(table: StepTable, blocking_power_w: float, expected: StepNoise) -> StepNoise:
+    """Return the most probable noise, from how the steps of a block differ.
+
+    Energies of one block less their mean, turned along the principal axes of what lateness does
+    to them, are independent, with the variances scatter^2 + axis * lateness^2.
+
+    Args:
+        table: the stage's steps.
+        blocking_power_w: about what all its ranks draw while they wait.
+        expected: before any step was seen, J: medians of log-normal priors.
+    """
+    known = np.flatnonzero(np.isfinite(table.energy_j))
+    is_first, _ = _first_of_blocks(table, known)
+    energies = table.energy_j[known] - blocking_power_w * table.idle_s[known]
+    parts = [_principal(block) for block in np.split(energies, np.flatnonzero(is_first)[1:])]
+    axis, square = (np.concatenate(each) for each in zip(*parts, strict=True))
+    factors = np.exp(_SPREAD * np.linspace(-2, 2, 33))
+    scatter2 = np.square(expected.scatter * factors)[:, None]
+    lateness2 = np.square(expected.lateness * factors)[None, :]
+    density = -0.5 * np.add.outer(np.log(factors) ** 2, np.log(factors) ** 2) / _SPREAD**2
+    for each_axis, each_square in zip(axis, square, strict=True):
+        variance = scatter2 + each_axis * lateness2
+        density -= 0.5 * (np.log(variance) + each_square / variance)
+    best = np.unravel_index(int(np.argmax(density)), density.shape)
+    return StepNoise(
+        scatter=expected.scatter * float(factors[best[0]]),
+        lateness=expected.lateness * float(factors[best[1]]),
+    )
+
+
+def _principal(energies: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """A block's axes, and the squares of its energies along them; one less than its steps."""
+    num_steps = len(energies)
+    lateness = 2 * np.eye(num_steps) - np.eye(num_steps, k=1) - np.eye(num_steps, k=-1)
+    less_mean = np.eye(num_steps) - 1 / num_steps
+    # The first axis is the mean itself, which holds nothing of the noise.
+    axes, directions = np.linalg.eigh(less_mean @ (lateness + np.eye(num_steps)) @ less_mean)
+    return axes[1:] - 1, np.square(directions[:, 1:].T @ energies)
+
+
+def _first_of_blocks(
+    table: StepTable, known: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return whether each known step begins a block, and whether each follows the one before."""
+    follows = np.diff(table.step[known]) == 1
+    counts = table.counts[known]
+    is_alike = (counts[1:] == counts[:-1]).all(axis=1)
+    return np.append(True, ~(follows & is_alike)), follows
+
+
 # Of power, as a share of the stages' mean power while they are busy. No offset: the division by
 # equal power.
 POWER_PRIOR = CurvePrior(
@@ -42,8 +148,8 @@ _BLOCKING_POWER, _BLOCKING_POWER_ERROR = 0.25, 0.25
 # Of a late reading: standard deviation of a uniform 0.1 s, at somewhat less than mean power, as at
 # the end of a step.
 _LATENESS_S = 0.02
-# Of an instruction's energy, as a share; and the standard deviation of the logarithm of both.
-_NOISE_SHARE, _NOISE_SPREAD = 0.02, 1.5
+_NOISE_SPREAD = 0.5
+_NOISE_SHARE = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,18 +193,19 @@ class EnergyRegression:
             unit_j_per_s: power of all the stage's ranks that counts as 1, W.
             blocking_power: in that unit; None: estimated.
         """
-        known = np.flatnonzero(np.isfinite(table.energy_j))
-        energies, idle_s = table.energy_j[known] / unit_j_per_s, table.idle_s[known]
-        busy_s = table.counts[known] * times.mean_s
+        blocks = StepBlocks.of_table(table)
+        energies = blocks.energy_j / unit_j_per_s
+        busy_s = blocks.counts * times.mean_s
         powers = POWER_PRIOR.components(len(points.classes), points.clocks_mhz)
         mean = np.ones(points.num_points)
         if blocking_power is None:
-            busy_s = np.column_stack([busy_s, idle_s])
+            busy_s = np.column_stack([busy_s, blocks.idle_s])
             mean = np.append(mean, _BLOCKING_POWER)
             powers = (*map(_beside_blocking_power, powers), _blocking_power_part(len(mean)))
         else:
-            energies -= blocking_power * idle_s
-        noise = _noise(table.step[known], table.counts[known] @ np.square(times.mean_s))
+            energies -= blocking_power * blocks.idle_s
+        about = _BLOCKING_POWER if blocking_power is None else blocking_power
+        noise = _noise(blocks, _step_noise(table, times, about, unit_j_per_s))
         model = MixedModel(
             readings=energies, design=busy_s, prior_mean=mean, prior=powers, noise=noise
         )
@@ -125,22 +232,29 @@ def _blocking_power_part(num_powers: int) -> VarianceComponent:
     return VarianceComponent(covariance=covariance, guess=_BLOCKING_POWER_ERROR, spread=0.0)
 
 
-def _noise(steps: NDArray[np.int64], squares_s2: FloatArray) -> list[VarianceComponent]:
-    """Return the noise of steps by their instructions' scatter, and by the counter's lateness.
+def _step_noise(
+    table: StepTable, times: StageTimes, blocking_power: float, unit_j_per_s: float
+) -> StepNoise:
+    """Return the noise of single steps, in the regression's unit."""
+    variances = table.counts @ np.square(_NOISE_SHARE * times.mean_s)
+    expected = StepNoise(
+        scatter=unit_j_per_s * float(np.sqrt(variances.mean())),
+        lateness=unit_j_per_s * _LATENESS_S,
+    )
+    found_j = step_noise(table, blocking_power * unit_j_per_s, expected)
+    return StepNoise(
+        scatter=found_j.scatter / unit_j_per_s, lateness=found_j.lateness / unit_j_per_s
+    )
 
-    Two steps in a row share a reading of the counter.
 
-    Args:
-        steps: numbers of the steps.
-        squares_s2: per step, sum of the squares of its instructions' times, s^2.
-    """
-    shared = np.diag((np.diff(steps) == 1).astype(np.float64), 1)
-    scatter_s = _NOISE_SHARE * float(np.sqrt(squares_s2.mean()))
+def _noise(blocks: StepBlocks, of_steps: StepNoise) -> list[VarianceComponent]:
     return [
-        VarianceComponent(covariance=np.eye(len(steps)), guess=scatter_s, spread=_NOISE_SPREAD),
         VarianceComponent(
-            covariance=2.0 * np.eye(len(steps)) - shared - shared.T,
-            guess=_LATENESS_S,
+            covariance=np.diag(blocks.num_steps), guess=of_steps.scatter, spread=_NOISE_SPREAD
+        ),
+        VarianceComponent(
+            covariance=blocks.lateness_covariance(),
+            guess=of_steps.lateness,
             spread=_NOISE_SPREAD,
         ),
     ]
