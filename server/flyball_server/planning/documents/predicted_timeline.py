@@ -45,7 +45,9 @@ class PredictedTimeline:
 
     def baseline(self) -> PredictedTimeline:
         """Return the same instructions in the same order, each at its highest profiled clock."""
-        return predicted_timeline(self.plan, [(model.with_requests({}), model.baseline()) for model in self.models])
+        return predicted_timeline(
+            self.plan, [(model.with_requests({}), model.baseline()) for model in self.models]
+        )
 
 
 def predicted_timeline(
