@@ -41,10 +41,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
-# Three files at a time, the longest (tests/acceptance) first: on two cores too, as many tests wait for
-# what passes in real time. PYTEST_ARGS="-n 0" runs one by one.
+# Two files at a time, the longest (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed $(ZEUS)/installed $(TORCHTITAN)/installed $(AXE)/installed
-	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 # A minute: no test that starts a process, waits in real time or computes for seconds.
 quick: $(VENV)/installed
