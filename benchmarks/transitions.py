@@ -135,7 +135,7 @@ def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) ->
         latest_s, energy_j = time_and_energy(model, solved.assignment)
         if varies:
             batch = EarlyRequestBatch(model) if model.requests else TransitionBatch(model)
-            latest_s = float(batch.latest_time_s(choices)[0])
+            latest_s = float(batch.judged(choices)[1][0])
         baseline = solved.plan
         clocks = model.clocked.clocks(solved.assignment)
         plans.append(

@@ -314,7 +314,7 @@ def late_plans(
         run = batch.run(choices)
         times_s, energies_j = run.iteration_time_s, run.total_energy_j
         if early is not None:
-            is_early, run = early.num_unbounded(choices) == 0, early.run(choices)
+            is_early, run = early.num_unbounded(choices) == 0, early.estimated(choices)
             times_s = np.where(is_early, run.iteration_time_s, times_s)
             energies_j = np.where(is_early, run.total_energy_j, energies_j)
         for plan, time_s, energy_j in zip(some, times_s.tolist(), energies_j.tolist(), strict=True):

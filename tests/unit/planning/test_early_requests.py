@@ -169,7 +169,7 @@ def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
             row.append(row[-1] if is_same else draws.randrange(len(points)))
         rows.append(row)
     batch, choices = EarlyRequestBatch(late), np.array(rows)
-    run, num_unbounded = batch.run(choices), batch.num_unbounded(choices)
+    run, num_unbounded = batch.estimated(choices), batch.num_unbounded(choices)
     for plan, row in enumerate(rows):
         at_once_s = time_and_energy(model, row)[0]
         assert run.iteration_time_s[plan] == pytest.approx(at_once_s)
@@ -233,7 +233,7 @@ def example(**options: Any) -> SolvedPlan:  # noqa: ANN401 - any option
 def test_energies_of_many_plans_are_near_those_of_one() -> None:
     solved = example()
     batch = EarlyRequestBatch(solved.model)
-    energy_j = batch.run(np.array([solved.assignment])).total_energy_j[0]
+    energy_j = batch.estimated(np.array([solved.assignment])).total_energy_j[0]
     at_once_j = time_and_energy(solved.model.without_transitions(), solved.assignment)[1]
     assert solved.plan.energy_j > at_once_j
     assert energy_j - at_once_j == pytest.approx(solved.plan.energy_j - at_once_j, rel=0.05)

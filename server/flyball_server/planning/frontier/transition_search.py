@@ -26,7 +26,7 @@ from flyball_server.planning.model.finish_times import FloatArray, latest_finish
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transition_rows import BatchRun
+from flyball_server.planning.model.transition_rows import PlanBatch
 from flyball_wire.plan_options import Effort
 
 BoolArray = NDArray[np.bool_]
@@ -105,12 +105,8 @@ class TransitionSearch:
         asks_early: bool = False,
     ) -> None:
         self._limits = limits
-        assert model.transitions is not None  # noqa: S101 - the caller has seen to it
-        self._transitions = model.transitions
-        self._early = EarlyRequestBatch(model) if asks_early else None
-        self._batch = self._early or TransitionBatch(model)
-        # One batch gives both: the time that is never exceeded, and the energy.
-        self._is_exact = asks_early or model.transitions.exact_s is not None
+        self._batch: PlanBatch = (EarlyRequestBatch if asks_early else TransitionBatch)(model)
+        self._is_free = limits.is_free and not asks_early
         self._cost_step_j = cost_step_j
         clocked, dag = model.clocked, model.dag
         group_of = dict(zip(clocked.node, clocked.group, strict=True))
@@ -137,16 +133,10 @@ class TransitionSearch:
         )
         wanted = max(MIN_STEPS[effort], STEPPED[effort] // self._num_nodes)
         # Where delays vary and several changes are on their way, a plan's time takes long to bound.
-        is_full = self._is_exact or effort is Effort.HIGH
-        share = 1.0 if is_full else 1 / self._batch.bound_effort
+        share = 1.0 if effort is Effort.HIGH else 1 / self._batch.judging_effort
         wanted = max(MIN_STEPS[effort], round(share * min(wanted, MAX_STEPS[effort])))
         self._num_steps = wanted if cost_step_j else 0
         self._raised_share = share
-
-    @property
-    def _is_free(self) -> bool:
-        """True if no plan is beyond limits."""
-        return self._limits.is_free and self._early is None
 
     def times_s(self, assignments: Sequence[Assignment]) -> list[float]:
         """Return what no iteration of a plan exceeds under the delays, s."""
@@ -157,18 +147,16 @@ class TransitionSearch:
         """Return the energy of an iteration at the median delays, J."""
         return float(self._judged(np.array([assignment]))[1][0])
 
-    def num_beyond(self, choices: IndexArray, run: BatchRun | None = None) -> IndexArray:
+    def num_beyond(self, choices: IndexArray) -> IndexArray:
         """Return by how many changes each plan is beyond its limits; shape (num_plans,).
 
         With early requests those that no bound is known for count too.
         """
-        limits, beyond = self._limits, np.zeros(len(choices), dtype=np.int64)
-        if self._early is not None:
-            beyond += self._early.num_unbounded(choices)
+        limits, beyond = self._limits, self._batch.num_unbounded(choices)
         if limits.max_switches is not None:
             beyond += np.maximum(0, self._batch.num_switches(choices) - limits.max_switches)
         if limits.min_dwell_s:
-            run = run or self._batch.run(choices, is_first=True)
+            run, _ = self._batch.judged(choices)
             beyond += self._batch.num_short_dwells(choices, run, limits.min_dwell_s)
         return beyond
 
@@ -211,7 +199,7 @@ class TransitionSearch:
         """Per node, whether it is on a path that is too long, and longer than at its own clock."""
         tolerance_s = RELATIVE_TIME_TOLERANCE * deadline_s
         time_s = self._judged(choices[None])[0][0]
-        run = self._estimated_run(choices[None])
+        run = self._batch.estimated(choices[None])
         durations_s = run.duration_s[0]
         if time_s <= deadline_s + tolerance_s:
             none = np.zeros(self._num_nodes, dtype=np.bool_)
@@ -305,19 +293,13 @@ class TransitionSearch:
 
     def _estimated(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
         """Return times in s and energies in J: where delays vary, with the likely worst of each."""
-        run = self._estimated_run(choices)
+        run = self._batch.estimated(choices)
         return run.iteration_time_s, run.total_energy_j
-
-    def _estimated_run(self, choices: IndexArray) -> BatchRun:
-        times = self._transitions
-        return self._batch.run(choices, up_s=times.up_p95_s, down_s=times.down_p5_s, is_first=True)
 
     def _judged(self, choices: IndexArray) -> tuple[FloatArray, FloatArray]:
         """Return times in s that are never exceeded, and energies in J at the median delays."""
-        run = self._batch.run(choices, is_first=True)
-        if self._is_exact:
-            return run.iteration_time_s, run.total_energy_j
-        return self._batch.latest_time_s(choices), run.total_energy_j
+        run, latest_s = self._batch.judged(choices)
+        return latest_s, run.total_energy_j
 
     def _changed(self, choices: IndexArray, draws: np.random.Generator) -> IndexArray:
         """Return random changes of a plan, each by itself; shape (num_changes, num_nodes)."""

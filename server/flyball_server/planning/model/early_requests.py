@@ -27,7 +27,7 @@ from flyball_server.planning.model.clocked_instructions import ClockedInstructio
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.transition_rows import BatchRun, InstructionRows
+from flyball_server.planning.model.transition_rows import BatchRun, PlanBatch
 
 MAX_TIME_RATIO = 2.0
 # Of sums of times, which rounding changes.
@@ -68,10 +68,10 @@ def early_requests(
     return requests
 
 
-class EarlyRequestBatch:
+class EarlyRequestBatch(PlanBatch):
     """Iterations of many plans of one pipeline whose clocks are requested ahead.
 
-    Has the methods of `TransitionBatch`. Times are those of clocks that change at once, which no
+    Times are those of clocks that change at once, which no
     iteration exceeds; energies are at the median delays, where a higher clock takes effect somewhat
     before an instruction ends, and a lower one somewhat after the next one begins.
 
@@ -79,12 +79,10 @@ class EarlyRequestBatch:
         model: the pipeline, with the times of its clock changes.
     """
 
-    bound_effort = 1
-
     def __init__(self, model: PipelineModel) -> None:
+        super().__init__(model)
         assert model.transitions is not None  # noqa: S101 - the caller has seen to it
         self._transitions = model.transitions
-        self._rows = InstructionRows(model)
         self._firsts = np.array([first for first, _ in self._rows.ends])
         # Per instruction, the one before it on its stage; of the first one the last one.
         self._before = np.arange(len(self._rows.previous)) - 1
@@ -102,24 +100,13 @@ class EarlyRequestBatch:
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
 
-    def run(
-        self,
-        choices: IndexArray,
-        *,
-        up_s: float | None = None,
-        down_s: float | None = None,
-        is_first: bool = False,
-    ) -> BatchRun:
-        """Return an iteration of each plan.
+    def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
+        """Return iterations at the median delays, and their times, which bound them, s."""
+        run = self.estimated(choices)
+        return run, run.iteration_time_s
 
-        Args:
-            choices: per plan and node, an index into its operating points; shape
-                (num_plans, num_nodes).
-            up_s: not used, as it changes no time.
-            down_s: likewise.
-            is_first: likewise.
-        """
-        del up_s, down_s, is_first
+    def estimated(self, choices: IndexArray) -> BatchRun:
+        """Return an iteration of each plan."""
         rows, clocks = self._rows, self._rows.clocks(choices)
         own = rows.table + clocks
         duration_s: FloatArray = rows.times_s[own]
@@ -131,31 +118,16 @@ class EarlyRequestBatch:
             input_s = finish_s[level.source] + level.transfer_s
             np.maximum(finish_s[level.before], input_s, out=start_s[level.rows])
             np.add(start_s[level.rows], duration_s[level.rows], out=finish_s[level.rows])
-        iteration_time_s = finish_s.max(axis=0) + rows.tail_s
-        busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
-        busy_j += self._more_j(clocks, start_s, finish_s[:-1], iteration_time_s)
-        return BatchRun(
-            start_s=start_s[rows.row_of].T,
-            duration_s=duration_s[rows.row_of].T,
-            energy_j=energy_j[rows.row_of].T,
-            iteration_time_s=iteration_time_s,
-            total_energy_j=busy_j + iteration_time_s * rows.waiting_power_w,
-        )
-
-    def latest_time_s(self, choices: IndexArray) -> FloatArray:
-        """Return what no iteration of a plan exceeds, s; shape (num_plans,)."""
-        return self.run(choices).iteration_time_s
+        more_j = self._more_j(clocks, start_s, finish_s[:-1])
+        return rows.run_of((start_s, duration_s, energy_j), more_j)
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:
-        """Return the number of reasons why a plan may take longer; shape (num_plans,).
+        """Return the number of reasons why a plan may exceed its time; shape (num_plans,).
 
         These are higher clocks with less computation at one clock before them, within the
         iteration, than their longest delay takes, and instructions that take more than
         MAX_TIME_RATIO times as long at the stage's lowest clock as at its highest, or less time at
         a lower clock than at a higher one.
-
-        Args:
-            choices: shape (num_plans, num_nodes).
         """
         rows, clocks = self._rows, self._rows.clocks(choices)
         in_order = clocks[rows.row_of]
@@ -180,24 +152,14 @@ class EarlyRequestBatch:
         num += (self._num_faster[table + lowest] > self._num_faster[table + highest]).sum(axis=0)
         return num
 
-    def num_switches(self, choices: IndexArray) -> IndexArray:
-        """Return the clock changes of an iteration of each plan; shape (num_plans,)."""
-        return self._rows.num_switches(choices)
-
-    def num_short_dwells(self, choices: IndexArray, run: BatchRun, dwell_s: float) -> IndexArray:
-        """Return how many requests of each plan follow the stage's last one too soon.
-
-        Args:
-            choices: shape (num_plans, num_nodes).
-            run: an iteration of each plan.
-            dwell_s: least time between them, s.
-        """
+    def _lead_s(self, choices: IndexArray) -> FloatArray:
+        """Return how long before the end of the instruction before each request is made, s."""
         rows, clocks = self._rows, self._rows.clocks(choices)
         before_s: FloatArray = rows.times_s[rows.table + clocks][rows.previous]
         down_s = np.minimum(self._transitions.down_p5_s, before_s)
         lead_s = np.where(self._is_up(clocks), self._transitions.up_p95_s, down_s)
         lead_s[self._settled] = 0.0
-        return rows.num_short_dwells(choices, run, dwell_s, lead_s[rows.row_of].T)
+        return lead_s[rows.row_of].T
 
     def _is_up(self, clocks: IndexArray) -> NDArray[np.bool_]:
         is_up: NDArray[np.bool_] = clocks < clocks[self._rows.previous]
@@ -209,7 +171,6 @@ class EarlyRequestBatch:
         clocks: IndexArray,
         start_s: FloatArray,
         finish_s: FloatArray,
-        iteration_time_s: FloatArray,
     ) -> FloatArray | float:
         """Return the energy of the time at higher clocks than planned, J, without waiting."""
         times, rows = self._transitions, self._rows
@@ -229,7 +190,7 @@ class EarlyRequestBatch:
         # A lower one: the begin of the instruction is computed at that before it.
         here = rows.table + before
         ended_s = finish_s[previous]
-        ended_s[rows.first] -= iteration_time_s
+        ended_s[rows.first] -= finish_s.max(axis=0) + rows.tail_s
         waited_s = start_s - ended_s
         after_s = times.down_p50_s - np.minimum(times.down_p5_s, rows.times_s[there])
         share = np.clip((after_s - waited_s) / rows.times_s[here], 0.0, 1.0)

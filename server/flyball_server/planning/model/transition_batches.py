@@ -32,8 +32,8 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.short_transitions import ShortTransitions, run_short
 from flyball_server.planning.model.transition_rows import (
     BatchRun,
-    InstructionRows,
     Level,
+    PlanBatch,
     Ran,
     replaced,
 )
@@ -101,7 +101,7 @@ class _Clocks:
             np.copyto(effects_s[-1], newest_s, where=is_new)
 
 
-class TransitionBatch:
+class TransitionBatch(PlanBatch):
     """Iterations of many plans of one pipeline under late clock changes.
 
     Args:
@@ -110,8 +110,8 @@ class TransitionBatch:
     """
 
     def __init__(self, model: PipelineModel, transitions: ClockTransitions | None = None) -> None:
+        super().__init__(model)
         self._transitions = transitions or model.transitions or ClockTransitions.exact(0.0)
-        self._rows = InstructionRows(model)
 
     def run(
         self,
@@ -145,29 +145,25 @@ class TransitionBatch:
             )
         else:
             ran = self._long_run(clocks, delays_s, is_first=is_first)
-        start_s, duration_s, energy_j = ran
-        iteration_time_s = (start_s + duration_s).max(axis=0) + rows.tail_s
-        busy_j = (energy_j - rows.power_w * duration_s).sum(axis=0)
-        return BatchRun(
-            start_s=start_s[rows.row_of].T,
-            duration_s=duration_s[rows.row_of].T,
-            energy_j=energy_j[rows.row_of].T,
-            iteration_time_s=iteration_time_s,
-            total_energy_j=busy_j + iteration_time_s * rows.waiting_power_w,
-        )
+        return self._rows.run_of(ran)
 
-    def num_switches(self, choices: IndexArray) -> IndexArray:
-        """Return the clock changes of an iteration of each plan; shape (num_plans,)."""
-        return self._rows.num_switches(choices)
+    def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
+        """Return iterations at the median delays, alone, and bounds of their times, s."""
+        run = self.run(choices, is_first=True)
+        is_exact = self._transitions.exact_s is not None
+        return run, run.iteration_time_s if is_exact else self.latest_time_s(choices)
 
-    def num_short_dwells(self, choices: IndexArray, run: BatchRun, dwell_s: float) -> IndexArray:
-        """Return how many requests of each plan follow the stage's last one too soon."""
-        return self._rows.num_short_dwells(choices, run, dwell_s)
+    def estimated(self, choices: IndexArray) -> BatchRun:
+        """Return iterations, alone, with changes up at their latest and down at their earliest."""
+        times = self._transitions
+        return self.run(choices, up_s=times.up_p95_s, down_s=times.down_p5_s, is_first=True)
 
     @property
-    def bound_effort(self) -> int:
-        """Approximate cost of `latest_time_s`, relative to one change on its way at a time."""
+    def judging_effort(self) -> int:
+        """Approximate cost of `judged`, relative to one change on its way at a time."""
         times = self._transitions
+        if times.exact_s is not None:
+            return 1
         return (1 + self._rows.most_within(max(times.up_p95_s, times.down_p95_s))) ** 2
 
     def latest_time_s(self, choices: IndexArray) -> FloatArray:

@@ -6,6 +6,7 @@ All instructions of a level are on different stages and wait for none of each ot
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,56 +123,23 @@ class InstructionRows:
         clocks: IndexArray = self._clock_of_choice[self._first_choice + choices.T[self._node]]
         return clocks
 
-    def num_switches(self, choices: IndexArray) -> IndexArray:
-        """Return the clock changes of an iteration of each plan; shape (num_plans,).
+    def run_of(self, ran: Ran, more_j: FloatArray | float = 0.0) -> BatchRun:
+        """Return iterations as instructions in their order.
 
         Args:
-            choices: shape (num_plans, num_nodes).
+            ran: the iterations by rows.
+            more_j: more energy of each plan than that of its instructions, J.
         """
-        num: IndexArray = self._is_changed(choices).sum(axis=1)
-        return num
-
-    def num_short_dwells(
-        self,
-        choices: IndexArray,
-        run: BatchRun,
-        dwell_s: float,
-        lead_s: FloatArray | None = None,
-    ) -> IndexArray:
-        """Return how many requests of each plan follow the stage's last one too soon.
-
-        Args:
-            choices: shape (num_plans, num_nodes).
-            run: an iteration of each plan.
-            dwell_s: least time between them, s.
-            lead_s: how long before the end of the instruction before each request is made, s;
-                shape (num_plans, num_instructions); None: none.
-        """
-        num_short: IndexArray = np.zeros(len(choices), dtype=np.int64)
-        is_changed, finish_s = self._is_changed(choices), run.start_s + run.duration_s
-        period_s = run.iteration_time_s[:, None]
-        for first, last in self.ends:
-            of_stage = slice(first, last + 1)
-            before_s = np.roll(finish_s[:, of_stage], 1, axis=1)
-            before_s[:, 0] -= period_s[:, 0]
-            if lead_s is not None:
-                before_s -= lead_s[:, of_stage]
-            requested_s = np.where(is_changed[:, of_stage], before_s, -np.inf)
-            newest_s = np.maximum.accumulate(requested_s, axis=1)
-            of_before_s = newest_s[:, -1:] - period_s
-            previous_s = np.concatenate(
-                [of_before_s, np.maximum(newest_s[:, :-1], of_before_s)], axis=1
-            )
-            least_s = dwell_s * (1 - _DWELL_TOLERANCE)
-            is_short = is_changed[:, of_stage] & (before_s - previous_s < least_s)
-            num_short += is_short.sum(axis=1)
-        return num_short
-
-    def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
-        """Return True where a clock differs from the one before; shape (num_plans, num)."""
-        clocks = self.clocks(choices)
-        is_changed: NDArray[np.bool_] = clocks != clocks[self.previous]
-        return is_changed[self.row_of].T
+        start_s, duration_s, energy_j = ran
+        iteration_time_s = (start_s + duration_s).max(axis=0) + self.tail_s
+        busy_j = (energy_j - self.power_w * duration_s).sum(axis=0) + more_j
+        return BatchRun(
+            start_s=start_s[self.row_of].T,
+            duration_s=duration_s[self.row_of].T,
+            energy_j=energy_j[self.row_of].T,
+            iteration_time_s=iteration_time_s,
+            total_energy_j=busy_j + iteration_time_s * self.waiting_power_w,
+        )
 
     def most_within(self, time_s: float) -> int:
         """Return the most instructions, one after the other on a stage, that may end in a time."""
@@ -193,6 +161,93 @@ class InstructionRows:
         delay_s: FloatArray = np.where(first < last, *delays_s)
         delay_s[first == last] = -np.inf
         return delay_s
+
+
+class PlanBatch(ABC):
+    """Iterations of many plans of one pipeline whose clock changes take time.
+
+    Plans are given as `choices`: per plan and node, an index into its operating points; shape
+    (num_plans, num_nodes).
+
+    Args:
+        model: the pipeline.
+    """
+
+    def __init__(self, model: PipelineModel) -> None:
+        self._rows = InstructionRows(model)
+
+    @abstractmethod
+    def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
+        """Return an iteration of each plan at the median delays, and a time never exceeded, s."""
+
+    @abstractmethod
+    def estimated(self, choices: IndexArray) -> BatchRun:
+        """Return an iteration of each plan with the delays that are likely its worst."""
+
+    @property
+    def judging_effort(self) -> int:
+        """Approximate cost of `judged`, relative to one change on its way at a time."""
+        return 1
+
+    def num_unbounded(self, choices: IndexArray) -> IndexArray:
+        """Return the number of reasons why a plan may exceed its time; shape (num_plans,)."""
+        return np.zeros(len(choices), dtype=np.int64)
+
+    def _lead_s(self, choices: IndexArray) -> FloatArray:
+        """Return how long before the end of the instruction before each request is made, s.
+
+        Returns:
+            Shape (num_plans, num_instructions).
+        """
+        return np.zeros((len(choices), len(self._rows.row_of)))
+
+    def num_switches(self, choices: IndexArray) -> IndexArray:
+        """Return the clock changes of an iteration of each plan; shape (num_plans,).
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+        """
+        num: IndexArray = self._is_changed(choices).sum(axis=1)
+        return num
+
+    def num_short_dwells(
+        self,
+        choices: IndexArray,
+        run: BatchRun,
+        dwell_s: float,
+    ) -> IndexArray:
+        """Return how many requests of each plan follow the stage's last one too soon.
+
+        Args:
+            choices: shape (num_plans, num_nodes).
+            run: an iteration of each plan.
+            dwell_s: least time between them, s.
+        """
+        num_short: IndexArray = np.zeros(len(choices), dtype=np.int64)
+        is_changed, finish_s = self._is_changed(choices), run.start_s + run.duration_s
+        lead_s = self._lead_s(choices)
+        period_s = run.iteration_time_s[:, None]
+        for first, last in self._rows.ends:
+            of_stage = slice(first, last + 1)
+            before_s = np.roll(finish_s[:, of_stage], 1, axis=1)
+            before_s[:, 0] -= period_s[:, 0]
+            before_s -= lead_s[:, of_stage]
+            requested_s = np.where(is_changed[:, of_stage], before_s, -np.inf)
+            newest_s = np.maximum.accumulate(requested_s, axis=1)
+            of_before_s = newest_s[:, -1:] - period_s
+            previous_s = np.concatenate(
+                [of_before_s, np.maximum(newest_s[:, :-1], of_before_s)], axis=1
+            )
+            least_s = dwell_s * (1 - _DWELL_TOLERANCE)
+            is_short = is_changed[:, of_stage] & (before_s - previous_s < least_s)
+            num_short += is_short.sum(axis=1)
+        return num_short
+
+    def _is_changed(self, choices: IndexArray) -> NDArray[np.bool_]:
+        """Return True where a clock differs from the one before; shape (num_plans, num)."""
+        rows, clocks = self._rows, self._rows.clocks(choices)
+        is_changed: NDArray[np.bool_] = clocks != clocks[rows.previous]
+        return is_changed[rows.row_of].T
 
 
 def replaced(before: Ran, now: Ran, is_late: NDArray[np.bool_] | np.bool_) -> Ran:

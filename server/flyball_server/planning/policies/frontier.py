@@ -93,8 +93,7 @@ def choice_with(
     early: PolicyChoice | None = None
     if asks_early:
         early = _early_choice(request, solver, plan, target, baseline_s)
-        at_once_j = time_and_energy(model.without_transitions(), assignment)[1]
-        if early is not None and _energy_j(model, early) <= WORTH_A_SEARCH * at_once_j:
+        if early is not None and _figures(model, early)[1] <= WORTH_A_SEARCH * plan.energy_j:
             return early
     if model.transitions is None:
         model = replace(model, transitions=ClockTransitions.exact(0.0))
@@ -115,11 +114,16 @@ def choice_with(
             return early
         bound_j = _bound_j(model, solver, assignment)
     late = PolicyChoice(assignment=assignment, lower_bound_j=bound_j, reserve=solver.reserve)
-    return late if early is None or _energy_j(model, late) < _energy_j(model, early) else early
+    if early is None:
+        return late
+    # Within a power budget the faster one, else the one with less energy.
+    from_first = 0 if target.kind == "power" else 1
+    return min(early, late, key=lambda choice: _figures(model, choice)[from_first:])
 
 
-def _energy_j(model: PipelineModel, choice: PolicyChoice) -> float:
-    return time_and_energy(model.with_requests(choice.requests), choice.assignment)[1]
+def _figures(model: PipelineModel, choice: PolicyChoice) -> tuple[float, float]:
+    """Return time in s and energy in J of an iteration, with the choice's requests."""
+    return time_and_energy(model.with_requests(choice.requests), choice.assignment)
 
 
 def _early_choice(
@@ -143,10 +147,9 @@ def _early_choice(
     search, batch = _search(request, solver, asks_early=True), EarlyRequestBatch(model)
     assignment: Assignment | None = plan.assignment
     is_kept = not search.num_beyond(np.array([plan.assignment]))[0]
-    at_once_j = time_and_energy(model.without_transitions(), plan.assignment)[1]
     if target.kind == "power":
         assignment = plan.assignment if is_kept else None
-    elif not is_kept or search.energy_j(plan.assignment) > WORTH_A_SEARCH * at_once_j:
+    elif not is_kept or search.energy_j(plan.assignment) > WORTH_A_SEARCH * plan.energy_j:
         deadline_s = deadline_of(target, baseline_s)
         starts = [model.baseline(), plan.assignment, *_fewest(request, solver, deadline_s)]
         price_w = _time_price_w(model, solver, deadline_s)
