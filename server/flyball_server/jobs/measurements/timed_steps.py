@@ -55,7 +55,8 @@ def is_timed(plan: AnyPlan, rank: RankRecord) -> bool:
     """Return whether this rank posts its instructions: one of each stage of some pipelines."""
     if isinstance(plan, ProbePlan) or rank.tp_rank or rank.cp_rank:
         return False
-    return rank.dp_rank <= INSTRUCTIONS_A_STEP // sum(map(len, _stages(plan)))
+    num_pipelines = max(1, INSTRUCTIONS_A_STEP // sum(map(len, _stages(plan))))
+    return rank.dp_rank < num_pipelines
 
 
 def _stages(plan: FrequencyPlan | DataParallelPlan) -> PlannedStages:
@@ -255,18 +256,20 @@ def _jitter(
 
 
 def _has_changed(plan: FrequencyPlan | DataParallelPlan) -> list[bool]:
-    """Return per node whether its clock is another one than before in any pipeline."""
-    pipelines = (
-        [plan.stages]
-        if isinstance(plan, FrequencyPlan)
-        else [pipeline.stages for pipeline in plan.pipelines]
-    )
-    by_pipeline = [
-        [
-            before.frequency_mhz != item.frequency_mhz
-            for stage in stages
-            for before, item in zip([*stage[-1:], *stage[:-1]], stage, strict=True)
-        ]
-        for stages in pipelines
-    ]
+    """Return per node whether its clock may change in it, in any pipeline.
+
+    That is where it is another one than before, and where the next one is requested early.
+    """
+    by_pipeline: list[list[bool]] = []
+    for part in [plan] if isinstance(plan, FrequencyPlan) else plan.pipelines:
+        requested = {(request.stage, request.position - 1) for request in part.requests}
+        by_pipeline.append(
+            [
+                before.frequency_mhz != item.frequency_mhz or (number, position) in requested
+                for number, stage in enumerate(part.stages)
+                for position, (before, item) in enumerate(
+                    zip([*stage[-1:], *stage[:-1]], stage, strict=True)
+                )
+            ]
+        )
     return [any(of_node) for of_node in zip(*by_pipeline, strict=True)]
