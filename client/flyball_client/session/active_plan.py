@@ -291,16 +291,18 @@ class ActivePlan:
             )
 
     def first_clock_mhz(self, step: int, *, is_planner_lost: bool) -> int | None:
-        """Return the clock in MHz of the first instruction of a step that has not begun.
+        """Return the clock in MHz to request for the first instruction of a step to come.
 
-        None: no plan is in force then, or it has no instruction.
+        None: no plan is in force then, it has no instruction, or the step before has a timed
+        request for this clock, which stays.
         """
         plan_and_first_step = self._plans.newest_due(step) or self._plan
         if plan_and_first_step is None or (is_planner_lost and not self._keeps_plan):
             return None
         plan, first_step = plan_and_first_step
-        clocks_mhz = plan.clocks_in_step_mhz(step - first_step)
-        return clocks_mhz[0] if clocks_mhz else None
+        first_mhz = next(iter(plan.clocks_in_step_mhz(step - first_step)), None)
+        timed_mhz = None if self.cursor is None else self.cursor.timed_first_mhz
+        return None if first_mhz == timed_mhz else first_mhz
 
     def break_off_step(self) -> None:
         """End a failed step without logging missing instructions."""

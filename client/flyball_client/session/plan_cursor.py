@@ -142,10 +142,11 @@ class PlanCursor:
         # failed step.
         num_steps = step - self._first_step
         next_mhz = self.plan.clocks_in_step_mhz(num_steps + 1)
-        self.clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
-        self.timed_first_mhz = None
-        if self.plan.requests:
+        clocks_mhz = (*self.plan.clocks_in_step_mhz(num_steps), *next_mhz[:1])
+        if clocks_mhz != self.clocks_mhz:
+            self.clocks_mhz = clocks_mhz
             self._find_timed()
+        self.timed_first_mhz = None
         self.num_unplanned = 0
         self.surprise = None
         self.instructions, self.position = self._instructions, 0

@@ -474,9 +474,7 @@ class RankSession:
             first_mhz = self._active_plan.first_clock_mhz(
                 self._current_step, is_planner_lost=self._is_planner_lost()
             )
-            timed_mhz = None if self._cursor is None else self._cursor.timed_first_mhz
-            # The timed request stays, and is made at its time.
-            if first_mhz is not None and first_mhz != timed_mhz:
+            if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
         except Exception as error:
             self._governor.give_up(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -225,3 +225,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as inherited
         """Say nothing."""
+
+
+def run_noting(
+    session: RankSession, rows: Iterable[tuple[str, int, int]], note: Callable[[], None]
+) -> None:
+    """One step of instructions of this kind and microbatch; `note` is called after each end hook.
+
+    It is called after each begin hook too, but for that of the step.
+    """
+    session.on_step_begin()
+    for kind, microbatch, _ in rows:
+        session.on_instruction_begin(kind, microbatch=microbatch)
+        note()
+        session.on_instruction_end(kind, microbatch=microbatch)
+        note()
+    session.on_step_end()
+    note()

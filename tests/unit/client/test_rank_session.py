@@ -12,6 +12,7 @@ from tests.unit.client.memory_planner import (
     MemoryPlanner,
     SessionMaker,
     compiled_plan,
+    run_noting,
 )
 from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
@@ -267,27 +268,17 @@ def test_each_clock_is_asked_for_when_the_instruction_or_step_before_ends(
     def note() -> None:
         asked_mhz.append(gpu.told[sum(map(len, asked_mhz)) :])
 
-    def run() -> None:
-        session.on_step_begin()
-        for kind, microbatch, _ in rows:
-            session.on_instruction_begin(kind, microbatch=microbatch)
-            note()
-            session.on_instruction_end(kind, microbatch=microbatch)
-            note()
-        session.on_step_end()
-        note()
-
-    run()
+    run_noting(session, rows, note)
     assert asked_mhz == [[1200], [900], [], [1200], [], [], []]
     # Due in the next step, its first clock is asked for at the end of this one.
     session.plans.put(compiled_plan(*((kind, number, 1400) for kind, number, _ in rows)), 2)
     asked_mhz.clear()
     gpu.told.clear()
-    run()
+    run_noting(session, rows, note)
     assert asked_mhz == [[], [900], [], [1200], [], [], [1400]]
     asked_mhz.clear()
     gpu.told.clear()
-    run()
+    run_noting(session, rows, note)
     assert asked_mhz == [[]] * 7
 
 

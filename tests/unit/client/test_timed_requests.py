@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import SessionMaker, compiled_plan
+from tests.unit.client.memory_planner import SessionMaker, compiled_plan, run_noting
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, point
 
@@ -213,14 +213,7 @@ def test_each_hook_makes_the_requests_of_its_plan(
         seen.append(list(governor.calls))
         governor.calls.clear()
 
-    session.on_step_begin()
-    for kind, microbatch, _ in PLAN:
-        session.on_instruction_begin(kind, microbatch=microbatch)
-        note()
-        session.on_instruction_end(kind, microbatch=microbatch)
-        note()
-    session.on_step_end()
-    note()
+    run_noting(session, PLAN, note)
     begins, ends = seen[:-1:2], seen[1::2]
     assert begins == [
         [(1200, None), (900, 0.2)],
