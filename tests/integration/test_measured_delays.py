@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 from tests.integration.command_in_process import flyball
+from tests.integration.emulated_ranks import emulated_rank
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_client.session.planner_link import LinkTimes
-from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
@@ -156,21 +155,8 @@ def _rank(
         node=node,
         clock=clock,
     )
-    return EmulatedRank(
-        pipeline=0,
-        stage=stage,
-        order=tuple((kind, microbatch) for kind, microbatch, *_ in planned),
-        session=RankSession(
-            gpu=gpu,
-            job_id=JOB,
-            rank=stage,
-            stage=stage,
-            planner=client,
-            times=LinkTimes(poll_wait_s=1.0),
-        ),
-        gpu=gpu,
-        clock=clock,
-    )
+    order = ((kind, microbatch) for kind, microbatch, *_ in planned)
+    return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
 
 
 def error_of(training: Training, version: int) -> float:

@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.integration.emulated_ranks import emulated_rank
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.planner_link import LinkTimes
-from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
@@ -82,21 +81,8 @@ def emulated_ranks(planner_url: str) -> Iterator[list[EmulatedRank]]:
 def _rank(client: PlannerClient, plan: FrequencyPlan, stage: int) -> EmulatedRank:
     clock = RankClock()
     gpu = EmulatedGpu(TRUE, stage, blocking_power_w=BLOCKING_POWER_W, clock=clock)
-    return EmulatedRank(
-        pipeline=0,
-        stage=stage,
-        order=tuple((item.kind.value, item.microbatch) for item in plan.stages[stage]),
-        session=RankSession(
-            gpu=gpu,
-            job_id=JOB,
-            rank=stage,
-            stage=stage,
-            planner=client,
-            times=LinkTimes(poll_wait_s=1.0),
-        ),
-        gpu=gpu,
-        clock=clock,
-    )
+    order = ((item.kind.value, item.microbatch) for item in plan.stages[stage])
+    return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
 
 
 def test_measured_waits_lead_to_the_clocks_of_the_true_times(planner: LivePlanner) -> None:
