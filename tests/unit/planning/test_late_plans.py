@@ -22,6 +22,7 @@ from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import with_reserve
+from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
@@ -82,6 +83,20 @@ def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target:
     as_fast = every.iteration_time_s <= plan.iteration_time_s * (1 + 1e-9)
     assert plan.lower_bound_j is not None
     assert plan.lower_bound_j <= every.total_energy_j[as_fast].min() * (1 + 1e-12)
+
+
+def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time() -> None:
+    request = request_of(four_stages(), 4, effort=Effort.LOW)
+    at_once = make_plan(request)
+    model = replace(at_once.model, transitions=ClockTransitions.exact(0.02))
+    search = TransitionSearch(model, 1.0, Effort.LOW)
+    deadline_s = at_once.plan.baseline_iteration_time_s
+    assert search.times_s([at_once.assignment])[0] > deadline_s * 1.001
+    raised = search.raised(at_once.assignment, deadline_s)
+    assert search.times_s([raised])[0] <= deadline_s * (1 + 1e-9)
+    # Others keep theirs.
+    saved_j = at_once.plan.baseline_energy_j - search.energy_j(raised)
+    assert saved_j > 0.5 * (at_once.plan.baseline_energy_j - at_once.plan.energy_j)
 
 
 @pytest.mark.parametrize("options", [{"transition_ms": 20.0}, {"max_switches": 12}])

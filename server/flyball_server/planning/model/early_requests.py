@@ -1,12 +1,12 @@
 """Clock requests ahead of an instruction's end, so that the clocks of busy stages change in time.
 
-By default a clock is requested as the instruction before ends, and takes effect later. Where the
+By default a clock is requested as the previous instruction ends, and takes effect later. Where the
 stage does not wait in between, the instruction begins at the clock before. So a clock can be
-requested by a lead before the planned end of the instruction before:
+requested ahead of the planned end of the previous instruction:
 
-- a higher clock by its longest delay, from the begin of an instruction that this much computation
-  at one clock follows;
-- a lower clock by its shortest delay, but no sooner than the instruction before begins.
+- a higher clock its longest delay ahead, from the begin of an instruction after which the stage
+  computes at one clock for as long;
+- a lower clock its shortest delay ahead, but no sooner than the previous instruction begins.
 
 No iteration then takes longer than if clocks changed at once, whatever each delay is between the
 5th and the 95th percentile, if each higher clock has enough computation at one clock before it
