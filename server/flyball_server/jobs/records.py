@@ -56,10 +56,10 @@ _SHOWN_RANKS = 8
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return `rank 0, 1`, at most 8 by number and the others as a count."""
+    """Return `rank 0` or `ranks 0, 1`, at most 8 by number and the others as a count."""
     shown = ", ".join(map(str, ranks[:_SHOWN_RANKS]))
     more = f" and {len(ranks) - _SHOWN_RANKS} more" if len(ranks) > _SHOWN_RANKS else ""
-    return f"rank {shown}{more}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
 
 
 def identity_of(created_at: datetime) -> str:

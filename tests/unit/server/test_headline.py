@@ -146,7 +146,7 @@ def test_a_baseline_of_another_time_is_named_with_its_distance() -> None:
 def test_a_baseline_of_other_gpus_is_named(after_step: int, is_said: bool) -> None:
     changes = [GpuChange(rank=rank, after_step=after_step) for rank in (3, 1, 3)]
     _, *others = caveats(APART, *changes)
-    said = f"The baseline ran on other GPUs: rank 1, 3 got another one after step {after_step}."
+    said = f"The baseline ran on other GPUs: ranks 1, 3 got another one after step {after_step}."
     assert others == ([said] if is_said else [])
 
 

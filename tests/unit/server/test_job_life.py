@@ -142,7 +142,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
 def test_a_job_whose_ranks_are_all_silent_explains_itself(life: Life) -> None:
     life.pass_time(91)
     [waits, silence] = life.notes()
-    assert waits.startswith("version 1 waits for rank 0, 1")
+    assert waits.startswith("version 1 waits for ranks 0, 1")
     assert "no rank has called since 2026-" in silence
     assert "`flyball doctor --planner-only`" in silence
     assert "it expires" in silence
@@ -183,7 +183,7 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     assert life.notes()[-1] == "rank 0 ended before the others"
     leave_rank(life.services, "job", 1)
     leave_rank(life.services, "job", 1)
-    assert life.notes() == ("version 1 waits for rank 0, 1 to acknowledge it",)
+    assert life.notes() == ("version 1 waits for ranks 0, 1 to acknowledge it",)
     life.age()
     assert life.state() == JobState.ENDED
     assert life.notes() == ()
