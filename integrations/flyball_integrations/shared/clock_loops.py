@@ -37,6 +37,9 @@ __device__ __forceinline__ long long moment_ns(float& a, float& b, float& c, flo
 
 extern "C" __global__ void flyball_loops(
     long long* records, int num_records, int num_steps, int duration_us, float* sink) {
+    // An SM's warps advance together: left alone, some of them starve for milliseconds.
+    __shared__ int is_over;
+    if (threadIdx.x == 0) is_over = 0;
     float a = threadIdx.x, b = a + 1.f, c = a + 2.f, d = a + 3.f;
     const long long begin_ns = moment_ns(a, b, c, d);
     for (int i = 0; i < num_records; ++i) {
@@ -46,12 +49,15 @@ extern "C" __global__ void flyball_loops(
             c = fmaf(c, 0.999f, 0.5f);
             d = fmaf(d, 0.999f, 0.5f);
         }
+        __syncthreads();
         const long long now_ns = moment_ns(a, b, c, d);
         if (blockIdx.x == 0 && threadIdx.x == 0) {
             records[2 * i] = now_ns;
             records[2 * i + 1] = clock64();
         }
-        if (now_ns - begin_ns > 1000LL * duration_us) break;
+        if (threadIdx.x == 0 && now_ns - begin_ns > 1000LL * duration_us) is_over = 1;
+        __syncthreads();
+        if (is_over) break;
     }
     if (a + b + c + d == 0.12345f) *sink = a;
 }
