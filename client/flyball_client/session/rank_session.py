@@ -51,7 +51,7 @@ class RankSession:
     begins at another clock than was requested gets its own then; see PlanCursor for unplanned
     instructions.
 
-    The hooks do no I/O except to the GPU and raise nothing: after an error clocks are no longer
+    The hooks do no I/O and raise nothing: after an error clocks are no longer
     set, which is logged once. The hooks and `close` may be called from one thread at a time.
 
     The clock of a real GPU is set by a separate process, which restores it after a crash; see
@@ -194,6 +194,7 @@ class RankSession:
         if self._cancel_end is not None:
             self._cancel_end()
         self._governor.close()
+        self._recorder.wait()
         if self._is_started and self._link is not None:
             self._link.stop()
 
@@ -482,15 +483,18 @@ class RankSession:
     def _measure(self) -> None:
         self._note_begun()
         cursor = self._cursor
-        measurement = self._recorder.end_step(
+        self._recorder.end_step(
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
             were_clocks_set=not self._governor.is_over,
+            then=self._post,
         )
+        self._active_plan.end_step(self._current_step)
+
+    def _post(self, measurement: StepMeasurement) -> None:
         if self._link is not None:
             self._link.outbox.put(measurement)
-        self._active_plan.end_step(self._current_step)
 
     def _tell(self, observe: Callable[..., None], *given: str | int) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -11,20 +10,30 @@ from statistics import fmean, variance
 
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice
+from flyball_client.session.energy_reader import EnergyCallback, EnergyReader
 from flyball_client.session.instruction_timings import InstructionTiming, TimingRecorder
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.step_metrics import StepMetrics
 from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
 
-_logger = logging.getLogger(__name__)
+_ENERGY_TIMEOUT_S = 1.0
+
+
+class _Counter:
+    """Energy counter at one moment, once it is read."""
+
+    def __init__(self) -> None:
+        self.energy_j: float | None = None
+
+    def set(self, energy_j: float | None) -> None:
+        self.energy_j = energy_j
 
 
 class StepMeter:
     """Readings of clock and energy counter at the start and end of a step.
 
     The energy counter moves about every 100 ms, so the energy of a single short step is
-    imprecise; over many steps the errors cancel. A counter that fails is not read again, and
-    energies are then None.
+    imprecise; over many steps the errors cancel. Where it cannot be read, energies are None.
 
     Args:
         gpu: GPU of the rank; an emulated one also provides the time and counts overruns. None: it
@@ -43,21 +52,20 @@ class StepMeter:
         rank_name: str,
     ) -> None:
         self._governor = governor
-        self._gpu = gpu
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         if clock_s is None:
             clock_s = time.monotonic if self._emulated is None else self._emulated.emulated_time_s
         self.clock_s = clock_s
-        self._rank_name = rank_name
-        self._has_counter = True
+        self.energy = EnergyReader(gpu, rank_name=rank_name)
         self._began_s = 0.0
-        self._began_j: float | None = None
+        self._began = _Counter()
         self._began_overruns = 0
         self._began_report = ClockReport()
 
     def begin(self) -> None:
         """Start a step."""
-        self._began_j = self._energy_j()
+        self._began = _Counter()
+        self.energy.request(self._began.set)
         self._began_overruns = self._num_overruns()
         self._began_report = self._governor.report()
         self._began_s = self.clock_s()
@@ -65,16 +73,14 @@ class StepMeter:
     def end(
         self, *, step: int, plan_version: int | None, plan_id: str | None, num_unplanned: int
     ) -> StepMeasurement:
-        """End the step, and return its totals."""
+        """End the step, and return its totals without the energy."""
         time_s = self.clock_s() - self._began_s
-        ended_j = self._energy_j()
         report, began = self._governor.report(), self._began_report
-        is_measured = self._began_j is not None and ended_j is not None
         return StepMeasurement(
             step=step,
             plan_version=plan_version,
             time_s=time_s,
-            energy_j=(ended_j or 0.0) - (self._began_j or 0.0) if is_measured else None,
+            energy_j=None,
             num_unplanned=num_unplanned,
             num_overruns=self._num_overruns() - self._began_overruns,
             num_clock_misses=report.num_misses - began.num_misses,
@@ -84,15 +90,15 @@ class StepMeter:
             plan_id=plan_id,
         )
 
-    def _energy_j(self) -> float | None:
-        if self._gpu is None or not self._has_counter:
-            return None
-        try:
-            return self._gpu.total_energy_j()
-        except Exception as error:
-            self._has_counter = False
-            _logger.warning("%s: energy is not measured: %s", self._rank_name, error)
-            return None
+    def request_energy(self, then: EnergyCallback) -> None:
+        """Call this function with the energy in J of the step that ends; None: not measured."""
+        began = self._began
+
+        def with_energy(ended_j: float | None) -> None:
+            is_measured = began.energy_j is not None and ended_j is not None
+            then((ended_j or 0.0) - (began.energy_j or 0.0) if is_measured else None)
+
+        self.energy.request(with_energy)
 
     def _num_overruns(self) -> int:
         return 0 if self._emulated is None else self._emulated.num_overruns
@@ -183,7 +189,8 @@ class StepRecorder:
 
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
-        """Return the totals of the last steps, in order."""
+        """Return the totals of the last steps, in order; wait for the last one's energy."""
+        self.wait()
         return tuple(self._history)
 
     def begin_step(self, plan: CompiledPlan | None) -> None:
@@ -194,15 +201,23 @@ class StepRecorder:
         self.timings.begin_step()
 
     def end_step(
-        self, *, step: int, plan_version: int | None, num_unplanned: int, were_clocks_set: bool
-    ) -> StepMeasurement:
-        """End the step, and return its totals with the details that the plan requests.
+        self,
+        *,
+        step: int,
+        plan_version: int | None,
+        num_unplanned: int,
+        were_clocks_set: bool,
+        then: Callable[[StepMeasurement], None],
+    ) -> None:
+        """End the step.
 
         Args:
             step: Number of the step.
             plan_version: Version of the plan in force.
             num_unplanned: Number of instructions that did not match the plan.
             were_clocks_set: False: clocks were given up within the step.
+            then: Called with the totals and the details that the plan requests, once the energy is
+                read; on a real GPU by the thread that reads it.
         """
         plan = self._plan
         totals = self._meter.end(
@@ -212,17 +227,24 @@ class StepRecorder:
             num_unplanned=num_unplanned,
         )
         self.timings.end_step()
-        self._history.append(totals)
-        self.metrics.add(totals)
         detail = MeasurementDetail.TOTALS if plan is None else self._detail(plan)
-        if detail == MeasurementDetail.TOTALS:
-            return totals
-        return with_details(
-            totals,
-            self.timings.last_step(),
-            detail,
-            were_clocks_set=were_clocks_set,
-        )
+        measured = totals
+        if detail != MeasurementDetail.TOTALS:
+            measured = with_details(
+                totals, self.timings.last_step(), detail, were_clocks_set=were_clocks_set
+            )
+
+        def with_energy(energy_j: float | None) -> None:
+            step_totals = replace(totals, energy_j=energy_j)
+            self._history.append(step_totals)
+            self.metrics.add(step_totals)
+            then(replace(measured, energy_j=energy_j))
+
+        self._meter.request_energy(with_energy)
+
+    def wait(self) -> None:
+        """Wait until the energies of all steps are read, at most 1 s."""
+        self._meter.energy.wait(_ENERGY_TIMEOUT_S)
 
     def _detail(self, plan: CompiledPlan) -> MeasurementDetail:
         """Return the detail of this step; clocks settle in the first one on a plan."""
