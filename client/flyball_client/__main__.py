@@ -87,6 +87,11 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if first == "--completion":
         return _complete("".join(rest[:1]), commands)
+    if not commands:
+        return _complain(
+            "flyball: no command is found: the package is on the path but not installed;"
+            " pip install it"
+        )
     if first not in commands:
         meant = _meant(first, commands) or f"choose from {', '.join(commands)}"
         return _complain(f"flyball: no command {first!r}; {meant}")

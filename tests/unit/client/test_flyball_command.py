@@ -144,6 +144,14 @@ def test_what_cannot_be_run_is_said_in_one_line(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
+def test_a_package_that_is_on_the_path_and_not_installed_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(flyball, "entry_points", lambda group: ())
+    assert main(["doctor"]) == 2
+    assert "not installed; pip install it\n" in capsys.readouterr().err
+
+
 def test_an_interruption_is_status_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["interrupted"]) == 130
     assert capsys.readouterr().err == ""
