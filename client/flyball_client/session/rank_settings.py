@@ -18,6 +18,8 @@ _logger = logging.getLogger(__name__)
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 
 WithoutPlanner = Literal["last-plan", "default-clocks"]
+Timing = Literal["synchronize", "stream"]
+DEFAULT_TIMING: Timing = "stream"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,8 @@ class RankSettings:
         local_rank: CUDA device number of this process's GPU (`LOCAL_RANK`).
         strict: True: a GPU, right or resource that the machine lacks is an error; False: it is
             logged, and the rank trains without it (`FLYBALL_STRICT`).
+        timing: Time of the hooks on a GPU: as it reaches an instruction, `stream`, or after a wait
+            for it, `synchronize` (`FLYBALL_TIMING`).
     """
 
     planner_url: str | None
@@ -41,6 +45,7 @@ class RankSettings:
     without_planner: WithoutPlanner
     local_rank: int
     strict: bool = False
+    timing: Timing = DEFAULT_TIMING
 
     @classmethod
     def read(
@@ -52,6 +57,7 @@ class RankSettings:
         lease_s: float | None = None,
         without_planner: WithoutPlanner | None = None,
         strict: bool | None = None,
+        timing: Timing | None = None,
     ) -> RankSettings:
         """Read the settings; an empty variable counts as not set.
 
@@ -62,6 +68,7 @@ class RankSettings:
             lease_s: Lease in s.
             without_planner: `last-plan` or `default-clocks`.
             strict: True or False.
+            timing: `synchronize` or `stream`.
 
         Raises:
             ValueError: A variable cannot be used; the text names it.
@@ -73,6 +80,7 @@ class RankSettings:
             without_planner=without_planner or _without_planner(environ),
             local_rank=_local_rank(environ),
             strict=is_strict(environ, strict),
+            timing=_timing(environ, timing),
         )
 
     def open_planner(self) -> PlannerClient | None:
@@ -189,6 +197,15 @@ def check_without_planner(name: str, value: str) -> None:
     """Raise ValueError unless the value is one of `WithoutPlanner`."""
     if value not in get_args(WithoutPlanner):
         raise ValueError(f"{name} must be last-plan or default-clocks, not {value!r}")
+
+
+def _timing(environ: Mapping[str, str], timing: Timing | None) -> Timing:
+    name, value = "timing", str(timing)
+    if timing is None:
+        name, value = "FLYBALL_TIMING", environ.get("FLYBALL_TIMING") or DEFAULT_TIMING
+    if value not in get_args(Timing):
+        raise ValueError(f"{name} must be synchronize or stream, not {value!r}")
+    return cast("Timing", value)
 
 
 def is_strict(environ: Mapping[str, str], strict: object) -> bool:

@@ -99,9 +99,15 @@ class RankWaits:
         return wait
 
     def _report(
-        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
+        self,
+        transfer: Transfer,
+        kind: str,
+        *,
+        time_s: float,
+        microbatch: int | None = None,
+        chunk: int = 0,
     ) -> None:
-        del transfer, kind, microbatch
+        del transfer, kind, microbatch, chunk
         if not self._is_on_host:
             self._session.on_wait_begin()
         self._session.on_wait_end(time_s=time_s)

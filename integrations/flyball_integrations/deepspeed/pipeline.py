@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Literal, ParamSpec, TypeVar, Unpack
 
 import torch.distributed
-from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
@@ -36,7 +35,7 @@ from flyball_integrations.shared.instruction_hooks import (
 )
 from flyball_integrations.shared.order_agreement import RankPlace, open_negotiation
 from flyball_integrations.shared.rank_memory import check_free_memory
-from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
+from flyball_integrations.shared.transfer_timers import TransferTimer
 from flyball_wire.messages import JobRegistration
 
 P = ParamSpec("P")
@@ -303,20 +302,17 @@ def _open_session(
         )
         orders = OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
         ends.opened.callback(orders.close)
-    session = ends.open_session(None if orders is None else orders.choose_plan)
-    transfers = TransferTimer(session.on_transfer, clock_s=session.clock_s)
-    if engine.device.type != "cpu":
-        make_event = get_accelerator().Event
-        transfers = DeviceTransferTimer(session.on_transfer, make_event=make_event)
+    hooks = ends.device_hooks(engine.device, is_own_order=orders is None)
+    session = ends.open_session(None if orders is None else orders.choose_plan, hooks=hooks)
     patch = EnginePatch(
         engine,
-        session,
-        synchronize=get_accelerator().synchronize,
+        hooks.of(session),
+        synchronize=hooks.synchronize,
         around_step=nullcontext if eager is None else eager.in_force,
         around_hooks=nullcontext if orders is None else orders.around_step,
         wrappers=[part.wrap for part in (eager, orders) if part is not None],
         schedule_for=None if orders is None else orders.schedule_for,
-        transfers=transfers,
+        transfers=hooks.transfer_timer(session),
     )
     ends.opened.callback(patch.remove)
     session.start()

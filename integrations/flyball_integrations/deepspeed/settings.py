@@ -30,6 +30,7 @@ from flyball_wire.plan_options import (
 SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
+TIMINGS = ("stream", "synchronize")
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 _JOB_ID = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
@@ -280,6 +281,7 @@ SETTINGS = (
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),
     Setting("strict", "FLYBALL_STRICT", "true or false, 1 or 0", _yes_or_no),
+    _choice("timing", "FLYBALL_TIMING", TIMINGS),
     Setting(
         "free_memory_bytes",
         "FLYBALL_FREE_MEMORY_BYTES",

@@ -39,7 +39,6 @@ from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
-from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Policy
@@ -217,11 +216,19 @@ def attach(
         num_ranks = torch.distributed.get_world_size()
         registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
         _warn_of_held_back_sends(registering.registration, config, job_id)
-        session = ends.open_session(has_whole_steps=unhooked is not None)
-        if unhooked is not None:
-            step = WholeSteps(session, synchronize=_synchronize()).step
+        is_whole = unhooked is not None
+        device_hooks = ends.device_hooks(_device(), is_own_order=not is_whole)
+        session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
+        if is_whole:
+            step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
-            step = _hook(opened, config, session, orders, hooks=hooks).training_step
+            training = MegatronTraining(
+                device_hooks.of(session),
+                synchronize=device_hooks.synchronize,
+                transfers=device_hooks.transfer_timer(session) if hooks == "timers" else None,
+            )
+            _hook(opened, config, training, orders)
+            step = training.training_step
         session.start()
         registering.begin()
         # `detach` closes all of it, the last first.
@@ -278,45 +285,26 @@ def _warn_of_held_back_sends(
 def _hook(
     opened: ExitStack,
     config: Any,  # noqa: ANN401 - as above
-    session: RankSession,
+    training: MegatronTraining,
     orders: Sequence[StageOrder],
-    *,
-    hooks: str,
-) -> MegatronTraining:
+) -> None:
+    """Hook Megatron's module, or its timers where transfers are timed."""
     overrides = Overrides()
     opened.callback(overrides.remove)
-    if hooks == "timers":
-        stage = parallel_state.get_pipeline_model_parallel_rank()
-        return _hook_timers(config, session, orders[stage], overrides)
-    training = MegatronTraining(session, synchronize=_synchronize())
-    patch_schedules(schedules, training, overrides)
-    return training
-
-
-def _hook_timers(
-    config: Any,  # noqa: ANN401 - as above
-    session: RankSession,
-    order: StageOrder,
-    overrides: Overrides,
-) -> MegatronTraining:
-    transfers = TransferTimer(session.on_transfer, clock_s=session.clock_s)
-    if torch.cuda.is_available():
-        transfers = DeviceTransferTimer(session.on_transfer, make_event=torch.cuda.Event)
-    training = MegatronTraining(session, synchronize=_synchronize(), transfers=transfers)
-    timers = HookedTimers(config.timers, training, order=order, transfers=transfers)
+    if training.transfers is None:
+        patch_schedules(schedules, training, overrides)
+        return
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    timers = HookedTimers(
+        config.timers, training, order=orders[stage], transfers=training.transfers
+    )
     overrides.set(config, "timers", timers)
-    return training
 
 
-def _synchronize() -> Callable[[], None]:
-    """Return a function that waits for computations, not for receives that were posted ahead.
-
-    Those run on streams of their own; waiting for the whole device would wait for a neighbour
-    that may itself be waiting for us.
-    """
+def _device() -> torch.device:
     if not torch.cuda.is_available():
-        return lambda: None
-    return lambda: torch.cuda.current_stream().synchronize()
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # noqa: ANN401

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
-from flyball_client.session.rank_settings import WithoutPlanner
+from flyball_client.session.rank_settings import Timing, WithoutPlanner
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import read_transitions
 from flyball_wire.messages import Adaptation, Profiling
@@ -89,6 +89,10 @@ class RankOptions(TypedDict, total=False):
             `FLYBALL_GPU=emulated:PROFILE.csv` an emulated one of this rank's stage.
         strict: True: raise an error if the machine lacks a GPU, shared memory or the right to
             set clocks; False: log it, and train without; default: `FLYBALL_STRICT`, else False.
+        timing: `stream`: hooks are called as the GPU reaches them, and the host launches ahead;
+            `synchronize`: the host waits for the GPU before each hook; default:
+            `FLYBALL_TIMING`, else `stream`. With an order other than the framework's own it is
+            always `synchronize`.
         observer: receiver of each instruction's begin and end; default: `gpu` itself if it is
             emulated, else none.
     """
@@ -99,6 +103,7 @@ class RankOptions(TypedDict, total=False):
     lease_s: float | None
     gpu: GpuDevice | None
     strict: bool | None
+    timing: Timing | None
     observer: InstructionObserver | None
 
 

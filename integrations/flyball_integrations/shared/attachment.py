@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import torch
+
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.session.active_plan import PendingPlans, PlanChoice
@@ -19,6 +21,7 @@ from flyball_client.session.job_registrar import JobRegistrar
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
@@ -82,6 +85,7 @@ class RankEnds:
             without_planner=options.get("without_planner"),
             lease_s=options.get("lease_s"),
             strict=options.get("strict"),
+            timing=options.get("timing"),
         )
         self._planner = self._settings.open_planner()
         if self._planner is not None:
@@ -114,13 +118,30 @@ class RankEnds:
         self.opened.callback(registering.close)
         return registering
 
+    def device_hooks(self, device: torch.device, *, is_own_order: bool = True) -> DeviceHooks:
+        """Return what calls the hooks, of a session that is opened next.
+
+        Args:
+            device: of the stage.
+            is_own_order: False: the framework's order may be replaced, which ranks agree on at the
+                begin of a step; the emulated time of an emulated GPU is that of its hooks.
+        """
+        is_emulated = self._gpu is not None and self._gpu.is_emulated
+        can_launch_ahead = is_own_order and not is_emulated
+        return DeviceHooks(device, self._settings.timing if can_launch_ahead else "synchronize")
+
     def open_session(
-        self, choose_plan: PlanChoice | None = None, *, has_whole_steps: bool = False
+        self,
+        choose_plan: PlanChoice | None = None,
+        *,
+        hooks: DeviceHooks | None = None,
+        has_whole_steps: bool = False,
     ) -> RankSession:
         """Return the rank's session, not started yet.
 
         Args:
             choose_plan: as in PendingPlans.
+            hooks: what calls the session's hooks; None: the caller, after a wait for the device.
             has_whole_steps: True: each step of the pipeline is hooked as one instruction.
         """
         plans = PendingPlans(choose_plan)
@@ -135,10 +156,13 @@ class RankEnds:
             lease_s=self._settings.lease_s,
             initial_step=self._initial_step,
             plans=plans,
+            clock=None if hooks is None else hooks.clock_s,
             strict=self._settings.strict,
             **asdict(self._layout),
         )
         self.opened.callback(session.close)
+        if hooks is not None:
+            self.opened.callback(hooks.close)
         return session
 
 

@@ -14,7 +14,7 @@ from flyball_client.session.instruction_timings import Transfer
 
 _logger = logging.getLogger(__name__)
 
-# Called with the transfer, the kind of its instruction, `time_s=` and `microbatch=`, as
+# Called with the transfer, the kind of its instruction, `time_s=`, `microbatch=` and `chunk=`, as
 # `RankSession.on_transfer`.
 OnTransfer = Callable[..., None]
 
@@ -36,10 +36,10 @@ class TransferTimer:
         """Call before a transfer is executed."""
         self._began_s = self._clock_s()
 
-    def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
+    def end(self, transfer: Transfer, kind: str, microbatch: int | None, *, chunk: int = 0) -> None:
         """Call after it was executed, or launched."""
         time_s = self._clock_s() - self._began_s
-        self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch)
+        self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch, chunk=chunk)
 
     def report(self) -> None:
         """Report transfers that were launched; call after a synchronization with the device."""
@@ -68,19 +68,19 @@ class DeviceTransferTimer(TransferTimer):
         self._make_event = make_event
         self._spare: list[Any] = []
         self._before: Any = None
-        # Transfer, kind, microbatch, and the events around it.
-        self._launched: list[tuple[Transfer, str, int | None, Any, Any]] = []
+        # Transfer, kind, microbatch, chunk, and the events around it.
+        self._launched: list[tuple[Transfer, str, int | None, int, Any, Any]] = []
         self._is_over = False
 
     def begin(self) -> None:
         """Record an event in front."""
         self._unless_it_fails(self._record_before)
 
-    def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
+    def end(self, transfer: Transfer, kind: str, microbatch: int | None, *, chunk: int = 0) -> None:
         """Record an event behind."""
         self._unless_it_fails(
             lambda: self._launched.append(
-                (transfer, kind, microbatch, self._before, self._recorded())
+                (transfer, kind, microbatch, chunk, self._before, self._recorded())
             )
         )
 
@@ -117,8 +117,8 @@ class DeviceTransferTimer(TransferTimer):
         return event
 
     def _read(self) -> None:
-        for transfer, kind, microbatch, before, after in self._launched:
+        for transfer, kind, microbatch, chunk, before, after in self._launched:
             time_s = before.elapsed_time(after) / 1000
-            self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch)
+            self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch, chunk=chunk)
             self._spare += (before, after)
         self._launched.clear()

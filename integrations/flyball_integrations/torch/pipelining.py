@@ -13,7 +13,7 @@ Only attributes of this schedule and its stages are set, and `detach` removes th
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -31,7 +31,6 @@ from flyball_integrations.shared.rank_memory import check_free_memory
 from flyball_integrations.torch.order_switch import ForwardMeter, TorchOrderSwitch, rehearse
 from flyball_integrations.torch.private_schedules import (
     PipelineSchedule,
-    PipelineStage,
     check_schedule,
     computations_of,
     has_pairs,
@@ -284,14 +283,15 @@ def _open_session(
         )
         orders = TorchOrderSwitch(schedule, negotiation=negotiation, meter=meter)
         ends.opened.callback(orders.close)
-    session = ends.open_session(None if orders is None else orders.choose_plan)
+    hooks = ends.device_hooks(stage.device, is_own_order=orders is None)
+    session = ends.open_session(None if orders is None else orders.choose_plan, hooks=hooks)
     patch = SchedulePatch(
         schedule,
-        session,
-        synchronize=_synchronize(stage),
+        hooks.of(session),
+        synchronize=hooks.synchronize,
         around_step=nullcontext if orders is None else orders.around_step,
         wrap_forward=meter.wrap,
-        waits=WaitTimes(session.on_transfer, device=stage.device, clock_s=session.clock_s),
+        waits=WaitTimes(hooks.transfer_timer(session)),
         optimizer=optimizer,
     )
     ends.opened.callback(patch.remove)
@@ -302,16 +302,3 @@ def _open_session(
     if orders is None:
         registering.begin()
     return session
-
-
-def _synchronize(stage: PipelineStage) -> Callable[[], None]:
-    """Return a function that waits for computations, not for receives that were posted ahead.
-
-    Those run on streams of their own; waiting for the whole device would wait for a neighbour
-    that may itself be waiting for us.
-    """
-    device = stage.device
-    if device.type == "cpu":
-        return lambda: None
-    device_module = torch.get_device_module(device)
-    return lambda: device_module.current_stream(device).synchronize()

@@ -16,11 +16,7 @@ import torch
 from flyball_client.session.instruction_timings import Transfer
 from flyball_integrations.shared.attachment import Overrides
 from flyball_integrations.shared.instruction_hooks import InstructionHooks
-from flyball_integrations.shared.transfer_timers import (
-    DeviceTransferTimer,
-    OnTransfer,
-    TransferTimer,
-)
+from flyball_integrations.shared.transfer_timers import TransferTimer
 from flyball_integrations.torch.private_schedules import (
     PipelineSchedule,
     PipelineStage,
@@ -47,25 +43,13 @@ class WaitTimes:
     as its send.
 
     Args:
-        on_transfer: called with each.
-        device: of the stage; on the CPU a wait is over when it returns, elsewhere it is launched.
-        clock_s: monotonic time, s.
+        timer: told of each.
     """
 
-    def __init__(
-        self,
-        on_transfer: OnTransfer,
-        *,
-        device: torch.device,
-        clock_s: Callable[[], float],
-    ) -> None:
-        self._on_transfer = on_transfer
+    def __init__(self, timer: TransferTimer) -> None:
+        self.timer = timer
         self._last = Instruction("forward", 0, 0)
         self._is_waiting = False
-        self.timer = TransferTimer(self._report, clock_s=clock_s)
-        if device.type != "cpu":
-            make_event = torch.get_device_module(device).Event
-            self.timer = DeviceTransferTimer(self._report, make_event=make_event)
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -92,14 +76,8 @@ class WaitTimes:
     def _end(self, transfer: Transfer, instruction: Instruction) -> None:
         if self._is_waiting:
             self._is_waiting = False
-            self.timer.end(transfer, instruction.kind, instruction.microbatch)
-
-    def _report(
-        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
-    ) -> None:
-        # Receives belong to the next of their kind; the one send of a step is reported last.
-        chunk = self._last.chunk
-        self._on_transfer(transfer, kind, time_s=time_s, microbatch=microbatch, chunk=chunk)
+            kind, microbatch, chunk = instruction
+            self.timer.end(transfer, kind, microbatch, chunk=chunk)
 
 
 Execute = Callable[..., Any]

@@ -16,6 +16,7 @@ NAMES = (
     "FLYBALL_LEASE_S",
     "FLYBALL_WITHOUT_PLANNER",
     "FLYBALL_STRICT",
+    "FLYBALL_TIMING",
     "LOCAL_RANK",
 )
 
@@ -31,6 +32,7 @@ def test_without_variables_there_is_no_planner_and_the_last_plan_holds(
         lease_s=30.0,
         without_planner="last-plan",
         local_rank=0,
+        timing="stream",
     )
     assert settings.open_planner() is None
 
@@ -42,6 +44,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "FLYBALL_LEASE_S": "2.5",
         "FLYBALL_WITHOUT_PLANNER": "default-clocks",
         "FLYBALL_STRICT": "True",
+        "FLYBALL_TIMING": "synchronize",
         "LOCAL_RANK": "3",
     }
     assert RankSettings.read(environ) == RankSettings(
@@ -51,6 +54,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         without_planner="default-clocks",
         local_rank=3,
         strict=True,
+        timing="synchronize",
     )
     planner = RankSettings.read(environ).open_planner()
     assert planner is not None
@@ -63,8 +67,10 @@ def test_variables_are_read_and_arguments_win() -> None:
         lease_s=7.0,
         without_planner="last-plan",
         strict=False,
+        timing="stream",
     )
     assert not won.strict
+    assert won.timing == "stream"
     assert (won.planner_url, won.token, won.lease_s) == ("http://127.0.0.1:2", "two", 7.0)
     assert won.without_planner == "last-plan"
 
@@ -77,6 +83,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         ("FLYBALL_LEASE_S", "inf"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
         ("FLYBALL_STRICT", "maybe"),
+        ("FLYBALL_TIMING", "never"),
         ("LOCAL_RANK", "-1"),
         ("LOCAL_RANK", "one"),
     ],

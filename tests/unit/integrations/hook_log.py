@@ -45,7 +45,8 @@ class TransferLog(TransferTimer):
     def begin(self) -> None:
         self.log.append("[")
 
-    def end(self, transfer: Transfer, kind: str, microbatch: int | None) -> None:
+    def end(self, transfer: Transfer, kind: str, microbatch: int | None, *, chunk: int = 0) -> None:
+        assert chunk == 0
         self.log.append(f"] {transfer} {kind} {microbatch}")
 
     def report(self) -> None:

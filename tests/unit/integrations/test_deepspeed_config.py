@@ -69,6 +69,7 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "without_planner": ("default-clocks", "last-plan"),
     "lease_s": (12.5, 60.0),
     "strict": (True, False),
+    "timing": ("synchronize", "stream"),
     "free_memory_bytes": (2_000_000_000, 0),
 }
 SOURCES = ("argument", "variable", "EnvPipe's variable", "flyball", "envpipe")
@@ -284,7 +285,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
             " adaptation, reserve, transition_ms, transitions, early_requests, max_switches,"
             " min_dwell_ms, tail_ms, transfer_ms, p2p, without_planner, lease_s, strict,"
-            " free_memory_bytes",
+            " timing, free_memory_bytes",
         ),
         (
             {"flyball": {"job_id": "a b"}},
@@ -334,7 +335,7 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
             " profiling_slowdown, adaptation, reserve, transition_ms, transitions,"
             " early_requests, max_switches, min_dwell_ms, tail_ms, transfer_ms, p2p,"
-            " without_planner, lease_s, strict, free_memory_bytes, not []",
+            " without_planner, lease_s, strict, timing, free_memory_bytes, not []",
         ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

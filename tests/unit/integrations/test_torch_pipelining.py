@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
 from flyball_integrations.torch.pipelining import (
-    _synchronize,
     attach,
     detach,
     on_all_ranks_or_none,
@@ -185,26 +183,6 @@ def test_a_torch_whose_runtime_cannot_be_made_is_found_before_training(
     assert "\n" not in str(refused.value)
     assert vars(schedule) == before
     assert vars(schedule._stage) == stage_before
-
-
-def test_the_stream_of_the_computations_is_waited_for_and_not_the_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    log: list[str] = []
-
-    def synchronize() -> None:
-        raise AssertionError("a receive that was posted ahead would be waited for")
-
-    def current_stream(device: torch.device) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: log.append(f"stream of {device}"))
-
-    module = SimpleNamespace(synchronize=synchronize, current_stream=current_stream)
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
-    wait = _synchronize(SimpleNamespace(device=torch.device("cuda", 3)))
-    assert log == []  # asked for in each wait: training may change the stream
-    wait()
-    wait()
-    assert log == ["stream of cuda:3"] * 2
 
 
 # ------------------------------------------------------------------ all ranks or none

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
+from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
 from flyball_integrations.torch.order_switch import ForwardMeter
 from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
 
@@ -164,7 +164,7 @@ def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> N
     def on_transfer(transfer: str, kind: str, **of_transfer: object) -> None:
         told.append((transfer, kind, *of_transfer.values()))
 
-    waits = WaitTimes(on_transfer, device=CPU, clock_s=clock)
+    waits = WaitTimes(TransferTimer(on_transfer, clock_s=clock))
     with waits.in_force():
         schedules._wait_batch_p2p([])
         clock.now_s = 1.0
@@ -178,16 +178,14 @@ def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> N
 
 def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
     own = schedules._wait_batch_p2p
-    waits = WaitTimes(lambda *_, **__: None, device=CPU, clock_s=_Clock())
+    waits = WaitTimes(TransferTimer(lambda *_, **__: None, clock_s=_Clock()))
     with pytest.raises(KeyError), waits.in_force():
         assert schedules._wait_batch_p2p is not own
         raise KeyError
     assert schedules._wait_batch_p2p is own
 
 
-def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for() -> None:
     told: list[tuple[object, ...]] = []
     stream_ms = [0.0]
 
@@ -201,12 +199,10 @@ def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for
         def elapsed_time(self, later: Event) -> float:
             return later.at_ms - self.at_ms
 
-    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(Event=Event))
-    waits = WaitTimes(
-        lambda *names, **times: told.append((*names, *times.values())),
-        device=torch.device("cuda"),
-        clock_s=_Clock(),
+    timer = DeviceTransferTimer(
+        lambda *names, **times: told.append((*names, *times.values())), make_event=Event
     )
+    waits = WaitTimes(timer)
     clock = _Clock()
     with waits.in_force():
         schedules._wait_batch_p2p([_Work(clock, 0.0)])

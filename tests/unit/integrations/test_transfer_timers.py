@@ -70,8 +70,15 @@ class Listener:
         self.told: Told = []
 
     def __call__(
-        self, transfer: Transfer, kind: str, *, time_s: float, microbatch: int | None = None
+        self,
+        transfer: Transfer,
+        kind: str,
+        *,
+        time_s: float,
+        microbatch: int | None = None,
+        chunk: int = 0,
     ) -> None:
+        assert chunk == 0
         self.told.append((transfer, kind, time_s, microbatch))
 
 
