@@ -88,9 +88,8 @@ def _dispatch(arguments: list[str]) -> int:
     if first == "--completion":
         return _complete("".join(rest[:1]), commands)
     if not commands:
-        return _complain(
-            "flyball: no command is found: the package is on the path but not installed;"
-            " pip install it"
+        raise CommandError(
+            "no command is found: the package is on the path but not installed; pip install it"
         )
     if first not in commands:
         meant = _meant(first, commands) or f"choose from {', '.join(commands)}"
