@@ -119,6 +119,36 @@ def test_a_target_is_chosen_by_name(
     )
 
 
+# Events reach the page only while `window.areEventsHeld` is not set.
+HOLD_EVENTS = """
+const ownFetch = window.fetch;
+const untilFree = async () => {
+  while (window.areEventsHeld) await new Promise((done) => setTimeout(done, 20));
+};
+window.fetch = async (...given) => {
+  const answer = await ownFetch(...given);
+  if (!answer.url.includes("/events")) return answer;
+  const reader = answer.body.getReader();
+  const pull = async (controller) => {
+    const { done, value } = await reader.read();
+    await untilFree();
+    done ? controller.close() : controller.enqueue(value);
+  };
+  return new Response(new ReadableStream({ pull }), answer);
+};
+"""
+
+
+def test_a_target_asked_twice_stays_before_the_page_has_seen_its_version(
+    browser_page: Page, planner: LivePlanner
+) -> None:
+    browser_page.add_init_script(HOLD_EVENTS)
+    open_job(browser_page, planner).points.first.wait_for()
+    browser_page.evaluate("window.areEventsHeld = true")
+    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("Version 2 is made.")
+    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("version 2 stays")
+
+
 def test_a_target_of_the_timetable_in_force_is_named(
     browser_page: Page, planner: LivePlanner
 ) -> None:

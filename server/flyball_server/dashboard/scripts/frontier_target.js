@@ -35,6 +35,8 @@ export class FrontierTarget {
     this._state = null;
     /** @type {Asked | null} */
     this._asked = null;
+    /** Newest version in the planner's last answer. */
+    this._answered = 0;
     /** Point to be confirmed. @type {FrontierPoint | null} */
     this._point = null;
     this._isBusy = false;
@@ -143,7 +145,8 @@ export class FrontierTarget {
   async _put(target) {
     const { api, path } = this._context;
     const overview = this._state?.overview;
-    const versionBefore = overview?.newest_version ?? null;
+    // The page may not have seen the version of the answer before yet.
+    const versionBefore = Math.max(overview?.newest_version ?? 0, this._answered) || null;
     // A policy that is named counts as a change.
     const policy = overview?.policy === "frontier" ? {} : { policy: "frontier" };
     this._setBusy(true);
@@ -153,6 +156,7 @@ export class FrontierTarget {
       /** @type {Pick<JobOverview, "newest_version">} */
       const job = await api.put(`${path}/target`, { ...policy, target });
       const version = job.newest_version;
+      this._answered = version ?? 0;
       const inForce = await this._otherTarget(target);
       this._asked = { target, versionBefore, version, inForce };
     } catch (error) {
