@@ -33,7 +33,7 @@ class EnergyReader:
         self._is_immediate = gpu is None or gpu.address is None
         self._changed = threading.Condition()
         self._requests: list[EnergyCallback] = []
-        self._is_calling = False
+        self._is_calling = self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def request(self, then: EnergyCallback) -> None:
@@ -42,6 +42,8 @@ class EnergyReader:
             then(self._read())
             return
         with self._changed:
+            if self._is_closed:
+                return
             self._requests.append(then)
             self._changed.notify_all()
             if self._thread is None:
@@ -57,10 +59,19 @@ class EnergyReader:
                 lambda: not self._requests and not self._is_calling, timeout=timeout_s
             )
 
+    def close(self, timeout_s: float) -> None:
+        """Wait as `wait` does, and end the thread; later requests are not served."""
+        self.wait(timeout_s)
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
     def _serve(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._requests)
+                self._changed.wait_for(lambda: self._requests or self._is_closed)
+                if self._is_closed:
+                    return
             energy_j = self._read()
             with self._changed:
                 requests, self._requests = self._requests, []

@@ -194,7 +194,7 @@ class RankSession:
         if self._cancel_end is not None:
             self._cancel_end()
         self._governor.close()
-        self._recorder.wait()
+        self._recorder.close()
         if self._is_started and self._link is not None:
             self._link.stop()
 

@@ -190,7 +190,7 @@ class StepRecorder:
     @property
     def history(self) -> tuple[StepMeasurement, ...]:
         """Return the totals of the last steps, in order; wait for the last one's energy."""
-        self.wait()
+        self._meter.energy.wait(_ENERGY_TIMEOUT_S)
         return tuple(self._history)
 
     def begin_step(self, plan: CompiledPlan | None) -> None:
@@ -242,9 +242,9 @@ class StepRecorder:
 
         self._meter.request_energy(with_energy)
 
-    def wait(self) -> None:
-        """Wait until the energies of all steps are read, at most 1 s."""
-        self._meter.energy.wait(_ENERGY_TIMEOUT_S)
+    def close(self) -> None:
+        """Wait until the energies of all steps are read, at most 1 s; none are read later."""
+        self._meter.energy.close(_ENERGY_TIMEOUT_S)
 
     def _detail(self, plan: CompiledPlan) -> MeasurementDetail:
         """Return the detail of this step; clocks settle in the first one on a plan."""

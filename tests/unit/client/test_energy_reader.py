@@ -94,6 +94,20 @@ def test_a_callback_that_fails_does_not_end_the_readings(
     assert "a step's energy is lost" in caplog.text
 
 
+def test_its_thread_ends_with_it_and_serves_what_was_requested_before() -> None:
+    gpu, read = SlowGpu(), list[float | None]()
+    reader = reader_of(gpu)
+    reader.request(read.append)
+    gpu.answer(1.0)
+    reader.close(TIMEOUT_S)
+    reader.request(read.append)
+    assert read == [1.0]
+    thread = threading.enumerate()[-1]
+    assert thread.name == "flyball-energy-reader"
+    thread.join(TIMEOUT_S)
+    assert not thread.is_alive()
+
+
 def test_a_wait_for_a_counter_that_never_answers_ends() -> None:
     reader = reader_of(SlowGpu())
     reader.request(lambda _: None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +235,28 @@ def test_a_device_that_never_ends_holds_the_end_up_only_so_long(
     assert called == []
     assert "did not finish within 0.05 s" in caplog.text
     device.reach(0.0)
+    (thread,) = [each for each in threading.enumerate() if each.name == "flyball-device-timeline"]
+    thread.join(LONGEST_WAIT_S)
+    assert not thread.is_alive()
+    assert called == []
+
+
+def test_at_the_end_of_the_interpreter_what_was_launched_is_called() -> None:
+    script = """
+import torch
+from tests.unit.integrations.test_device_hooks import CUDA, Device, DeviceTimeline
+device = Device()
+timeline = DeviceTimeline(CUDA, device_module=device)
+import atexit
+atexit.register(lambda: print("session closes"))
+timeline.call(lambda: print("step ends"))
+import threading
+threading.Timer(0.2, lambda: device.reach(0.0)).start()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "step ends\nsession closes\n"
 
 
 def test_with_synchronize_the_stream_is_waited_for_and_not_the_device() -> None:
