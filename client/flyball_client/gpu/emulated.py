@@ -27,6 +27,7 @@ from flyball_client.gpu.emulated_execution import (
 from flyball_profiles.stage_profile import StageProfile
 
 __all__ = [
+    "COUNTER_PERIOD_S",
     "DEFAULT_PHYSICS",
     "IDEAL_GPU",
     "EmulatedGpu",
@@ -39,6 +40,9 @@ __all__ = [
 
 DEFAULT_PHYSICS = EmulatedGpuSettings()
 """Settings of a GPU whose clock changes as on the GPUs that were measured."""
+
+COUNTER_PERIOD_S = 0.1
+"""Time in s between movements of the energy counter, as measured on GPUs."""
 
 IDEAL_GPU = EmulatedGpuSettings.exact_delay(0.0)
 """Settings of a GPU whose clock changes at once and whose times are exactly the profile's."""
@@ -123,7 +127,7 @@ class EmulatedGpu:
         node: EmulatedNode | None = None,
         num_chunks: int = 1,
         time_scale: float = 1.0,
-        counter_period_s: float = 0.1,
+        counter_period_s: float = COUNTER_PERIOD_S,
         clock: EmulationClock | None = None,
         product: str = "GPU",
     ) -> None:
