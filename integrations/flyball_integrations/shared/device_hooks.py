@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from flyball_client.governor.own_process import call_at_normal_end
+from flyball_client.governor.own_process import OwnProcess, call_at_normal_end
 from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import Timing
@@ -65,11 +65,9 @@ class DeviceTimeline:
         self._is_over = False
         self._calling = threading.Lock()
         self._now_s = time.monotonic()
-        self._cancel_end: Callable[[], None] | None = None
-        self._thread = threading.Thread(
-            target=self._follow, name="flyball-device-timeline", daemon=True
-        )
-        self._thread.start()
+        self._thread: threading.Thread | None = None
+        self._cancel_end: Callable[[], None] = lambda: None
+        self._own_process = OwnProcess(self._forget)
 
     def now_s(self) -> float:
         """Return the moment in s at which the device reached the current call."""
@@ -79,10 +77,9 @@ class DeviceTimeline:
         """Call a function once the device has done what is launched on its current stream."""
         if self._is_over:
             return
-        if self._cancel_end is None:
-            # After the session's own, which so comes later.
-            self._cancel_end = call_at_normal_end(self.close)
         try:
+            if self._thread is None:
+                self._start()
             event = self._spare.pop() if self._spare else self._new_event()
             event.record(self._module.current_stream(self._device))
         except Exception as error:
@@ -98,14 +95,29 @@ class DeviceTimeline:
 
     def close(self) -> None:
         """Make the calls that are left, within 10 s, and end the thread; may be called again."""
-        if self._cancel_end is not None:
-            self._cancel_end()
+        if not self._own_process.is_current():
+            return
+        self._cancel_end()
         self._launched.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
-            _logger.warning("the device did not finish within %g s", _CLOSE_TIMEOUT_S)
+        if self._thread is not None:
+            self._thread.join(_CLOSE_TIMEOUT_S)
+            if self._thread.is_alive():
+                _logger.warning("the device did not finish within %g s", _CLOSE_TIMEOUT_S)
         self._is_over = True
         self.drop(lambda: None)
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=self._follow, name="flyball-device-timeline", daemon=True
+        )
+        self._thread.start()
+        # Registered after the session's own, and so called before it.
+        self._cancel_end = call_at_normal_end(self.close)
+
+    def _forget(self) -> None:
+        """In a forked child: its copy has no thread, and the lock may never be free."""
+        self._is_over = True
+        self._calling = threading.Lock()
 
     def _new_event(self) -> Any:  # noqa: ANN401 - an event of whatever accelerator
         # Blocking: the thread sleeps while it waits.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -257,6 +258,21 @@ threading.Timer(0.2, lambda: device.reach(0.0)).start()
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
     )
     assert done.stdout == "step ends\nsession closes\n"
+
+
+def test_in_a_forked_child_nothing_is_called_and_nothing_hangs() -> None:
+    device = Device()
+    hooks, session = stream_of(device)
+    launch_step(hooks.of(session))  # type: ignore[arg-type]
+    pid = os.fork()
+    if pid == 0:
+        launch_step(hooks.of(session))  # type: ignore[arg-type]
+        hooks.close()
+        os._exit(device.num_launched)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
+    device.reach(0.0, 1.0, 2.0, 3.0)
+    assert len(session.wait_for(4)) == 4
+    hooks.close()
 
 
 def test_with_synchronize_the_stream_is_waited_for_and_not_the_device() -> None:
