@@ -188,7 +188,7 @@ class Stage:
     @contextmanager
     def _instruction(self, kind: str, microbatch: int) -> Iterator[None]:
         """Around one computation, and nothing but it: no transfer, no optimizer."""
-        # On a GPU: torch.cuda.current_stream().synchronize() before each of the two.
+        # On a GPU: those of flyball_integrations.shared.device_hooks.DeviceHooks.
         self._session.on_instruction_begin(kind, microbatch=microbatch)
         yield
         self._session.on_instruction_end(kind, microbatch=microbatch)
