@@ -26,7 +26,8 @@ class CounterReading:
     Attributes:
         moment_s: Time of the reading in s.
         energy_j: Energy counter in J.
-        num_repetitions: Number of repetitions of the instruction so far.
+        num_repetitions: Number of repetitions of the instruction so far, with the part that is
+            done of the one that runs.
         num_readings: Number of readings of the counter so far.
         busy_s: Time of the repetitions so far, s.
         sm_clock_mhz: SM clock in force, MHz.
@@ -35,7 +36,7 @@ class CounterReading:
 
     moment_s: float
     energy_j: float
-    num_repetitions: int
+    num_repetitions: float
     num_readings: int
     busy_s: float
     sm_clock_mhz: int
@@ -109,7 +110,7 @@ def estimate(readings: Sequence[CounterReading]) -> WindowEstimate:
         energy_j=energy_j,
         energy_error_j=energy_j * _rate_error(readings, lambda reading: reading.num_repetitions),
         power_w=(last.energy_j - first.energy_j) / (last.moment_s - first.moment_s),
-        num_repetitions=num_repetitions,
+        num_repetitions=round(num_repetitions),
         sm_clock_mhz=round(fmean(reading.sm_clock_mhz for reading in readings)),
         readings=tuple(readings),
     )

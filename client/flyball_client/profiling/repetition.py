@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError
 from flyball_client.gpu.window_draft import draft_window
+from flyball_client.profiling.counter_watch import CounterWatch, watch_counter
 from flyball_client.profiling.counter_window import CounterReading, WindowEstimate, estimate
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.points_file import MeasuredPoint, point_of
@@ -196,9 +198,8 @@ class Repetition:
         self._now_s = now_s
         self._renew_clock = renew_clock
         self._num_at_once = 1
-        self._num_repetitions = 0
-        self._num_readings = 0
-        self._busy_s = 0.0
+        # Ends of the last batches: moment, repetitions and busy time so far.
+        self._batch_ends: deque[tuple[float, int, float]] = deque([(now_s(), 0, 0.0)], maxlen=256)
 
     def run_for(self, seconds: float) -> None:
         """Repeat it for this time in s, at least once."""
@@ -217,14 +218,15 @@ class Repetition:
         give_up_s = self._now_s() + rule.max_settle_s
         # Excludes one-time costs, such as a first allocation.
         self._run_batch()
-        before = self._settling_window(rule)
-        while True:
-            after = self._settling_window(rule)
-            if _is_alike(before, after):
-                return True
-            if self._now_s() >= give_up_s:
-                return False
-            before = after
+        with watch_counter(self._gpu, self._now_s) as watch:
+            before = self._settling_window(rule, watch)
+            while True:
+                after = self._settling_window(rule, watch)
+                if _is_alike(before, after):
+                    return True
+                if self._now_s() >= give_up_s:
+                    return False
+                before = after
 
     def measure(self, rule: MeasuringRule) -> WindowEstimate:
         """Repeat it until the error is small enough, or the time is over.
@@ -233,10 +235,14 @@ class Repetition:
             GpuError: The GPU cannot be read, or its energy counter does not move.
             WorkloadError: The instruction failed.
         """
-        readings = [self._next_movement()]
+        with watch_counter(self._gpu, self._now_s) as watch:
+            return self._measure(rule, watch)
+
+    def _measure(self, rule: MeasuringRule, watch: CounterWatch) -> WindowEstimate:
+        readings = [self._next_movement(watch)]
         num_periods = rule.min_periods
         while True:
-            readings.append(self._next_movement())
+            readings.append(self._next_movement(watch))
             is_late = readings[-1].moment_s - readings[0].moment_s >= rule.max_point_s
             if not _is_enough(readings, _FEWEST_MOVEMENTS if is_late else num_periods):
                 continue
@@ -246,43 +252,54 @@ class Repetition:
             # A check after every movement would stop at the first error that is small by chance.
             num_periods = math.ceil(_GROWTH * len(readings))
 
-    def _settling_window(self, rule: MeasuringRule) -> WindowEstimate:
-        readings = [self._next_movement()]
+    def _settling_window(self, rule: MeasuringRule, watch: CounterWatch) -> WindowEstimate:
+        readings = [self._next_movement(watch)]
         while (
             not _is_enough(readings, _FEWEST_MOVEMENTS)
             or readings[-1].moment_s - readings[0].moment_s < rule.settle_window_s
         ):
-            readings.append(self._next_movement())
+            readings.append(self._next_movement(watch))
         return estimate(readings)
 
-    def _next_movement(self) -> CounterReading:
+    def _next_movement(self, watch: CounterWatch) -> CounterReading:
         """Repeat until the counter moves, and return the readings then."""
-        began_s, num_before = self._now_s(), self._num_repetitions
-        shown_j = self._gpu.total_energy_j()
+        began_s, num_before, _ = self._batch_ends[-1]
         while True:
             self._run_batch()
-            energy_j = self._gpu.total_energy_j()
-            now_s = self._now_s()
-            self._num_readings += 1
-            if energy_j != shown_j:
+            if (movement := watch.next()) is not None:
                 break
-            if (
-                now_s - began_s > _STILL_S
-                and self._num_repetitions - num_before >= _STILL_REPETITIONS
-            ):
+            now_s, num_repetitions, _ = self._batch_ends[-1]
+            if now_s - began_s > _STILL_S and num_repetitions - num_before >= _STILL_REPETITIONS:
                 raise GpuError(
                     f"the energy counter of {self._gpu.name} did not move for {_STILL_S:g} s,"
                     " so energy cannot be measured"
                 )
+        while watch.is_concurrent and self._batch_ends[-1][0] < movement.moment_s:
+            self._run_batch()
+        num_repetitions_then, busy_s = self._progress_at(movement.moment_s)
         return CounterReading(
-            moment_s=now_s,
-            energy_j=energy_j,
-            num_repetitions=self._num_repetitions,
-            num_readings=self._num_readings,
-            busy_s=self._busy_s,
-            sm_clock_mhz=self._gpu.sm_clock_mhz(),
-            limits=self._gpu.clock_limits(),
+            moment_s=movement.moment_s,
+            energy_j=movement.energy_j,
+            num_repetitions=num_repetitions_then,
+            num_readings=movement.num_readings,
+            busy_s=busy_s,
+            sm_clock_mhz=movement.sm_clock_mhz,
+            limits=movement.limits,
         )
+
+    def _progress_at(self, moment_s: float) -> tuple[float, float]:
+        """Return repetitions and busy time in s until a moment; even progress in a batch."""
+        after_s, num_after, busy_after_s = self._batch_ends[-1]
+        for before_s, num_before, busy_before_s in reversed(self._batch_ends):
+            if before_s <= moment_s < after_s:
+                share = (moment_s - before_s) / (after_s - before_s)
+                return (
+                    num_before + share * (num_after - num_before),
+                    busy_before_s + share * (busy_after_s - busy_before_s),
+                )
+            after_s, num_after, busy_after_s = before_s, num_before, busy_before_s
+        _, num_repetitions, busy_s = self._batch_ends[-1]
+        return num_repetitions, busy_s
 
     def _run_batch(self) -> None:
         self._renew_clock()
@@ -293,9 +310,10 @@ class Repetition:
                 self._run_once()
         except Exception as error:
             raise WorkloadError(described(error)) from None
-        batch_s = self._now_s() - began_s
-        self._busy_s += batch_s
-        self._num_repetitions += num_now
+        ended_s = self._now_s()
+        batch_s = ended_s - began_s
+        _, num_repetitions, busy_s = self._batch_ends[-1]
+        self._batch_ends.append((ended_s, num_repetitions + num_now, busy_s + batch_s))
         fitting = int(_BATCH_S * num_now / batch_s) if batch_s > 0 else _MOST_AT_ONCE
         # At most doubled, since one batch may be short by chance.
         self._num_at_once = max(1, min(fitting, 2 * num_now, _MOST_AT_ONCE))
