@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from flyball_client.gpu._base import ClockLimit, GpuDevice
@@ -51,12 +50,7 @@ class CounterWatch(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
 
 
 def watch_counter(gpu: GpuDevice, now_s: Callable[[], float]) -> CounterWatch:
