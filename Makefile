@@ -78,6 +78,8 @@ bench: $(VENV)/installed
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
 	run benchmarks/noise_reserve.py; \
+	run benchmarks/node_queue.py; \
+	run benchmarks/change_delays.py; \
 	run benchmarks/transitions.py; \
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \

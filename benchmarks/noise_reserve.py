@@ -173,7 +173,7 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
     highest_s, highest_j = emulated_means(profile, highest)
     without = make_plan(request).plan
     options, profile_of_job = with_measured_delays(
-        request.options, profile, measured_on(profile, without)
+        request.options, profile, measured_on(profile, without), has_given_transitions=True
     )
     of_job = replace(request, profile=profile_of_job, options=options)
     stated = replace(request, profile=with_jitter(profile, EMULATED_JITTER))
@@ -210,7 +210,7 @@ def measured_on(profile: StageProfile, plan: FrequencyPlan) -> MeasuredDelays:
             reports.append(
                 [[tuple(map(report_of, rank.session.last_step_timings)) for rank in ranks]]
             )
-    return delays_of_steps(1, plan, times_s, reports)
+    return delays_of_steps(1, plan, times_s, reports, profile=profile)
 
 
 def report_of(timing: InstructionTiming) -> InstructionReport:

@@ -333,6 +333,10 @@ class PlannedDelays:
         transfer_source: origin of `transfer_ms`; null: as in `tail_source`.
         jitter_percent: measured jitter that the reserve is chosen from, as a mean over the
             instructions, %; null: not measured, or not used.
+        up_ms, down_ms: measured median delay of a change to a higher and to a lower clock, ms;
+            null: not certain, or not used.
+        gpus_at_once: largest number of GPUs that one stage has in one node, whose calls queue;
+            null: not given, not all ranks have registered, or it has no effect.
         num_steps: number of steps that were measured; null: none.
         version: plan version of these steps; null: none.
         text: all this in one line.
@@ -343,6 +347,9 @@ class PlannedDelays:
     transfer_ms: tuple[float, ...]
     transfer_source: DelaySource | None
     jitter_percent: float | None
+    up_ms: float | None
+    down_ms: float | None
+    gpus_at_once: int | None
     num_steps: int | None
     version: int | None
     text: str

@@ -130,6 +130,8 @@ class RankRegistration(Sent):
         dp_rank: number of the rank's data-parallel pipeline, from 0.
         tp_rank: position in the tensor-parallel group, from 0.
         cp_rank: position in the context-parallel group, from 0.
+        node: ID of the machine that its GPU is in, also in containers, as the boot ID; null:
+            unknown, `host` names the machine.
         sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
         run, restart_count: launcher's fields, as in JobRegistration; a rank from another start
             of the job is refused.
@@ -144,6 +146,7 @@ class RankRegistration(Sent):
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    node: str | None = None
     sm_clocks_mhz: tuple[int, ...] | None = None
     run: str | None = None
     restart_count: int | None = None
@@ -296,6 +299,7 @@ class RankView:
     """A registered rank.
 
     Attributes:
+        node: ID of the machine that its GPU is in; null: unknown, `host` names the machine.
         last_seen_at: time of the rank's last call, to within a few seconds, ISO 8601, UTC; null:
             not recorded.
         has_left: true if the rank has reported the end of its training.
@@ -313,6 +317,7 @@ class RankView:
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    node: str | None = None
     last_seen_at: str | None = None
     has_left: bool = False
 

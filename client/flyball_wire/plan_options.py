@@ -50,6 +50,7 @@ DEFAULT_TARGET = "fastest"
 MAX_RESERVE = 0.5
 MAX_TAIL_MS, MAX_TRANSFER_MS = 600_000.0, 10_000.0
 MAX_DWELL_MS = 60_000.0
+MAX_GPUS_AT_ONCE = 128
 
 Order = tuple[tuple[tuple[str | int, ...], ...], ...]
 """Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
@@ -75,6 +76,9 @@ class PlanOptions(Sent):
             at once; null: as in `transitions`.
         transitions: times of the GPUs' clock changes; null: those that the GPU table has for `gpu`,
             else clocks change at once. It excludes `transition_ms`.
+        gpus_at_once: number of GPUs of one stage in one node, 1 to 128; they change their clocks
+            together, and where calls queue the last one waits for the others. Null: as the job's
+            ranks register.
         early_requests: where clock changes take time, whether a clock may be requested before the
             previous instruction ends, so that it is in force when its own begins. Only policy
             `frontier` uses it.
@@ -112,6 +116,7 @@ class PlanOptions(Sent):
     reserve: float | None = None
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
+    gpus_at_once: int | None = None
     early_requests: bool = True
     max_switches: int | None = None
     min_dwell_ms: float | None = None

@@ -18,11 +18,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 MAX_TRANSITION_S = 10.0
 """Longest time of a clock change, s; beyond it is another unit."""
+
+# Standard deviations of a normal distribution between its median and its 95th percentile.
+_NORMAL_P95 = 1.645
+
+# 5th and 95th percentiles over the median, of A40's changes in training (gpus/a40.toml).
+_A40_UP, _A40_DOWN = (0.76, 1.43), (0.83, 1.22)
 
 TRANSITIONS = "transitions"
 _UP, _DOWN, _CALL, _QUEUE = "up_ms", "down_ms", "call_ms", "queues_in_node"
@@ -97,6 +103,82 @@ class ClockTransitions:
             starts_settled=True,
         )
 
+    @classmethod
+    def of_medians(cls, up_s: float, down_s: float) -> Self:
+        """Return times with these medians, in s, and the relative spread of an A40's in training.
+
+        Raises:
+            TransitionsError: a time is not from 0 to 10 s.
+        """
+        return cls(
+            up_p5_s=_A40_UP[0] * up_s,
+            up_p50_s=up_s,
+            up_p95_s=_A40_UP[1] * up_s,
+            down_p5_s=_A40_DOWN[0] * down_s,
+            down_p50_s=down_s,
+            down_p95_s=_A40_DOWN[1] * down_s,
+        )
+
+    def with_medians(self, up_s: float | None, down_s: float | None) -> Self:
+        """Return the times scaled to other medians, in s; None: the direction stays as it is.
+
+        Raises:
+            TransitionsError: a time is not from 0 to 10 s.
+        """
+        other = self.of_medians(
+            self.up_p50_s if up_s is None else up_s, self.down_p50_s if down_s is None else down_s
+        )
+        up, down = _ratio(up_s, self.up_p50_s), _ratio(down_s, self.down_p50_s)
+        return replace(
+            self,
+            up_p5_s=other.up_p5_s if up is None else up * self.up_p5_s,
+            up_p50_s=other.up_p50_s,
+            up_p95_s=other.up_p95_s if up is None else up * self.up_p95_s,
+            down_p5_s=other.down_p5_s if down is None else down * self.down_p5_s,
+            down_p50_s=other.down_p50_s,
+            down_p95_s=other.down_p95_s if down is None else down * self.down_p95_s,
+        )
+
+    def of_queue(self, num_gpus: int) -> Self:
+        """Return the times of a stage whose GPUs in one node change their clocks together.
+
+        Where calls queue, the last GPU's begins after the calls for all others. The stage runs at
+        the pace of its slowest GPU, so a higher clock counts from the last GPU and a lower one from
+        the first. Calls are taken as log-normal and independent: times of both add, deviations add
+        in quadrature. Without times of calls, or where calls do not queue, nothing changes.
+
+        Args:
+            num_gpus: number of these GPUs, at least 1.
+
+        Raises:
+            TransitionsError: the last GPU's clock would take more than 10 s.
+        """
+        median_s, high_s = self.call_p50_s, self.call_p95_s
+        if num_gpus < 2 or not (self.is_queued and median_s and high_s):
+            return self
+        variance = (math.log(high_s / median_s) / _NORMAL_P95) ** 2  # of the logarithm
+        mean_s = median_s * math.exp(variance / 2)
+        deviation_s = mean_s * math.sqrt(math.expm1(variance))
+        wait_s = (num_gpus - 1) * mean_s
+        spread_s = _NORMAL_P95 * deviation_s * math.sqrt(num_gpus - 1)
+        up_p50_s = self.up_p50_s + wait_s
+        return replace(
+            self,
+            up_p5_s=max(
+                self.up_p5_s, up_p50_s - math.hypot(self.up_p50_s - self.up_p5_s, spread_s)
+            ),
+            up_p50_s=up_p50_s,
+            up_p95_s=up_p50_s + math.hypot(self.up_p95_s - self.up_p50_s, spread_s),
+        )
+
+    @property
+    def is_queued(self) -> bool:
+        """Return whether calls for the GPUs of a node queue, as far as is known, and for how long.
+
+        Where nothing is known of a queue, calls that take time are taken to queue.
+        """
+        return bool(self.call_p50_s) and self.queues_in_node is not False
+
     @property
     def exact_s(self) -> float | None:
         """Return the delay of every change in s, up and down; None: they differ."""
@@ -105,6 +187,13 @@ class ClockTransitions:
             *(self.down_p5_s, self.down_p50_s, self.down_p95_s),
         }
         return delays_s.pop() if len(delays_s) == 1 else None
+
+
+def _ratio(median_s: float | None, before_s: float) -> float | None:
+    """Return the factor from one median to the other; None: there is none."""
+    if median_s is None:
+        return 1.0
+    return median_s / before_s if before_s else None
 
 
 def _check_rising(names: list[str], transitions: ClockTransitions) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice
 from flyball_wire.command import flyball_version
@@ -16,6 +17,8 @@ _UNNAMED = "none"
 _RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
 _RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 _MAX_CHARACTERS = 256
+# The same in all containers of a machine, unlike its name.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Name and UUID in the registration of a rank without a GPU.
 _NO_GPU = "none"
 
@@ -72,7 +75,15 @@ def registration_of_rank(
         dp_rank=dp_rank,
         tp_rank=tp_rank,
         cp_rank=cp_rank,
+        node=_boot_id(),
         sm_clocks_mhz=supported_mhz or None,
         run=launch.run,
         restart_count=launch.restart_count,
     )
+
+
+def _boot_id() -> str | None:
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None

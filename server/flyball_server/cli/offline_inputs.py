@@ -40,7 +40,7 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import MAX_GPUS_AT_ONCE, PlanOptions
 
 N = TypeVar("N", int, float)
 
@@ -107,6 +107,18 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
         action="store_const",
         const=0.0,
         help="predict as if clocks changed at once",
+    )
+
+
+def add_gpus_at_once_argument(parser: Arguments) -> None:
+    """Add `--gpus-at-once`."""
+    parser.add_argument(
+        "--gpus-at-once",
+        metavar="N",
+        type=int,
+        help="GPUs of one stage in one node (tensor parallelism, or data-parallel pipelines), 1 to"
+        f" {MAX_GPUS_AT_ONCE}; they change their clocks together, and where calls queue the last"
+        " one waits for the others (default: 1)",
     )
 
 

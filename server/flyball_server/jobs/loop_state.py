@@ -102,6 +102,8 @@ class MeasuredDelays:
         tail_s: part of an iteration outside its instructions, s; 0: none is certain.
         transfer_s: time of a transfer between each pair of neighbouring stages, s; empty: none is
             certain.
+        up_s, down_s: median delay of a change to a higher and to a lower clock, s; None: not
+            certain.
         jitter: jitter of the instructions; empty: none is certain.
         num_before: number of earlier delays that the job was planned with.
     """
@@ -111,6 +113,8 @@ class MeasuredDelays:
     schedule: str
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
+    up_s: float | None = None
+    down_s: float | None = None
     jitter: tuple[MeasuredJitter, ...] = ()
     num_before: int = 0
 
@@ -151,6 +155,8 @@ class PlanningInputs:
         stage_slowdowns: drift of stages.
         effort: lower effort for an immediate answer; None: the specification's.
         delays: measured delays; None: not measured, or too small to matter.
+        gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
+            have registered, or it has no effect.
     """
 
     target: str | None = None
@@ -158,6 +164,7 @@ class PlanningInputs:
     stage_slowdowns: tuple[StageSlowdown, ...] = ()
     effort: Effort | None = None
     delays: MeasuredDelays | None = None
+    gpus_at_once: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -204,6 +204,7 @@ class RankRecord(Record):
     Attributes:
         dp_rank, tp_rank, cp_rank: index in data, tensor and context parallelism; all ranks of a
             stage run the same plan.
+        node: machine that its GPU is in; None: not known, `host` names it.
         acknowledged_version: newest plan version that it has acknowledged; None: none since it
             registered.
         current_step: current step at its last acknowledgement.
@@ -224,6 +225,7 @@ class RankRecord(Record):
     dp_rank: int = 0
     tp_rank: int = 0
     cp_rank: int = 0
+    node: str | None = None
     acknowledged_version: int | None = None
     current_step: int | None = None
     sm_clocks_mhz: tuple[int, ...] | None = None
@@ -241,8 +243,8 @@ class RankRecord(Record):
         check_count("stage", self.stage, most=MAX_STAGES - 1)
         for field in LAYOUT_FIELDS:
             check_count(field, getattr(self, field), most=MAX_RANKS - 1)
-        for field in ("host", "gpu_name", "gpu_uuid", "client_version"):
-            check_text(field, getattr(self, field))
+        for field in ("host", "gpu_name", "gpu_uuid", "client_version", "node"):
+            check_text(field, getattr(self, field) or "")
         if self.acknowledged_version is not None:
             check_count("version", self.acknowledged_version, least=1)
         if self.current_step is not None:

@@ -218,6 +218,7 @@ def _pipeline_digest(request: PlanRequest) -> bytes:
         options.virtual_stages,
         options.transition_ms,
         options.transitions,
+        options.gpus_at_once,
         options.tail_ms,
         options.transfer_ms,
     )

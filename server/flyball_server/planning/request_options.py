@@ -5,10 +5,15 @@ from __future__ import annotations
 import decimal
 from dataclasses import replace
 
-from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
+from flyball_profiles.clock_transitions import (
+    MAX_TRANSITION_S,
+    ClockTransitions,
+    TransitionsError,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_wire.plan_options import (
     MAX_DWELL_MS,
+    MAX_GPUS_AT_ONCE,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -41,10 +46,20 @@ def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
     """Return the times of clock changes that a plan is evaluated with; None: they take none.
 
     Raises:
-        PlanningError: both options are given, or the delay is not from 0 to 10 s.
+        PlanningError: both options are given, or one is out of its bounds.
     """
+    num_gpus = 1 if options.gpus_at_once is None else options.gpus_at_once
+    if not 1 <= num_gpus <= MAX_GPUS_AT_ONCE:
+        raise PlanningError(
+            f"must be from 1 to {MAX_GPUS_AT_ONCE}, not {num_gpus}", field="gpus_at_once"
+        )
     if options.transition_ms is None:
-        return options.transitions
+        if options.transitions is None:
+            return None
+        try:
+            return options.transitions.of_queue(num_gpus)
+        except TransitionsError as error:
+            raise PlanningError(str(error), field="gpus_at_once") from None
     if options.transitions is not None:
         raise PlanningError("give it or transitions, not both", field="transition_ms")
     if not 0 <= options.transition_ms <= MAX_TRANSITION_S * 1e3:
@@ -128,10 +143,20 @@ def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None
     Args:
         options: options of a plan.
         of_gpu: times of its GPU; None: not known.
+
+    Raises:
+        PlanningError: `gpus_at_once` would have no effect.
     """
-    if options.transition_ms is not None or options.transitions is not None:
-        return options
-    return replace(options, transitions=of_gpu)
+    if options.transition_ms is None and options.transitions is None:
+        options = replace(options, transitions=of_gpu)
+    known, num_gpus = options.transitions, options.gpus_at_once
+    if num_gpus is not None and num_gpus > 1 and not (known is not None and known.is_queued):
+        raise PlanningError(
+            "has no effect: it needs the time of a call that sets a clock, call_ms in the table"
+            " [transitions], and calls that queue in a node",
+            field="gpus_at_once",
+        )
+    return options
 
 
 def rounded_up(value: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flyball_server.jobs.loop_state import PlanningInputs
+from flyball_server.jobs.replanning.plan_request import has_given_transitions
 from flyball_wire.closed_loop import DelaySource, PlannedDelays
 from flyball_wire.messages import JobSpec
 
@@ -17,12 +18,17 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         planned_inputs: planning inputs of its newest plan.
     """
     measured = planned_inputs.delays
-    if measured is None and spec.tail_ms is None and spec.transfer_ms is None:
+    is_given = spec.gpus_at_once is not None
+    num_gpus = spec.gpus_at_once if is_given else planned_inputs.gpus_at_once
+    if num_gpus == 1:
+        num_gpus = None
+    beside = (measured, spec.tail_ms, spec.transfer_ms, num_gpus)
+    if all(one is None for one in beside):
         return None
     tail_ms, hops_ms = spec.tail_ms or 0.0, spec.transfer_ms or ()
     tail_source = None if spec.tail_ms is None else DelaySource.GIVEN
     transfer_source = None if spec.transfer_ms is None else DelaySource.GIVEN
-    jitter = 0.0
+    jitter, up_ms, down_ms = 0.0, None, None
     if measured is not None:
         jitter = measured.mean_jitter
         if tail_source is None:
@@ -30,6 +36,8 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         if transfer_source is None:
             hops_ms = tuple(1e3 * hop_s for hop_s in measured.transfer_s)
             transfer_source = DelaySource.MEASURED
+        if not has_given_transitions(spec):
+            up_ms, down_ms = _ms(measured.up_s), _ms(measured.down_s)
     where = ""
     if measured is not None:
         where = f" in {measured.num_steps} steps of plan {measured.version}"
@@ -37,6 +45,8 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         *_part(tail_source, where, f"a tail of {tail_ms:.4g} ms" if tail_ms else "no tail"),
         *_part(transfer_source, where, _transfers(hops_ms)),
         *([f"{100 * jitter:.2g} % of jitter, measured{where}"] if jitter else []),
+        *_changes(up_ms, down_ms, where),
+        *([] if num_gpus is None else [_queue(num_gpus, is_given=is_given)]),
     ]
     return PlannedDelays(
         tail_ms=tail_ms,
@@ -44,6 +54,9 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         transfer_ms=hops_ms,
         transfer_source=transfer_source,
         jitter_percent=100 * jitter if jitter else None,
+        up_ms=up_ms,
+        down_ms=down_ms,
+        gpus_at_once=num_gpus,
         num_steps=None if measured is None else measured.num_steps,
         version=None if measured is None else measured.version,
         text="; ".join(parts),
@@ -59,3 +72,21 @@ def _part(source: DelaySource | None, where: str, what: str) -> tuple[str, ...]:
 def _transfers(hops_ms: Iterable[float]) -> str:
     times = ", ".join(f"{hop_ms:.4g}" for hop_ms in hops_ms)
     return f"transfers of {times} ms" if times else "no transfer times"
+
+
+def _queue(num_gpus: int, *, is_given: bool) -> str:
+    source = DelaySource.GIVEN if is_given else "as the ranks are placed"
+    return f"{num_gpus} GPUs of a node change their clocks together, {source}"
+
+
+def _changes(up_ms: float | None, down_ms: float | None, where: str) -> tuple[str, ...]:
+    certain = [
+        f"{late_ms:.3g} ms late {direction}"
+        for late_ms, direction in ((up_ms, "up"), (down_ms, "down"))
+        if late_ms is not None
+    ]
+    return (f"clock changes {', '.join(certain)}, measured{where}",) if certain else ()
+
+
+def _ms(time_s: float | None) -> float | None:
+    return None if time_s is None else 1e3 * time_s

@@ -23,6 +23,7 @@ from flyball_client.gpu.emulated import (
     EmulatedNode,
     RandomTime,
 )
+from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 
 # MHz: time in s, energy in J of the forward; powers of 300, 225 and 125 W.
@@ -222,6 +223,37 @@ def test_calls_of_one_node_run_one_at_a_time() -> None:
         assert bench.gpu.sm_clock_mhz() == 1400
         bench.wait_until(place * 0.006 + 0.0051)
         assert bench.gpu.sm_clock_mhz() == 700
+
+
+def test_plans_expect_of_a_nodes_queue_what_emulated_gpus_have() -> None:
+    """Of 600 changes of eight GPUs at once, the last one's delay."""
+    alone = load_gpu_window("a100").transitions
+    assert alone is not None
+    assert alone.call_p50_s is not None
+    assert alone.call_p95_s is not None
+    up = RandomTime(p50_s=alone.up_p50_s)
+    ratio = (alone.call_p95_s / alone.call_p50_s) ** (2.326 / 1.645)
+    call = RandomTime(p50_s=alone.call_p50_s, p99_s=alone.call_p50_s * ratio)
+    settings = replace(IDEAL_GPU, call_time=call, delay_up=up)
+    node = EmulatedNode()
+    benches = [Bench.of(replace(settings, seed=seed), node=node) for seed in range(8)]
+    delays_s = []
+    for number in range(1, 601):
+        for bench in benches:
+            bench.wait_until(float(number))
+            bench.gpu.lock_sm_clock_mhz(700)
+            bench.wait_until(number + 0.5)
+        requested_s = benches[0].clock.now_s()
+        for bench in benches:
+            last_s = node.book_s(requested_s, 0.0)
+            bench.gpu.lock_sm_clock_mhz(1400)
+        delays_s.append(last_s - requested_s + alone.up_p50_s)
+    expected = replace(alone, up_p5_s=up.p50_s, up_p95_s=up.p50_s).of_queue(8)
+    cuts_s = quantiles(delays_s, n=20)
+    found_s = (cuts_s[0], median(delays_s), cuts_s[18])
+    assert found_s == pytest.approx(
+        (expected.up_p5_s, expected.up_p50_s, expected.up_p95_s), rel=0.08
+    )
 
 
 def test_a_call_in_the_nodes_queue_keeps_its_clock_and_is_over_when_it_was_served() -> None:

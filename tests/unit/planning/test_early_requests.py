@@ -25,6 +25,7 @@ from tests.unit.planning.tiny_pipelines import (
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
+from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
@@ -309,3 +310,21 @@ def test_pipelines_side_by_side_have_their_own_requests() -> None:
 def test_other_policies_request_as_instructions_end(policy: Policy) -> None:
     plan = make_plan(request_of(equal_profile(2), 3, policy=policy, transition_ms=5.0)).plan
     assert plan.requests == ()
+
+
+@pytest.mark.slow
+def test_a_plan_for_a_nodes_queue_is_in_time_where_one_for_a_single_gpu_is_late() -> None:
+    """Eight GPUs a stage in one node, short microbatches; the plan is evaluated with the queue."""
+    a100 = load_gpu_window("a100").transitions
+    assert a100 is not None
+    request = request_of(
+        load_example_profile().select_stages((0, 1, 2, 7)), 4, transitions=a100, reserve=0.0
+    )
+    alone = make_plan(request)
+    together = make_plan(request.with_options(gpus_at_once=8))
+    assert together.plan.transitions == a100.of_queue(8)
+    baseline_s = alone.plan.baseline_iteration_time_s
+    assert together.plan.iteration_time_s <= baseline_s * (1 + 1e-9)
+    queued = replace(alone.model, transitions=a100.of_queue(8))
+    late_s, _ = time_and_energy(queued, alone.assignment)
+    assert late_s > baseline_s * 1.002

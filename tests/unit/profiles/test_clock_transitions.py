@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,31 @@ def test_one_exact_delay_is_every_percentile() -> None:
     assert (exact.exact_s, exact.up_p5_s, exact.down_p95_s) == (0.005, 0.005, 0.005)
     assert exact.starts_settled
     assert OWN_TIMES.exact_s is None
+
+
+def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
+    """Calls of exactly 6 ms: an up of the eighth GPU comes 42 ms later, a down of the first not."""
+    alone = replace(OWN_TIMES, call_p50_s=0.006, call_p95_s=0.006, queues_in_node=None)
+    eighth = alone.of_queue(8)
+    ups_s = (eighth.up_p5_s, eighth.up_p50_s, eighth.up_p95_s)
+    assert ups_s == pytest.approx((0.045, 0.047, 0.0485))
+    assert replace(eighth, up_p5_s=0.003, up_p50_s=0.005, up_p95_s=0.0065) == alone
+    assert alone.of_queue(1) == alone
+    # As published of the A800: 46 ms until the last of eight.
+    a100 = load_gpu_window("a100").transitions
+    assert a100 is not None
+    assert a100.of_queue(8).up_p50_s == pytest.approx(0.046, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"queues_in_node": False}, {"call_p50_s": None, "call_p95_s": None}]
+)
+def test_where_no_calls_queue_the_number_of_gpus_changes_nothing(
+    changes: dict[str, object],
+) -> None:
+    times = replace(OWN_TIMES, **{"queues_in_node": True} | changes)  # type: ignore[arg-type]
+    assert times.of_queue(8) == times
+    assert not times.is_queued
 
 
 @pytest.mark.parametrize(

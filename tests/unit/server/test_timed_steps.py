@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.planner.running import Running
+from tests.planner.running import Running, two_stages
 from tests.planner.samples import frequency_plan, rank_record
 
 from flyball_profiles.stage_profile import InstructionKind
@@ -67,5 +67,8 @@ def test_an_instruction_in_which_the_next_clock_takes_effect_shows_no_jitter() -
         ]
 
     steps = [step(number) for number in range(8)]
-    found = [delays_of_steps(1, one, [0.8] * 8, steps).jitter for one in (plan, early)]
+    found = [
+        delays_of_steps(1, one, [0.8] * 8, steps, profile=two_stages()).jitter
+        for one in (plan, early)
+    ]
     assert [[jitter.kind for jitter in of_plan] for of_plan in found] == [["forward"], []]

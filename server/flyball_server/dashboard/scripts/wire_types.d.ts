@@ -188,6 +188,8 @@ export interface PlanTimeline {
 }
 
 export interface PlannedDelays {
+  down_ms: number | null;
+  gpus_at_once: number | null;
   jitter_percent: number | null;
   num_steps: number | null;
   tail_ms: number;
@@ -195,6 +197,7 @@ export interface PlannedDelays {
   text: string;
   transfer_ms: number[];
   transfer_source: DelaySource | null;
+  up_ms: number | null;
   version: number | null;
 }
 

@@ -45,6 +45,7 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "effort": Effort,
         "reserve": float,
         "transition_ms": float,
+        "gpus_at_once": int,
         "max_switches": int,
         "min_dwell_ms": float,
         "tail_ms": float,

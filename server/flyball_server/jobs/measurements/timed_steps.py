@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.stragglers.detector import clock_times
 from flyball_server.planning.documents.planned_instructions import PlannedStages
 from flyball_server.planning.model.dag import DependencyDag, build_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.policies.measured_reconfigure import InstructionTimes, is_as_ordered
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction, Schedule, one_chunk_each
+from flyball_server.profiling.change_delays import (
+    ChangeDelays,
+    TimedStage,
+    measured_change_delays,
+)
 from flyball_server.profiling.iteration_delays import (
     TimedSteps,
     measured_delays,
@@ -109,13 +117,17 @@ def timed_version(reader: JobReader, record: PlanRecord, num_ranks: int) -> Time
 
 
 def read_delays(
-    reader: JobReader, timed: TimedVersion, given_hops_s: Sequence[float] | None
+    reader: JobReader,
+    timed: TimedVersion,
+    profile: StageProfile,
+    given_hops_s: Sequence[float] | None,
 ) -> MeasuredDelays | None:
     """Return the delays that the version's timed steps show; None: too few are usable.
 
     Args:
         reader: reader of the current transaction.
         timed: the version with its steps.
+        profile: the job's profile.
         given_hops_s: given times of transfers, s; None: they are measured.
     """
     plan = timed.record.plan
@@ -133,7 +145,12 @@ def read_delays(
         return None
     times_s = [timed.steps[step] for step in read]
     return delays_of_steps(
-        timed.record.version, plan, times_s, list(read.values()), given_hops_s=given_hops_s
+        timed.record.version,
+        plan,
+        times_s,
+        list(read.values()),
+        profile=profile,
+        given_hops_s=given_hops_s,
     )
 
 
@@ -143,6 +160,7 @@ def delays_of_steps(
     iteration_times_s: Sequence[float],
     reports: Sequence[StepReports],
     *,
+    profile: StageProfile,
     given_hops_s: Sequence[float] | None = None,
 ) -> MeasuredDelays:
     """Return the delays that steps on a plan show.
@@ -152,6 +170,7 @@ def delays_of_steps(
         plan: the plan.
         iteration_times_s: time of each step, s.
         reports: the instructions of each step, all as the plan orders them.
+        profile: the job's profile.
         given_hops_s: given times of transfers, s; None: they are measured.
     """
     dag = build_dag(_schedule_of(plan))
@@ -173,12 +192,17 @@ def delays_of_steps(
         iteration_time_s=np.array(iteration_times_s), begin_s=times_s[0], compute_s=times_s[1]
     )
     delays = measured_delays(dag, steps, given_hops_s)
+    changes = ChangeDelays()
+    if isinstance(plan, FrequencyPlan):
+        changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
     return MeasuredDelays(
         version=version,
         num_steps=len(reports),
         schedule=plan.schedule,
         tail_s=delays.tail_s,
         transfer_s=delays.transfer_s,
+        up_s=changes.up_s,
+        down_s=changes.down_s,
         jitter=_jitter(dag, steps, plan),
     )
 
@@ -237,6 +261,40 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
     ]
     # Without a recorded end an instruction has no time.
     return is_as_ordered(schedule, stage, times) and all(one.computed_s > 0 for one in times)
+
+
+def _timed_stages(
+    plan: FrequencyPlan, profile: StageProfile, dag: DependencyDag, steps: TimedSteps
+) -> list[TimedStage]:
+    """Return the stages whose instructions are all profiled at all clocks of the stage."""
+    found: list[TimedStage] = []
+    nodes = np.array(dag.stage)
+    for number, stage in enumerate(plan.stages):
+        known_s = clock_times(profile, number)
+        clocks_mhz = sorted({item.frequency_mhz for item in stage}, reverse=True)
+        times_s = [
+            [known_s.get((str(item.kind), item.chunk, mhz), math.nan) for mhz in clocks_mhz]
+            for item in stage
+        ]
+        if np.isnan(times_s).any():
+            continue
+        of_stage = nodes == number
+        num_instructions = len(stage)
+        found.append(
+            TimedStage(
+                times_s=np.array(times_s),
+                clocks=tuple(clocks_mhz.index(item.frequency_mhz) for item in stage),
+                kinds=tuple((item.kind, item.chunk) for item in stage),
+                requests={
+                    request.position: (request.after_position, request.offset_s)
+                    for request in plan.requests
+                    if request.stage == number
+                },
+                begin_s=steps.begin_s[of_stage].reshape(num_instructions, -1),
+                compute_s=steps.compute_s[of_stage].reshape(num_instructions, -1),
+            )
+        )
+    return found
 
 
 def _jitter(

@@ -14,22 +14,25 @@ from flyball_server.jobs.measurements.timed_steps import (
 )
 from flyball_server.jobs.reconcile.comparisons import open_comparison
 from flyball_server.jobs.reconcile.reconfigurations import is_reconfigured
-from flyball_server.jobs.records import JobRecord
+from flyball_server.jobs.records import AnyPlan, JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.replanning.plan_job import SlottedReconciler
-from flyball_server.jobs.replanning.plan_request import needs_jitter
+from flyball_server.jobs.replanning.plan_request import has_given_transitions, needs_jitter
 from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
+from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import plan_options
 
-# Change of the predicted iteration time, as a share, above which the job is planned again; and
-# that of its jitter, absolute and relative. All double with each time, so that times that vary from
+# Change of the predicted iteration time, as a share, above which the job is planned again; that of
+# its jitter, absolute and relative; and that of the median delay of its clock changes, s, and as a
+# share. All double with each time, so that times that vary from
 # one version to the next end it soon.
 LEAST_CHANGE = 0.005
 LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE = 0.002, 0.25
+LEAST_LATENESS_S, LEAST_RELATIVE_LATENESS = 0.001, 0.25
 
 _NOT_TIMED = OVER | {JobState.PROFILING}
 
@@ -61,7 +64,7 @@ class DelayReconciler(SlottedReconciler):
                 return None
             delays = None
             if num_timed_steps(record.plan):
-                delays = read_delays(reader, timed, _given_hops_s(job.spec))
+                delays = read_delays(reader, timed, profile, _given_hops_s(job.spec))
         is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
         if delays is not None and not is_jitter_needed:
             delays = replace(delays, jitter=())
@@ -70,11 +73,8 @@ class DelayReconciler(SlottedReconciler):
             if not is_same_work(job, now):
                 return current
             before = current.inputs.delays
-            if delays is not None and _matters(
-                job.spec, before, delays, record.plan.iteration_time_s
-            ):
-                num_before = 0 if before is None else before.num_before + 1
-                planned = replace(delays, num_before=num_before)
+            if delays is not None and _matters(job.spec, before, delays, record.plan):
+                planned = delays if before is None else _following(before, delays)
                 current = current.evolve(inputs=replace(current.inputs, delays=planned))
             return current.evolve(timed_version=record.version)
 
@@ -103,17 +103,44 @@ def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
     return tuple(hop_ms / 1e3 for hop_ms in spec.transfer_ms)
 
 
+def _following(before: MeasuredDelays, after: MeasuredDelays) -> MeasuredDelays:
+    """Return the later delays, with the earlier clock changes where those are not certain."""
+    return replace(
+        after,
+        up_s=before.up_s if after.up_s is None else after.up_s,
+        down_s=before.down_s if after.down_s is None else after.down_s,
+        num_before=before.num_before + 1,
+    )
+
+
 def _matters(
-    spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, iteration_time_s: float
+    spec: JobSpec, before: MeasuredDelays | None, after: MeasuredDelays, plan: AnyPlan
 ) -> bool:
     """Return whether planning with the one or the other makes a difference."""
     factor = 1 if before is None else 2 ** (before.num_before + 1)
+    if not has_given_transitions(spec) and _changes_otherwise(plan, after, factor):
+        return True
     before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=())
     change_s = 0.0 if spec.tail_ms is not None else abs(after.tail_s - before.tail_s)
     if spec.transfer_ms is None:
         # Each is on the critical path once there and once back.
         change_s += 2 * abs(math.fsum(after.transfer_s) - math.fsum(before.transfer_s))
     jitter_change = abs(after.mean_jitter - before.mean_jitter)
-    return change_s > factor * LEAST_CHANGE * iteration_time_s or jitter_change > factor * max(
+    return change_s > factor * LEAST_CHANGE * plan.iteration_time_s or jitter_change > factor * max(
         LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE * before.mean_jitter
+    )
+
+
+def _changes_otherwise(plan: AnyPlan, after: MeasuredDelays, factor: int) -> bool:
+    """Return whether clocks change at other times than the plan counts, by enough."""
+    counted = None if isinstance(plan, ProbePlan) else plan.transitions
+    pairs_s = (
+        (after.up_s, 0.0 if counted is None else counted.up_p50_s),
+        (after.down_s, 0.0 if counted is None else counted.down_p50_s),
+    )
+    return any(
+        measured_s is not None
+        and abs(measured_s - counted_s)
+        > factor * max(LEAST_LATENESS_S, LEAST_RELATIVE_LATENESS * counted_s)
+        for measured_s, counted_s in pairs_s
     )

@@ -152,7 +152,13 @@ def _wanted(inputs: PlanningInputs) -> object:
     slowdowns = {
         slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1
     }
-    return inputs.target, slowdowns, inputs.stage_slowdowns, inputs.delays
+    return (
+        inputs.target,
+        slowdowns,
+        inputs.stage_slowdowns,
+        inputs.delays,
+        inputs.gpus_at_once or 1,
+    )
 
 
 def _is_better(refined: SlowedPlan, first: PlanRecord) -> bool:

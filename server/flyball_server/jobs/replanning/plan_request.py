@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
@@ -15,6 +16,7 @@ from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
+    clock_transitions,
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
@@ -45,6 +47,10 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     window = _window(spec, gpu_table)
     if not spec.is_profiled_online:
         _blocking_power_w(spec, window, None)
+    try:
+        with_known_transitions(plan_options(spec), window.transitions if window else None)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
     _check_order(spec)
     _check_checkpoint(spec)
     if spec.is_profiled_online:
@@ -117,7 +123,14 @@ def plan_request(
     # Where waits are measured, they decide which clocks are raised, not the model.
     is_measured = is_raised_by_waits(spec, loop_state.inputs)
     known = with_known_transitions(plan_options(spec), window.transitions if window else None)
-    known, profile = with_measured_delays(known, profile, loop_state.inputs.delays)
+    if known.gpus_at_once is None:
+        known = replace(known, gpus_at_once=loop_state.inputs.gpus_at_once)
+    known, profile = with_measured_delays(
+        known,
+        profile,
+        loop_state.inputs.delays,
+        has_given_transitions=has_given_transitions(spec),
+    )
     options = replace(
         known,
         blocking_power_w=_blocking_power_w(spec, window, loop_state),
@@ -133,10 +146,31 @@ def plan_request(
     )
 
 
+def has_given_transitions(spec: JobSpec) -> bool:
+    """Return whether the job gives the times of its clock changes."""
+    return spec.transition_ms is not None or spec.transitions is not None
+
+
+def known_transitions(spec: JobSpec, gpu_table: GpuTable) -> ClockTransitions | None:
+    """Return the times of clock changes that the job gives or its GPU has, of a single GPU.
+
+    Raises:
+        InvalidFieldError: the GPU is not in the table.
+    """
+    if has_given_transitions(spec):
+        return spec.transitions
+    window = _window(spec, gpu_table)
+    return None if window is None else window.transitions
+
+
 def with_measured_delays(
-    options: PlanOptions, profile: StageProfile, delays: MeasuredDelays | None
+    options: PlanOptions,
+    profile: StageProfile,
+    delays: MeasuredDelays | None,
+    *,
+    has_given_transitions: bool,
 ) -> tuple[PlanOptions, StageProfile]:
-    """Return options and profile with the measured tail, transfers and jitter.
+    """Return options and profile with the measured tail, transfers, clock changes and jitter.
 
     Given times win, and so does the profile's jitter; jitter only serves to choose a reserve.
 
@@ -144,6 +178,10 @@ def with_measured_delays(
         options: options of the job.
         profile: profile of the job.
         delays: measured delays; None: not measured. Those of another order have no effect.
+        has_given_transitions: the job gives the times of its clock changes.
+
+    Raises:
+        PlanningError: the GPUs of a node would take too long to change their clocks together.
     """
     if delays is None or not (is_auto(options.schedule) or options.schedule == delays.schedule):
         return options, profile
@@ -151,7 +189,21 @@ def with_measured_delays(
         options = replace(options, tail_ms=delays.tail_s * 1e3)
     if options.transfer_ms is None and len(delays.transfer_s) == profile.num_stages - 1:
         options = replace(options, transfer_ms=tuple(1e3 * hop_s for hop_s in delays.transfer_s))
+    if not has_given_transitions:
+        options = _with_measured_changes(options, delays)
     return options, _with_jitter(profile, delays) if needs_jitter(options, profile) else profile
+
+
+def _with_measured_changes(options: PlanOptions, delays: MeasuredDelays) -> PlanOptions:
+    """Return the options with the measured delays of clock changes, of which a queue is part."""
+    up_s, down_s = delays.up_s, delays.down_s
+    certain_s = [each_s for each_s in (up_s, down_s) if each_s is not None]
+    if not certain_s:
+        return options
+    before = clock_transitions(options)
+    if before is None:  # a direction that is not certain is as late as the other
+        before = ClockTransitions.of_medians(certain_s[0], certain_s[0])
+    return replace(options, transitions=before.with_medians(up_s, down_s), gpus_at_once=1)
 
 
 def needs_jitter(options: PlanOptions, profile: StageProfile) -> bool:

@@ -80,4 +80,6 @@ def _planned(inputs: PlanningInputs) -> object:
         {slowed.rank: slowed.slowdown for slowed in inputs.rank_slowdowns if slowed.slowdown != 1},
         inputs.stage_slowdowns,
         inputs.delays,
+        # One GPU is as none known of.
+        inputs.gpus_at_once or 1,
     )

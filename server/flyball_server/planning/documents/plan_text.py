@@ -87,7 +87,7 @@ def lateness(transitions: ClockTransitions | None) -> str:
     if transitions.exact_s is not None:
         return f"clock changes {transitions.exact_s * 1e3:g} ms late"
     up_ms, down_ms = transitions.up_p50_s * 1e3, transitions.down_p50_s * 1e3
-    return f"clock changes {up_ms:g} ms late up, {down_ms:g} ms down"
+    return f"clock changes {up_ms:.4g} ms late up, {down_ms:.4g} ms down"
 
 
 def iteration_delays(plan: PlanPrediction) -> str:

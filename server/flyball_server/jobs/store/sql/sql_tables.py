@@ -181,6 +181,7 @@ RANKS = Table(
     Column("dp_rank", _WHOLE, nullable=False),
     Column("tp_rank", _WHOLE, nullable=False),
     Column("cp_rank", _WHOLE, nullable=False),
+    Column("node", Text),
     Column("sm_clocks_mhz", Text),
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),

@@ -1,0 +1,199 @@
+"""Delays of clock changes that a job measures in its own steps, beside those of its emulated GPUs.
+
+Rank sessions run plans of the shipped example on emulated GPUs, by discrete events. The delays of
+these GPUs are hidden: the plan counts the table of the A100. Instructions have 1 % of jitter, and
+the profile that the planner has is off by 1 % from clock to clock. A delay that is not certain is
+not used.
+
+Run `python benchmarks/change_delays.py [--json]`; README.md beside this file says how to read it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpuSettings, RandomTime
+from flyball_lab.emulation.emulated_pipeline import planned_ranks, run_step
+from flyball_profiles.examples import load_example_profile
+from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.measurements.timed_steps import (
+    StepReports,
+    delays_of_steps,
+    num_timed_steps,
+)
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_wire.plan_options import Effort, PlanOptions
+from noise_reserve import report_of
+
+BLOCKING_POWER_W = 83.64
+NUM_MICROBATCHES = 12
+JITTER, PROFILE_ERROR, SEED = 0.01, 0.01, 7
+# Forwards of the example take 50 ms.
+SCALES = (1.0, 0.25, 0.1)
+# Hidden medians of changes up and down, ms, and their 99th percentile over the median.
+HIDDEN_MS = ((5.8, 4.1), (12.0, 7.0), (40.0, 4.1), (60.0, 60.0))
+TAIL = 1.5
+# Short instructions show every delay.
+MAX_ERROR, MIN_CERTAIN_SHARE, MAX_FORWARD_MS = 0.35, 0.8, 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundDelay:
+    """One delay, as it is and as the job has measured it.
+
+    Attributes:
+        forward_ms: typical time of a forward.
+        direction: `up` or `down`.
+        hidden_ms: median of the emulated GPUs' delay.
+        found_ms: measured median; None: not certain.
+    """
+
+    forward_ms: float
+    direction: str
+    hidden_ms: float
+    found_ms: float | None
+
+    @property
+    def error(self) -> float | None:
+        """Difference to the hidden one, as a share of it; None: not certain."""
+        return None if self.found_ms is None else self.found_ms / self.hidden_ms - 1
+
+
+def scaled(profile: StageProfile, scale: float, error: float = 0.0) -> StageProfile:
+    """The profile with other times, and with an error of its own for each kind and clock."""
+    generator = np.random.default_rng(SEED)
+    errors: dict[tuple[object, int], float] = {}
+
+    def factor(kind: object, mhz: int) -> float:
+        if (kind, mhz) not in errors:
+            errors[kind, mhz] = float(generator.normal(1.0, error))
+        return scale * errors[kind, mhz]
+
+    points = {
+        (stage, kind): tuple(
+            replace(
+                point,
+                time_s=point.time_s * factor(kind, point.frequency_mhz),
+                energy_j=scale * point.energy_j,
+            )
+            for point in of_kind
+        )
+        for (stage, kind), of_kind in profile.points.items()
+    }
+    return replace(profile, points=points)
+
+
+def planned(profile: StageProfile) -> FrequencyPlan:
+    """The plan of a job that knows the table of the A100."""
+    options = PlanOptions(
+        blocking_power_w=(BLOCKING_POWER_W,),
+        transitions=load_gpu_window("a100").transitions,
+        effort=Effort.LOW,
+        reserve=0.0,
+    )
+    request = PlanRequest(profile=profile, num_microbatches=NUM_MICROBATCHES, options=options)
+    return make_plan(request).plan
+
+
+def measured(
+    truth: StageProfile, known: StageProfile, plan: FrequencyPlan, settings: EmulatedGpuSettings
+) -> MeasuredDelays:
+    """What a job measures in its first steps on the plan, the very first left out."""
+    times_s: list[float] = []
+    reports: list[StepReports] = []
+    requests = [
+        [one[1:] for one in plan.requests if one.stage == stage]
+        for stage in range(len(plan.stages))
+    ]
+    with planned_ranks(
+        truth,
+        [[item[:3] for item in of_stage] for of_stage in plan.stages],
+        iteration_time_s=plan.iteration_time_s,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=settings,
+        requests=requests if plan.requests else (),
+    ) as ranks:
+        run_step(ranks, num_stages=len(ranks))
+        for _ in range(num_timed_steps(plan)):
+            step = run_step(ranks, num_stages=len(ranks))
+            times_s.append(max(of_rank.time_s for of_rank in step))
+            reports.append(
+                [[tuple(map(report_of, rank.session.last_step_timings)) for rank in ranks]]
+            )
+    return delays_of_steps(1, plan, times_s, reports, profile=known)
+
+
+def measure(arguments: argparse.Namespace) -> Report:
+    """All forwards and hidden delays."""
+    del arguments
+    rows: list[FoundDelay] = []
+    for scale in SCALES:
+        truth = scaled(load_example_profile(), scale)
+        known = scaled(load_example_profile(), scale, PROFILE_ERROR)
+        plan = planned(known)
+        for up_ms, down_ms in HIDDEN_MS:
+            show_progress(f"forwards of {50 * scale:g} ms, {up_ms:g} and {down_ms:g} ms late")
+            up, down = (
+                RandomTime(p50_s=late_ms / 1e3, p99_s=TAIL * late_ms / 1e3)
+                for late_ms in (up_ms, down_ms)
+            )
+            settings = replace(IDEAL_GPU, delay_up=up, delay_down=down, noise=JITTER, seed=SEED)
+            delays = measured(truth, known, plan, settings)
+            for direction, hidden_ms, found_s in (
+                ("up", up_ms, delays.up_s),
+                ("down", down_ms, delays.down_s),
+            ):
+                rows.append(
+                    FoundDelay(
+                        forward_ms=50 * scale,
+                        direction=direction,
+                        hidden_ms=hidden_ms,
+                        found_ms=None if found_s is None else 1e3 * found_s,
+                    )
+                )
+    certain = [row.error for row in rows if row.error is not None]
+    short = [row for row in rows if row.forward_ms < MAX_FORWARD_MS]
+    share = sum(row.error is not None for row in short) / len(short)
+    return Report(
+        figures={"delays": [asdict(row) for row in rows]},
+        text=(
+            f"{100 * JITTER:g} % of jitter, profile off by {100 * PROFILE_ERROR:g} % from clock to"
+            f" clock; emulated\n\n{_table(rows)}"
+        ),
+        limits=(
+            at_most("largest error of a certain delay, a share", max(map(abs, certain)), MAX_ERROR),
+            at_least(
+                f"certain delays, forwards below {MAX_FORWARD_MS:g} ms, a share",
+                share,
+                MIN_CERTAIN_SHARE,
+            ),
+        ),
+    )
+
+
+def _table(rows: list[FoundDelay]) -> str:
+    return table(
+        ["forward, ms", "change", "delay, ms", "found, ms", "error, %"],
+        [
+            [
+                f"{row.forward_ms:g}",
+                row.direction,
+                f"{row.hidden_ms:g}",
+                "not certain" if row.found_ms is None else f"{row.found_ms:.2f}",
+                "" if row.error is None else f"{100 * row.error:+.0f}",
+            ]
+            for row in rows
+        ],
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(run_benchmark(argparse.ArgumentParser(description=__doc__), measure))

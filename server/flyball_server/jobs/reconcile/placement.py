@@ -1,0 +1,82 @@
+"""Reconciler of the ranks' placement: GPUs of a node whose clock changes queue."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.registry.inspection import require_job
+from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, SlottedReconciler
+from flyball_server.jobs.replanning.plan_request import known_transitions
+from flyball_server.jobs.replanning.update_and_replan import update_and_replan
+from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.contract import JobReader
+
+# Shortest period in s between reads, since a job may have thousands of ranks.
+SHORTEST_PERIOD_S = 5.0
+
+
+class PlacementReconciler(SlottedReconciler):
+    """Reconciler that plans a job for the nodes that its ranks run on.
+
+    The GPUs of a stage in one node change their clocks together. Where the calls that set them
+    queue, the last GPU's clock comes later; the plan counts that once all ranks have registered.
+    """
+
+    order = 30
+
+    def __init__(self, slots: PlanningSlots = PLENTY) -> None:
+        super().__init__(slots)
+        # By job, time of the last read, monotonic s.
+        self._read_s: dict[str, float] = {}
+
+    def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
+        """Return False: measurements move no rank."""
+        del reader, job
+        return False
+
+    def __call__(self, services: JobServices, job_id: str) -> float | None:
+        """Plan the job if its ranks have come to other nodes; return the wait until a read."""
+        with services.store.reading() as reader:
+            job = require_job(reader, job_id)
+            if job.state in OVER or not _is_queued(services, job):
+                self._read_s.pop(job_id, None)
+                return None
+            wait_s = self._read_s.get(job_id, -SHORTEST_PERIOD_S) + SHORTEST_PERIOD_S
+            wait_s -= time.monotonic()
+            if wait_s > 0:
+                return wait_s
+            self._read_s[job_id] = time.monotonic()
+            ranks = [rank for rank in reader.list_ranks(job_id) if not rank.has_left]
+            loop_state = reader.find_loop_state(job_id)
+        if len(ranks) < job.spec.num_expected_ranks:
+            return None
+        num_gpus = gpus_at_once(ranks)
+        if num_gpus == loop_state.inputs.gpus_at_once:
+            return None
+
+        def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
+            if now.run_id != job.run_id:
+                return current
+            return current.evolve(inputs=replace(current.inputs, gpus_at_once=num_gpus))
+
+        why = f"planned for {num_gpus} GPUs of a node that change their clocks together"
+        update_and_replan(services, job_id, changed, why, self._slots)
+        return None
+
+
+def gpus_at_once(ranks: Iterable[RankRecord]) -> int:
+    """Return the largest number of GPUs that one stage has in one node."""
+    return max(Counter((rank.stage, rank.node or rank.host) for rank in ranks).values())
+
+
+def _is_queued(services: JobServices, job: JobRecord) -> bool:
+    if job.spec.gpus_at_once is not None:
+        return False
+    transitions = known_transitions(job.spec, services.gpu_window)
+    return transitions is not None and transitions.is_queued

@@ -1,0 +1,160 @@
+"""Plans that count the GPUs of a node whose clock changes queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from types import SimpleNamespace
+
+import pytest
+from tests.planner.one_rank import register_rank
+from tests.planner.running import two_stages
+from tests.planner.samples import MOMENT, job_spec, rank_record
+from tests.planner.stores import opened_store
+from tests.planner.use_cases import put_profile, register_job
+
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.reconcile import placement
+from flyball_server.jobs.reconcile.placement import SHORTEST_PERIOD_S, PlacementReconciler
+from flyball_server.jobs.registry.inspection import get_job, get_plan
+from flyball_server.jobs.services import JobServices
+from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.views.planned_delays import planned_delays
+
+NUM_PIPELINES = 2
+A100 = load_gpu_window("a100").transitions
+
+
+class Placed:
+    """A job of two stages and two pipelines, whose ranks register one after the other."""
+
+    def __init__(self, **options: object) -> None:
+        self.services = JobServices(
+            store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT
+        )
+        options = {"gpu": "a100", "effort": "low"} | options
+        register_job(self.services, "job", job_spec(num_ranks=2 * NUM_PIPELINES, **options))
+        put_profile(self.services, "job", two_stages())
+        self._reconciler = PlacementReconciler()
+
+    def register(self, rank: int, node: str | None, *, host: str = "pod") -> None:
+        record = rank_record(
+            rank, stage=rank % 2, dp_rank=rank // 2, host=f"{host}-{rank}", node=node
+        )
+        register_rank(self.services, record)
+
+    def react(self) -> float | None:
+        return self._reconciler(self.services, "job")
+
+    @property
+    def newest(self) -> int:
+        return get_job(self.services, "job").newest_version or 0
+
+    @property
+    def transitions(self) -> ClockTransitions | None:
+        plan = get_plan(self.services, "job", self.newest).plan
+        assert isinstance(plan, FrequencyPlan)
+        return plan.transitions
+
+    @property
+    def text(self) -> str | None:
+        with self.services.store.reading() as reader:
+            found = reader.find_job("job")
+            assert found is not None
+            planned_inputs = reader.find_loop_state("job").planned_inputs
+            delays = planned_delays(found.spec, planned_inputs)
+        return None if delays is None else delays.text
+
+
+def at(monkeypatch: pytest.MonkeyPatch, monotonic: Callable[[], float]) -> None:
+    monkeypatch.setattr(placement, "time", SimpleNamespace(monotonic=monotonic))
+
+
+@pytest.fixture(autouse=True)
+def _time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each read of the clock is a period later."""
+    moments = count(0.0, SHORTEST_PERIOD_S)
+    at(monkeypatch, lambda: next(moments))
+
+
+def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> None:
+    """Pods of their own on two machines: both GPUs of a stage are in the same one."""
+    assert A100 is not None
+    job = Placed()
+    for rank in range(4):
+        assert (job.newest, job.transitions, job.text) == (1, A100, None)
+        job.register(rank, f"boot-{rank % 2}")
+        job.react()
+    assert (job.newest, job.transitions) == (2, A100.of_queue(2))
+    assert job.text == "2 GPUs of a node change their clocks together, as the ranks are placed"
+    job.react()
+    assert job.newest == 2
+    # A rank moves to a machine of its own, and another one too.
+    job.register(0, "boot-2")
+    job.react()
+    assert job.newest == 2, "stage 1 still shares one"
+    job.register(1, "boot-3")
+    job.react()
+    assert (job.newest, job.transitions) == (3, A100)
+
+
+def test_hosts_count_where_no_machine_is_named() -> None:
+    job = Placed()
+    for rank in range(4):
+        job.register(rank, None)
+    job.react()
+    assert job.newest == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transition_ms": 5.0},
+        {"gpu": None},
+        {"gpu": "a40"},
+        {"gpus_at_once": 1},
+        {"gpus_at_once": 2},
+    ],
+)
+def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
+    options: dict[str, object],
+) -> None:
+    job = Placed(**options)
+    before = job.transitions
+    for rank in range(4):
+        job.register(rank, "boot")
+    assert job.react() is None
+    assert (job.newest, job.transitions) == (1, before)
+    if options.get("gpus_at_once") == 2:
+        assert A100 is not None
+        assert before == A100.of_queue(2)
+        assert job.text == "2 GPUs of a node change their clocks together, given"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"gpus_at_once": 0}, "must be from 1 to 128, not 0"),
+        ({"gpus_at_once": 2, "gpu": "a40"}, "has no effect: it needs the time of a call"),
+        ({"gpus_at_once": 2, "transition_ms": 5.0}, "has no effect"),
+    ],
+)
+def test_a_number_without_effect_is_refused(options: dict[str, object], problem: str) -> None:
+    with pytest.raises(InvalidFieldError, match=problem) as raised:
+        Placed(**options)
+    assert raised.value.field == "gpus_at_once"
+
+
+def test_a_large_job_is_read_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Placed()
+    at(monkeypatch, lambda: 100.0)
+    assert job.react() is None
+    for rank in range(4):
+        job.register(rank, "boot")
+    assert job.react() == SHORTEST_PERIOD_S
+    assert job.newest == 1
+    at(monkeypatch, lambda: 100.0 + SHORTEST_PERIOD_S)
+    assert job.react() is None
+    assert job.newest == 2
