@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -34,12 +35,17 @@ from flyball_server.planning.documents.plan_document import (
 )
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model import early_requests as early_requests_module
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     make_data_parallel_plan,
 )
-from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
+from flyball_server.planning.model.early_requests import (
+    MAX_LONGER,
+    EarlyRequestBatch,
+    early_requests,
+)
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transitions import TransitionSimulator
@@ -188,6 +194,55 @@ def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
             ]
             end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
             assert end_s <= at_once_s * (1 + 1e-9)
+
+
+@pytest.mark.slow
+@given(st.data(), st.integers(0, 2**16), st.floats(0.01, 0.3))
+def test_clocks_that_are_slower_than_lower_ones_make_an_iteration_longer_by_a_bound(
+    data: st.DataObject, seed: int, noise: float
+) -> None:
+    """Times of a profile that are off from clock to clock, and short or long delays."""
+    context = data.draw(any_contexts(shape := data.draw(any_shapes(3, 5))))
+    draws = Random(seed)
+    points = {
+        key: tuple(
+            replace(one, time_s=one.time_s * (1 + draws.uniform(-noise, noise))) for one in of_key
+        )
+        for key, of_key in context.profile.points.items()
+    }
+    profile = replace(context.profile, points=points)
+    context = replace(context, profile=profile)
+    model = build_model(profile, make_schedule(shape[0], context), [7.0])
+    shortest_s = min(min(times_s) for times_s in model.clocked.times_s)
+    longest_s = draws.choice([0.2, 1.0, 3.0]) * shortest_s
+    up_s, down_s = (tuple(sorted(draws.uniform(0, longest_s) for _ in range(3))) for _ in range(2))
+    transitions = varying(up_s, down_s, starts_settled=draws.random() < 0.5)
+    late = replace(model, transitions=transitions)
+    rows = [[draws.randrange(len(points)) for points in model.points] for _ in range(30)]
+    batch, choices = EarlyRequestBatch(late), np.array(rows)
+    tail_s = model.dag.tail_s
+    latest_s = batch.latest_s(choices)
+    # All other reasons for a longer iteration count as they are.
+    with patch.object(early_requests_module, "MAX_LONGER", np.inf):
+        num_unbounded = batch.num_unbounded(choices)
+    for plan, row in enumerate(rows):
+        at_once_s = time_and_energy(model, row)[0] - tail_s
+        assert latest_s[plan] >= at_once_s * (1 - 1e-9)
+        is_unbounded = batch.num_unbounded(choices[[plan]])[0] > num_unbounded[plan]
+        assert is_unbounded == (latest_s[plan] > at_once_s * (1 + MAX_LONGER))
+        if num_unbounded[plan]:
+            continue
+        clocks = model.clocked.clocks(row)
+        simulator = TransitionSimulator(
+            late.with_requests(early_requests(model.clocked, clocks, transitions))
+        )
+        for _ in range(5):
+            delays_s = [
+                draws.choice([bounds[0], draws.uniform(bounds[0], bounds[2]), bounds[2]])
+                for before, clock in zip(before_each(model, clocks), clocks, strict=True)
+                for bounds in [up_s if clock < before else down_s]
+            ]
+            assert simulator.run(clocks, delays_s).end_s <= latest_s[plan] * (1 + 1e-9)
 
 
 @pytest.mark.slow

@@ -11,7 +11,9 @@ requested ahead of the planned end of the previous instruction:
 No iteration then takes longer than if clocks changed at once, whatever each delay is between the
 5th and the 95th percentile, if each higher clock has enough computation at one clock before it
 (`EarlyRequestBatch.num_unbounded` counts those that have not), and a lower clock of its stage makes
-an instruction longer, by no more than MAX_TIME_RATIO; docs/theory.md has the proof.
+an instruction longer, by no more than MAX_TIME_RATIO; docs/theory.md has the proof. In a measured
+profile some lower clocks seem faster, by noise or a power limit. There `EarlyRequestBatch.latest_s`
+bounds the iteration, which may become longer by no more than MAX_LONGER.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.transition_rows import BatchRun, PlanBatch
 
-MAX_TIME_RATIO = 2.0
+MAX_TIME_RATIO, MAX_LONGER = 2.0, 0.0005
 # Of sums of times, which rounding changes.
 _TOLERANCE = 1e-9
 
@@ -88,15 +90,12 @@ class EarlyRequestBatch(PlanBatch):
         self._before = np.arange(len(self._rows.previous)) - 1
         self._before[self._firsts] = [last for _, last in self._rows.ends]
         times_s = model.clocked.times_s
-        self._may_be_unbounded = any(
+        self._has_large_ratios = any(
             max(of_group) > MAX_TIME_RATIO * (1 + _TOLERANCE) * min(of_group)
-            or list(of_group) != sorted(of_group)
             for of_group in times_s
         )
-        # By the index of a time: at how many steps to a lower clock the time falls.
-        self._num_faster = np.concatenate(
-            [np.cumsum([0, *(np.diff(of_group) < 0)]) for of_group in times_s]
-        )
+        self._is_rising = all(list(of_group) == sorted(of_group) for of_group in times_s)
+        self._ranges = _TimeRanges(times_s, np.array(model.clocked.group))
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
 
@@ -111,23 +110,68 @@ class EarlyRequestBatch(PlanBatch):
         own = rows.table + clocks
         duration_s: FloatArray = rows.times_s[own]
         energy_j: FloatArray = rows.energies_j[own]
+        start_s, finish_s = self._windows_s(duration_s)
+        more_j = self._more_j(clocks, start_s, finish_s)
+        return rows.run_of((start_s, duration_s, energy_j), more_j)
+
+    def _windows_s(self, duration_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return begin and end of each instruction, by rows, s."""
         start_s = np.empty_like(duration_s)
         finish_s = np.zeros((len(duration_s) + 1, duration_s.shape[1]))  # the last one: NONE
-        for level in rows.levels:
+        for level in self._rows.levels:
             cancellation_point()
             input_s = finish_s[level.source] + level.transfer_s
             np.maximum(finish_s[level.before], input_s, out=start_s[level.rows])
             np.add(start_s[level.rows], duration_s[level.rows], out=finish_s[level.rows])
-        more_j = self._more_j(clocks, start_s, finish_s[:-1])
-        return rows.run_of((start_s, duration_s, energy_j), more_j)
+        return start_s, finish_s[:-1]
+
+    def latest_s(self, choices: IndexArray) -> FloatArray:
+        """Return a bound of each iteration without its tail where nothing is unbounded, s.
+
+        It is the iteration's end at the planned times, each made longer by the time for which a
+        higher clock that is slower may be in force within the instruction.
+        """
+        rows, clocks = self._rows, self._rows.clocks(choices)
+        duration_s: FloatArray = rows.times_s[rows.table + clocks]
+        more_s = self._more_s(clocks)
+        latest_s: FloatArray = self._windows_s(duration_s + more_s)[1].max(axis=0)
+        return latest_s
+
+    def _more_s(self, clocks: IndexArray) -> FloatArray | float:
+        """Return by how much slower higher clocks may make each instruction longer, by rows, s.
+
+        A higher clock is in force after the begin of an instruction at a lower one, and before the
+        end of one that a higher one follows. What is left of the instruction then may run at the
+        next clock, if that is lower.
+        """
+        if self._is_rising:
+            return 0.0
+        times, rows = self._transitions, self._rows
+        own_s = rows.times_s[rows.table + clocks]
+        down_s = times.down_p95_s - np.minimum(times.down_p5_s, own_s[rows.previous])
+        up_s = times.up_p95_s - times.up_p5_s
+        following = np.empty_like(rows.previous)
+        following[rows.previous] = np.arange(len(following))
+        is_up, next_clocks = self._is_up(clocks), clocks[following]
+        is_down = (clocks > clocks[rows.previous]) & ~self._settled[:, None]
+        higher_s = np.where(is_down, down_s, 0.0) + np.where(is_up[following], up_s, 0.0)
+        # Delays that vary by more than an instruction's time reach beyond its neighbours.
+        most_s = down_s.max(axis=0) + up_s
+        higher_s = np.where(own_s.min(axis=0) <= most_s, most_s, higher_s)
+        highest = np.minimum.reduceat(clocks[rows.row_of], self._firsts)[rows.stage]
+        _, slowest_s = self._ranges.of(rows.row_of, highest, clocks)
+        more_s: FloatArray = np.minimum(higher_s, slowest_s) * (1 - own_s / slowest_s)
+        next_s = rows.times_s[rows.table + next_clocks]
+        more_s *= np.maximum(next_s / own_s, 1.0)
+        return more_s
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:
         """Return the number of reasons why a plan may exceed its time; shape (num_plans,).
 
         These are higher clocks with less computation at one clock before them, within the
-        iteration, than their longest delay takes, and instructions that take more than
-        MAX_TIME_RATIO times as long at the stage's lowest clock as at its highest, or less time at
-        a lower clock than at a higher one.
+        iteration, than their longest delay takes, instructions that take more than MAX_TIME_RATIO
+        times as long at one of the stage's clocks as at another, and an iteration that becomes
+        longer by more than MAX_LONGER since higher clocks are slower.
         """
         rows, clocks = self._rows, self._rows.clocks(choices)
         in_order = clocks[rows.row_of]
@@ -142,14 +186,14 @@ class EarlyRequestBatch(PlanBatch):
         needed_s = self._transitions.up_p95_s * (1 - _TOLERANCE)
         is_up = self._is_up(clocks)[rows.row_of]
         num: IndexArray = (is_up & (run_s < needed_s)).sum(axis=0)
-        if not self._may_be_unbounded:
-            return num
-        table, stage = rows.table[rows.row_of], rows.stage[rows.row_of]
-        highest = np.minimum.reduceat(in_order, self._firsts)[stage]
-        lowest = np.maximum.reduceat(in_order, self._firsts)[stage]
-        most_s = MAX_TIME_RATIO * (1 + _TOLERANCE) * rows.times_s[table + highest]
-        num += (rows.times_s[table + lowest] > most_s).sum(axis=0)
-        num += (self._num_faster[table + lowest] > self._num_faster[table + highest]).sum(axis=0)
+        if not self._is_rising:
+            at_once_s = self._windows_s(rows.times_s[rows.table + clocks])[1].max(axis=0)
+            num += self.latest_s(choices) > at_once_s * (1 + MAX_LONGER)
+        if self._has_large_ratios:
+            lowest = np.maximum.reduceat(in_order, self._firsts)[rows.stage]
+            highest = np.minimum.reduceat(in_order, self._firsts)[rows.stage]
+            shortest_s, longest_s = self._ranges.of(rows.row_of, highest, lowest)
+            num += (longest_s > MAX_TIME_RATIO * (1 + _TOLERANCE) * shortest_s).sum(axis=0)
         return num
 
     def _lead_s(self, choices: IndexArray) -> FloatArray:
@@ -197,3 +241,44 @@ class EarlyRequestBatch(PlanBatch):
         more_j = busy_j[here] - busy_j[rows.table + clocks]
         total_j += np.where(is_down, share * more_j, 0.0).sum(axis=0)
         return total_j
+
+
+class _TimeRanges:
+    """Shortest and longest time of each instruction at any clock from a higher to a lower one.
+
+    Args:
+        times_s: per group and clock, time in s.
+        group: per instruction, its group.
+    """
+
+    def __init__(self, times_s: Sequence[Sequence[float]], group: IndexArray) -> None:
+        self._num_clocks = np.array([len(of_group) for of_group in times_s])[group]
+        firsts = np.cumsum([0, *(len(of_group) ** 2 for of_group in times_s[:-1])])
+        self._first = firsts[group]
+        self._shortest_s, self._longest_s = (
+            np.concatenate([_extremes_s(of_group, extreme).ravel() for of_group in times_s])
+            for extreme in (np.minimum, np.maximum)
+        )
+
+    def of(
+        self, row_of: IndexArray, highest: IndexArray, lowest: IndexArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return shortest and longest times by rows; shape (num_rows, num_plans).
+
+        Args:
+            row_of: per instruction, its row.
+            highest: per row and plan, the highest clock, a lower index being a higher clock.
+            lowest: per row and plan, the lowest clock.
+        """
+        first, num = np.empty_like(self._first), np.empty_like(self._num_clocks)
+        first[row_of], num[row_of] = self._first, self._num_clocks
+        places = first[:, None] + highest * num[:, None] + lowest
+        return self._shortest_s[places], self._longest_s[places]
+
+
+def _extremes_s(times_s: Sequence[float], extreme: np.ufunc) -> FloatArray:
+    """Return the extreme of the times from one clock to a lower one; above the diagonal only."""
+    extremes_s = np.tile(np.array(times_s), (len(times_s), 1))
+    for clock in range(len(times_s)):
+        extremes_s[clock, clock:] = extreme.accumulate(extremes_s[clock, clock:])
+    return extremes_s
