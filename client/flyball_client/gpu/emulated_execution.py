@@ -419,6 +419,9 @@ class Execution:
         else:
             self._share_left -= share
             self._now_s = until_s
+            # A rest that is shorter than moments can tell apart would never be computed.
+            if until_s + self._share_left * time_s <= until_s:
+                self._share_left, self.completed_s = 0.0, until_s
 
 
 class ClockCalls:

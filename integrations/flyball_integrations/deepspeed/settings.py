@@ -19,6 +19,7 @@ from flyball_profiles.gpu_windows import (
 from flyball_wire.messages import Adaptation, Profiling
 from flyball_wire.plan_options import (
     MAX_DWELL_MS,
+    MAX_GPUS_AT_ONCE,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -200,6 +201,11 @@ def _count(given: object) -> int | None:
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
 
 
+def _gpus(given: object) -> int | None:
+    number = _count(given)
+    return number if number is not None and 1 <= number <= MAX_GPUS_AT_ONCE else None
+
+
 _POLICIES = {str(name): str(name) for name in (Policy.BASELINE, Policy.UNIFORM, Policy.ENVELOPE)}
 _ORDERS = {"1f1b": "1f1b", "ours": "envpipe"}
 _RECONFIGURATIONS = {str(name): str(name) for name in Reconfigure}
@@ -260,6 +266,7 @@ SETTINGS = (
         _up_to(MAX_TRANSITION_S * 1e3),
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
+    Setting("gpus_at_once", "FLYBALL_GPUS_AT_ONCE", "a whole number from 1 to 128 (8)", _gpus),
     Setting("early_requests", "FLYBALL_EARLY_REQUESTS", "true or false, 1 or 0", _yes_or_no),
     Setting("max_switches", "FLYBALL_MAX_SWITCHES", "a whole number, at least 0 (40)", _count),
     Setting(

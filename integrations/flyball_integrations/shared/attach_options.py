@@ -47,6 +47,8 @@ class PlanningOptions(TypedDict, total=False):
         transition_ms: exact delay of each clock change in ms; 0: clocks change at once.
         transitions: times of the GPUs' clock changes, or the path of a TOML file with them
             (docs/profiling.md); excludes `transition_ms`. Default: those of `gpu_type`.
+        gpus_at_once: number of GPUs of one stage in one node, whose clock changes queue. Default:
+            as the ranks register.
         early_requests: false: request each clock when the instruction before ends, not within it.
         max_switches: limit on clock changes of a step, over all stages.
         min_dwell_ms: minimum time between two clock changes of a stage in ms.
@@ -67,6 +69,7 @@ class PlanningOptions(TypedDict, total=False):
     reserve: float | None
     transition_ms: float | None
     transitions: ClockTransitions | str | Path | None
+    gpus_at_once: int | None
     early_requests: bool | None
     max_switches: int | None
     min_dwell_ms: float | None

@@ -35,7 +35,7 @@ _NUM_ERRORS = 3.0
 # The others must lie within this of the best, s, or within this share of it.
 _WIDTH_S, _WIDTH = 0.002, 0.35
 # Instructions in all steps that are looked at; further stages are left out.
-MAX_INSTRUCTIONS = 30_000
+MAX_INSTRUCTIONS = 12_000
 
 
 @dataclass(frozen=True, kw_only=True)

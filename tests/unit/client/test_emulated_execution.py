@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import random
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from flyball_client.gpu.emulated import (
     EmulatedNode,
     RandomTime,
 )
+from flyball_client.gpu.emulated_execution import Execution
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 
@@ -223,6 +225,24 @@ def test_calls_of_one_node_run_one_at_a_time() -> None:
         assert bench.gpu.sm_clock_mhz() == 1400
         bench.wait_until(place * 0.006 + 0.0051)
         assert bench.gpu.sm_clock_mhz() == 700
+
+
+def test_an_instruction_is_completed_at_its_moment_whatever_is_rounded() -> None:
+    """The counter's movement cuts it in two; of 5,000 such some had a rest that never ended."""
+    for seed in range(5000):
+        generator = random.Random(seed)
+        execution = Execution(
+            {("forward", 0): {1400: point(1400, 0.1, 30.0)}},
+            {1400: WAITING_W},
+            IDEAL_GPU,
+            counter_period_s=0.1,
+        )
+        execution.advance(generator.uniform(0, 4))
+        execution.begin(("forward", 0), (generator.uniform(0.5, 1.5), 1.0))
+        for _ in range(3):
+            if execution.completed_s is None:
+                execution.advance(execution.completion_s())
+        assert execution.completed_s is not None, seed
 
 
 def test_plans_expect_of_a_nodes_queue_what_emulated_gpus_have() -> None:

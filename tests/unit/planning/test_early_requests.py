@@ -177,6 +177,7 @@ def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
         rows.append(row)
     batch, choices = EarlyRequestBatch(late), np.array(rows)
     run, num_unbounded = batch.estimated(choices), batch.num_unbounded(choices)
+    latest_s = batch.latest_s(choices) + model.dag.tail_s
     for plan, row in enumerate(rows):
         at_once_s = time_and_energy(model, row)[0]
         assert run.iteration_time_s[plan] == pytest.approx(at_once_s)
@@ -193,7 +194,9 @@ def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
                 for bounds in [up_s if clock < before else down_s]
             ]
             end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
-            assert end_s <= at_once_s * (1 + 1e-9)
+            # Some of these profiles have lower clocks that are faster.
+            assert end_s <= latest_s[plan] * (1 + 1e-9)
+            assert latest_s[plan] <= at_once_s * (1 + MAX_LONGER)
 
 
 @pytest.mark.slow
