@@ -79,6 +79,19 @@ def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
     assert a100.of_queue(8).up_p50_s == pytest.approx(0.046, rel=0.15)
 
 
+def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
+    later = OWN_TIMES.with_medians(0.010, None)
+    assert (later.up_p5_s, later.up_p50_s, later.up_p95_s) == pytest.approx((0.006, 0.010, 0.013))
+    assert replace(later, up_p5_s=0.003, up_p50_s=0.005, up_p95_s=0.0065) == OWN_TIMES
+    # From no delay at all they are as far from the median as A40's.
+    a40 = load_gpu_window("a40").transitions
+    assert a40 is not None
+    like_a40 = ClockTransitions.exact(0.0).with_medians(a40.up_p50_s, a40.down_p50_s)
+    found_s = (like_a40.up_p5_s, like_a40.up_p95_s, like_a40.down_p5_s, like_a40.down_p95_s)
+    of_a40_s = (a40.up_p5_s, a40.up_p95_s, a40.down_p5_s, a40.down_p95_s)
+    assert found_s == pytest.approx(of_a40_s, rel=0.01)
+
+
 @pytest.mark.parametrize(
     "changes", [{"queues_in_node": False}, {"call_p50_s": None, "call_p95_s": None}]
 )
