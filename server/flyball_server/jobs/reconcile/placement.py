@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord, RankRecord
@@ -78,5 +79,8 @@ def gpus_at_once(ranks: Iterable[RankRecord]) -> int:
 def _is_queued(services: JobServices, job: JobRecord) -> bool:
     if job.spec.gpus_at_once is not None:
         return False
-    transitions = known_transitions(job.spec, services.gpu_window)
+    try:
+        transitions = known_transitions(job.spec, services.gpu_window)
+    except InvalidFieldError:  # which planning says
+        return False
     return transitions is not None and transitions.is_queued

@@ -19,6 +19,7 @@ bounds the iteration, which may become longer by no more than MAX_LONGER.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,9 +96,14 @@ class EarlyRequestBatch(PlanBatch):
             for of_group in times_s
         )
         self._is_rising = all(list(of_group) == sorted(of_group) for of_group in times_s)
-        self._ranges = _TimeRanges(times_s, np.array(model.clocked.group))
+        self._clocked = model.clocked
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
+
+    @cached_property
+    def _ranges(self) -> _TimeRanges:
+        """Return the ranges; few profiles need them, and of many clocks they are large."""
+        return _TimeRanges(self._clocked.times_s, np.array(self._clocked.group))
 
     def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
         """Return iterations at the median delays, and their times, which bound them, s."""
