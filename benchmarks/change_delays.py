@@ -18,20 +18,15 @@ import numpy as np
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpuSettings, RandomTime
-from flyball_lab.emulation.emulated_pipeline import planned_ranks, run_step
+from flyball_lab.emulation.emulated_pipeline import planned_ranks
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
-from flyball_server.jobs.measurements.timed_steps import (
-    StepReports,
-    delays_of_steps,
-    num_timed_steps,
-)
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
-from noise_reserve import report_of
+from noise_reserve import delays_of_ranks
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = 12
@@ -107,8 +102,6 @@ def measured(
     truth: StageProfile, known: StageProfile, plan: FrequencyPlan, settings: EmulatedGpuSettings
 ) -> MeasuredDelays:
     """What a job measures in its first steps on the plan, the very first left out."""
-    times_s: list[float] = []
-    reports: list[StepReports] = []
     requests = [
         [one[1:] for one in plan.requests if one.stage == stage]
         for stage in range(len(plan.stages))
@@ -121,14 +114,7 @@ def measured(
         settings=settings,
         requests=requests if plan.requests else (),
     ) as ranks:
-        run_step(ranks, num_stages=len(ranks))
-        for _ in range(num_timed_steps(plan)):
-            step = run_step(ranks, num_stages=len(ranks))
-            times_s.append(max(of_rank.time_s for of_rank in step))
-            reports.append(
-                [[tuple(map(report_of, rank.session.last_step_timings)) for rank in ranks]]
-            )
-    return delays_of_steps(1, plan, times_s, reports, profile=known)
+        return delays_of_ranks(ranks, plan, known)
 
 
 def measure(arguments: argparse.Namespace) -> Report:

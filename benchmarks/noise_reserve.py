@@ -200,16 +200,21 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
 
 def measured_on(profile: StageProfile, plan: FrequencyPlan) -> MeasuredDelays:
     """Return what a job measures in its first steps on a plan, the very first left out."""
+    with emulated_ranks(profile, plan) as ranks:
+        return delays_of_ranks(ranks, plan, profile)
+
+
+def delays_of_ranks(
+    ranks: Sequence[EmulatedRank], plan: FrequencyPlan, profile: StageProfile
+) -> MeasuredDelays:
+    """Run a job's first steps on a plan, and return what it measures in all but the first one."""
     times_s: list[float] = []
     reports: list[StepReports] = []
-    with emulated_ranks(profile, plan) as ranks:
-        run_step(ranks, num_stages=len(ranks))
-        for _ in range(num_timed_steps(plan)):
-            step = run_step(ranks, num_stages=len(ranks))
-            times_s.append(max(of_rank.time_s for of_rank in step))
-            reports.append(
-                [[tuple(map(report_of, rank.session.last_step_timings)) for rank in ranks]]
-            )
+    run_step(ranks, num_stages=len(ranks))
+    for _ in range(num_timed_steps(plan)):
+        step = run_step(ranks, num_stages=len(ranks))
+        times_s.append(max(of_rank.time_s for of_rank in step))
+        reports.append([[tuple(map(report_of, rank.session.last_step_timings)) for rank in ranks]])
     return delays_of_steps(1, plan, times_s, reports, profile=profile)
 
 

@@ -154,6 +154,21 @@ def test_a_clock_that_takes_more_than_twice_as_long_is_not_bounded() -> None:
     assert batch.num_unbounded(np.array([[0, 0, 0, 0], [0, 1, 0, 0]])).tolist() == [0, 2]
 
 
+def any_delays_s(
+    draws: Random, model: PipelineModel, clocks: list[int], transitions: ClockTransitions
+) -> list[float]:
+    """Delays of all requests: the shortest, the longest, or between them."""
+    up_s, down_s = (
+        (transitions.up_p5_s, transitions.up_p95_s),
+        (transitions.down_p5_s, transitions.down_p95_s),
+    )
+    return [
+        draws.choice([bounds[0], draws.uniform(*bounds), bounds[1]])
+        for before, clock in zip(before_each(model, clocks), clocks, strict=True)
+        for bounds in [up_s if clock < before else down_s]
+    ]
+
+
 @pytest.mark.slow
 @given(st.data(), st.integers(0, 2**16), st.booleans())
 def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
@@ -188,11 +203,7 @@ def test_no_delays_make_an_iteration_longer_than_clocks_that_change_at_once(
             late.with_requests(early_requests(model.clocked, clocks, transitions))
         )
         for _ in range(5):
-            delays_s = [
-                draws.choice([bounds[0], draws.uniform(bounds[0], bounds[2]), bounds[2]])
-                for before, clock in zip(before_each(model, clocks), clocks, strict=True)
-                for bounds in [up_s if clock < before else down_s]
-            ]
+            delays_s = any_delays_s(draws, model, clocks, transitions)
             end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
             # Some of these profiles have lower clocks that are faster.
             assert end_s <= latest_s[plan] * (1 + 1e-9)
@@ -240,11 +251,7 @@ def test_clocks_that_are_slower_than_lower_ones_make_an_iteration_longer_by_a_bo
             late.with_requests(early_requests(model.clocked, clocks, transitions))
         )
         for _ in range(5):
-            delays_s = [
-                draws.choice([bounds[0], draws.uniform(bounds[0], bounds[2]), bounds[2]])
-                for before, clock in zip(before_each(model, clocks), clocks, strict=True)
-                for bounds in [up_s if clock < before else down_s]
-            ]
+            delays_s = any_delays_s(draws, model, clocks, transitions)
             assert simulator.run(clocks, delays_s).end_s <= latest_s[plan] * (1 + 1e-9)
 
 
