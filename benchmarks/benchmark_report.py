@@ -119,7 +119,10 @@ def run_benchmark(
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
         return INTERRUPTED
-    print(_json(report) if arguments.json else _text(report))
+    try:
+        print(_json(report) if arguments.json else _text(report), flush=True)
+    except BrokenPipeError:  # as by `| head`; Python would write the rest once more as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.within_limits else 1
 
 
