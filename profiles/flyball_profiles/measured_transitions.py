@@ -23,7 +23,7 @@ Beside the times of `clock_transitions` the table has
     limit = "power"            why it ran at another; left out where it was held
     waiting_power_w = 83.6     power of a waiting GPU; left out where not measured
 
-Plans use the times alone.
+Plans use the times and the waiting powers.
 """
 
 from __future__ import annotations

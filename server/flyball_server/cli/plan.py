@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,9 +33,10 @@ from flyball_server.planning.model.data_parallel import (
     make_data_parallel_plan,
     simulate_jointly,
 )
-from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.model.simulator import above_waiting_j, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
+from flyball_server.planning.request_options import is_limited
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
@@ -70,40 +71,61 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     system = color_system(arguments.color) if arguments.timeline else None
     with ProgressLine("reading the profile") as progress:
-        solved, document, sources = _planned(arguments, progress)
+        solved, document, account = _planned(arguments, progress)
     if arguments.output:
         write_result(arguments.output, document + "\n")
     if arguments.json:
         print(document)
     else:
-        is_limited = arguments.max_switches is not None or arguments.min_dwell_ms is not None
-        print(_summary(solved.plan, sources, is_limited=is_limited))
+        print(_summary(solved.plan, account))
         if arguments.timeline:
             print("\n".join(["", *_timeline(solved, system)]))
     return 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Account:
+    """What the summary of a plan says beside the plan itself.
+
+    Attributes:
+        sources: sources of its saving.
+        above_waiting_j: energy of waiting above its least power, J.
+        is_limited: whether its clock changes are limited.
+    """
+
+    sources: SavingSources
+    above_waiting_j: float
+    is_limited: bool
+
+
 def _planned(
     arguments: argparse.Namespace, progress: ProgressLine
-) -> tuple[SolvedPlan | SolvedDataParallelPlan, str, SavingSources]:
-    """Return the plan, its document and the sources of its saving."""
+) -> tuple[SolvedPlan | SolvedDataParallelPlan, str, _Account]:
+    """Return the plan, its document and its account."""
     try:
         request = pipeline_arguments.request_of(arguments)
         began_s = time.perf_counter()
         solved: SolvedPlan | SolvedDataParallelPlan
         if isinstance(request, DataParallelRequest):
+            options = request.pipelines[0].options
             solved = make_data_parallel_plan(request, progress.show)
             solve_s, model = time.perf_counter() - began_s, solved.joint
             document = data_parallel_document(solved.plan, solve_s=solve_s)
         else:
+            options = request.options
             solved = planner.make_plan(request, progress.show)
             solve_s, model = time.perf_counter() - began_s, solved.model
             document = plan_document(solved.plan, solve_s=solve_s)
     except PlanningError as error:
         raise pipeline_arguments.refused(error) from None
     simulation = simulate(model, solved.assignment)
-    sources = saving_sources(model, simulation, solved.plan.baseline_iteration_time_s)
-    return solved, json.dumps({**document, "saving_sources": asdict(sources)}), sources
+    account = _Account(
+        sources=saving_sources(model, simulation, solved.plan.baseline_iteration_time_s),
+        above_waiting_j=above_waiting_j(model, simulation),
+        is_limited=is_limited(options),
+    )
+    document["saving_sources"] = asdict(account.sources)
+    return solved, json.dumps(document), account
 
 
 def _timeline(solved: SolvedPlan | SolvedDataParallelPlan, system: ColorSystem | None) -> list[str]:
@@ -144,16 +166,8 @@ def _considered_rows(plan: PlanPrediction) -> list[str]:
     return rows
 
 
-def _summary(
-    plan: FrequencyPlan | DataParallelPlan, sources: SavingSources, *, is_limited: bool
-) -> str:
-    """Return the plan as text.
-
-    Args:
-        plan: the plan.
-        sources: sources of its saving.
-        is_limited: whether its clock changes are limited.
-    """
+def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
+    """Return the plan as text."""
     shape = f"{plan.num_stages} stages"
     if isinstance(plan, DataParallelPlan):
         shape = f"{len(plan.pipelines)} pipelines of {shape}"
@@ -178,14 +192,23 @@ def _summary(
         gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
-            f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %\n"
+            f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %"
+            f"{_gap_of_waiting(plan.lower_bound_j, account.above_waiting_j)}\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
     summary += (
-        _sources(plan, sources) + _of_late_changes(plan, is_limited=is_limited) + _of_delays(plan)
+        _sources(plan, account.sources)
+        + _of_late_changes(plan, is_limited=account.is_limited)
+        + _of_delays(plan)
     )
     summary += _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
+
+
+def _gap_of_waiting(lower_bound_j: float, above_waiting_j: float) -> str:
+    """Return the part of the gap that waiting at other clocks than the cheapest has, as text."""
+    percent = 100 * above_waiting_j / lower_bound_j
+    return f", {percent:.2f} of it for waiting at higher clocks" if percent >= 0.005 else ""
 
 
 def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
@@ -198,6 +221,7 @@ def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
             "slower where a stage waits for the pipeline to fill or drain",
         ),
         ("time", sources.iteration_time_j, "slower as the iteration takes longer"),
+        ("waiting", sources.waiting_j, "less power while a stage waits at a lower clock"),
     )
     return "".join(
         f"saved by {name:11s}  {saved_j:12.2f}   {100 * saved_j / plan.baseline_energy_j:.2f} %:"
@@ -226,7 +250,10 @@ def _num_early_requests(plan: FrequencyPlan | DataParallelPlan) -> int:
 
 def _of_delays(plan: PlanPrediction) -> str:
     delays = iteration_delays(plan)
-    return f"counted beside the instructions: {delays}\n" if delays else ""
+    text = f"counted beside the instructions: {delays}\n" if delays else ""
+    if plan.transitions is not None and plan.transitions.waiting_powers:
+        text += "the power of waiting depends on the clock, as measured with the clock changes\n"
+    return text
 
 
 def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:

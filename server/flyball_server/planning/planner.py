@@ -246,7 +246,13 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
     )
     try:
         schedule = make_schedule(options.schedule, context)
-        model = build_model(request.profile, schedule, request.blocking_power_w)
+        transitions = clock_transitions(options)
+        model = build_model(
+            request.profile,
+            schedule,
+            request.blocking_power_w,
+            transitions.waiting_powers if transitions else (),
+        )
     except PlanningError as error:
         if order is None or error.field != "schedule":
             raise
@@ -255,7 +261,7 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
     delays_s = iteration_delays_s(
         options, request.profile.num_stages, is_periodic=schedule.is_periodic
     )
-    return replace(model.with_delays(*delays_s), transitions=clock_transitions(options))
+    return replace(model.with_delays(*delays_s), transitions=transitions)
 
 
 def _activation_memory(request: PlanRequest) -> ActivationMemory | None:

@@ -198,17 +198,19 @@ def _modelled(
         model, assignment = model_of_plan(profile, plan)
     except PlanningError:
         return (), None
+    simulation = simulate(model, assignment)
+    power_w = simulation.waiting_power_w
     busy_s = [0.0] * plan.num_stages
-    energy_j = [plan.iteration_time_s * power_w for power_w in model.stage_blocking_power_w]
-    for node, choice in enumerate(assignment):
-        stage, point = model.dag.stage[node], model.points[node][choice]
-        busy_s[stage] += point.time_s
-        energy_j[stage] += point.energy_j - model.stage_blocking_power_w[stage] * point.time_s
+    energy_j = [simulation.iteration_time_s * of_stage_w for of_stage_w in power_w]
+    for stage, node_s, node_j in zip(
+        model.dag.stage, simulation.busy_s, simulation.busy_j, strict=True
+    ):
+        busy_s[stage] += node_s
+        energy_j[stage] += node_j - power_w[stage] * node_s
     if abs(sum(energy_j) - plan.energy_j) > _RELATIVE_TOLERANCE * plan.energy_j:
         return (), None
     predictions = tuple(
         StagePrediction(busy_s=busy, energy_j=energy)
         for busy, energy in zip(busy_s, energy_j, strict=True)
     )
-    simulation = simulate(model, assignment)
     return predictions, saving_sources(model, simulation, plan.baseline_iteration_time_s)

@@ -270,7 +270,9 @@ def test_the_table_is_read_as_it_was_measured() -> None:
         1e3 * found.pairs[0].completion.max_s, abs=1e-3
     )
     assert document[TRANSITIONS]["at_once"][1]["num_gpus"] == 2
-    assert document[TRANSITIONS]["clocks"][0]["waiting_power_w"] == pytest.approx(83.64, abs=0.5)
+    (low_mhz, low_w), (high_mhz, high_w) = times.waiting_powers
+    assert (low_mhz, high_mhz) == (1050, 1410)
+    assert (low_w, high_w) == pytest.approx((83.64, 83.64), abs=0.5)
 
 
 def test_a_rule_says_how_many_changes_it_takes() -> None:

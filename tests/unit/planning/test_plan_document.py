@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -64,7 +64,14 @@ def test_a_missing_part_is_refused_by_its_name_or_has_a_default() -> None:
                 plan_from_document(document)
 
 
-@pytest.mark.parametrize("options", [{"transition_ms": 250.0}, {"transitions": TRANSITIONS}])
+TIMES = asdict(TRANSITIONS) | {"waiting_powers": []}
+WAITING = replace(ClockTransitions.exact(0.25), waiting_powers=((1000, 3.0), (1410, 5.0)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"transition_ms": 250.0}, {"transitions": TRANSITIONS}, {"transitions": WAITING}],
+)
 def test_times_of_clock_changes_are_read_back(options: dict[str, Any]) -> None:
     late = make_plan(request_of(equal_profile(2), 2, policy=Policy.ENVELOPE, **options)).plan
     document = json.loads(json.dumps(plan_document(late, solve_s=0.5)))
@@ -79,10 +86,12 @@ def test_times_of_clock_changes_are_read_back(options: dict[str, Any]) -> None:
         (None, "transitions", "must be an object"),
         ({"up_p5_s": -1.0}, "transitions.up_p5_s", "must be a number, not negative"),
         ({"starts_settled": 1}, "transitions.starts_settled", "must be true or false"),
+        ({"waiting_powers": [[1410]]}, "transitions.waiting_powers[0]", "must be a clock in MHz"),
+        ({"waiting_powers": [[1410, -1]]}, "transitions.waiting_powers[0]", "not negative"),
         ({"colour": 1}, "transitions", "known fields: up_p5_s, "),
         ({"up_p5_s": 0.1}, "transitions", "missing"),
-        (asdict(TRANSITIONS) | {"up_p5_s": 9.0}, "transitions", "up_p50_s must be from up_p5_s"),
-        (asdict(TRANSITIONS) | {"up_p5_s": None}, "transitions", ""),
+        (TIMES | {"up_p5_s": 9.0}, "transitions", "up_p50_s must be from up_p5_s"),
+        (TIMES | {"up_p5_s": None}, "transitions", ""),
     ],
 )
 def test_wrong_times_of_clock_changes_are_refused(

@@ -22,6 +22,18 @@ down_ms = { p5 = 2, p50 = 4, p95 = 5, source = "measured" }
 call_ms = { p50 = 1, p95 = 2, source = "measured" }
 queues_in_node = { value = false, source = "measured" }
 """
+CLOCKS = """\
+[[transitions.clocks]]
+mhz = 1410
+waiting_power_w = 83.6
+
+[[transitions.clocks]]
+mhz = 900
+waiting_power_w = 40
+
+[[transitions.clocks]]
+mhz = 1000
+"""
 OWN_TIMES = ClockTransitions(
     up_p5_s=0.003,
     up_p50_s=0.005,
@@ -56,6 +68,37 @@ def test_a_file_of_ones_own_holds_the_table_alone(tmp_path: Path) -> None:
     path.write_text("".join(OWN.splitlines(keepends=True)[:3]), encoding="utf-8")
     times = read_transitions(path)
     assert (times.call_p50_s, times.queues_in_node, times.starts_settled) == (None, None, False)
+
+
+def test_the_power_of_waiting_is_read_where_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f"{OWN}{CLOCKS}", encoding="utf-8")
+    times = read_transitions(path)
+    assert times == replace(OWN_TIMES, waiting_powers=((900, 40.0), (1410, 83.6)))
+    assert times.of_queue(8).with_medians(0.004, None).waiting_powers == times.waiting_powers
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("mhz = 900\n", "", "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
+        ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
+        ("= 40", "= nan", "transitions: waiting_powers must be from 0 to 10000 W, not nan at 900"),
+        ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
+        ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
+    ],
+)
+def test_a_malformed_power_of_waiting_is_named(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    assert old in CLOCKS
+    path = tmp_path / "own.toml"
+    path.write_text(f"{OWN}{CLOCKS.replace(old, new)}", encoding="utf-8")
+    with pytest.raises(TransitionsError) as raised:
+        read_transitions(path)
+    assert str(raised.value).startswith(f"{path}: {fault}")
 
 
 def test_one_exact_delay_is_every_percentile() -> None:

@@ -14,6 +14,7 @@ export interface ClockTransitions {
   up_p50_s: number;
   up_p5_s: number;
   up_p95_s: number;
+  waiting_powers: [number, number][];
 }
 
 export interface ComparedPlan {
@@ -256,6 +257,7 @@ export interface SavingSources {
   bubbles_j: number;
   imbalance_j: number;
   iteration_time_j: number;
+  waiting_j: number;
 }
 
 export interface StageOfStep {

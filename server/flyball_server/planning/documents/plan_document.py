@@ -257,7 +257,9 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
     if plan.reserve_choice:
         shape["reserve_choice"] = asdict(plan.reserve_choice)
     if plan.transition_ms is None:
-        shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
+        transitions = cast("ClockTransitions", plan.transitions)
+        powers = [list(pair) for pair in transitions.waiting_powers]
+        shape["transitions"] = asdict(transitions) | {"waiting_powers": powers}
     if plan.tail_s:
         shape["tail_ms"] = plan.tail_s * 1e3
     if any(plan.transfer_s):
@@ -320,19 +322,28 @@ def _transitions(fields: dict[str, Any]) -> ClockTransitions | None:
         known = [field.name for field in dataclasses.fields(ClockTransitions)]
         if not set(known) >= set(values):
             raise PlanningError(f"known fields: {', '.join(known)}", field="transitions")
-        given: dict[str, Any] = {name: _time_or_flag(name, values[name]) for name in values}
+        given: dict[str, Any] = {name: _transition(name, values[name]) for name in values}
         return ClockTransitions(**given)
     except (TransitionsError, TypeError) as error:
         raise PlanningError(str(error), field="transitions") from None
 
 
-def _time_or_flag(name: str, value: object) -> float | bool | None:
+def _transition(name: str, value: object) -> object:
     where = f"transitions.{name}"
     if value is None:
         return None
+    if name == "waiting_powers":
+        return each_of(value, where, _waiting_power)
     if name.endswith("_s"):
         return number_of(value, where)
-    return cast("bool", typed_of(value, bool, "true or false", where))
+    return typed_of(value, bool, "true or false", where)
+
+
+def _waiting_power(entry: object, where: str) -> tuple[int, float]:
+    pair = list_of(entry, where)
+    if len(pair) != 2:
+        raise PlanningError("must be a clock in MHz and a power in W", field=where)
+    return count_of(pair[0], where), number_of(pair[1], where)
 
 
 def _reserve_choice(entry: object) -> ReserveChoice | None:

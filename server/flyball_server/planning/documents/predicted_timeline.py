@@ -74,11 +74,12 @@ def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple
     """
     whole = timeline.simulation.whole
     rows: list[TimelineRow] = []
-    first_node = 0
+    first_stage = first_node = 0
     for dp_rank, model, assignment in zip(
         dp_ranks, timeline.models, timeline.assignments, strict=True
     ):
-        rows += _rows(model, assignment, whole, first_node, dp_rank)
+        rows += _rows(model, assignment, whole, (first_stage, first_node), dp_rank)
+        first_stage += model.schedule.num_stages
         first_node += model.dag.num_nodes
     return tuple(rows)
 
@@ -103,10 +104,15 @@ def critical_places(timeline: PredictedTimeline) -> tuple[tuple[int, int], ...]:
 
 
 def _rows(
-    model: PipelineModel, assignment: Assignment, whole: Simulation, first_node: int, dp_rank: int
+    model: PipelineModel,
+    assignment: Assignment,
+    whole: Simulation,
+    firsts: tuple[int, int],
+    dp_rank: int,
 ) -> Iterator[TimelineRow]:
     """Each stage's row; where the pipeline never flushes, instructions run one after the other."""
-    schedule, power_w = model.schedule, model.stage_blocking_power_w
+    schedule = model.schedule
+    first_stage, first_node = firsts  # in the whole
     num_runs = schedule.num_microbatches if schedule.is_periodic else 1  # of a node
     for stage, nodes in enumerate(nodes_in_order(schedule, model.dag)):
         kinds, microbatches, chunks = zip(*schedule.stages[stage], strict=True)
@@ -120,7 +126,7 @@ def _rows(
         yield TimelineRow(
             stage=stage,
             dp_rank=dp_rank,
-            blocking_power_w=power_w[stage],
+            blocking_power_w=whole.waiting_power_w[first_stage + stage],
             kinds=tuple(kind.value for kind in kinds),
             microbatches=microbatches,
             chunks=chunks,

@@ -135,7 +135,8 @@ def _model_of_stages(
             for stage in stages
         ),
     )
-    model = build_model(profile, order, blocking_power_w)
+    waiting_powers = plan.transitions.waiting_powers if plan.transitions else ()
+    model = build_model(profile, order, blocking_power_w, waiting_powers)
     if len(plan.transfer_s) > 1 and len(plan.transfer_s) != profile.num_stages - 1:
         raise PlanningError(
             f"{len(plan.transfer_s)} values for {profile.num_stages} stages", field="transfer_ms"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -74,17 +75,19 @@ class _PowerSearch:
 
     def __init__(self, solver: DeadlineSolver, budget_w: float, num_steps: int) -> None:
         self._solver = solver
-        self._model = solver.model
+        # Where the power of waiting depends on the clock, that of the highest clocks is searched
+        # with: what is then within the budget is so all the more.
+        self._model = replace(solver.model, waiting_powers=())
         self._budget_w = budget_w
         self._num_steps = num_steps
-        self._tables = _clock_tables(solver.model)
-        self._waiting_w = sum(solver.model.stage_blocking_power_w)
+        self._tables = _clock_tables(self._model)
+        self._waiting_w = sum(self._model.stage_blocking_power_w)
         cheapest = self._tables.costs_j.argmin(axis=1)
         self._cheapest: Assignment = cheapest[self._tables.group_of_node].tolist()
 
     def is_within(self, assignment: Assignment) -> bool:
         """Return whether the plan draws at most the budget."""
-        time_s, energy_j = time_and_energy(self._model, assignment)
+        time_s, energy_j = time_and_energy(self._solver.model, assignment)
         return energy_j / time_s <= self._budget_w
 
     def least_power(self) -> Assignment:

@@ -231,6 +231,7 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
         points=_chained(model.points for model in models),
         blocking_power_w=_chained(model.blocking_power_w for model in models),
         num_ranks=_chained(model.num_ranks for model in models),
+        waiting_powers=models[0].waiting_powers,
         transitions=models[0].transitions,
         requests={
             first + instruction: replace(request, after=first + request.after)

@@ -222,19 +222,25 @@ class EarlyRequestBatch(PlanBatch):
         start_s: FloatArray,
         finish_s: FloatArray,
     ) -> FloatArray | float:
-        """Return the energy of the time at higher clocks than planned, J, without waiting."""
+        """Return the energy of the time at higher clocks than planned, J, and of waiting.
+
+        Waiting counts above its least power alone.
+        """
         times, rows = self._transitions, self._rows
         early_s, late_s = times.up_p95_s - times.up_p50_s, times.down_p50_s - times.down_p5_s
-        if not (early_s or late_s or times.down_p5_s):
-            return 0.0
         previous = rows.previous
         before, is_up = clocks[previous], self._is_up(clocks)
+        before_s = rows.times_s[rows.table[previous] + before]
+        after_s = times.down_p50_s - np.minimum(times.down_p5_s, before_s)
+        waiting_j = rows.waiting_j(clocks, start_s, finish_s, np.where(is_up, 0.0, after_s))
+        if not (early_s or late_s or times.down_p5_s):
+            return waiting_j
         is_down = clocks > before
         is_down[self._settled] = False
         busy_j = rows.energies_j - rows.times_s * rows.power_of_place_w
         # A higher clock: the end of the instruction before is computed at it.
         there = rows.table[previous] + before
-        share = np.minimum(early_s / rows.times_s[there], 1.0)
+        share = np.minimum(early_s / before_s, 1.0)
         more_j = busy_j[rows.table[previous] + clocks] - busy_j[there]
         total_j: FloatArray = np.where(is_up, share * more_j, 0.0).sum(axis=0)
         # A lower one: the begin of the instruction is computed at that before it.
@@ -242,11 +248,10 @@ class EarlyRequestBatch(PlanBatch):
         ended_s = finish_s[previous]
         ended_s[rows.first] -= finish_s.max(axis=0) + rows.tail_s
         waited_s = start_s - ended_s
-        after_s = times.down_p50_s - np.minimum(times.down_p5_s, rows.times_s[there])
         share = np.clip((after_s - waited_s) / rows.times_s[here], 0.0, 1.0)
         more_j = busy_j[here] - busy_j[rows.table + clocks]
         total_j += np.where(is_down, share * more_j, 0.0).sum(axis=0)
-        return total_j
+        return total_j + waiting_j
 
 
 class _TimeRanges:
