@@ -34,6 +34,9 @@ MAX_WAITING_POWER_W = 10_000.0
 MAX_CLOCK_MHZ = 100_000
 """Beyond them is another unit."""
 
+MAX_WAITING_POWERS = 1000
+"""Most clocks with a waiting power; GPUs of 2026 have some 130 clocks."""
+
 # Standard deviations of a normal distribution between its median and its 95th percentile.
 _NORMAL_P95 = 1.645
 
@@ -213,6 +216,11 @@ def _ratio(median_s: float | None, before_s: float) -> float | None:
 
 
 def _check_waiting_powers(waiting_powers: tuple[tuple[int, float], ...]) -> None:
+    if len(waiting_powers) > MAX_WAITING_POWERS:
+        raise TransitionsError(
+            f"waiting_powers must have at most {MAX_WAITING_POWERS} clocks, not"
+            f" {len(waiting_powers)}"
+        )
     before_mhz = 0
     for clock_mhz, power_w in waiting_powers:
         if not before_mhz < clock_mhz <= MAX_CLOCK_MHZ:

@@ -192,6 +192,11 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_transitions(tmp_path / "none.toml")
 
 
+def test_more_clocks_than_any_gpu_has_are_refused() -> None:
+    with pytest.raises(TransitionsError, match="at most 1000 clocks, not 1001"):
+        replace(OWN_TIMES, waiting_powers=tuple((mhz, 1.0) for mhz in range(1, 1002)))
+
+
 @pytest.mark.parametrize("delay_s", [-0.001, float("nan"), 11.0])
 def test_a_delay_that_no_gpu_has_is_refused(delay_s: float) -> None:
     with pytest.raises(TransitionsError, match=r"^up_p5_s must be from 0 to 10 s, not "):
