@@ -33,7 +33,11 @@ from flyball_server.planning.model.data_parallel import (
     make_data_parallel_plan,
     simulate_jointly,
 )
-from flyball_server.planning.model.simulator import above_waiting_j, simulate
+from flyball_server.planning.model.simulator import (
+    above_waiting_j,
+    iteration_energy_j,
+    simulate,
+)
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
 from flyball_server.planning.request_options import is_limited
@@ -89,11 +93,14 @@ class _Account:
 
     Attributes:
         sources: sources of its saving.
+        late_changes_j: energy for clock changes that take effect late, at the same iteration
+            time, J.
         above_waiting_j: energy of waiting above its least power, J.
         is_limited: whether its clock changes are limited.
     """
 
     sources: SavingSources
+    late_changes_j: float
     above_waiting_j: float
     is_limited: bool
 
@@ -121,6 +128,10 @@ def _planned(
     simulation = simulate(model, solved.assignment)
     account = _Account(
         sources=saving_sources(model, simulation, solved.plan.baseline_iteration_time_s),
+        late_changes_j=simulation.energy_j
+        - iteration_energy_j(
+            model.without_transitions(), solved.assignment, simulation.iteration_time_s
+        ),
         above_waiting_j=above_waiting_j(model, simulation),
         is_limited=is_limited(options),
     )
@@ -193,7 +204,7 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
             f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %"
-            f"{_gap_of_waiting(plan.lower_bound_j, account.above_waiting_j)}\n"
+            f"{_physics(plan.lower_bound_j, account)}\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
     summary += (
@@ -205,10 +216,14 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
 
-def _gap_of_waiting(lower_bound_j: float, above_waiting_j: float) -> str:
-    """Return the part of the gap that waiting at other clocks than the cheapest has, as text."""
-    percent = 100 * above_waiting_j / lower_bound_j
-    return f", {percent:.2f} of it for waiting at higher clocks" if percent >= 0.005 else ""
+def _physics(lower_bound_j: float, account: _Account) -> str:
+    """Return the parts of the gap that the bound leaves out and no search could save, as text."""
+    percent = {
+        "late clock changes": 100 * account.late_changes_j / lower_bound_j,
+        "waiting at higher clocks": 100 * account.above_waiting_j / lower_bound_j,
+    }
+    parts = [f"{value:.2f} for {what}" for what, value in percent.items() if value >= 0.005]
+    return f", of it {' and '.join(parts)}" if parts else ""
 
 
 def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
