@@ -22,13 +22,9 @@ from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.data_parallel import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument

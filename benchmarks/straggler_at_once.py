@@ -20,13 +20,9 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from measured_process import BenchmarkError

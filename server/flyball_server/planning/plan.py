@@ -9,9 +9,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.documents.planned_instructions import PlannedRequest, PlannedStages
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowdown:
+    """Slowdown factor of a stage's instructions against its profile.
+
+    Attributes:
+        stage: from 0.
+        slowdown: slowdown factor, MIN_SLOWDOWN to MAX_SLOWDOWN; below 1 they are faster.
+        dp_rank: data-parallel rank of the pipeline; None: all pipelines.
+        kind: kind of instruction; None: all kinds.
+
+    Raises:
+        PlanningError: the slowdown is out of its bounds.
+    """
+
+    stage: int
+    slowdown: float
+    dp_rank: int | None = None
+    kind: InstructionKind | None = None
+
+    def __post_init__(self) -> None:
+        if not MIN_SLOWDOWN <= self.slowdown <= MAX_SLOWDOWN:
+            raise PlanningError(
+                f"must be a factor from {MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g}, not"
+                f" {self.slowdown:g}",
+                field="slowdown",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,10 +158,12 @@ class FrequencyPlan(PlanPrediction):
     Attributes:
         stages: per stage, its instructions in the order of execution.
         requests: requests of clocks that are made early, in the order of stages.
+        slowdowns: slowdown factors that it was planned with, of any pipeline.
     """
 
     stages: PlannedStages
     requests: tuple[PlannedRequest, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -154,7 +187,7 @@ class PlannedPipeline:
         stages: per stage, its instructions in the order of execution.
         dp_ranks: the data-parallel ranks that it stands for, rising, where it is several that
             run alike (`energy_j` is then of all of them); empty: `dp_rank` alone.
-        requests: as in `FrequencyPlan`.
+        requests, slowdowns: as in `FrequencyPlan`.
     """
 
     dp_rank: int
@@ -163,6 +196,7 @@ class PlannedPipeline:
     stages: PlannedStages
     dp_ranks: tuple[int, ...] = ()
     requests: tuple[PlannedRequest, ...] = ()
+    slowdowns: tuple[Slowdown, ...] = ()
 
     @property
     def stands_for(self) -> tuple[int, ...]:

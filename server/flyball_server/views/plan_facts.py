@@ -18,6 +18,7 @@ from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import VirtualStages
+from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.read_models import PredictedIteration, SavingSources
 
 # Kind, chunk and MHz of instructions that are alike.
@@ -192,10 +193,11 @@ def _modelled(
 ) -> tuple[tuple[StagePrediction, ...], SavingSources | None]:
     """Return predictions by stage, and the sources of the plan's saving.
 
-    Neither if the plan has another profile or slowdown factors.
+    Neither if the plan has another profile.
     """
     try:
         model, assignment = model_of_plan(profile, plan)
+        model = slowed_model(model, plan.slowdowns, share=1.0) if plan.slowdowns else model
     except PlanningError:
         return (), None
     simulation = simulate(model, assignment)

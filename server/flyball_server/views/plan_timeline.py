@@ -14,7 +14,6 @@ from flyball_server.jobs.errors import (
     UnknownPlanError,
 )
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
-from flyball_server.jobs.replanning.slowed_plan import planned_slowdowns
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.documents.predicted_timeline import (
@@ -27,7 +26,6 @@ from flyball_server.planning.documents.predicted_timeline import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
 
 # Four times 64 stages and 256 microbatches: some 2.5 MB compressed, and 6 s of a core.
@@ -44,7 +42,6 @@ class TimelineKey:
         created_at: creation time of the job: another run of its name has other plans.
         inputs_revision: revision of the job's inputs: its profile changes only with it.
         emulated: true if some of the job's GPUs are emulated.
-        slowdowns, num_pipelines: those of the newest plan; older ones may differ.
     """
 
     job_id: str
@@ -52,8 +49,6 @@ class TimelineKey:
     inputs_revision: int
     version: int
     emulated: bool
-    slowdowns: tuple[Slowdown, ...]
-    num_pipelines: int
 
 
 def timeline_key(services: JobServices, job_id: str, version: int | None) -> TimelineKey:
@@ -97,9 +92,7 @@ def get_timeline(
         raise MissingProfileError(job_id=job_id)
     _check_length(job_id, key.version, plan)
     try:
-        timeline, is_as_planned = job_timeline(
-            profile, plan, slowdowns=key.slowdowns, num_pipelines=key.num_pipelines
-        )
+        timeline, is_as_planned = job_timeline(profile, plan)
     except PlanningError as error:
         problem = f"the job's profile does not fit it: {error}"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem) from error
@@ -125,8 +118,6 @@ def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
         inputs_revision=job.inputs_revision,
         version=_version(summary, version),
         emulated=job.spec.emulated or any(rank.emulated for rank in summary.ranks),
-        slowdowns=planned_slowdowns(reader.find_loop_state(job_id).planned_inputs, summary.ranks),
-        num_pipelines=1 + max((rank.dp_rank for rank in summary.ranks), default=0),
     )
 
 

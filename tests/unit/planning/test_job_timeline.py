@@ -18,12 +18,9 @@ from flyball_server.planning.documents.predicted_timeline import (
     own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.read_models import TimelineRow
 
 from .tiny_pipelines import (
@@ -48,13 +45,9 @@ CLOSE = 1e-9
 def rows_of(
     profile: StageProfile,
     plan: FrequencyPlan | DataParallelPlan,
-    *slowdowns: Slowdown,
-    num_pipelines: int = 1,
 ) -> tuple[PredictedTimeline, tuple[TimelineRow, ...]]:
     """Of a plan that must be drawn as it was planned."""
-    timeline, is_as_planned = job_timeline(
-        profile, plan, slowdowns=slowdowns, num_pipelines=num_pipelines
-    )
+    timeline, is_as_planned = job_timeline(profile, plan)
     assert is_as_planned
     return timeline, timeline_rows(timeline, own_dp_ranks(plan))
 
@@ -96,35 +89,12 @@ def test_a_plan_for_a_slow_stage_is_drawn_with_its_slowdown() -> None:
     """
     slow = Slowdown(stage=1, slowdown=1.5)
     plan = make_slowed_plan(slowed_request(equal_profile(2), slow, num_microbatches=2))
-    _, (first, last) = rows_of(equal_profile(2), plan, slow)
+    _, (first, last) = rows_of(equal_profile(2), plan)
     assert first.clock_mhz == (1410, 1000, 1000, 1410)
     assert (first.start_s, first.duration_s) == ((0.0, 1.0, 5.5, 10.0), (1.0, 1.25, 2.5, 2.0))
     assert (last.start_s, last.duration_s) == ((1.0, 2.5, 5.5, 7.0), (1.5, 3.0, 1.5, 3.0))
     assert first.float_s == (0.0, 3.25, 2.0, 0.0)
     assert last.energy_j == (15.0, 45.0, 15.0, 45.0)
-
-
-def test_without_its_slowdowns_it_is_drawn_as_profiled_and_not_called_as_planned() -> None:
-    plan = make_slowed_plan(
-        slowed_request(equal_profile(2), Slowdown(stage=1, slowdown=1.5), num_microbatches=2)
-    )
-    timeline, is_as_planned = job_timeline(equal_profile(2), plan)
-    assert not is_as_planned
-    assert timeline_rows(timeline, [0])[1].duration_s == (1.0, 2.0, 1.0, 2.0)
-    other = [Slowdown(stage=1, slowdown=1.25)]
-    again, is_as_planned = job_timeline(equal_profile(2), plan, slowdowns=other, num_pipelines=2)
-    assert (again.simulation, is_as_planned) == (timeline.simulation, False)
-
-
-def test_slowdowns_of_another_pipeline_than_the_plans_are_not_applied() -> None:
-    straggler = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
-    plan = make_slowed_plan(slowed_request(merged_profile(4), straggler, num_pipelines=4))
-    other = replace(straggler, dp_rank=1)
-    timeline, is_as_planned = job_timeline(
-        merged_profile(4), plan, slowdowns=[other], num_pipelines=4
-    )
-    assert not is_as_planned
-    assert timeline.simulation.pipelines[1].iteration_time_s == 3.0
 
 
 def test_on_a_changed_profile_a_plan_takes_the_energy_of_that() -> None:
@@ -141,7 +111,7 @@ def test_pipelines_that_run_alike_share_their_rows_and_wait_for_the_slow_one() -
     """Of four pipelines of 3 s the third takes 3.5 s; the others' backward is slowed to that."""
     slow = Slowdown(stage=0, slowdown=7 / 6, dp_rank=2)
     plan = make_slowed_plan(slowed_request(merged_profile(4), slow, num_pipelines=4))
-    timeline, (three, one) = rows_of(merged_profile(4), plan, slow, num_pipelines=4)
+    timeline, (three, one) = rows_of(merged_profile(4), plan)
     assert [(row.dp_rank, row.stage) for row in (three, one)] == [(0, 0), (2, 0)]
     assert (three.clock_mhz, one.clock_mhz) == ((1410, 1000), (1410, 1410))
     assert three.energy_j == pytest.approx((30, 60))
@@ -223,7 +193,7 @@ def test_rows_of_pipelines_of_uneven_speed_add_up_to_their_plan(
     plan = make_slowed_plan(
         slowed_request(profile, slowed, num_pipelines=3, num_microbatches=num_microbatches)
     )
-    timeline, rows = rows_of(profile, plan, slowed, num_pipelines=3)
+    timeline, rows = rows_of(profile, plan)
     assert len(rows) == 2 * profile.num_stages
     assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)
     check(timeline, rows)

@@ -32,8 +32,9 @@ from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
+from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import make_plan, model_of_request
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
+from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.plan_options import Effort, Policy
 
 pytestmark = pytest.mark.slow

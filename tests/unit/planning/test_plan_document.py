@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+    plan_document,
+    plan_from_document,
+)
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.plan import DataParallelPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.plan_options import Policy
 
 from .tiny_pipelines import (
@@ -23,9 +30,11 @@ from .tiny_pipelines import (
     W,
     any_requests,
     equal_profile,
+    merged_profile,
     refuses,
     replaced,
     request_of,
+    slowed_request,
     timed_profile,
 )
 
@@ -100,6 +109,39 @@ def test_wrong_times_of_clock_changes_are_refused(
     document = fresh_document() | {"transition_ms": None, "transitions": transitions}
     with refuses(field, message):
         plan_from_document(document)
+
+
+SLOWED = make_slowed_plan(
+    slowed_request(
+        merged_profile(4),
+        Slowdown(stage=0, slowdown=7 / 6, dp_rank=2),
+        Slowdown(stage=0, slowdown=1.25, kind=F),
+        num_pipelines=4,
+    )
+)
+
+
+def test_slowdown_factors_are_read_back() -> None:
+    assert isinstance(SLOWED, DataParallelPlan)
+    document = json.loads(json.dumps(data_parallel_document(SLOWED, solve_s=0.5)))
+    rows = [pipeline["slowdowns"] for pipeline in document["pipelines"]]
+    assert rows == [[[0, "forward", 1.25]], [[0, None, 7 / 6], [0, "forward", 1.25]]]
+    assert data_parallel_plan_from_document(document) == SLOWED
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ([0, None], "must be [stage, kind or null, factor]"),
+        ([0, "fwd", 2.0], "must be [stage, kind or null, factor]"),
+        ([0, ["forward"], 2.0], "must be [stage, kind or null, factor]"),
+        ([2, None, 2.0], "must name a stage of the plan"),
+        ([0, None, 1e6], "must be a factor from 0.01 to 100, not 1e+06"),
+    ],
+)
+def test_wrong_slowdown_factors_are_refused(entry: object, message: str) -> None:
+    with refuses("slowdowns[0]", message):
+        plan_from_document(fresh_document() | {"slowdowns": [entry]})
 
 
 def places(document: object) -> list[tuple[str | int, ...]]:

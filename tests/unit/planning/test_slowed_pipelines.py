@@ -19,14 +19,10 @@ from flyball_server.planning.documents.plan_document import (
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.model.data_parallel import make_data_parallel_plan, separate_pipelines
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.plan_options import Effort
 
 from .tiny_pipelines import (

@@ -29,8 +29,9 @@ from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import join_pipelines, simulate_jointly
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import make_plan, model_of_request
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
+from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 
 pytestmark = pytest.mark.slow
 

@@ -9,15 +9,11 @@ import pytest
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.probing.probing_setup import probing_schedule
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.plan import DataParallelPlan
+from flyball_server.planning.plan import DataParallelPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import PlanOptions, Policy
 

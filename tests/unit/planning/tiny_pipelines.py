@@ -21,11 +21,12 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
 from flyball_server.planning.schedules.whole_step import STEP
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, SlowedRequest
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions
 
 F = InstructionKind.FORWARD

@@ -18,7 +18,7 @@ from tests.unit.profiling.true_profiles import (
 )
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown
+from flyball_server.planning.plan import Slowdown
 from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.profiling_result import ProfilingResult
 

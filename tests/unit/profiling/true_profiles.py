@@ -11,12 +11,11 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
     SlowedRequest,
     make_slowed_plan,
     slowed_model,

@@ -25,10 +25,12 @@ from flyball_server.jobs.measurements.step_reading import (
 )
 from flyball_server.jobs.records import PlanRecord, StepRecord
 from flyball_server.jobs.store.contract import JobStore
+from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
 from flyball_server.views.plan_facts import plan_facts
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.read_models import PredictedIteration, StepClocks
 
 NUM_RANKS = 2
@@ -152,6 +154,19 @@ def test_the_energies_of_the_stages_are_the_plans() -> None:
     assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
     # Two forwards and two backwards at the highest clocks, on the last stage.
     assert facts.stages[-1].busy_s == pytest.approx(0.6)
+
+
+@pytest.mark.parametrize("changes", [{}, {"transition_ms": 20.0}])
+def test_the_stages_of_a_plan_for_a_slow_one_are_told_with_its_slowdown(
+    changes: dict[str, float],
+) -> None:
+    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, **changes)
+    request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
+    slow = Slowdown(stage=1, slowdown=1.5)
+    plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=(slow,)))
+    facts = plan_facts(plan_record(plan=plan), profile())
+    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
+    assert facts.stages[-1].busy_s == pytest.approx(1.5 * 0.6)
 
 
 def test_stages_are_not_told_from_a_profile_that_is_not_the_plans() -> None:

@@ -32,14 +32,10 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.jobs.versions.plan_versions import add_version
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.policies.measured_reconfigure import FINISH_LIMIT
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.messages import InstructionReport, MeasurementDetail
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, TargetChange
 

@@ -11,12 +11,9 @@ from tests.planner.samples import profile
 from tests.unit.profiling.emulated_training import profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
+from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
 from flyball_server.views.frontier import _curve

@@ -16,15 +16,11 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.memoize import profile_digest
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    SlowedRequest,
-    make_slowed_plan,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 
 # Targets that are tried after one that cannot be met; a search may miss the time that it named.
 _NUM_NEARER = 2

@@ -26,6 +26,7 @@ from flyball_server.planning.plan import (
     FrequencyPlan,
     PlannedPipeline,
     PlanPrediction,
+    Slowdown,
 )
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
 from flyball_wire.plan_options import DEFAULT_TARGET
@@ -113,6 +114,7 @@ def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     return {
         **_prediction(plan, solve_s),
         **_requests_entry(plan.requests),
+        **_slowdowns_entry(plan.slowdowns),
         "stages": stage_entries(plan.stages),
     }
 
@@ -133,6 +135,7 @@ def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
         "iteration_time_s": pipeline.iteration_time_s,
         "energy_j": pipeline.energy_j,
         **_requests_entry(pipeline.requests),
+        **_slowdowns_entry(pipeline.slowdowns),
         "stages": stage_entries(pipeline.stages),
     }
 
@@ -173,6 +176,34 @@ def _requests(
     return tuple(requests)
 
 
+def _slowdowns_entry(slowdowns: tuple[Slowdown, ...]) -> dict[str, Any]:
+    """`[stage, kind, factor]` of each, kind null for all kinds; nothing without any."""
+    rows = [
+        [slowed.stage, None if slowed.kind is None else _NAMES[slowed.kind], slowed.slowdown]
+        for slowed in slowdowns
+    ]
+    return {"slowdowns": rows} if rows else {}
+
+
+def _slowdowns(value: object, num_stages: int, where: str) -> tuple[Slowdown, ...]:
+    """Return what `_slowdowns_entry` wrote."""
+
+    def read(entry: object, here: str) -> Slowdown:
+        row = list_of(entry, here)
+        kind = _KINDS.get(str(row[1])) if len(row) == 3 else None
+        if len(row) != 3 or (kind is None) is not (row[1] is None):
+            raise PlanningError("must be [stage, kind or null, factor]", field=here)
+        stage = count_of(row[0], here)
+        if stage >= num_stages:
+            raise PlanningError("must name a stage of the plan", field=here)
+        try:
+            return Slowdown(stage=stage, kind=kind, slowdown=number_of(row[2], here))
+        except PlanningError as error:
+            raise PlanningError(error.message, field=here) from None
+
+    return each_of(value, where, read)
+
+
 def instruction_entries(
     instructions: tuple[PlannedInstruction, ...],
 ) -> tuple[tuple[str | int, ...], ...]:
@@ -198,6 +229,7 @@ def plan_from_document(document: object) -> FrequencyPlan:
         **prediction,
         stages=stages,
         requests=_requests(fields.get("requests", []), stages, "requests"),
+        slowdowns=_slowdowns(fields.get("slowdowns", []), len(stages), "slowdowns"),
     )
 
 
@@ -421,6 +453,7 @@ def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipelin
         stages=stages,
         dp_ranks=dp_ranks,
         requests=_requests(fields.get("requests", []), stages, f"{where}.requests"),
+        slowdowns=_slowdowns(fields.get("slowdowns", []), len(stages), f"{where}.slowdowns"),
     )
 
 

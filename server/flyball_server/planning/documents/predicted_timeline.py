@@ -9,17 +9,12 @@ from dataclasses import dataclass
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.data_parallel import JointSimulation, simulate_jointly
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.stragglers.slowed_pipelines import (
-    Slowdown,
-    slowdown_classes,
-    slowed_model,
-)
+from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.read_models import TimelineRow
 
 
@@ -141,45 +136,41 @@ def _rows(
 # The same sums in another order differ by rounding alone.
 _RELATIVE_TOLERANCE = 1e-6
 
-_Slowdowns = tuple[Slowdown, ...]
-
 
 def job_timeline(
-    profile: StageProfile,
-    plan: FrequencyPlan | DataParallelPlan,
-    *,
-    slowdowns: Sequence[Slowdown] = (),
-    num_pipelines: int = 1,
+    profile: StageProfile, plan: FrequencyPlan | DataParallelPlan
 ) -> tuple[PredictedTimeline, bool]:
-    """Return the plan's iteration on this profile, a pipeline for each class of them.
+    """Return the plan's iteration on this profile, with the slowdown factors it was planned with.
 
     Args:
         profile: current profile of the job.
         plan: plan of the job.
-        slowdowns: that the plan may have been made for.
-        num_pipelines: data-parallel ones, at least 1.
 
     Returns:
-        It, and whether it is as the plan was made. If not, the profile was another one or the
-        slowdown factors are not known: then it is without slowdown factors.
+        It, and whether it is as the plan was made; if not, the profile was another one.
 
     Raises:
         PlanningError: the plan does not fit the profile.
     """
     of_plan = models_of_merged_plan(profile, plan)
-    no_slowdowns: list[_Slowdowns] = [()] * len(of_plan)
-    without = _slowed_timeline(plan, of_plan, no_slowdowns)
-    if _is_as_planned(without):
-        return without, True
-    own_slowdowns = _slowdowns_of_plan(plan, slowdowns, num_pipelines)
-    if own_slowdowns is not None and own_slowdowns != no_slowdowns:
-        try:
-            slowed = _slowed_timeline(plan, of_plan, own_slowdowns)
-        except PlanningError:  # they are of another profile: on this one they lead too far
-            return without, False
-        if _is_as_planned(slowed):
-            return slowed, True
-    return without, False
+    if isinstance(plan, FrequencyPlan):
+        shares, slowdowns = [1.0], [plan.slowdowns]
+    else:
+        num_pipelines = len(plan.by_dp_rank)
+        shares = [len(pipeline.stands_for) / num_pipelines for pipeline in plan.pipelines]
+        slowdowns = [pipeline.slowdowns for pipeline in plan.pipelines]
+    timeline = predicted_timeline(
+        plan,
+        [
+            (slowed_model(model, own, share=share) if own or share != 1 else model, assignment)
+            for (model, assignment), own, share in zip(of_plan, slowdowns, shares, strict=True)
+        ],
+    )
+    whole = timeline.simulation.whole
+    is_as_planned = math.isclose(
+        whole.iteration_time_s, plan.iteration_time_s, rel_tol=_RELATIVE_TOLERANCE
+    ) and math.isclose(whole.energy_j, plan.energy_j, rel_tol=_RELATIVE_TOLERANCE)
+    return timeline, is_as_planned
 
 
 def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
@@ -187,45 +178,3 @@ def own_dp_ranks(plan: FrequencyPlan | DataParallelPlan) -> tuple[int, ...]:
     if isinstance(plan, FrequencyPlan):
         return (0,)
     return tuple(pipeline.dp_rank for pipeline in plan.pipelines)
-
-
-def _slowdowns_of_plan(
-    plan: FrequencyPlan | DataParallelPlan, slowdowns: Sequence[Slowdown], num_pipelines: int
-) -> list[_Slowdowns] | None:
-    """Return those of each class of pipelines in the plan; None: they make other classes."""
-    if isinstance(plan, FrequencyPlan):
-        classes = list(slowdown_classes(slowdowns, num_pipelines))
-        return classes if len(classes) == 1 else None
-    by_pipelines = {
-        dp_ranks: own for own, dp_ranks in slowdown_classes(slowdowns, len(plan.by_dp_rank)).items()
-    }
-    own_slowdowns = [by_pipelines.get(pipeline.stands_for) for pipeline in plan.pipelines]
-    found = [own for own in own_slowdowns if own is not None]
-    return found if len(found) == len(own_slowdowns) else None
-
-
-def _slowed_timeline(
-    plan: FrequencyPlan | DataParallelPlan,
-    of_plan: Sequence[tuple[PipelineModel, Assignment]],
-    slowdowns: Sequence[_Slowdowns],
-) -> PredictedTimeline:
-    """Return the slowed pipelines, each with its share of the ranks that the profile merges."""
-    if isinstance(plan, FrequencyPlan):
-        shares = [1.0]
-    else:
-        num_pipelines = len(plan.by_dp_rank)
-        shares = [len(pipeline.stands_for) / num_pipelines for pipeline in plan.pipelines]
-    return predicted_timeline(
-        plan,
-        [
-            (slowed_model(model, own, share=share) if own or share != 1 else model, assignment)
-            for (model, assignment), own, share in zip(of_plan, slowdowns, shares, strict=True)
-        ],
-    )
-
-
-def _is_as_planned(timeline: PredictedTimeline) -> bool:
-    plan, whole = timeline.plan, timeline.simulation.whole
-    return math.isclose(
-        whole.iteration_time_s, plan.iteration_time_s, rel_tol=_RELATIVE_TOLERANCE
-    ) and math.isclose(whole.energy_j, plan.energy_j, rel_tol=_RELATIVE_TOLERANCE)

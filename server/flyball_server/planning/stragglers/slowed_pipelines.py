@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, ProfileError
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.data_parallel import plan_models
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import (
     BUILDING,
     SEARCHING,
@@ -30,35 +30,6 @@ from flyball_server.planning.planner import (
     plan_of_choice,
     with_named_schedule,
 )
-from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
-
-
-@dataclass(frozen=True, kw_only=True)
-class Slowdown:
-    """Slowdown factor of a stage's instructions against its profile.
-
-    Attributes:
-        stage: from 0.
-        slowdown: slowdown factor, MIN_SLOWDOWN to MAX_SLOWDOWN; below 1 they are faster.
-        dp_rank: data-parallel rank of the pipeline; None: all pipelines.
-        kind: kind of instruction; None: all kinds.
-
-    Raises:
-        PlanningError: the slowdown is out of its bounds.
-    """
-
-    stage: int
-    slowdown: float
-    dp_rank: int | None = None
-    kind: InstructionKind | None = None
-
-    def __post_init__(self) -> None:
-        if not MIN_SLOWDOWN <= self.slowdown <= MAX_SLOWDOWN:
-            raise PlanningError(
-                f"must be a factor from {MIN_SLOWDOWN:g} to {MAX_SLOWDOWN:g}, not"
-                f" {self.slowdown:g}",
-                field="slowdown",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,13 +94,20 @@ def make_slowed_plan(
         model = slowed_model(model, slowdowns, share=1.0)
         report(SEARCHING)
         choice = choose_clocks(request, model)
-        return plan_of_choice(request, model, choice)
+        return replace(plan_of_choice(request, model, choice), slowdowns=slowdowns)
     models = [
         slowed_model(model, slowdowns, share=len(dp_ranks) / slowed.num_pipelines)
         for slowdowns, dp_ranks in classes.items()
     ]
     plan = plan_models(request, models, report, dp_ranks=tuple(classes.values())).plan
-    return replace(plan, blocking_power_w=model.blocking_power_w * len(classes))
+    return replace(
+        plan,
+        blocking_power_w=model.blocking_power_w * len(classes),
+        pipelines=tuple(
+            replace(pipeline, slowdowns=of_class)
+            for pipeline, of_class in zip(plan.pipelines, classes, strict=True)
+        ),
+    )
 
 
 def slowdown_classes(

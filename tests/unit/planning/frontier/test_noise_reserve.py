@@ -28,10 +28,10 @@ from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import build_model
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.stragglers.slowed_pipelines import Slowdown, slowed_model
+from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 
 
 def scattered(profile: StageProfile, *, jitter: float, time_error: float = 0.0) -> StageProfile:
