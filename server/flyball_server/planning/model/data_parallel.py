@@ -66,8 +66,8 @@ class JointSimulation:
 
     Attributes:
         whole: simulation of all pipelines as one model.
-        pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the pipeline's
-            own, energy and bubbles count its waiting for the slowest one.
+        pipelines: by `dp_rank`; `iteration_time_s`, floats, critical path and waiting power are
+            the pipeline's own, energy and bubbles count its waiting for the slowest one.
     """
 
     whole: Simulation
