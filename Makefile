@@ -18,6 +18,9 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
+# The newest torch, whose Linux build is CUDA's and takes 6 GB, in an environment of its own.
+NEWEST_TORCH := 2.15.0
+NEWEST := .bench/torch-$(NEWEST_TORCH)
 # Zeus's own client, for the tests. Beside the environment: its wheel has packages `tests` and
 # `examples`. Without its dependencies, which the client does not use: pandas, scikit-learn, amdsmi.
 ZEUS_VERSION := 0.16.0
@@ -36,7 +39,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-oldest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
+.PHONY: demo test quick test-oldest test-newest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -54,6 +57,14 @@ test-oldest: $(OLDEST)/installed
 	@PATH="$(CURDIR)/$(OLDEST)/bin:$$PATH" $(OLDEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
 	  tests/unit/integrations tests/integration/test_deepspeed_*.py \
 	  tests/integration/test_two_nodes.py tests/integration/test_envpipe_import.py
+
+# All that touches torch, on the newest one: some ten minutes.
+test-newest: $(NEWEST)/installed
+	@PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" $(NEWEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
+	  tests/unit/integrations tests/integration/test_deepspeed_*.py tests/integration/test_two_nodes.py \
+	  tests/integration/test_envpipe_import.py tests/integration/test_torch*.py \
+	  tests/integration/test_megatron_*.py tests/integration/test_data_parallel.py \
+	  tests/integration/test_emulated_schedules.py tests/integration/test_hand_written_loop.py
 
 check: $(VENV)/installed check-dashboard
 	$(BIN)/ruff check .
@@ -174,6 +185,13 @@ $(TORCHTITAN)/installed: $(VENV)/installed
 	rm -rf $(TORCHTITAN)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --no-deps --target $(TORCHTITAN) \
 	  torchtitan==$(TORCHTITAN_VERSION) torchdata==0.11.0 tyro==1.0.5 typeguard==4.4.4 docstring-parser==0.17.0
+	@touch $@
+
+$(NEWEST)/installed: pyproject.toml Makefile | prerequisites
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) torch==$(NEWEST_TORCH)
+	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres,huggingface,megatron]' \
+	  pytest pytest-timeout hypothesis pyyaml
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.

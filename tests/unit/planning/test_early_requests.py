@@ -54,7 +54,9 @@ from flyball_server.planning.schedules import make_schedule
 from flyball_wire.plan_options import Policy
 
 
-def varying(up_s: tuple[float, ...], down_s: tuple[float, ...], **more: bool) -> ClockTransitions:
+def varying(
+    up_s: tuple[float, ...], down_s: tuple[float, ...], *, starts_settled: bool = False
+) -> ClockTransitions:
     """Delays from their 5th, 50th and 95th percentiles."""
     return ClockTransitions(
         up_p5_s=up_s[0],
@@ -63,7 +65,7 @@ def varying(up_s: tuple[float, ...], down_s: tuple[float, ...], **more: bool) ->
         down_p5_s=down_s[0],
         down_p50_s=down_s[1],
         down_p95_s=down_s[2],
-        **more,
+        starts_settled=starts_settled,
     )
 
 

@@ -156,11 +156,11 @@ def test_the_energies_of_the_stages_are_the_plans() -> None:
     assert facts.stages[-1].busy_s == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"transition_ms": 20.0}])
+@pytest.mark.parametrize("transition_ms", [None, 20.0])
 def test_the_stages_of_a_plan_for_a_slow_one_are_told_with_its_slowdown(
-    changes: dict[str, float],
+    transition_ms: float | None,
 ) -> None:
-    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, **changes)
+    options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, transition_ms=transition_ms)
     request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
     slow = Slowdown(stage=1, slowdown=1.5)
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=(slow,)))
