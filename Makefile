@@ -21,6 +21,7 @@ OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
 # The newest torch, whose Linux build is CUDA's and takes 6 GB, in an environment of its own.
 NEWEST_TORCH := 2.15.0
 NEWEST := .bench/torch-$(NEWEST_TORCH)
+NEWEST_TORCHTITAN := 0.3.0
 # Zeus's own client, for the tests. Beside the environment: its wheel has packages `tests` and
 # `examples`. Without its dependencies, which the client does not use: pandas, scikit-learn, amdsmi.
 ZEUS_VERSION := 0.16.0
@@ -192,6 +193,9 @@ $(NEWEST)/installed: pyproject.toml Makefile | prerequisites
 	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) torch==$(NEWEST_TORCH)
 	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) --editable '.[demo,plot,postgres,huggingface,megatron]' \
 	  pytest pytest-timeout hypothesis pyyaml
+	$(NEWEST)/bin/python -m pip install --quiet $(PIP_ARGS) --no-deps \
+	  --target $(NEWEST)/torchtitan-$(NEWEST_TORCHTITAN) torchtitan==$(NEWEST_TORCHTITAN) \
+	  torch_checkpointing==0.1.1 spmd_types==0.2.3 torchdata==0.11.0 tyro==1.0.5 typeguard==4.4.4 docstring-parser==0.17.0
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.

@@ -39,6 +39,16 @@ def test_the_table_has_every_framework() -> None:
     assert _rows().keys() == _PINS.keys()
 
 
+def test_the_newest_versions_are_those_that_the_build_tries() -> None:
+    page = (_ROOT / "docs" / "frameworks.md").read_text()
+    _, _, below = page.partition("`make test-newest` runs ")
+    tried, _, _ = below.partition(", in an environment")
+    versions = (
+        f"torch {_MAKEFILE['NEWEST_TORCH']},\nwith torchtitan {_MAKEFILE['NEWEST_TORCHTITAN']}"
+    )
+    assert tried.endswith(versions)
+
+
 @pytest.mark.parametrize("package", _PINS)
 def test_a_row_says_what_is_pinned_and_allowed(package: str) -> None:
     pinned, extra, allowed = _rows()[package]

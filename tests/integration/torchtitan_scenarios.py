@@ -1,7 +1,8 @@
 """torchtitan's own pipeline and training step on the CPU, for test_torchtitan.py.
 
-Its Llama, its `pipeline_llm` and its Trainer's `train_step` are the real ones. What its modules
-import and a CPU run does not use is replaced: Triton's kernels, TensorBoard and data sets.
+Its Llama, its `pipeline_llm` and its Trainer's `train_step` are the real ones, of 0.2.2 or 0.3.0.
+What its modules import and a CPU run does not use is replaced: Triton's kernels, TensorBoard and
+data sets; and in 0.3.0 attention, which there has kernels for GPUs only, by torch's own.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -21,7 +23,6 @@ from tests.integration.trainings import emulated_gpu, numbers_of, plan_of
 import flyball_integrations.torch as flyball
 
 _UNUSED = {
-    "torchtitan.models.moe.kernels": ("generate_permute_indices",),
     "torch.utils.tensorboard": ("SummaryWriter",),
     "datasets": ("Dataset", "load_dataset"),
     "datasets.distributed": ("split_dataset_by_node",),
@@ -34,8 +35,13 @@ _VOCABULARY = 64
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """The trainer's steps without Flyball, and with the line of the documentation."""
-    sys.path.append(os.environ["TORCHTITAN"])
-    for module, names in _UNUSED.items():
+    folder = Path(os.environ["TORCHTITAN"])
+    sys.path.append(str(folder))
+    is_newer = (folder / "torchtitan" / "trainer.py").exists()
+    unused_modules = dict(_UNUSED)
+    if not is_newer:
+        unused_modules["torchtitan.models.moe.kernels"] = ("generate_permute_indices",)
+    for module, names in unused_modules.items():
         unused = ModuleType(module)
         vars(unused).update(dict.fromkeys(names))
         sys.modules[module] = unused
@@ -43,13 +49,18 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
     from torchtitan.distributed import parallel_dims  # noqa: PLC0415
 
     parallel_dims.device_type = "cpu"
+    make_trainer = _newer_trainer if is_newer else _trainer
     for schedule in ("1F1B", "GPipe"):
-        yield f"{schedule} stock", _trained(schedule, is_attached=False)
-        yield f"{schedule} flyball", _trained(schedule, is_attached=True)
+        yield f"{schedule} stock", _trained(make_trainer(schedule), schedule, is_attached=False)
+        yield f"{schedule} flyball", _trained(make_trainer(schedule), schedule, is_attached=True)
 
 
-def _trained(schedule: str, *, is_attached: bool) -> Findings:
-    trainer = _trainer(schedule)
+def _trained(
+    trainer: Any,  # noqa: ANN401 - torchtitan's Trainer
+    schedule: str,
+    *,
+    is_attached: bool,
+) -> Findings:
     session = None
     if is_attached:
         gpu = emulated_gpu(torch.distributed.get_rank(), 2)
@@ -59,7 +70,7 @@ def _trained(schedule: str, *, is_attached: bool) -> Findings:
         if schedule == "1F1B":
             num_in_front = 2 - torch.distributed.get_rank()
             session.plans.put(plan_of(num_in_front, NUM_MICROBATCHES), 1)
-    batches = _batches()
+    batches = _batches(trainer.sequences_per_batch)
     for _ in range(_NUM_STEPS):
         trainer.train_step(batches)
         trainer.step += 1
@@ -75,12 +86,10 @@ def _trained(schedule: str, *, is_attached: bool) -> Findings:
     return found
 
 
-def _batches() -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
+def _batches(num_sequences: int) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     generator = torch.Generator().manual_seed(5)
     while True:
-        tokens = torch.randint(
-            0, _VOCABULARY, (NUM_MICROBATCHES, _SEQUENCE + 1), generator=generator
-        )
+        tokens = torch.randint(0, _VOCABULARY, (num_sequences, _SEQUENCE + 1), generator=generator)
         yield {"input": tokens[:, :-1].contiguous()}, tokens[:, 1:].contiguous()
 
 
@@ -135,4 +144,114 @@ def _trainer(schedule: str) -> Any:  # noqa: ANN401 - torchtitan's Trainer
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.metrics_processor = SimpleNamespace(should_log=lambda step: False)
     trainer.model_args, trainer.tokenizer = arguments, None
+    trainer.sequences_per_batch = NUM_MICROBATCHES
     return trainer
+
+
+def _newer_trainer(schedule: str) -> Any:  # noqa: ANN401 - torchtitan's Trainer
+    """Return the same of torchtitan 0.3.0, whose batches are microbatches."""
+    from torchtitan.components.loss import CrossEntropyLoss  # noqa: PLC0415
+    from torchtitan.components.optimizer import (  # noqa: PLC0415
+        LRSchedulersContainer,
+        default_adamw,
+    )
+    from torchtitan.config.configs import (  # noqa: PLC0415
+        CompileConfig,
+        ParallelismConfig,
+        TrainingConfig,
+    )
+    from torchtitan.distributed import ParallelDims  # noqa: PLC0415
+    from torchtitan.distributed.pipeline_parallel import pipeline_llm  # noqa: PLC0415
+    from torchtitan.trainer import Trainer  # noqa: PLC0415
+
+    parallelism = ParallelismConfig(
+        pipeline_parallel_degree=2,
+        pipeline_parallel_schedule=schedule,
+        pipeline_parallel_microbatch_size=1,
+    )
+    training = TrainingConfig(local_batch_size=NUM_MICROBATCHES, seq_len=_SEQUENCE, steps=10)
+    dims = ParallelDims(dp_replicate=1, dp_shard=1, cp=1, tp=1, pp=2, ep=1, world_size=2)
+    compile_config, model_config = CompileConfig(), _newer_llama()
+    torch.manual_seed(7)
+    model = model_config.build()
+    with torch.no_grad():
+        model.init_weights(buffer_device=None)
+    loss_fn = CrossEntropyLoss.Config().build(compile_config=compile_config)
+    losses: list[str] = []
+
+    def noted_loss(*given: torch.Tensor, **named: torch.Tensor) -> Any:  # noqa: ANN401
+        loss = loss_fn(*given, **named)
+        losses.append(loss[0].item().hex())
+        return loss
+
+    trainer: Any = Trainer.__new__(Trainer)
+    (
+        trainer.pp_schedule,
+        trainer.model_parts,
+        trainer.pp_has_first_stage,
+        trainer.pp_has_last_stage,
+    ) = pipeline_llm(
+        model,
+        parallel_dims=dims,
+        training=training,
+        parallelism=parallelism,
+        compile_config=compile_config,
+        ac_config=None,
+        dump_folder="",
+        device=torch.device("cpu"),
+        model_config=model_config,
+        parallelize_fn=lambda part, **_: part,
+        loss_fn=noted_loss,
+    )
+    trainer.losses = losses
+    trainer.optimizers = default_adamw().build(model_parts=trainer.model_parts)
+    trainer.lr_schedulers = LRSchedulersContainer.Config().build(
+        optimizers=trainer.optimizers, training_steps=10
+    )
+    trainer.config = SimpleNamespace(training=training, parallelism=parallelism)
+    trainer.model_config, trainer.parallel_dims = model_config, dims
+    trainer.device, trainer.step, trainer.ntokens_seen = torch.device("cpu"), 0, 0
+    trainer.gradient_accumulation_steps = 1
+    trainer.num_pipeline_parallel_microbatches = NUM_MICROBATCHES
+    trainer.train_context = nullcontext
+    trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
+    trainer.metrics_processor = SimpleNamespace(should_log=lambda step: False)
+    trainer.sequences_per_batch = 1
+    return trainer
+
+
+def _newer_llama() -> Any:  # noqa: ANN401 - the configuration of torchtitan's Llama
+    from torchtitan.models import llama3  # noqa: PLC0415
+    from torchtitan.models.common import (  # noqa: PLC0415
+        ComplexRoPE,
+        Embedding,
+        Linear,
+        RMSNorm,
+        attention,
+    )
+
+    llama3.get_attention_config = lambda _: attention.ScaledDotProductAttention.Config()
+    width, num_heads = 16, 2
+    return llama3.Llama3Model.Config(
+        dim=width,
+        vocab_size=_VOCABULARY,
+        tok_embeddings=Embedding.Config(
+            num_embeddings=_VOCABULARY,
+            embedding_dim=width,
+            param_init=llama3._EMBEDDING_INIT,
+        ),
+        norm=RMSNorm.Config(normalized_shape=width, param_init=llama3._NORM_INIT),
+        lm_head=Linear.Config(
+            in_features=width,
+            out_features=_VOCABULARY,
+            param_init=llama3._output_linear_init(width),
+        ),
+        layers=llama3._build_llama3_layers(
+            n_layers=4,
+            dim=width,
+            n_heads=num_heads,
+            hidden_dim=2 * width,
+            rope=ComplexRoPE.Config(dim=width // num_heads, max_seq_len=_SEQUENCE),
+            attn_backend="sdpa",
+        ),
+    )
