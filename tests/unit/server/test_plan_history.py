@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 from unittest.mock import Mock, patch
 
 import pytest
@@ -22,7 +23,7 @@ from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline
+from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline, PlanPrediction
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views import history
@@ -65,9 +66,7 @@ def probe() -> ProbePlan:
 
 def separate() -> DataParallelPlan:
     plan = frequency_plan()
-    prediction = {
-        name: value for name, value in vars(plan).items() if name not in {"stages", "requests"}
-    }
+    prediction = {field.name: getattr(plan, field.name) for field in fields(PlanPrediction)}
     pipelines = tuple(
         PlannedPipeline(dp_rank=rank, iteration_time_s=0.9, energy_j=0.1, stages=plan.stages)
         for rank in range(2)
