@@ -134,15 +134,10 @@ def _trainer(schedule: str) -> Any:  # noqa: ANN401 - torchtitan's Trainer
     ) = pipeline_llm(
         model, dims, config, torch.device("cpu"), arguments, lambda part, *_: part, noted_loss
     )
-    trainer.losses = losses
+    _finish(trainer, losses)
     trainer.optimizers = build_optimizers(trainer.model_parts, config.optimizer, dims)
     trainer.lr_schedulers = build_lr_schedulers(trainer.optimizers, config.lr_scheduler, 10)
     trainer.job_config, trainer.parallel_dims = config, dims
-    trainer.device, trainer.step = torch.device("cpu"), 0
-    trainer.gradient_accumulation_steps = 1
-    trainer.train_context = nullcontext
-    trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
-    trainer.metrics_processor = SimpleNamespace(should_log=lambda step: False)
     trainer.model_args, trainer.tokenizer = arguments, None
     trainer.sequences_per_batch = NUM_MICROBATCHES
     return trainer
@@ -203,21 +198,27 @@ def _newer_trainer(schedule: str) -> Any:  # noqa: ANN401 - torchtitan's Trainer
         parallelize_fn=lambda part, **_: part,
         loss_fn=noted_loss,
     )
-    trainer.losses = losses
+    _finish(trainer, losses)
     trainer.optimizers = default_adamw().build(model_parts=trainer.model_parts)
     trainer.lr_schedulers = LRSchedulersContainer.Config().build(
         optimizers=trainer.optimizers, training_steps=10
     )
     trainer.config = SimpleNamespace(training=training, parallelism=parallelism)
     trainer.model_config, trainer.parallel_dims = model_config, dims
-    trainer.device, trainer.step, trainer.ntokens_seen = torch.device("cpu"), 0, 0
-    trainer.gradient_accumulation_steps = 1
+    trainer.ntokens_seen = 0
     trainer.num_pipeline_parallel_microbatches = NUM_MICROBATCHES
+    trainer.sequences_per_batch = 1
+    return trainer
+
+
+def _finish(trainer: Any, losses: list[str]) -> None:  # noqa: ANN401 - torchtitan's Trainer
+    """Set what the trainers of both versions have."""
+    trainer.losses = losses
+    trainer.device, trainer.step = torch.device("cpu"), 0
+    trainer.gradient_accumulation_steps = 1
     trainer.train_context = nullcontext
     trainer.checkpointer = SimpleNamespace(maybe_wait_for_staging=lambda: None)
     trainer.metrics_processor = SimpleNamespace(should_log=lambda step: False)
-    trainer.sequences_per_batch = 1
-    return trainer
 
 
 def _newer_llama() -> Any:  # noqa: ANN401 - the configuration of torchtitan's Llama
