@@ -1,8 +1,10 @@
-"""Plans for stages with several GPUs in one node, whose clock changes queue. Predicted.
+"""Plans for GPUs of one node, whose clock changes queue. Predicted, and emulated.
 
-The shipped profile of 8 stages x 12 microbatches, scaled to three lengths of its instructions, with
-the A100's times of clock changes. A plan for a single GPU is evaluated with the times of several
-that change together, beside the plan that counts these.
+The shipped profile of 8 stages x 12 microbatches, scaled to three lengths of its instructions.
+Predicted: with the A100's times of clock changes, a plan for a single GPU a stage is evaluated with
+the times of several that change together, beside the plan that counts these. Emulated: one GPU for
+each of the eight stages, all in one node, run a plan that does not count their calls, and one that
+does.
 
 Run `python benchmarks/node_queue.py [--json]`; README.md beside this file says how to read it.
 """
@@ -11,23 +13,31 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from flyball_client.gpu.emulated import DEFAULT_PHYSICS
+from flyball_lab.emulation.emulated_pipeline import planned_ranks, run_step
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 from transitions import BLOCKING_POWER_W, MAX_VARYING_PERCENT, NUM_MICROBATCHES, scaled
 
 SCALES, NUM_GPUS = (1.0, 0.25, 0.1), (2, 4, 8)
 # With eight GPUs.
 MIN_ALONE_SLOWDOWN_PERCENT, MIN_SAVING_PERCENT = 1.0, 9.0
+# Emulated: iterations of a plan, and what is allowed for the jitter of delays and calls.
+NUM_EMULATED, MAX_SHARED_PERCENT = 12, 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,17 +98,108 @@ def plans_of(scale: float) -> list[QueuedPlans]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class SharedNode:
+    """A plan on eight stages of one GPU each in one node, emulated.
+
+    Attributes:
+        forward_ms: typical time of a forward.
+        is_counted: whether the plan counts the calls of the node.
+        num_switches: clock changes of an iteration.
+        slowdown_percent, saving_percent: against the highest clocks, with the same physics, %.
+    """
+
+    forward_ms: float
+    is_counted: bool
+    num_switches: int
+    slowdown_percent: float
+    saving_percent: float
+
+
+def in_one_node(scale: float) -> list[SharedNode]:
+    """Both plans, the one that does not count the calls first."""
+    call, profile = DEFAULT_PHYSICS.call_time, scaled(load_example_profile(), scale)
+    times = replace(
+        ClockTransitions.of_medians(
+            DEFAULT_PHYSICS.delay_up.p50_s, DEFAULT_PHYSICS.delay_down.p50_s
+        ),
+        call_p50_s=call.p50_s,
+        call_p95_s=2 * call.p50_s,  # of the default physics, log-normal up to 12 ms
+    )
+    request = PlanRequest(
+        profile=profile,
+        num_microbatches=NUM_MICROBATCHES,
+        options=PlanOptions(
+            blocking_power_w=(BLOCKING_POWER_W,), transitions=times, reserve=0.0, effort=Effort.LOW
+        ),
+    )
+    found: list[SharedNode] = []
+    for num_gpus in (None, profile.num_stages):
+        plan = make_plan(request.with_options(gpus_in_node=num_gpus)).plan
+        clocked = [[item[:3] for item in stage] for stage in plan.stages]
+        highest_mhz = max(mhz for stage in clocked for _, _, mhz in stage)
+        at_highest = [[(kind, number, highest_mhz) for kind, number, _ in of] for of in clocked]
+        requests = [
+            [
+                (row.position, row.after_position, row.offset_s)
+                for row in plan.requests
+                if row.stage == stage
+            ]
+            for stage in range(profile.num_stages)
+        ]
+        baseline_s, baseline_j = _emulated(profile, at_highest, ())
+        time_s, energy_j = _emulated(profile, clocked, requests)
+        found.append(
+            SharedNode(
+                forward_ms=50 * scale,
+                is_counted=num_gpus is not None,
+                num_switches=plan.num_switches,
+                slowdown_percent=100 * (time_s / baseline_s - 1),
+                saving_percent=100 * (1 - energy_j / baseline_j),
+            )
+        )
+    return found
+
+
+def _emulated(
+    profile: StageProfile,
+    stages: Sequence[Sequence[tuple[str, int, int]]],
+    requests: Sequence[Sequence[tuple[int, int, float]]],
+) -> tuple[float, float]:
+    """Return the mean time in s and energy in J of an iteration, the first one left out."""
+    with planned_ranks(
+        profile,
+        stages,
+        iteration_time_s=1.0,
+        blocking_power_w=BLOCKING_POWER_W,
+        settings=DEFAULT_PHYSICS,
+        requests=requests,
+    ) as ranks:
+        _, *steps = (run_step(ranks, num_stages=profile.num_stages) for _ in range(NUM_EMULATED))
+    times_s = [step[0].time_s for step in steps]
+    energies_j = [sum(rank.energy_j or 0.0 for rank in step) for step in steps]
+    return fmean(times_s), fmean(energies_j)
+
+
 def measure(arguments: argparse.Namespace) -> Report:
     """All lengths and numbers of GPUs."""
     del arguments
     rows: list[QueuedPlans] = []
+    shared: list[SharedNode] = []
     for scale in SCALES:
         show_progress(f"forwards of {50 * scale:g} ms")
         rows += plans_of(scale)
+        shared += in_one_node(scale)
     eight = [row for row in rows if row.num_gpus == max(NUM_GPUS)]
     return Report(
-        figures={"plans": [asdict(row) for row in rows]},
-        text="predicted, clock changes of an A100\n\n" + _table(rows),
+        figures={
+            "plans": [asdict(row) for row in rows],
+            "shared_node": [asdict(row) for row in shared],
+        },
+        text="predicted, clock changes of an A100\n\n"
+        + _table(rows)
+        + "\n\nemulated, eight stages of a GPU each in one node\n\n"
+        + _shared_table(shared),
         limits=(
             at_most(
                 "plan for the queue, slowdown, %",
@@ -115,7 +216,28 @@ def measure(arguments: argparse.Namespace) -> Report:
                 min(row.alone_slowdown_percent for row in eight),
                 MIN_ALONE_SLOWDOWN_PERCENT,
             ),
+            at_most(
+                "emulated, plan for the node, slowdown, %",
+                max(row.slowdown_percent for row in shared if row.is_counted),
+                MAX_SHARED_PERCENT,
+            ),
         ),
+    )
+
+
+def _shared_table(rows: Sequence[SharedNode]) -> str:
+    return table(
+        ["forward, ms", "counts the node", "switches", "slowdown, %", "saving, %"],
+        [
+            [
+                f"{row.forward_ms:g}",
+                "yes" if row.is_counted else "no",
+                str(row.num_switches),
+                f"{row.slowdown_percent:+.2f}",
+                f"{row.saving_percent:.2f}",
+            ]
+            for row in rows
+        ],
     )
 
 

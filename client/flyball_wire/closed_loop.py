@@ -337,6 +337,8 @@ class PlannedDelays:
             null: not certain, or not used.
         gpus_at_once: largest number of GPUs that one stage has in one node, whose calls queue;
             null: not given, not all ranks have registered, or it has no effect.
+        gpus_in_node: largest number of GPUs that the job has in one node, whose calls queue; null:
+            likewise, or those of one stage only.
         num_steps: number of steps that were measured; null: none.
         version: plan version of these steps; null: none.
         text: all this in one line.
@@ -350,6 +352,7 @@ class PlannedDelays:
     up_ms: float | None
     down_ms: float | None
     gpus_at_once: int | None
+    gpus_in_node: int | None
     num_steps: int | None
     version: int | None
     text: str

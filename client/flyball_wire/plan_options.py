@@ -51,6 +51,7 @@ MAX_RESERVE = 0.5
 MAX_TAIL_MS, MAX_TRANSFER_MS = 600_000.0, 10_000.0
 MAX_DWELL_MS = 60_000.0
 MAX_GPUS_AT_ONCE = 128
+MAX_GPUS_IN_NODE = 1024
 
 Order = tuple[tuple[tuple[str | int, ...], ...], ...]
 """Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
@@ -79,6 +80,9 @@ class PlanOptions(Sent):
         gpus_at_once: number of GPUs of one stage in one node, 1 to 128; they change their clocks
             together, and where calls queue the last one waits for the others. Null: as the job's
             ranks register.
+        gpus_in_node: number of GPUs of all stages in one node, 1 to 1024. Where their calls queue,
+            a clock waits for a call of another stage too, and an iteration has no more changes than
+            keep the calls within half of its time. Null: as the job's ranks register.
         early_requests: where clock changes take time, whether a clock may be requested before the
             previous instruction ends, so that it is in force when its own begins. Only policy
             `frontier` uses it.
@@ -117,6 +121,7 @@ class PlanOptions(Sent):
     transition_ms: float | None = None
     transitions: Annotated[ClockTransitions, StrictFields()] | None = None
     gpus_at_once: int | None = None
+    gpus_in_node: int | None = None
     early_requests: bool = True
     max_switches: int | None = None
     min_dwell_ms: float | None = None

@@ -176,7 +176,7 @@ class ClockTransitions:
         if num_gpus < 2 or not (self.is_queued and median_s and high_s):
             return self
         variance = (math.log(high_s / median_s) / _NORMAL_P95) ** 2  # of the logarithm
-        mean_s = median_s * math.exp(variance / 2)
+        mean_s = self.call_mean_s
         deviation_s = mean_s * math.sqrt(math.expm1(variance))
         wait_s = (num_gpus - 1) * mean_s
         spread_s = _NORMAL_P95 * deviation_s * math.sqrt(num_gpus - 1)
@@ -189,6 +189,28 @@ class ClockTransitions:
             up_p50_s=up_p50_s,
             up_p95_s=up_p50_s + math.hypot(self.up_p95_s - self.up_p50_s, spread_s),
         )
+
+    def beside_other_stages(self) -> Self:
+        """Return the times where GPUs of other stages in the node set their clocks too.
+
+        Where calls queue, a call waits for one of another stage that is under way, and seldom for
+        more where calls take at most half of the time. So a late change up counts as later by a
+        long call. Without times of calls, or where calls do not queue, nothing changes.
+
+        Raises:
+            TransitionsError: a change would take more than 10 s.
+        """
+        if not (self.is_queued and self.call_p95_s):
+            return self
+        return replace(self, up_p95_s=self.up_p95_s + self.call_p95_s)
+
+    @property
+    def call_mean_s(self) -> float:
+        """Return the mean duration of a call in s, log-normal through its percentiles."""
+        if not (self.call_p50_s and self.call_p95_s):
+            return 0.0
+        variance = (math.log(self.call_p95_s / self.call_p50_s) / _NORMAL_P95) ** 2
+        return self.call_p50_s * math.exp(variance / 2)
 
     @property
     def is_queued(self) -> bool:

@@ -13,13 +13,13 @@ from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings, Ra
 from flyball_lab.demo.options import demo_profile
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.plan_options import PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 
 # Forward and backward of 50 and 92 ms at the highest clock.
 PROFILE = demo_profile()
@@ -109,10 +109,11 @@ def emulated_ranks(
     plan: FrequencyPlan,
     settings: EmulatedGpuSettings,
     requests: Sequence[Sequence[tuple[int, int, float]]] = (),
+    profile: StageProfile = PROFILE,
 ) -> Iterator[list[EmulatedRank]]:
     """Ranks that follow the plan."""
     with planned_ranks(
-        PROFILE,
+        profile,
         [[item[:3] for item in of_stage] for of_stage in plan.stages],
         iteration_time_s=plan.iteration_time_s,
         blocking_power_w=BLOCKING_POWER_W,
@@ -154,14 +155,6 @@ def test_a_plan_counts_the_power_of_waiting_at_each_clock(early_requests: bool) 
         )
     )
     assert plan.saving_percent > flat.saving_percent + 0.2
-    rows = [
-        [
-            (row.position, row.after_position, row.offset_s)
-            for row in plan.requests
-            if row.stage == stage
-        ]
-        for stage in range(NUM_STAGES)
-    ]
     clocks_mhz = {point.frequency_mhz for point in PROFILE.points[0, InstructionKind.FORWARD]}
     with planned_ranks(
         PROFILE,
@@ -169,12 +162,59 @@ def test_a_plan_counts_the_power_of_waiting_at_each_clock(early_requests: bool) 
         iteration_time_s=plan.iteration_time_s,
         blocking_power_w={mhz: 20 + 60 * mhz / 1410 for mhz in clocks_mhz},
         settings=EmulatedGpuSettings.exact_delay(DELAY_S),
-        requests=rows if early_requests else (),
+        requests=request_rows(plan),
     ) as ranks:
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(3))
     for step in steps:
         assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-6)
         assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
+
+
+def test_a_plan_for_the_calls_of_a_node_is_in_time_where_another_is_late() -> None:
+    """Four stages with a GPU each in one node, an eighth as long: forwards of some 6 ms."""
+    call = DEFAULT_PHYSICS.call_time
+    assert call is not None
+    times = replace(
+        ClockTransitions.of_medians(
+            DEFAULT_PHYSICS.delay_up.p50_s, DEFAULT_PHYSICS.delay_down.p50_s
+        ),
+        call_p50_s=call.p50_s,
+        call_p95_s=2 * call.p50_s,
+    )
+    points = {
+        key: tuple(
+            replace(point, time_s=point.time_s / 8, energy_j=point.energy_j / 8) for point in of_key
+        )
+        for key, of_key in PROFILE.points.items()
+    }
+    profile = replace(PROFILE, points=points)
+    options = PlanOptions(
+        blocking_power_w=(BLOCKING_POWER_W,), transitions=times, reserve=0.0, effort=Effort.LOW
+    )
+    request = PlanRequest(profile=profile, num_microbatches=NUM_MICROBATCHES, options=options)
+    longer: list[float] = []
+    for asked in (request, request.with_options(gpus_in_node=NUM_STAGES)):
+        plan = make_plan(asked).plan
+        assert plan.slowdown_percent < 1e-6
+        with emulated_ranks(plan, DEFAULT_PHYSICS, request_rows(plan), profile) as ranks:
+            _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(21))
+        mean_s = fmean(step[0].time_s for step in steps)
+        longer.append(mean_s / plan.baseline_iteration_time_s - 1)
+    assert longer[0] > 0.02
+    assert longer[1] < 0.003
+    assert plan.saving_percent > 5
+
+
+def request_rows(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
+    """Rows of each stage's early requests."""
+    return [
+        [
+            (row.position, row.after_position, row.offset_s)
+            for row in plan.requests
+            if row.stage == stage
+        ]
+        for stage in range(NUM_STAGES)
+    ]
 
 
 def requests_before_the_end(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:

@@ -20,6 +20,7 @@ from flyball_wire.messages import Adaptation, Profiling
 from flyball_wire.plan_options import (
     MAX_DWELL_MS,
     MAX_GPUS_AT_ONCE,
+    MAX_GPUS_IN_NODE,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -201,9 +202,12 @@ def _count(given: object) -> int | None:
     return int(number) if number is not None and number >= 0 and number.is_integer() else None
 
 
-def _gpus(given: object) -> int | None:
-    number = _count(given)
-    return number if number is not None and 1 <= number <= MAX_GPUS_AT_ONCE else None
+def _gpus(most: int) -> Callable[[object], int | None]:
+    def read(given: object) -> int | None:
+        number = _count(given)
+        return number if number is not None and 1 <= number <= most else None
+
+    return read
 
 
 _POLICIES = {str(name): str(name) for name in (Policy.BASELINE, Policy.UNIFORM, Policy.ENVELOPE)}
@@ -266,7 +270,18 @@ SETTINGS = (
         _up_to(MAX_TRANSITION_S * 1e3),
     ),
     Setting("transitions", "FLYBALL_TRANSITIONS", "the path of a TOML file", _text),
-    Setting("gpus_at_once", "FLYBALL_GPUS_AT_ONCE", "a whole number from 1 to 128 (8)", _gpus),
+    Setting(
+        "gpus_at_once",
+        "FLYBALL_GPUS_AT_ONCE",
+        "a whole number from 1 to 128 (8)",
+        _gpus(MAX_GPUS_AT_ONCE),
+    ),
+    Setting(
+        "gpus_in_node",
+        "FLYBALL_GPUS_IN_NODE",
+        "a whole number from 1 to 1024 (8)",
+        _gpus(MAX_GPUS_IN_NODE),
+    ),
     Setting("early_requests", "FLYBALL_EARLY_REQUESTS", "true or false, 1 or 0", _yes_or_no),
     Setting("max_switches", "FLYBALL_MAX_SWITCHES", "a whole number, at least 0 (40)", _count),
     Setting(

@@ -49,6 +49,8 @@ class PlanningOptions(TypedDict, total=False):
             (docs/profiling.md); excludes `transition_ms`. Default: those of `gpu_type`.
         gpus_at_once: number of GPUs of one stage in one node, whose clock changes queue. Default:
             as the ranks register.
+        gpus_in_node: number of GPUs of all stages in one node, which set clocks one at a time.
+            Default: as the ranks register.
         early_requests: false: request each clock when the instruction before ends, not within it.
         max_switches: limit on clock changes of a step, over all stages.
         min_dwell_ms: minimum time between two clock changes of a stage in ms.
@@ -70,6 +72,7 @@ class PlanningOptions(TypedDict, total=False):
     transition_ms: float | None
     transitions: ClockTransitions | str | Path | None
     gpus_at_once: int | None
+    gpus_in_node: int | None
     early_requests: bool | None
     max_switches: int | None
     min_dwell_ms: float | None

@@ -40,7 +40,7 @@ from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
-from flyball_wire.plan_options import MAX_GPUS_AT_ONCE, PlanOptions
+from flyball_wire.plan_options import MAX_GPUS_AT_ONCE, MAX_GPUS_IN_NODE, PlanOptions
 
 N = TypeVar("N", int, float)
 
@@ -110,8 +110,8 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
     )
 
 
-def add_gpus_at_once_argument(parser: Arguments) -> None:
-    """Add `--gpus-at-once`."""
+def add_node_arguments(parser: Arguments) -> None:
+    """Add `--gpus-at-once` and `--gpus-in-node`."""
     parser.add_argument(
         "--gpus-at-once",
         metavar="N",
@@ -119,6 +119,13 @@ def add_gpus_at_once_argument(parser: Arguments) -> None:
         help="GPUs of one stage in one node (tensor parallelism, or data-parallel pipelines), 1 to"
         f" {MAX_GPUS_AT_ONCE}; they change their clocks together, and where calls queue the last"
         " one waits for the others (default: 1)",
+    )
+    parser.add_argument(
+        "--gpus-in-node",
+        metavar="N",
+        type=int,
+        help=f"GPUs of all stages in one node, 1 to {MAX_GPUS_IN_NODE}; where calls queue, clocks"
+        " wait for other stages' too, and calls take at most half of an iteration (default: 1)",
     )
 
 

@@ -47,6 +47,7 @@ OPTION_OF_FIELD = {
     "free_memory_bytes": "--free-memory-bytes",
     "transition_ms": "--transition-ms",
     "gpus_at_once": "--gpus-at-once",
+    "gpus_in_node": "--gpus-in-node",
     "early_requests": "--no-early-requests",
     "max_switches": "--max-switches",
     "min_dwell_ms": "--min-dwell-ms",
@@ -134,7 +135,7 @@ def _add_gpu_arguments(parser: Arguments) -> None:
     offline_inputs.add_gpu_argument(parser)
     offline_inputs.add_blocking_power_argument(parser, "default: from --gpu")
     offline_inputs.add_transition_arguments(parser, "from --gpu, else 0")
-    offline_inputs.add_gpus_at_once_argument(parser)
+    offline_inputs.add_node_arguments(parser)
     offline_inputs.add_iteration_arguments(parser, "0")
     for option, what in (
         ("--activation-bytes", "of activations per microbatch in flight"),

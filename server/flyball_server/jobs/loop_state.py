@@ -157,6 +157,7 @@ class PlanningInputs:
         delays: measured delays; None: not measured, or too small to matter.
         gpus_at_once: largest number of GPUs that one stage has in one node; None: not all ranks
             have registered, or it has no effect.
+        gpus_in_node: largest number of GPUs that the job has in one node; None: likewise.
     """
 
     target: str | None = None
@@ -165,6 +166,7 @@ class PlanningInputs:
     effort: Effort | None = None
     delays: MeasuredDelays | None = None
     gpus_at_once: int | None = None
+    gpus_in_node: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

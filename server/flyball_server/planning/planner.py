@@ -219,6 +219,7 @@ def _pipeline_digest(request: PlanRequest) -> bytes:
         options.transition_ms,
         options.transitions,
         options.gpus_at_once,
+        options.gpus_in_node,
         options.tail_ms,
         options.transfer_ms,
     )

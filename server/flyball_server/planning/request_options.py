@@ -14,6 +14,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_wire.plan_options import (
     MAX_DWELL_MS,
     MAX_GPUS_AT_ONCE,
+    MAX_GPUS_IN_NODE,
     MAX_RESERVE,
     MAX_TAIL_MS,
     MAX_TRANSFER_MS,
@@ -22,6 +23,8 @@ from flyball_wire.plan_options import (
 )
 
 DEFAULT_RECONFIGURE_GRANULARITY_MHZ = 30
+# Of an iteration's time, the most that calls for the GPUs of a node take.
+MAX_CALL_SHARE = 0.5
 # Beyond these a GPU is another one, or stopped.
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 
@@ -53,11 +56,17 @@ def clock_transitions(options: PlanOptions) -> ClockTransitions | None:
         raise PlanningError(
             f"must be from 1 to {MAX_GPUS_AT_ONCE}, not {num_gpus}", field="gpus_at_once"
         )
+    num_in_node = 1 if options.gpus_in_node is None else options.gpus_in_node
+    if not 1 <= num_in_node <= MAX_GPUS_IN_NODE:
+        raise PlanningError(
+            f"must be from 1 to {MAX_GPUS_IN_NODE}, not {num_in_node}", field="gpus_in_node"
+        )
     if options.transition_ms is None:
         if options.transitions is None:
             return None
         try:
-            return options.transitions.of_queue(num_gpus)
+            times = options.transitions.of_queue(num_gpus)
+            return times.beside_other_stages() if num_in_node > num_gpus else times
         except TransitionsError as error:
             raise PlanningError(str(error), field="gpus_at_once") from None
     if options.transitions is not None:
@@ -108,6 +117,25 @@ def iteration_delays_s(
     return tail_ms / 1e3, tuple(time_ms / 1e3 for time_ms in hops_ms)
 
 
+def within_calls(options: PlanOptions, iteration_time_s: float, num_stages: int) -> PlanOptions:
+    """Return the options with no more clock changes than the calls of a node leave time for.
+
+    Args:
+        options: options of a plan.
+        iteration_time_s: iteration time at the highest clocks, s.
+        num_stages: number of stages, of all pipelines that have clocks of their own.
+    """
+    times, num_gpus = options.transitions, options.gpus_in_node
+    if times is None or num_gpus is None or num_gpus < 2 or not times.is_queued:
+        return options
+    # Each GPU of the node makes as many calls as a stage on average has changes.
+    of_stage = MAX_CALL_SHARE * iteration_time_s / (num_gpus * times.call_mean_s)
+    most = int(of_stage * num_stages)
+    if options.max_switches is not None:
+        most = min(most, options.max_switches)
+    return replace(options, max_switches=most)
+
+
 def is_limited(options: PlanOptions) -> bool:
     """Return whether the clock changes of a plan are limited."""
     return options.max_switches is not None or options.min_dwell_ms is not None
@@ -145,17 +173,21 @@ def with_known_transitions(options: PlanOptions, of_gpu: ClockTransitions | None
         of_gpu: times of its GPU; None: not known.
 
     Raises:
-        PlanningError: `gpus_at_once` would have no effect.
+        PlanningError: `gpus_at_once` or `gpus_in_node` would have no effect.
     """
     if options.transition_ms is None and options.transitions is None:
         options = replace(options, transitions=of_gpu)
-    known, num_gpus = options.transitions, options.gpus_at_once
-    if num_gpus is not None and num_gpus > 1 and not (known is not None and known.is_queued):
-        raise PlanningError(
-            "has no effect: it needs the time of a call that sets a clock, call_ms in the table"
-            " [transitions], and calls that queue in a node",
-            field="gpus_at_once",
-        )
+    known = options.transitions
+    for field, num_gpus in (
+        ("gpus_at_once", options.gpus_at_once),
+        ("gpus_in_node", options.gpus_in_node),
+    ):
+        if num_gpus is not None and num_gpus > 1 and not (known is not None and known.is_queued):
+            raise PlanningError(
+                "has no effect: it needs the time of a call that sets a clock, call_ms in the"
+                " table [transitions], and calls that queue in a node",
+                field=field,
+            )
     return options
 
 

@@ -22,7 +22,11 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
     num_gpus = spec.gpus_at_once if is_given else planned_inputs.gpus_at_once
     if num_gpus == 1:
         num_gpus = None
-    beside = (measured, spec.tail_ms, spec.transfer_ms, num_gpus)
+    is_node_given = spec.gpus_in_node is not None
+    num_in_node = spec.gpus_in_node if is_node_given else planned_inputs.gpus_in_node
+    if num_in_node is not None and num_in_node <= (num_gpus or 1):
+        num_in_node = None
+    beside = (measured, spec.tail_ms, spec.transfer_ms, num_gpus, num_in_node)
     if all(one is None for one in beside):
         return None
     tail_ms, hops_ms = spec.tail_ms or 0.0, spec.transfer_ms or ()
@@ -47,6 +51,7 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         *([f"{100 * jitter:.2g} % of jitter, measured{where}"] if jitter else []),
         *_changes(up_ms, down_ms, where),
         *([] if num_gpus is None else [_queue(num_gpus, is_given=is_given)]),
+        *([] if num_in_node is None else [_node(num_in_node, is_given=is_node_given)]),
     ]
     return PlannedDelays(
         tail_ms=tail_ms,
@@ -57,6 +62,7 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
         up_ms=up_ms,
         down_ms=down_ms,
         gpus_at_once=num_gpus,
+        gpus_in_node=num_in_node,
         num_steps=None if measured is None else measured.num_steps,
         version=None if measured is None else measured.version,
         text="; ".join(parts),
@@ -77,6 +83,11 @@ def _transfers(hops_ms: Iterable[float]) -> str:
 def _queue(num_gpus: int, *, is_given: bool) -> str:
     source = DelaySource.GIVEN if is_given else "as the ranks are placed"
     return f"{num_gpus} GPUs of a node change their clocks together, {source}"
+
+
+def _node(num_gpus: int, *, is_given: bool) -> str:
+    source = DelaySource.GIVEN if is_given else "as the ranks are placed"
+    return f"{num_gpus} GPUs of a node set clocks one at a time, {source}"
 
 
 def _changes(up_ms: float | None, down_ms: float | None, where: str) -> tuple[str, ...]:

@@ -43,6 +43,7 @@ GIVEN: dict[str, Any] = {
     "transition_ms": 5.0,
     "transitions": ClockTransitions.exact(0.005),
     "gpus_at_once": 8,
+    "gpus_in_node": 16,
     "early_requests": False,
     "max_switches": 40,
     "min_dwell_ms": 50.0,

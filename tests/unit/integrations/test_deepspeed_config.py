@@ -58,6 +58,7 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "transition_ms": (0.0, 5.5),
     "transitions": ("own.toml", "other.toml"),
     "gpus_at_once": (8, 128),
+    "gpus_in_node": (8, 1024),
     "early_requests": (False, True),
     "max_switches": (40, 0),
     "min_dwell_ms": (50.0, 0.5),
@@ -284,9 +285,9 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             {"flyball": {"token": "secret"}},
             "flyball.token is unknown; known: job_id, planner_url, policy, schedule, reconfigure,"
             " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
-            " adaptation, reserve, transition_ms, transitions, gpus_at_once, early_requests,"
-            " max_switches, min_dwell_ms, tail_ms, transfer_ms, p2p, without_planner, lease_s,"
-            " strict, timing, free_memory_bytes",
+            " adaptation, reserve, transition_ms, transitions, gpus_at_once, gpus_in_node,"
+            " early_requests, max_switches, min_dwell_ms, tail_ms, transfer_ms, p2p,"
+            " without_planner, lease_s, strict, timing, free_memory_bytes",
         ),
         (
             {"flyball": {"job_id": "a b"}},
@@ -335,8 +336,9 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
             "flyball must be an object with keys of job_id, planner_url, policy, schedule,"
             " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
             " profiling_slowdown, adaptation, reserve, transition_ms, transitions,"
-            " gpus_at_once, early_requests, max_switches, min_dwell_ms, tail_ms, transfer_ms,"
-            " p2p, without_planner, lease_s, strict, timing, free_memory_bytes, not []",
+            " gpus_at_once, gpus_in_node, early_requests, max_switches, min_dwell_ms, tail_ms,"
+            " transfer_ms, p2p, without_planner, lease_s, strict, timing, free_memory_bytes,"
+            " not []",
         ),
     ],
     ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",

@@ -29,7 +29,8 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import make_plan, model_of_request
-from flyball_wire.plan_options import Effort, Policy
+from flyball_server.planning.request_options import within_calls
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 pytestmark = pytest.mark.slow
 
@@ -156,3 +157,35 @@ def test_limits_without_effect_are_refused() -> None:
         request_of(profile, max_switches=-1)
     with refuses("min_dwell_ms", "must be from 0 to 60000 ms, not inf"):
         request_of(profile, min_dwell_ms=float("inf"))
+
+
+def test_the_calls_of_a_node_limit_the_clock_changes_of_an_iteration() -> None:
+    """Calls of 5 ms for 8 GPUs: half of 0.96 s has room for 96, 12 for each GPU."""
+    times = replace(ClockTransitions.exact(0.004), call_p50_s=0.005, call_p95_s=0.005)
+    options = PlanOptions(transitions=times, gpus_in_node=8)
+    assert within_calls(options, 0.96, 8).max_switches == 96
+    # Of sixteen stages in two nodes; of four stages with two GPUs each.
+    assert within_calls(options, 0.96, 16).max_switches == 192
+    assert within_calls(options, 0.96, 4).max_switches == 48
+    assert within_calls(replace(options, max_switches=7), 0.96, 8).max_switches == 7
+    for other in (
+        replace(options, gpus_in_node=1),
+        replace(options, gpus_in_node=None),
+        replace(options, transitions=None),
+        replace(options, transitions=replace(times, queues_in_node=False)),
+        replace(options, transitions=ClockTransitions.exact(0.004)),
+    ):
+        assert within_calls(other, 0.96, 8) is other
+
+
+def test_a_plan_keeps_to_the_calls_of_its_node() -> None:
+    times = replace(ClockTransitions.exact(0.01), call_p50_s=0.2, call_p95_s=0.2)
+    request = three_clocks_request(transitions=times)
+    free, limited = make_plan(request).plan, make_plan(request.with_options(gpus_in_node=2)).plan
+    # In half of 9 s there is time for 22 calls of 0.2 s, or for one of 3 s, over both stages.
+    assert limited.num_switches == free.num_switches == 2
+    slow = replace(times, call_p50_s=3.0, call_p95_s=3.0)
+    fewer = make_plan(request.with_options(transitions=slow, gpus_in_node=2)).plan
+    assert fewer.num_switches == 0
+    assert fewer.iteration_time_s <= fewer.baseline_iteration_time_s * (1 + 1e-9)
+    assert fewer.energy_j > free.energy_j

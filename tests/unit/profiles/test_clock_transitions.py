@@ -122,6 +122,16 @@ def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
     assert a100.of_queue(8).up_p50_s == pytest.approx(0.046, rel=0.15)
 
 
+def test_a_clock_waits_for_a_long_call_of_another_stage() -> None:
+    queued = replace(OWN_TIMES, queues_in_node=True)
+    assert queued.beside_other_stages() == replace(queued, up_p95_s=0.0085)
+    assert OWN_TIMES.beside_other_stages() == OWN_TIMES
+    unknown = replace(queued, call_p50_s=None, call_p95_s=None)
+    assert unknown.beside_other_stages() == unknown
+    # Log-normal: the median times e to half the variance of the logarithm.
+    assert queued.call_mean_s == pytest.approx(0.001 * 2 ** (0.5 * 0.6931472 / 1.645**2))
+
+
 def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
     later = OWN_TIMES.with_medians(0.010, None)
     assert (later.up_p5_s, later.up_p50_s, later.up_p95_s) == pytest.approx((0.006, 0.010, 0.013))

@@ -100,6 +100,22 @@ def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> 
     assert (job.newest, job.transitions) == (3, A100)
 
 
+def test_gpus_of_other_stages_in_a_node_count_too() -> None:
+    """All four in one machine, two of each stage."""
+    assert A100 is not None
+    job = Placed()
+    for rank in range(4):
+        job.register(rank, "boot")
+    job.react()
+    assert (job.newest, job.transitions) == (2, A100.of_queue(2).beside_other_stages())
+    assert job.text == (
+        "2 GPUs of a node change their clocks together, as the ranks are placed;"
+        " 4 GPUs of a node set clocks one at a time, as the ranks are placed"
+    )
+    job.react()
+    assert job.newest == 2
+
+
 def test_hosts_count_where_no_machine_is_named() -> None:
     job = Placed()
     for rank in range(4):
@@ -114,8 +130,8 @@ def test_hosts_count_where_no_machine_is_named() -> None:
         {"transition_ms": 5.0},
         {"gpu": None},
         {"gpu": "a40"},
-        {"gpus_at_once": 1},
-        {"gpus_at_once": 2},
+        {"gpus_at_once": 1, "gpus_in_node": 1},
+        {"gpus_at_once": 2, "gpus_in_node": 2},
     ],
 )
 def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
@@ -133,18 +149,16 @@ def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
         assert job.text == "2 GPUs of a node change their clocks together, given"
 
 
-@pytest.mark.parametrize(
-    ("options", "problem"),
-    [
-        ({"gpus_at_once": 0}, "must be from 1 to 128, not 0"),
-        ({"gpus_at_once": 2, "gpu": "a40"}, "has no effect: it needs the time of a call"),
-        ({"gpus_at_once": 2, "transition_ms": 5.0}, "has no effect"),
-    ],
-)
-def test_a_number_without_effect_is_refused(options: dict[str, object], problem: str) -> None:
-    with pytest.raises(InvalidFieldError, match=problem) as raised:
-        Placed(**options)
-    assert raised.value.field == "gpus_at_once"
+@pytest.mark.parametrize(("field", "most"), [("gpus_at_once", 128), ("gpus_in_node", 1024)])
+def test_a_number_without_effect_is_refused(field: str, most: int) -> None:
+    for options, problem in (
+        ({field: 0}, f"must be from 1 to {most}, not 0"),
+        ({field: 2, "gpu": "a40"}, "has no effect: it needs the time of a call"),
+        ({field: 2, "transition_ms": 5.0}, "has no effect"),
+    ):
+        with pytest.raises(InvalidFieldError, match=problem) as raised:
+            Placed(**options)
+        assert raised.value.field == field
 
 
 def test_a_large_job_is_read_once_a_period(monkeypatch: pytest.MonkeyPatch) -> None:

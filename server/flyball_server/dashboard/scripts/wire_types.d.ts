@@ -191,6 +191,7 @@ export interface PlanTimeline {
 export interface PlannedDelays {
   down_ms: number | null;
   gpus_at_once: number | null;
+  gpus_in_node: number | null;
   jitter_percent: number | null;
   num_steps: number | null;
   tail_ms: number;

@@ -46,6 +46,7 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "reserve": float,
         "transition_ms": float,
         "gpus_at_once": int,
+        "gpus_in_node": int,
         "max_switches": int,
         "min_dwell_ms": float,
         "tail_ms": float,

@@ -26,7 +26,8 @@ class PlacementReconciler(SlottedReconciler):
     """Reconciler that plans a job for the nodes that its ranks run on.
 
     The GPUs of a stage in one node change their clocks together. Where the calls that set them
-    queue, the last GPU's clock comes later; the plan counts that once all ranks have registered.
+    queue, the last GPU's clock comes later, and calls wait for those of other stages; the plan
+    counts that once all ranks have registered.
     """
 
     order = 30
@@ -57,16 +58,18 @@ class PlacementReconciler(SlottedReconciler):
             loop_state = reader.find_loop_state(job_id)
         if len(ranks) < job.spec.num_expected_ranks:
             return None
-        num_gpus = gpus_at_once(ranks)
-        if num_gpus == loop_state.inputs.gpus_at_once:
+        placed = (gpus_at_once(ranks), gpus_in_node(ranks))
+        if placed == (loop_state.inputs.gpus_at_once, loop_state.inputs.gpus_in_node):
             return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             if now.run_id != job.run_id:
                 return current
-            return current.evolve(inputs=replace(current.inputs, gpus_at_once=num_gpus))
+            at_once, in_node = placed
+            inputs = replace(current.inputs, gpus_at_once=at_once, gpus_in_node=in_node)
+            return current.evolve(inputs=inputs)
 
-        why = f"planned for {num_gpus} GPUs of a node that change their clocks together"
+        why = f"planned for {placed[1]} GPUs in a node, {placed[0]} of a stage"
         update_and_replan(services, job_id, changed, why, self._slots)
         return None
 
@@ -76,8 +79,13 @@ def gpus_at_once(ranks: Iterable[RankRecord]) -> int:
     return max(Counter((rank.stage, rank.node or rank.host) for rank in ranks).values())
 
 
+def gpus_in_node(ranks: Iterable[RankRecord]) -> int:
+    """Return the largest number of GPUs that the job has in one node."""
+    return max(Counter(rank.node or rank.host for rank in ranks).values())
+
+
 def _is_queued(services: JobServices, job: JobRecord) -> bool:
-    if job.spec.gpus_at_once is not None:
+    if job.spec.gpus_at_once is not None and job.spec.gpus_in_node is not None:
         return False
     try:
         transitions = known_transitions(job.spec, services.gpu_window)

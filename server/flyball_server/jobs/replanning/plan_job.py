@@ -158,6 +158,7 @@ def _wanted(inputs: PlanningInputs) -> object:
         inputs.stage_slowdowns,
         inputs.delays,
         inputs.gpus_at_once or 1,
+        inputs.gpus_in_node or 1,
     )
 
 

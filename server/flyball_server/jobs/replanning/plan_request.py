@@ -125,6 +125,8 @@ def plan_request(
     known = with_known_transitions(plan_options(spec), window.transitions if window else None)
     if known.gpus_at_once is None:
         known = replace(known, gpus_at_once=loop_state.inputs.gpus_at_once)
+    if known.gpus_in_node is None:
+        known = replace(known, gpus_in_node=loop_state.inputs.gpus_in_node)
     known, profile = with_measured_delays(
         known,
         profile,
@@ -200,10 +202,16 @@ def _with_measured_changes(options: PlanOptions, delays: MeasuredDelays) -> Plan
     certain_s = [each_s for each_s in (up_s, down_s) if each_s is not None]
     if not certain_s:
         return options
-    before = clock_transitions(options)
+    has_others = (options.gpus_in_node or 1) > (options.gpus_at_once or 1)
+    before = clock_transitions(replace(options, gpus_in_node=None))
     if before is None:  # a direction that is not certain is as late as the other
         before = ClockTransitions.of_medians(certain_s[0], certain_s[0])
-    return replace(options, transitions=before.with_medians(up_s, down_s), gpus_at_once=1)
+    return replace(
+        options,
+        transitions=before.with_medians(up_s, down_s),
+        gpus_at_once=1,
+        gpus_in_node=options.gpus_in_node if has_others else None,
+    )
 
 
 def needs_jitter(options: PlanOptions, profile: StageProfile) -> bool:

@@ -82,4 +82,5 @@ def _planned(inputs: PlanningInputs) -> object:
         inputs.delays,
         # One GPU is as none known of.
         inputs.gpus_at_once or 1,
+        inputs.gpus_in_node or 1,
     )

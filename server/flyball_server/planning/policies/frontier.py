@@ -25,7 +25,7 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
-from flyball_server.planning.request_options import is_limited, rounded_up
+from flyball_server.planning.request_options import is_limited, rounded_up, within_calls
 from flyball_wire.plan_options import Effort
 
 # The plan that a search with late clock changes goes on from.
@@ -80,6 +80,10 @@ def choice_with(
     Raises:
         TargetUnreachableError: no plan is found that meets the target.
     """
+    if target.kind != "power":
+        num_stages = request.model.schedule.num_stages
+        options = within_calls(request.options, baseline_s, num_stages)
+        request = replace(request, options=options)
     model, effort, is_late = request.model, request.options.effort, True
     asks_early = request.options.early_requests and model.transitions is not None
     if model.transitions is not None and target.kind != "power" and not asks_early:
