@@ -293,6 +293,36 @@ def test_a_plan_is_simulated_with_the_tail_and_the_transfers_that_are_given(
     assert "--tail-ms: must be from 0 to 600000 ms, not -1" in wrong
 
 
+def test_the_calls_of_a_node_are_told_and_limit_the_changes(profile: Path, tmp_path: Path) -> None:
+    """Two stages, 9 s; a plan of two changes, which two GPUs in a node make with a call each."""
+    times = tmp_path / "times.toml"
+    waits = "waiting_power_w"
+    for call_ms, takes in (("100", None), ("5000", 111)):
+        times.write_text(
+            f"""
+            [transitions]
+            up_ms = {{ p5 = 10, p50 = 10, p95 = 10, source = "measured" }}
+            down_ms = {{ p5 = 10, p50 = 10, p95 = 10, source = "measured" }}
+            call_ms = {{ p50 = {call_ms}, p95 = {call_ms}, source = "measured" }}
+            clocks = [{{ mhz = 1410, {waits} = 50 }}, {{ mhz = 1000, {waits} = 20 }}]
+            """,
+            encoding="utf-8",
+        )
+        shown = flyball("plan", profile, *ASKED, "--transitions", times).stdout
+        assert ("Where 2 of these GPUs share a node" in shown) is (takes is not None)
+        if takes is not None:
+            assert f"takes {takes} % of an iteration, which makes it longer: give" in shown
+        assert "for waiting at higher clocks" in shown
+        assert "the power of waiting depends on the clock" in shown
+    told = flyball("plan", profile, *ASKED, "--transitions", times, "--gpus-in-node", "2").stdout
+    assert "clock changes an iteration" not in told
+    times.write_text(times.read_text(encoding="utf-8").replace("5000", "100"), encoding="utf-8")
+    told = flyball("plan", profile, *ASKED, "--transitions", times, "--gpus-in-node", "2").stdout
+    assert "\nsetting the clocks of 2 GPUs in a node takes 2 % of an iteration" in told
+    wrong = refusal(flyball("plan", profile, *ASKED, "--gpus-in-node", "2"))
+    assert "--gpus-in-node: has no effect: it needs the time of a call" in wrong
+
+
 def test_the_number_of_clock_changes_is_limited(profile: Path) -> None:
     free, limited = document_of("plan", profile, *ASKED), ("--max-switches", "1")
     assert (

@@ -40,7 +40,7 @@ from flyball_server.planning.model.simulator import (
 )
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
 from flyball_server.planning.planner import SolvedPlan
-from flyball_server.planning.request_options import is_limited
+from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, is_limited
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
     from rich.color import ColorSystem
 
 
+# Of a node with as many GPUs as most have.
+USUAL_GPUS_IN_NODE = 8
 # A plan that saves less than this beyond one clock per stage is hardly worth its changes.
 WORTH_POINTS = 0.5
 
@@ -97,12 +99,14 @@ class _Account:
             time, J.
         above_waiting_j: energy of waiting above its least power, J.
         is_limited: whether its clock changes are limited.
+        gpus_in_node: number of GPUs of all stages in a node; None: not given.
     """
 
     sources: SavingSources
     late_changes_j: float
     above_waiting_j: float
     is_limited: bool
+    gpus_in_node: int | None
 
 
 def _planned(
@@ -134,6 +138,7 @@ def _planned(
         ),
         above_waiting_j=above_waiting_j(model, simulation),
         is_limited=is_limited(options),
+        gpus_in_node=options.gpus_in_node,
     )
     document["saving_sources"] = asdict(account.sources)
     return solved, json.dumps(document), account
@@ -210,6 +215,7 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
     summary += (
         _sources(plan, account.sources)
         + _of_late_changes(plan, is_limited=account.is_limited)
+        + _of_calls(plan, account.gpus_in_node)
         + _of_delays(plan)
     )
     summary += _worth_of_changes(plan)
@@ -256,6 +262,28 @@ def _of_late_changes(plan: FrequencyPlan | DataParallelPlan, *, is_limited: bool
     else:
         how = "the clocks were chosen as if they changed at once, time and energy count the delays"
     return f"{plan.num_switches} clock changes an iteration; {how}\n"
+
+
+def _of_calls(plan: FrequencyPlan | DataParallelPlan, gpus_in_node: int | None) -> str:
+    """Return a line on the calls of a node, or on what they would be if all stages shared one."""
+    if plan.transitions is None:
+        return ""
+    num_stages = plan.num_stages * (
+        len(plan.by_dp_rank) if isinstance(plan, DataParallelPlan) else 1
+    )
+    num_gpus = min(num_stages, USUAL_GPUS_IN_NODE) if gpus_in_node is None else gpus_in_node
+    share = call_share(
+        plan.transitions, num_gpus, plan.num_switches / num_stages, plan.iteration_time_s
+    )
+    takes = f"takes {100 * share:.0f} % of an iteration"
+    if gpus_in_node is not None:
+        return f"setting the clocks of {num_gpus} GPUs in a node {takes}\n" if share else ""
+    if share <= MAX_CALL_SHARE:
+        return ""
+    return (
+        f"Where {num_gpus} of these GPUs share a node, setting their clocks {takes}, which makes it"
+        f" longer: give --gpus-in-node {num_gpus}.\n"
+    )
 
 
 def _num_early_requests(plan: FrequencyPlan | DataParallelPlan) -> int:

@@ -136,6 +136,22 @@ def within_calls(options: PlanOptions, iteration_time_s: float, num_stages: int)
     return replace(options, max_switches=most)
 
 
+def call_share(
+    times: ClockTransitions, num_gpus: int, changes_per_stage: float, iteration_time_s: float
+) -> float:
+    """Return the share of an iteration that calls for the GPUs of a node take; 0: not known.
+
+    Args:
+        times: times of clock changes.
+        num_gpus: number of GPUs of all stages in the node.
+        changes_per_stage: mean number of clock changes of a stage in an iteration.
+        iteration_time_s: time of an iteration, s.
+    """
+    if not times.is_queued:
+        return 0.0
+    return num_gpus * changes_per_stage * times.call_mean_s / iteration_time_s
+
+
 def is_limited(options: PlanOptions) -> bool:
     """Return whether the clock changes of a plan are limited."""
     return options.max_switches is not None or options.min_dwell_ms is not None
