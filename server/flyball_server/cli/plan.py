@@ -91,7 +91,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _Account:
-    """What the summary of a plan says beside the plan itself.
+    """Figures of a plan's summary beside those of the plan itself.
 
     Attributes:
         sources: sources of its saving.

@@ -232,7 +232,10 @@ class EarlyRequestBatch(PlanBatch):
         before, is_up = clocks[previous], self._is_up(clocks)
         before_s = rows.times_s[rows.table[previous] + before]
         after_s = times.down_p50_s - np.minimum(times.down_p5_s, before_s)
-        waiting_j = rows.waiting_j(clocks, start_s, finish_s, np.where(is_up, 0.0, after_s))
+        waiting_j: FloatArray | float = 0.0
+        if rows.above_waiting_w is not None:
+            late_after_s = np.where(is_up, 0.0, after_s)
+            waiting_j = rows.waiting_j(clocks, start_s, finish_s, late_after_s)
         if not (early_s or late_s or times.down_p5_s):
             return waiting_j
         is_down = clocks > before

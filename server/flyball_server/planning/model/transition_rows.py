@@ -156,11 +156,12 @@ class InstructionRows:
         start_s: FloatArray,
         finish_s: FloatArray,
         after_s: FloatArray,
-    ) -> FloatArray | float:
-        """Return the energy of waiting above its least power, J; shape (num_plans,) or 0.
+    ) -> FloatArray:
+        """Return the energy of waiting above its least power, J; shape (num_plans,).
 
-        A stage waits at the clock before until the next instruction's takes effect. Where changes
-        take longer than an instruction, waits at clocks before that are left out.
+        Called only where that power depends on the clock. A stage waits at the clock before until
+        the next instruction's takes effect. Where changes take longer than an instruction, waits
+        at clocks before that are left out.
 
         Args:
             clocks: as `clocks` returns them.
@@ -169,8 +170,7 @@ class InstructionRows:
             after_s: time from the end of the instruction before to the clock's effect, s; of the
                 shape of `clocks`.
         """
-        if self.above_waiting_w is None:
-            return 0.0
+        assert self.above_waiting_w is not None  # noqa: S101 - the caller has seen to it
         ended_s = finish_s[self.previous]
         ended_s[self.first] -= finish_s.max(axis=0) + self.tail_s
         waited_s = np.maximum(start_s - ended_s, 0.0)
