@@ -59,7 +59,7 @@ test-oldest: $(OLDEST)/installed
 	  tests/unit/integrations tests/integration/test_deepspeed_*.py \
 	  tests/integration/test_two_nodes.py tests/integration/test_envpipe_import.py
 
-# All that touches torch, on the newest one: some ten minutes.
+# All that touches torch, on the newest one: some four minutes.
 test-newest: $(NEWEST)/installed
 	@PATH="$(CURDIR)/$(NEWEST)/bin:$$PATH" $(NEWEST)/bin/python -m pytest -p no:cacheprovider $(PYTEST_ARGS) \
 	  tests/unit/integrations tests/integration/test_deepspeed_*.py tests/integration/test_two_nodes.py \

@@ -140,11 +140,7 @@ def in_one_node(scale: float) -> list[SharedNode]:
         highest_mhz = max(mhz for stage in clocked for _, _, mhz in stage)
         at_highest = [[(kind, number, highest_mhz) for kind, number, _ in of] for of in clocked]
         requests = [
-            [
-                (row.position, row.after_position, row.offset_s)
-                for row in plan.requests
-                if row.stage == stage
-            ]
+            [row[1:] for row in plan.requests if row.stage == stage]
             for stage in range(profile.num_stages)
         ]
         baseline_s, baseline_j = _emulated(profile, at_highest, ())

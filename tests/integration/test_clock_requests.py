@@ -207,14 +207,7 @@ def test_a_plan_for_the_calls_of_a_node_is_in_time_where_another_is_late() -> No
 
 def request_rows(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
     """Rows of each stage's early requests."""
-    return [
-        [
-            (row.position, row.after_position, row.offset_s)
-            for row in plan.requests
-            if row.stage == stage
-        ]
-        for stage in range(NUM_STAGES)
-    ]
+    return [[row[1:] for row in plan.requests if row.stage == stage] for stage in range(NUM_STAGES)]
 
 
 def requests_before_the_end(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
@@ -257,11 +250,8 @@ def test_requests_before_the_end_take_all_of_the_loss_away(plan: FrequencyPlan) 
 def test_ranks_take_what_the_planner_predicts_with_its_own_requests(delay_s: float) -> None:
     plan = planned(transition_ms=1e3 * delay_s)
     assert plan.requests
-    requests: list[list[tuple[int, int, float]]] = [[] for _ in plan.stages]
-    for stage, position, after_position, offset_s in plan.requests:
-        requests[stage].append((position, after_position, offset_s))
     settings = EmulatedGpuSettings.exact_delay(delay_s)
-    with emulated_ranks(plan, settings, requests) as ranks:
+    with emulated_ranks(plan, settings, request_rows(plan)) as ranks:
         _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
     for step in steps:
         assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-6)

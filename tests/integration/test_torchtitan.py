@@ -12,7 +12,7 @@ from tests.integration.rank_server import Findings, RankServer
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 # The Makefile puts one there, beside the environment.
-TORCHTITAN = next(Path(sys.prefix).glob("torchtitan-*"), None)
+TORCHTITAN = max(Path(sys.prefix).glob("torchtitan-*"), default=None)
 if TORCHTITAN is None:
     pytest.skip(f"needs torchtitan in {sys.prefix}: make test", allow_module_level=True)
 

@@ -32,7 +32,7 @@ from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.policies.single_clocks import SingleClocks
 from flyball_server.planning.schedules import make_schedule
-from flyball_wire.plan_options import Effort, Policy
+from flyball_wire.plan_options import Effort
 
 POINTS: Points = [(1410, 1.0, 50.0), (1000, 1.25, 44.0)]
 # At 1000 MHz a GPU that waits draws half of what it does at 1410 MHz.
@@ -42,14 +42,15 @@ HALF = ((1000, 30.0), (1410, 60.0))
 def transitions_of(
     delay_s: float, powers: tuple[tuple[int, float], ...] = HALF
 ) -> ClockTransitions:
+    """Return one exact delay, and these powers of waiting."""
     return replace(ClockTransitions.exact(delay_s), waiting_powers=powers)
 
 
-def two_stages(delay_s: float = 0.5) -> PipelineModel:
+def two_stages() -> PipelineModel:
     """One microbatch through two stages; a GPU that waits at 1410 MHz draws 40 W."""
     profile = profile_of([{F: POINTS, B: POINTS}] * 2)
     model = model_of(profile, 1, blocking_power_w=[40.0])
-    return replace(model, waiting_powers=HALF, transitions=transitions_of(delay_s))
+    return replace(model, waiting_powers=HALF, transitions=transitions_of(0.5))
 
 
 def test_a_stage_waits_at_the_clock_of_its_next_instruction_once_that_is_in_force() -> None:
@@ -203,10 +204,10 @@ def test_a_timeline_shows_the_mean_power_of_each_stage_while_it_waits() -> None:
 
 
 @given(any_models(), st.integers(0, 2**16))
-def test_early_requests_are_judged_by_about_what_the_simulation_says(
+def test_early_requests_without_a_delay_take_what_the_simulation_says(
     model: PipelineModel, seed: int
 ) -> None:
-    """Where clocks change at once the two are equal."""
+    """With one, tests/integration/test_clock_requests.py holds them against emulated GPUs."""
     late = replace(model, transitions=transitions_of(0.0, model.waiting_powers))
     draws = Random(seed)
     row = [draws.randrange(len(points)) for points in model.points]
@@ -221,7 +222,6 @@ def test_a_power_budget_counts_what_waiting_takes_at_each_clock() -> None:
         4,
         transitions=transitions_of(0.05, STEEP),
         blocking_power_w=(50.0,),
-        policy=Policy.FRONTIER,
         target="power:95",
     )
     plan = make_plan(request).plan
