@@ -5,6 +5,7 @@ One pure function of all that is known, so that a planner that starts again goes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -234,6 +235,8 @@ _WALK_SHARE = 0.55
 _REFINING_BLOCKS = 6
 # Limit on the wait for a version, as a multiple of its steps, where steps are not clean.
 _PATIENCE = 2
+# At least one step in so many counts towards the limit, so that profiling ends in any case.
+_WAITING_PER_COUNTED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,8 +291,7 @@ def easy_move(
     if newest.first_step is None or first_step is None:
         return KeepWatching(num_steps=1)
     steps = iterations(setup, [step for step in observed if step.step >= first_step])
-    num_steps = steps[-1].step - first_step + 1 if steps else 0
-    remaining = setup.max_steps - num_steps
+    remaining = setup.max_steps - _num_counted(versions, steps, _num_steps(steps, first_step))
     missing = _missing_steps(newest, steps)
     return KeepWatching(num_steps=min(missing, remaining)) if min(missing, remaining) > 0 else None
 
@@ -310,8 +312,8 @@ def next_move(
     first_step = versions[0].first_step or 0
     observed = [step for step in observed if step.step >= first_step]
     steps = iterations(setup, observed)
-    num_steps = steps[-1].step - first_step + 1 if steps else 0
-    remaining = setup.max_steps - num_steps
+    num_steps = _num_steps(steps, first_step)
+    remaining = setup.max_steps - _num_counted(versions, steps, num_steps)
     baseline = baseline_of(steps)
     findings = find(setup, observed)
     if baseline is None or len(findings) < setup.schedule.num_stages:
@@ -325,6 +327,8 @@ def next_move(
         plan = probe_plan(setup, findings, arms, block=block, baseline=baseline, margin=margin)
         return Probe(plan=plan, so_far=so_far)
     problem = problem or why_uncertain(setup, findings)
+    if problem and all(step.version != versions[-1].version for step in steps):
+        problem = f"not all ranks ran version {versions[-1].version} within {num_steps} steps"
     return Refused(problem=problem, so_far=so_far) if problem else Finished(result=so_far)
 
 
@@ -335,9 +339,30 @@ def _no_clean_steps(num_steps: int) -> str:
     )
 
 
+def _num_steps(steps: Sequence[Iteration], first_step: int) -> int:
+    return steps[-1].step - first_step + 1 if steps else 0
+
+
+def _needed_steps(version: ProbedVersion) -> int:
+    return max(version.plan.num_steps, _BASELINE_STEPS)
+
+
+def _num_counted(
+    versions: Sequence[ProbedVersion], steps: Sequence[Iteration], num_steps: int
+) -> int:
+    """Return how many of the steps count towards the limit.
+
+    A version runs until the next one is there. Where steps are short, most of them wait for the
+    planner: they do not count, as long as one step in `_WAITING_PER_COUNTED` does.
+    """
+    clean = Counter(step.version for step in steps if step.is_clean)
+    waiting = sum(max(0, clean[version.version] - _needed_steps(version)) for version in versions)
+    return max(num_steps - waiting, num_steps // _WAITING_PER_COUNTED)
+
+
 def _missing_steps(newest: ProbedVersion, steps: Sequence[Iteration]) -> int:
     """Return how many more steps the newest version needs; 0: it has been seen enough."""
-    needed = max(newest.plan.num_steps, _BASELINE_STEPS)
+    needed = _needed_steps(newest)
     of_version = [step for step in steps if step.version == newest.version]
     clean = sum(step.is_clean for step in of_version)
     return min(needed - clean, _PATIENCE * needed - len(of_version))
