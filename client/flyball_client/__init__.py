@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
     from flyball_client.gpu.open_gpu import open_local_gpu
     from flyball_client.profiling.workload import Workload
-    from flyball_client.session.job_registrar import JobRegistrar
     from flyball_client.session.rank_session import RankSession
     from flyball_client.session.rank_settings import RankSettings
+    from flyball_client.session.registration import JobRegistrar
     from flyball_wire.messages import JobRegistration
 
 __all__ = [
@@ -41,7 +41,7 @@ _PLACES = {
     "EmulatedGpuSettings": "flyball_client.gpu.emulated",
     "EmulatedNode": "flyball_client.gpu.emulated",
     "GpuDevice": "flyball_client.gpu._base",
-    "JobRegistrar": "flyball_client.session.job_registrar",
+    "JobRegistrar": "flyball_client.session.registration",
     "JobRegistration": "flyball_wire.messages",
     "PlannerClient": "flyball_client.api.planner_client",
     "PlannerError": "flyball_client.api.errors",

@@ -28,12 +28,12 @@ from flyball_client.session.instruction_timings import Begun, InstructionTiming,
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_calls import RankCalls
 from flyball_client.session.planner_link import LinkTimes, PlannerLink
-from flyball_client.session.rank_registration import registration_of_rank
 from flyball_client.session.rank_settings import (
     WithoutPlanner,
     check_without_planner,
     is_strict,
 )
+from flyball_client.session.registration import registration_of_rank
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.messages import RankRegistration, StepMeasurement
 

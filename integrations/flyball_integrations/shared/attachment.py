@@ -17,9 +17,9 @@ import torch
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.session.active_plan import PendingPlans, PlanChoice
-from flyball_client.session.job_registrar import JobRegistrar
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
+from flyball_client.session.registration import JobRegistrar
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.rank_memory import RankMemory

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flyball_client.session.rank_registration import Launch, launch_of
 from flyball_client.session.rank_settings import RankSettings
+from flyball_client.session.registration import Launch, launch_of
 
 NAMES = (
     "FLYBALL_PLANNER_URL",

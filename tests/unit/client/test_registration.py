@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session import job_registrar
-from flyball_client.session.job_registrar import JobRegistrar
+from flyball_client.session import registration as registrations
+from flyball_client.session.registration import JobRegistrar
 from flyball_wire.messages import JobRegistration
 
 _TIMEOUT_S = 60.0
@@ -65,8 +65,8 @@ class _Planner:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_registrar, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_registrar, "_CHECK_PERIOD_S", 0.001)
+    monkeypatch.setattr(registrations, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(registrations, "_CHECK_PERIOD_S", 0.001)
 
 
 def _client(planner: Callable[[httpx.Request], httpx.Response]) -> PlannerClient:
@@ -108,8 +108,8 @@ def test_the_job_is_registered_as_it_is() -> None:
 def test_closing_ends_a_long_pause(
     monkeypatch: pytest.MonkeyPatch, pause: str, answer: httpx.Response | Exception
 ) -> None:
-    monkeypatch.setattr(job_registrar, "_LONGEST_PAUSE_S", 2000.0)
-    monkeypatch.setattr(job_registrar, pause, 1000.0)
+    monkeypatch.setattr(registrations, "_LONGEST_PAUSE_S", 2000.0)
+    monkeypatch.setattr(registrations, pause, 1000.0)
     planner = _Planner(answer)
     with _registrar(planner):
         pass
