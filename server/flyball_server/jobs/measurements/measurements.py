@@ -18,8 +18,8 @@ from flyball_wire.messages import Accepted, JobState, JobStep
 
 # Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256
-# Profiling reads all its steps, and short ones continue while it decides.
-KEPT_DETAILS_OF_PROFILING = 1024
+# Profiling reads all its steps, also those that wait for the next version: at most ten times 200.
+KEPT_DETAILS_OF_PROFILING = 2048
 # Number of newest steps kept with single instructions, which take megabytes a step in a large
 # pipeline: as many as hold this number of instructions of all ranks. Short steps need many, since
 # ranks post a second of them at a time, and no step may be dropped before all ranks have posted
