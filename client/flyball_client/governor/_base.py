@@ -104,8 +104,13 @@ class ClockGovernor(Protocol):
         """
         ...
 
-    def on_instruction_end(self) -> None:
-        """End an instruction; a clock that was restored meanwhile is requested again."""
+    def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
+        """End an instruction, and request the clock of the next one.
+
+        Args:
+            upcoming_mhz: SM clock in MHz; None: it stays as it is, and is requested again where it
+                was restored meanwhile.
+        """
         ...
 
     def pause(self) -> None:

@@ -76,9 +76,14 @@ class InProcessGovernor:
             self._timed = (sm_clock_mhz, moment_s)
             self._make_timed()
 
-    def on_instruction_end(self) -> None:
-        """Make a timed request that is due; read the clock back, if a reading is due."""
+    def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
+        """Make a timed request that is due; read the clock back; set the next instruction's."""
         self._make_timed()
+        self._read_back()
+        if upcoming_mhz is not None:
+            self.set_mhz(upcoming_mhz)
+
+    def _read_back(self) -> None:
         if self._is_over or (now_s := self._clock_s()) < self._next_read_s:
             return
         self._next_read_s = now_s + READ_PERIOD_S

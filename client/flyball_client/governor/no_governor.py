@@ -26,7 +26,7 @@ class NoGovernor:
     def set_mhz_later(self, sm_clock_mhz: int, delay_s: float) -> None:
         """Do nothing."""
 
-    def on_instruction_end(self) -> None:
+    def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
         """Do nothing."""
 
     def pause(self) -> None:

@@ -179,9 +179,11 @@ class ProcessGovernor:
         delay_ns = round(min(max(0.0, delay_s), LONGEST_DELAY_S) * 1e9)
         self._request_at(sm_clock_mhz, now_ns + delay_ns)
 
-    def on_instruction_end(self) -> None:
-        """Renew the lease; request a clock that was restored meanwhile again."""
-        if not self._is_over:
+    def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
+        """Renew the lease, and request the next clock; part of the hot path."""
+        if upcoming_mhz is not None:
+            self.set_mhz(upcoming_mhz)
+        elif not self._is_over:
             self._renew()
 
     def pause(self) -> None:

@@ -339,8 +339,11 @@ class RankSession:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
                     # Below 0: unplanned.
                     position = cursor.position - 1
-                # Otherwise the previous instruction's end has confirmed the clock.
-                if position <= 0 or sm_clock_mhz != cursor.clocks_mhz[position - 1]:
+                # Otherwise the previous instruction's end has requested or confirmed the clock.
+                if position <= 0 or (
+                    position != cursor.requested
+                    and sm_clock_mhz != cursor.clocks_mhz[position - 1]
+                ):
                     self._governor.set_mhz(sm_clock_mhz)
                 if position in cursor.timed:
                     self._governor.set_mhz_later(*cursor.timed[position])
@@ -366,10 +369,8 @@ class RankSession:
             if self._is_in_step:
                 self._note_begun()
                 self._recorder.timings.end()
-            self._governor.on_instruction_end()
             cursor = self._cursor
-            if cursor is not None and (upcoming_mhz := cursor.upcoming_mhz()) is not None:
-                self._governor.set_mhz(upcoming_mhz)
+            self._governor.on_instruction_end(None if cursor is None else cursor.upcoming_mhz())
         except Exception as error:
             self._governor.give_up(error)
 

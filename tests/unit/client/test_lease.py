@@ -25,9 +25,9 @@ def test_hooks_renew_the_lease_and_request_a_restored_clock_once_more(tmp_path: 
         governor.set_mhz(900)
         request = words[word.REQUEST]
         words[word.SERVED], words[word.IN_FORCE_MHZ] = request, 900
-        for hook in (governor.on_instruction_end, lambda: governor.set_mhz(900)):
+        for upcoming_mhz in (None, 900):
             words[word.HOOK_NS] = 1
-            hook()
+            governor.on_instruction_end(upcoming_mhz)
             assert words[word.HOOK_NS] > words[word.REQUESTED_NS]
             assert words[word.REQUEST] == request
         words[word.IN_FORCE_MHZ] = 0  # restored after the lease
