@@ -341,8 +341,7 @@ class RankSession:
                     position = cursor.position - 1
                 # Otherwise the previous instruction's end has requested or confirmed the clock.
                 if position <= 0 or (
-                    position != cursor.requested
-                    and sm_clock_mhz != cursor.clocks_mhz[position - 1]
+                    position != cursor.requested and sm_clock_mhz != cursor.clocks_mhz[position - 1]
                 ):
                     self._governor.set_mhz(sm_clock_mhz)
                 if position in cursor.timed:

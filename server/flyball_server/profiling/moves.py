@@ -353,10 +353,14 @@ def _num_counted(
     """Return how many of the steps count towards the limit.
 
     A version runs until the next one is there. Where steps are short, most of them wait for the
-    planner: they do not count, as long as one step in `_WAITING_PER_COUNTED` does.
+    planner: beyond `_DELAY_STEPS` they do not count, as long as one step in
+    `_WAITING_PER_COUNTED` does.
     """
     clean = Counter(step.version for step in steps if step.is_clean)
-    waiting = sum(max(0, clean[version.version] - _needed_steps(version)) for version in versions)
+    waiting = sum(
+        max(0, clean[version.version] - _needed_steps(version) - _DELAY_STEPS)
+        for version in versions
+    )
     return max(num_steps - waiting, num_steps // _WAITING_PER_COUNTED)
 
 
