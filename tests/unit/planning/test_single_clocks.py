@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -90,10 +91,17 @@ def test_a_power_budget_gets_the_fastest_fixed_clocks_within_it(
 @pytest.mark.parametrize("policy", [Policy.CONSTANT, Policy.GLOBAL])
 def test_a_target_below_every_choice_is_refused_with_the_nearest(policy: Policy) -> None:
     request = request_of(load_example_profile(), 4).with_options(policy=policy)
-    with pytest.raises(TargetUnreachableError, match=r"draws 1 W on average; the least found is"):
-        make_plan(request.with_options(target="power:1"))
-    with pytest.raises(TargetUnreachableError, match=r"change takes 0.1 s; the fastest takes"):
-        make_plan(request.with_options(target="deadline:0.1"))
+    for target, said in (
+        ("power:1", r"draws 1 W on average; the least found is ([\d.]+) W"),
+        ("deadline:0.1", r"change takes 0.1 s; the fastest takes ([\d.]+) s"),
+    ):
+        with pytest.raises(TargetUnreachableError, match=said) as refused:
+            make_plan(request.with_options(target=target))
+        (nearest,) = re.findall(said, str(refused.value))
+        kind = target.partition(":")[0]
+        met = make_plan(request.with_options(target=f"{kind}:{nearest}")).plan
+        figure = met.iteration_time_s if kind == "deadline" else met.energy_j / met.iteration_time_s
+        assert figure == pytest.approx(float(nearest), rel=1e-4)
 
 
 @given(model=any_models(max_stages=3, max_microbatches=3))

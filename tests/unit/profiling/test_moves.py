@@ -145,8 +145,8 @@ def test_noise_beyond_the_limits_and_a_cap_that_allows_nothing_are_refused(
 
 
 def test_steps_that_wait_for_a_version_do_not_use_up_the_limit() -> None:
-    # Short steps: 100 to 150 of them, of 200 allowed, are trained until a version is there.
-    late = replace(TRUTH, delay_steps=(100, 150))
+    # Short steps: 60 to 90 of them, of 200 allowed, are trained until a version is there.
+    late = replace(TRUTH, delay_steps=(60, 90))
     run = profile_online(SETUP, late, seed=1, max_steps=4000)
     assert isinstance(run.last, Finished)
     assert len(run.versions) >= len(whole_run().versions) - 1
@@ -154,17 +154,18 @@ def test_steps_that_wait_for_a_version_do_not_use_up_the_limit() -> None:
 
 
 def test_a_version_that_never_comes_ends_profiling() -> None:
+    setup = replace(SETUP, max_steps=40)
     first, second = whole_run().versions[:2]
     versions = [first, replace(second, first_step=10**6)]
     waiting = [
         replace(step, step=step.step + 12 * turn)
-        for turn in range(10 * SETUP.max_steps // 12 + 1)
+        for turn in range(10 * setup.max_steps // 12 + 1)
         for step in steps_before(12)
     ]
-    assert isinstance(next_move(SETUP, versions, waiting[: len(waiting) // 2]), KeepWatching)
-    last = next_move(SETUP, versions, waiting)
+    assert isinstance(next_move(setup, versions, waiting[: len(waiting) // 2]), KeepWatching)
+    last = next_move(setup, versions, waiting)
     assert isinstance(last, Refused)
-    assert last.problem == "not all ranks ran version 2 within 2004 steps"
+    assert last.problem == "not all ranks ran version 2 within 408 steps"
 
 
 def test_the_walk_ends_below_the_valley() -> None:
