@@ -123,5 +123,11 @@ def test_jitter_is_what_varies_between_the_instructions_of_a_step(jitter: float)
     assert measured_jitter(times_s) == pytest.approx(jitter, rel=0.15)
 
 
+def test_two_steps_show_jitter() -> None:
+    # Their differences are -2, 0 and 2 %, of which 2/3 of the variance are left after the median.
+    times_s = np.array([[1.0, 0.98], [1.0, 1.0], [1.0, 1.02]])[:, :, None]
+    assert measured_jitter(times_s) == pytest.approx(1.4826 * 0.02 / (2 * 2 / 3) ** 0.5, rel=0.02)
+
+
 def test_a_single_step_shows_no_jitter() -> None:
     assert measured_jitter(np.full((4, 1, 1), 0.1)) == 0.0
