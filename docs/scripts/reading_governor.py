@@ -20,9 +20,12 @@ class ReadingGovernor(InProcessGovernor):
         self._next_comparison_s = 0.0
         self._reads = ClockReport()
 
-    def on_instruction_end(self) -> None:
-        """Compare the clock in force with the one that was set, when it is time to."""
-        super().on_instruction_end()
+    def on_instruction_end(self, upcoming_mhz: int | None = None) -> None:
+        """Compare the clock in force with the one that was set, before the next one is."""
+        self._compare()
+        super().on_instruction_end(upcoming_mhz)
+
+    def _compare(self) -> None:
         now_s = self._emulated_gpu.emulated_time_s()
         if self.is_over or now_s < self._next_comparison_s:
             return
