@@ -21,9 +21,9 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.solver import with_reserve
+from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.transition_search import TransitionSearch
-from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
     make_data_parallel_plan,
@@ -251,6 +251,24 @@ def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
     assert first.energy_j <= fastest.energy_j * (1 + 1e-9)
     assert first.iteration_time_s <= fastest.baseline_iteration_time_s * (1 + 1e-9)
     assert (curve.transitions is None) is (options["transition_ms"] == 0)
+
+
+def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
+    model = model_of_request(request_of(four_stages(), 4, transition_ms=LATE_MS))
+    solver = DeadlineSolver(model.without_transitions())
+    deadline_s = 1.02 * solver.fastest_time_s
+    plan = solver.plan_within(deadline_s, 100)
+    (plain,), (reserved,) = (
+        late_plans(model, [plan], keeps_reserve=is_kept) for is_kept in (False, True)
+    )
+    late_s = plain.iteration_time_s - deadline_s
+    assert late_s > 0
+    tangent_j = plan.lower_bound_j + plan.relaxed.bound_slope_w * late_s
+    assert plain.lower_bound_j == pytest.approx(tangent_j, rel=1e-12)
+    assert plain.lower_bound_j <= solver.relax(deadline_s + late_s).lower_bound_j * (1 + 1e-9)
+    # All of a reserve may be used at the deadline: until then nothing waits.
+    waiting_j = sum(model.stage_blocking_power_w) * late_s
+    assert reserved.lower_bound_j == pytest.approx(tangent_j - waiting_j, rel=1e-12)
 
 
 def test_pipelines_side_by_side_change_late_too() -> None:
