@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from tests.planner.running import two_stages
@@ -12,6 +14,7 @@ from flyball_server.planning.model.finish_times import FloatArray, earliest_fini
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.iteration_delays import (
+    NUM_ERRORS,
     TimedSteps,
     measured_delays,
     measured_jitter,
@@ -85,6 +88,19 @@ def test_times_that_are_not_certain_are_none() -> None:
     uneven.iteration_time_s[:] += np.linspace(-0.1, 0.11, NUM_STEPS)
     delays = measured_delays(dag, uneven)
     assert (delays.tail_s, delays.transfer_s) == (0.0, ())
+
+
+@pytest.mark.parametrize(("num_errors", "is_certain"), [(0.9, False), (1.1, True)])
+def test_a_tail_is_certain_beyond_some_standard_errors_of_the_median(
+    num_errors: float, is_certain: bool
+) -> None:
+    # Half of the steps are 20 ms longer, half shorter: 1.25 times the error of their mean.
+    error_s = math.sqrt(math.pi / 2) * 1.4826 * 0.02 / math.sqrt(NUM_STEPS)
+    tail_s = num_errors * NUM_ERRORS * error_s
+    steps = timed(one_f_one_b(), tail_s=tail_s, hop_s=0.0)
+    steps.iteration_time_s[:] += np.tile([-0.02, 0.02], NUM_STEPS // 2)
+    delays = measured_delays(one_f_one_b(), steps)
+    assert delays.tail_s == (pytest.approx(tail_s, abs=1e-6) if is_certain else 0.0)
 
 
 def test_with_given_transfers_the_rest_is_the_tail() -> None:
