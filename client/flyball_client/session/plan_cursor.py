@@ -97,7 +97,6 @@ class PlanCursor:
             in place of the end of the instruction before the clock's own.
         position: Index of the next instruction. A caller whose instruction is that one may use
             its clock and increment `position`; else `next_sm_clock_mhz` must be called.
-        requested: Position whose clock `upcoming_mhz` returned last; below 0: none in this step.
         timed_first_mhz: Clock in MHz of the next step's first instruction, where a step that has
             ended as planned has `timed` it; else None.
         num_unplanned: Number of the step's instructions that did not match the plan.
@@ -114,7 +113,6 @@ class PlanCursor:
         "num_unplanned",
         "plan",
         "position",
-        "requested",
         "surprise",
         "timed",
         "timed_first_mhz",
@@ -137,7 +135,6 @@ class PlanCursor:
         self._is_in_step = False
         self.instructions: tuple[PlannedInstruction, ...] = _NO_INSTRUCTIONS
         self.position = 0
-        self.requested = -1
 
     def begin_step(self, step: int) -> None:
         """Move to the plan's first instruction, with the clocks of this step."""
@@ -150,7 +147,6 @@ class PlanCursor:
             self.clocks_mhz = clocks_mhz
             self._find_timed()
         self.timed_first_mhz = None
-        self.requested = -1
         self.num_unplanned = 0
         self.surprise = None
         self.instructions, self.position = self._instructions, 0
@@ -177,10 +173,7 @@ class PlanCursor:
         position, clocks_mhz = self.position, self.clocks_mhz
         if not position or clocks_mhz[position] == clocks_mhz[position - 1]:
             return None
-        if position in self._timed_positions:
-            return None
-        self.requested = position
-        return clocks_mhz[position]
+        return None if position in self._timed_positions else clocks_mhz[position]
 
     def next_sm_clock_mhz(self, kind: str, microbatch: int | None, chunk: int) -> int:
         """Return the clock in MHz of the instruction that begins; microbatch None: any."""

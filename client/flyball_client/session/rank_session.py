@@ -339,10 +339,8 @@ class RankSession:
                     sm_clock_mhz = cursor.next_sm_clock_mhz(kind, microbatch, chunk)
                     # Below 0: unplanned.
                     position = cursor.position - 1
-                # Otherwise the previous instruction's end has requested or confirmed the clock.
-                if position <= 0 or (
-                    position != cursor.requested and sm_clock_mhz != cursor.clocks_mhz[position - 1]
-                ):
+                # Otherwise the previous instruction's end has confirmed the clock.
+                if position <= 0 or sm_clock_mhz != cursor.clocks_mhz[position - 1]:
                     self._governor.set_mhz(sm_clock_mhz)
                 if position in cursor.timed:
                     self._governor.set_mhz_later(*cursor.timed[position])

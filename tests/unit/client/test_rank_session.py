@@ -246,8 +246,8 @@ def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
     plan = compiled_plan(*(("forward", number, mhz) for number, mhz in enumerate(clocks_mhz)))
     session.plans.put(plan, 0)
     run_forwards(session, num_steps=2, num_microbatches=5)
-    # At the begin of a step, where the clock changes at the end before, and at the step's end.
-    assert governor.asked_mhz == 2 * [1200, 900, 1200, 1200]
+    # At an instruction's begin, where the clock changes at the end before, and at a step's end.
+    assert governor.asked_mhz == 2 * [1200, 900, 900, 1200, 1200, 1200]
     # What has become of it each instruction's end sees.
     assert governor.num_ends == 10
     # Given back with a failed step, it is asked for again in the next one; a newer plan asks too.

@@ -219,7 +219,7 @@ def test_each_hook_makes_the_requests_of_its_plan(
         [(1200, None), (900, 0.2)],
         [],
         [(900, None)],
-        [(1200, 0.1)],
+        [(1400, None), (1200, 0.1)],
     ]
     # The third one's end alone is a default.
     assert ends == [[], [], [(1400, None)], []]
