@@ -35,7 +35,7 @@ from flyball_client.session.rank_settings import (
 )
 from flyball_client.session.registration import registration_of_rank
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
-from flyball_wire.messages import RankRegistration, StepMeasurement
+from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
@@ -141,24 +141,16 @@ class RankSession:
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
-            self._link = self._make_link(
+            layout = (dp_rank, tp_rank, cp_rank)
+            self._link = PlannerLink(
                 RankCalls(planner, job_id, rank),
-                registration_of_rank(gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)),
-                times or LinkTimes(),
+                registration=registration_of_rank(gpu, supported_mhz, stage, layout),
+                times=times or LinkTimes(),
+                current_step=lambda: self._current_step,
+                activate=self.plans.put,
             )
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
-
-    def _make_link(
-        self, calls: RankCalls, registration: RankRegistration, times: LinkTimes
-    ) -> PlannerLink:
-        return PlannerLink(
-            calls,
-            registration=registration,
-            times=times,
-            current_step=lambda: self._current_step,
-            activate=self.plans.put,
-        )
 
     # ------------------------------------------------------------------ life
 

@@ -39,6 +39,7 @@ from flyball_integrations.megatron.timers import HookedTimers
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Policy
@@ -222,13 +223,7 @@ def attach(
         if is_whole:
             step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
-            training = MegatronTraining(
-                device_hooks.of(session),
-                synchronize=device_hooks.synchronize,
-                transfers=device_hooks.transfer_timer(session) if hooks == "timers" else None,
-            )
-            _hook(opened, config, training, orders)
-            step = training.training_step
+            step = _hooked_step(opened, config, orders, session, device_hooks, hooks=hooks)
         session.start()
         registering.begin()
         # `detach` closes all of it, the last first.
@@ -282,23 +277,29 @@ def _warn_of_held_back_sends(
     )
 
 
-def _hook(
+def _hooked_step(
     opened: ExitStack,
     config: Any,  # noqa: ANN401 - as above
-    training: MegatronTraining,
     orders: Sequence[StageOrder],
-) -> None:
-    """Hook Megatron's module, or its timers where transfers are timed."""
+    session: RankSession,
+    device_hooks: DeviceHooks,
+    *,
+    hooks: Literal["patch", "timers"],
+) -> Callable[[], AbstractContextManager[None]]:
+    """Hook Megatron's module, or its timers, which time transfers too; return what runs a step."""
     overrides = Overrides()
     opened.callback(overrides.remove)
-    if training.transfers is None:
-        patch_schedules(schedules, training, overrides)
-        return
-    stage = parallel_state.get_pipeline_model_parallel_rank()
-    timers = HookedTimers(
-        config.timers, training, order=orders[stage], transfers=training.transfers
+    transfers = device_hooks.transfer_timer(session) if hooks == "timers" else None
+    training = MegatronTraining(
+        device_hooks.of(session), synchronize=device_hooks.synchronize, transfers=transfers
     )
-    overrides.set(config, "timers", timers)
+    if transfers is None:
+        patch_schedules(schedules, training, overrides)
+    else:
+        stage = parallel_state.get_pipeline_model_parallel_rank()
+        timers = HookedTimers(config.timers, training, order=orders[stage], transfers=transfers)
+        overrides.set(config, "timers", timers)
+    return training.training_step
 
 
 def _device() -> torch.device:

@@ -23,9 +23,6 @@ class MegatronTraining:
         hooks: called in the order of execution.
         synchronize: waits until the device has finished the computations launched so far.
         transfers: times receives and sends; None: they are not timed.
-
-    Attributes:
-        transfers: as given.
     """
 
     def __init__(
@@ -37,7 +34,7 @@ class MegatronTraining:
     ) -> None:
         self._hooks = hooks
         self._synchronize = synchronize
-        self.transfers = transfers
+        self._transfers = transfers
         self._is_in_step = False
         self._is_step_of_call = False
         self._is_evaluating = False
@@ -92,8 +89,8 @@ class MegatronTraining:
     def begin(self, kind: str, microbatch: int | None, chunk: int) -> None:
         """Call before a forward or a backward is launched."""
         self._synchronize()
-        if self.transfers is not None:
-            self.transfers.report()
+        if self._transfers is not None:
+            self._transfers.report()
         self._hooks.on_instruction_begin(kind, microbatch=microbatch, chunk=chunk)
 
     def end(self, kind: str, microbatch: int | None, chunk: int) -> None:
@@ -104,20 +101,20 @@ class MegatronTraining:
     # ------------------------------------------------------------------ inside
 
     def _begin_step(self) -> None:
-        if self.transfers is not None:
-            self.transfers.discard()
+        if self._transfers is not None:
+            self._transfers.discard()
         self._hooks.on_step_begin()
         self._is_in_step = True
         self._is_step_of_call = False
 
     def _end_step(self) -> None:
         self._is_in_step = self._is_step_of_call = False
-        if self.transfers is not None:
-            self.transfers.end_step()
+        if self._transfers is not None:
+            self._transfers.end_step()
         self._hooks.on_step_end()
 
     def _fail_step(self) -> None:
         self._is_in_step = self._is_step_of_call = False
-        if self.transfers is not None:
-            self.transfers.discard()
+        if self._transfers is not None:
+            self._transfers.discard()
         self._hooks.on_step_failed()
