@@ -220,6 +220,7 @@ def attach(
         is_whole = unhooked is not None
         device_hooks = ends.device_hooks(_device(), is_own_order=not is_whole)
         session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
+        step: Callable[[], AbstractContextManager[None]]
         if is_whole:
             step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
