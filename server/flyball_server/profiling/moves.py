@@ -23,6 +23,7 @@ from flyball_server.profiling.iterations import (
 )
 from flyball_server.profiling.mixed_model import FloatArray
 from flyball_server.profiling.observations import (
+    MAX_WITH_WAITING,
     Z_95,
     ErrorLimits,
     ProbedVersion,
@@ -235,8 +236,6 @@ _WALK_SHARE = 0.55
 _REFINING_BLOCKS = 6
 # Limit on the wait for a version, as a multiple of its steps, where steps are not clean.
 _PATIENCE = 2
-# At least one step in so many counts towards the limit, so that profiling ends in any case.
-_WAITING_PER_COUNTED = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,7 +290,7 @@ def easy_move(
     if newest.first_step is None or first_step is None:
         return KeepWatching(num_steps=1)
     steps = iterations(setup, [step for step in observed if step.step >= first_step])
-    remaining = setup.max_steps - _num_counted(versions, steps, _num_steps(steps, first_step))
+    remaining = _remaining_steps(setup, versions, steps)
     missing = _missing_steps(newest, steps)
     return KeepWatching(num_steps=min(missing, remaining)) if min(missing, remaining) > 0 else None
 
@@ -312,8 +311,7 @@ def next_move(
     first_step = versions[0].first_step or 0
     observed = [step for step in observed if step.step >= first_step]
     steps = iterations(setup, observed)
-    num_steps = _num_steps(steps, first_step)
-    remaining = setup.max_steps - _num_counted(versions, steps, num_steps)
+    num_steps, remaining = _num_steps(versions, steps), _remaining_steps(setup, versions, steps)
     baseline = baseline_of(steps)
     findings = find(setup, observed)
     if baseline is None or len(findings) < setup.schedule.num_stages:
@@ -326,9 +324,14 @@ def next_move(
         margin = underestimate(steps, baseline, versions)
         plan = probe_plan(setup, findings, arms, block=block, baseline=baseline, margin=margin)
         return Probe(plan=plan, so_far=so_far)
-    problem = problem or why_uncertain(setup, findings)
-    if problem and all(step.version != versions[-1].version for step in steps):
-        problem = f"not all ranks ran version {versions[-1].version} within {num_steps} steps"
+    if problem is None:
+        problem = why_uncertain(setup, findings)
+        newest = versions[-1].version
+        if problem is not None and all(step.version != newest for step in steps):
+            problem = (
+                f"not all ranks ran version {newest} within {num_steps} steps; look into the"
+                " ranks' logs"
+            )
     return Refused(problem=problem, so_far=so_far) if problem else Finished(result=so_far)
 
 
@@ -339,29 +342,30 @@ def _no_clean_steps(num_steps: int) -> str:
     )
 
 
-def _num_steps(steps: Sequence[Iteration], first_step: int) -> int:
-    return steps[-1].step - first_step + 1 if steps else 0
+def _num_steps(versions: Sequence[ProbedVersion], steps: Sequence[Iteration]) -> int:
+    return steps[-1].step - (versions[0].first_step or 0) + 1 if steps else 0
 
 
 def _needed_steps(version: ProbedVersion) -> int:
     return max(version.plan.num_steps, _BASELINE_STEPS)
 
 
-def _num_counted(
-    versions: Sequence[ProbedVersion], steps: Sequence[Iteration], num_steps: int
+def _remaining_steps(
+    setup: ProbeSetup, versions: Sequence[ProbedVersion], steps: Sequence[Iteration]
 ) -> int:
-    """Return how many of the steps count towards the limit.
+    """Return how many more steps may be probed.
 
     A version runs until the next one is there. Where steps are short, most of them wait for the
-    planner: beyond `_DELAY_STEPS` they do not count, as long as one step in
-    `_WAITING_PER_COUNTED` does.
+    planner: beyond `_DELAY_STEPS` they do not count, until all are `MAX_WITH_WAITING` times the
+    limit.
     """
     clean = Counter(step.version for step in steps if step.is_clean)
-    waiting = sum(
+    num_waiting = sum(
         max(0, clean[version.version] - _needed_steps(version) - _DELAY_STEPS)
         for version in versions
     )
-    return max(num_steps - waiting, num_steps // _WAITING_PER_COUNTED)
+    num_steps = _num_steps(versions, steps)
+    return setup.max_steps - max(num_steps - num_waiting, num_steps // MAX_WITH_WAITING)
 
 
 def _missing_steps(newest: ProbedVersion, steps: Sequence[Iteration]) -> int:

@@ -15,6 +15,8 @@ from flyball_server.planning.schedules._base import Schedule
 
 DEFAULT_SLOWDOWN_CAP = 0.1
 DEFAULT_MAX_STEPS = 200
+# Limit on all steps of profiling, with those that wait for a version: a multiple of `max_steps`.
+MAX_WITH_WAITING = 10
 
 # Standard errors to either side that hold 95 % of a normal distribution.
 Z_95 = 1.96
@@ -54,7 +56,8 @@ class ProbeSetup:
         slowdown_cap: possible slowdown of an iteration against the highest clocks, as a
             share, above 0 and at most 1.
         blocking_power_w: per stage, W of one of its GPUs while it waits; None: estimated.
-        max_steps: limit on the steps of probing, after which it is finished or refused.
+        max_steps: limit on the steps of probing, after which it is finished or refused; steps that
+            wait for a version do not count, see `MAX_WITH_WAITING`.
 
     Raises:
         PlanningError: a part does not fit; names its field.

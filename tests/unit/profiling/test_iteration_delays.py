@@ -94,7 +94,7 @@ def test_times_that_are_not_certain_are_none() -> None:
 def test_a_tail_is_certain_beyond_some_standard_errors_of_the_median(
     num_errors: float, is_certain: bool
 ) -> None:
-    # Half of the steps are 20 ms longer, half shorter: 1.25 times the error of their mean.
+    # Half of the steps are 20 ms longer, half shorter: that is their median absolute deviation.
     error_s = math.sqrt(math.pi / 2) * 1.4826 * 0.02 / math.sqrt(NUM_STEPS)
     tail_s = num_errors * NUM_ERRORS * error_s
     steps = timed(one_f_one_b(), tail_s=tail_s, hop_s=0.0)
@@ -140,7 +140,7 @@ def test_jitter_is_what_varies_between_the_instructions_of_a_step(jitter: float)
 
 
 def test_two_steps_show_jitter() -> None:
-    # Their differences are -2, 0 and 2 %, of which 2/3 of the variance are left after the median.
+    # Differences of -2, 0 and 2 %, whose own median takes a third of their variance.
     times_s = np.array([[1.0, 0.98], [1.0, 1.0], [1.0, 1.02]])[:, :, None]
     assert measured_jitter(times_s) == pytest.approx(1.4826 * 0.02 / (2 * 2 / 3) ** 0.5, rel=0.02)
 

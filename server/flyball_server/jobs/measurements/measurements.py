@@ -14,12 +14,13 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.profiling.observations import DEFAULT_MAX_STEPS, MAX_WITH_WAITING
 from flyball_wire.messages import Accepted, JobState, JobStep
 
 # Number of a job's newest steps that are kept for reconcilers.
 KEPT_DETAILS = 256
-# Profiling reads all its steps, also those that wait for the next version: at most ten times 200.
-KEPT_DETAILS_OF_PROFILING = 2048
+# Profiling reads all its steps, and short ones continue while it decides.
+KEPT_DETAILS_OF_PROFILING = MAX_WITH_WAITING * DEFAULT_MAX_STEPS + KEPT_DETAILS
 # Number of newest steps kept with single instructions, which take megabytes a step in a large
 # pipeline: as many as hold this number of instructions of all ranks. Short steps need many, since
 # ranks post a second of them at a time, and no step may be dropped before all ranks have posted
