@@ -26,6 +26,14 @@ _MAX_CHARACTERS = 256
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Name and UUID in the registration of a rank without a GPU.
 _NO_GPU = "none"
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+_CHECK_PERIOD_S = 15.0
+_CONFLICT = 409
+# A job with all its ranks, 64,000 of them; read and not decoded.
+_MAX_JOB_BYTES = 32 * 2**20
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +100,6 @@ def _boot_id() -> str | None:
         return _BOOT_ID.read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
-
-
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
-_CHECK_PERIOD_S = 15.0
-_CONFLICT = 409
-# A job with all its ranks, 64,000 of them; read and not decoded.
-_MAX_JOB_BYTES = 32 * 2**20
-
-logger = logging.getLogger(__name__)
 
 
 class JobRegistrar(PlannerThread):

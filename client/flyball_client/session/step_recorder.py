@@ -15,6 +15,8 @@ from flyball_client.session.instruction_timings import InstructionTiming, Timing
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_wire.messages import ClockTiming, InstructionReport, MeasurementDetail, StepMeasurement
 
+_ENERGY_TIMEOUT_S = 1.0
+# Counts of a step that its figures have, and their totals.
 _COUNTS = (
     "num_unplanned",
     "num_overruns",
@@ -61,9 +63,6 @@ class StepMetrics:
     def values(self) -> dict[str, float]:
         """Return the figures by name; one that was not measured is missing."""
         return self._last | self._totals
-
-
-_ENERGY_TIMEOUT_S = 1.0
 
 
 class _Counter:
