@@ -9,6 +9,7 @@ import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
+from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
@@ -21,11 +22,23 @@ def sqlite_store(request: pytest.FixtureRequest) -> JobStore:
     return make_job_store(f"sqlite:///{folder}/new/folder/planner.sqlite")
 
 
+@pytest.fixture(scope="session")
+def newer_template(postgres_server: PostgresServer) -> Iterator[str]:
+    """Name of an empty database on the schema of a newer Flyball, as during an upgrade."""
+    with postgres_server.database() as address:
+        migrate_to_next(address)
+        yield address.rpartition("/")[2]
+
+
+@pytest.fixture
+def newer_database(postgres_server: PostgresServer, newer_template: str) -> Iterator[str]:
+    """Address of a database of the test's own on that schema."""
+    with postgres_server.database(newer_template) as address:
+        yield address
+
+
 def postgres_store(request: pytest.FixtureRequest) -> JobStore:
-    """On the schema of a newer Flyball, as during an upgrade."""
-    database: str = request.getfixturevalue("postgres_database")
-    migrate_to_next(database)
-    return make_job_store(database)
+    return make_job_store(request.getfixturevalue("newer_database"))
 
 
 @pytest.fixture(params=[sqlite_store, postgres_store])

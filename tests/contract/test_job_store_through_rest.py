@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,6 @@ from flyball_wire.messages import TOKEN_HEADER
 pytestmark = pytest.mark.slow
 TOKEN = "the-operators"  # noqa: S105 - of this planner only
 CSV = {"Content-Type": "text/csv"}
-# Longer than anything here is waited for: an answer comes from being woken.
-LONG_S = 500
 _NUMBERS = itertools.count(1)
 
 
@@ -40,10 +38,9 @@ class VisibleJob:
         """The address of something of the job."""
         return routes.fill(route, job_id=self.job_id, **parts)
 
-    def get(self, route: str, *, query: dict[str, Any] | None = None, **parts: str | int) -> Any:  # noqa: ANN401 - JSON
+    def get(self, route: str, **parts: str | int) -> Any:  # noqa: ANN401 - JSON
         """Return what is there."""
-        answer = self.http.get(self.path(route, **parts), params=query)
-        return answer.raise_for_status().json()
+        return self.http.get(self.path(route, **parts)).raise_for_status().json()
 
     def register(self, **changes: object) -> Any:  # noqa: ANN401 - JSON
         """Make it known: two stages, a rank each."""
@@ -68,12 +65,6 @@ class VisibleJob:
         for rank in (0, 1):
             self.register_rank(rank)
         self.put_profile()
-
-    def acknowledge(self, rank: int, version: int, current_step: int = 4) -> Any:  # noqa: ANN401 - JSON
-        """A rank holds a version."""
-        body = {"version": version, "current_step": current_step}
-        path = self.path(routes.RANK_ACKNOWLEDGEMENT, rank=rank)
-        return self.http.post(path, json=body).raise_for_status().json()
 
     def measure(self, rank: int, *steps: dict[str, Any]) -> httpx.Response:
         """A rank has measured steps."""
@@ -100,45 +91,31 @@ class VisibleJob:
         return {**found, routes.PROFILE: answer.text if answer.is_success else None}
 
 
-class VisibleStore:
-    """A store that is seen through `flyball serve` only, which is killed at its end."""
-
-    def __init__(self, folder: Path) -> None:
-        self._database = folder / "served.sqlite"
-        self._running = ExitStack()
-        self.start_again()
-
-    def start_again(self) -> None:
-        """End the planner, and start another on what it has kept."""
-        self.close()
-        environment = serve_environment(
-            FLYBALL_TOKEN=TOKEN, FLYBALL_PLANNING_PROCESSES="0", FLYBALL_MAX_WAIT_S=str(LONG_S)
-        )
-        served = serve_process(self._database, environment=environment)
-        self.http: httpx.Client = self._running.enter_context(served).http
-        self.http.headers[TOKEN_HEADER] = TOKEN
-
-    def close(self) -> None:
-        """End the planner."""
-        self._running.close()
-
-    def job(self, job_id: str | None = None) -> VisibleJob:
-        """One that nobody has registered, unless it is named."""
-        return VisibleJob(http=self.http, job_id=job_id or f"job-{next(_NUMBERS)}")
+@contextmanager
+def serving(database: Path) -> Generator[httpx.Client]:
+    """A client of `flyball serve`, through which alone the store is seen; killed at the end."""
+    environment = serve_environment(FLYBALL_TOKEN=TOKEN, FLYBALL_PLANNING_PROCESSES="0")
+    with serve_process(database, environment=environment) as served:
+        served.http.headers[TOKEN_HEADER] = TOKEN
+        yield served.http
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VisibleStore]:
-    """One planner for all tests of this file: each has jobs of its own."""
-    made = VisibleStore(tmp_path_factory.mktemp("visible"))
-    yield made
-    made.close()
+def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of one planner for all tests of this file: each has jobs of its own."""
+    with serving(tmp_path_factory.mktemp("visible") / "served.sqlite") as client:
+        yield client
+
+
+def new_job(http: httpx.Client) -> VisibleJob:
+    """One that nobody has registered."""
+    return VisibleJob(http=http, job_id=f"job-{next(_NUMBERS)}")
 
 
 @pytest.fixture
-def job(store: VisibleStore) -> VisibleJob:
+def job(http: httpx.Client) -> VisibleJob:
     """A job that nobody has registered yet."""
-    return store.job()
+    return new_job(http)
 
 
 def step(number: int, **changes: object) -> dict[str, Any]:
@@ -173,29 +150,11 @@ class TestJobStoreThroughRest:
         assert {name: told[name] for name in body} == {**body, "num_ranks": 2}
         listed = [each for each in job.http.get(routes.JOBS).json() if each["job_id"] == job.job_id]
         assert [each["registration"] for each in listed] == [told]
-
-    def test_a_profile_comes_out_to_the_last_bit_and_is_replaced(self, job: VisibleJob) -> None:
-        job.register()
         energy_j = 30 + 1 / 3
         for text in (profile_csv(), profile_csv(forward_energy_j=energy_j)):
             job.put_profile(text)
         told = job.http.get(job.path(routes.PROFILE)).raise_for_status().text
         assert parse_stage_profile(told) == profile(forward_energy_j=energy_j)
-
-    def test_plan_versions_rise_from_one_and_an_older_one_never_changes(
-        self, job: VisibleJob
-    ) -> None:
-        job.fill()
-        first = job.get(routes.PLAN, version=1)
-        for energy_j in (31, 32):
-            job.put_profile(profile_csv(forward_energy_j=energy_j))
-        assert [each["version"] for each in job.get(routes.PLANS)] == [1, 2, 3]
-        assert job.get(routes.PLAN, version=1) == first
-        assert [each["version"] for each in job.get(routes.HISTORY)] == [1, 2, 3]
-        assert job.http.get(job.path(routes.PLAN, version=4)).status_code == 404
-
-    def test_whole_numbers_up_to_the_largest_are_kept(self, job: VisibleJob) -> None:
-        job.register()
         job.register_rank(0)
         # Known from another database: the version is none of this job's.
         largest = step(MAX_COUNT, plan_version=MAX_COUNT, plan_id="other", num_overruns=MAX_COUNT)
@@ -204,26 +163,37 @@ class TestJobStoreThroughRest:
         assert found["step"] == found["num_overruns"] == MAX_COUNT
         assert found["unknown_versions"] == [MAX_COUNT]
 
-    def test_nothing_can_belong_to_what_is_not_there(self, job: VisibleJob) -> None:
-        with pytest.raises(httpx.HTTPStatusError, match="404"):
-            job.register_rank(0)
-        with pytest.raises(httpx.HTTPStatusError, match="404"):
-            job.put_profile()
-        assert job.measure(0, step(1)).status_code == 404
-        job.register()
-        assert job.measure(0, step(1)).status_code == 404
-        assert job.get(routes.STEPS) == []
+    def test_what_steers_a_job_comes_out_as_it_went_in_and_is_replaced(
+        self, job: VisibleJob
+    ) -> None:
+        job.register(policy="frontier")
+        job.register_rank(0)
+        for slowdown in (2.0, 1 + 0.1 + 0.2):
+            body = {"rank": 0, "slowdown": slowdown, "from_time": "2099-01-01T00:00:00.25+00:00"}
+            job.http.post(job.path(routes.STRAGGLERS), json=body).raise_for_status()
+        (straggler,) = job.get(routes.STRAGGLERS)
+        assert straggler["slowdown"] == 1 + 0.1 + 0.2
+        assert straggler["from_time"] == "2099-01-01T00:00:00.250000+00:00"
+        window = {"from_time": "22:00", "until_time": "06:00", "target": "power:9"}
+        timetable = {"windows": [{**window, "days": ["mon", "sun"]}], "timezone": "Europe/Vienna"}
+        for put in ({"windows": [window]}, timetable):
+            job.http.put(job.path(routes.TIMETABLE), json=put).raise_for_status()
+        assert job.get(routes.TIMETABLE)["timetable"] == timetable
 
     def test_a_call_that_is_refused_stores_nothing(self, job: VisibleJob) -> None:
+        def put(route: str, **content: Any) -> int:  # noqa: ANN401 - as httpx has it
+            return job.http.put(job.path(route), **content).status_code
+
+        assert job.measure(0, step(1)).status_code == 404
+        assert put(routes.PROFILE, content=profile_csv(), headers=CSV) == 404
+        job.register()
+        assert job.measure(0, step(1)).status_code == 404
         job.fill()
         before = job.everything()
         assert job.measure(0, step(1), step(2, time_s=-1)).status_code == 422
-        refused = job.http.put(job.path(routes.TARGET), json={"target": "fastest", "what": 1})
-        assert refused.status_code == 422
-        unread = job.http.put(job.path(routes.PROFILE), content="no profile", headers=CSV)
-        assert unread.status_code == 422
-        other = job.http.put(job.path(routes.JOB), json=registration(num_stages=3))
-        assert other.status_code == 409
+        assert put(routes.TARGET, json={"target": "fastest", "what": 1}) == 422
+        assert put(routes.PROFILE, content="no profile", headers=CSV) == 422
+        assert put(routes.JOB, json=registration(num_stages=3)) == 409
         assert _without_times(job.everything()) == _without_times(before)
 
     def test_callers_at_once_lose_no_change(self, job: VisibleJob) -> None:
@@ -247,58 +217,35 @@ class TestJobStoreThroughRest:
         assert found == {rank: 1.5 + rank for rank in range(8)}
         assert [each["num_ranks"] for each in job.get(routes.STEPS)] == [8] * 5
 
-    def test_what_steers_a_job_comes_out_as_it_went_in_and_is_replaced(
+    def test_a_job_is_forgotten_with_all_that_belongs_to_it_and_its_name_is_free(
         self, job: VisibleJob
     ) -> None:
-        job.register(policy="frontier")
-        job.register_rank(0)
-        for slowdown in (2.0, 1 + 0.1 + 0.2):
-            body = {"rank": 0, "slowdown": slowdown, "from_time": "2099-01-01T00:00:00.25+00:00"}
-            job.http.post(job.path(routes.STRAGGLERS), json=body).raise_for_status()
-        (straggler,) = job.get(routes.STRAGGLERS)
-        assert straggler["slowdown"] == 1 + 0.1 + 0.2
-        assert straggler["from_time"] == "2099-01-01T00:00:00.250000+00:00"
-        window = {"from_time": "22:00", "until_time": "06:00", "target": "power:9"}
-        timetable = {"windows": [{**window, "days": ["mon", "sun"]}], "timezone": "Europe/Vienna"}
-        path = job.path(routes.TIMETABLE)
-        job.http.put(path, json={"windows": [window]}).raise_for_status()
-        job.http.put(path, json=timetable).raise_for_status()
-        assert job.get(routes.TIMETABLE)["timetable"] == timetable
-
-    def test_a_job_is_forgotten_with_all_that_belongs_to_it_and_its_name_is_free(
-        self, store: VisibleStore, job: VisibleJob
-    ) -> None:
-        other = store.job()
+        other = new_job(job.http)
         for each in (job, other):
             each.fill()
             each.measure(1, step(1)).raise_for_status()
         others = other.everything()
-        assert job.http.delete(job.path(routes.JOB)).status_code == 409
+        path = job.path(routes.JOB)
+        assert job.http.delete(path).status_code == 409
         job.leave()
-        assert job.http.delete(job.path(routes.JOB)).status_code == 204
-        assert job.http.delete(job.path(routes.JOB)).status_code == 404
+        assert [job.http.delete(path).status_code for _ in range(2)] == [204, 404]
         assert job.http.get(job.path(routes.STEPS)).status_code == 404
         job.register()
+        job.register_rank(1)
         found = job.everything()
         assert found[routes.PROFILE] is None
-        assert (found[routes.PLANS], found[routes.STEPS], found[routes.JOB]["ranks"]) == (
-            [],
-            [],
-            [],
-        )
-        job.register_rank(1)
-        assert job.get(routes.STEPS) == []
+        assert found[routes.PLANS] == found[routes.STEPS] == []
         assert _without_times(other.everything()) == _without_times(others)
 
     def test_a_run_that_is_kept_under_another_name_keeps_all_that_belongs_to_it(
-        self, store: VisibleStore, job: VisibleJob
+        self, job: VisibleJob
     ) -> None:
         job.fill()
         job.measure(0, step(3, plan_version=1)).raise_for_status()
         job.leave()
         before = _without_times(job.everything())
         job.register(num_microbatches=5)
-        kept = store.job(f"{job.job_id}@1")
+        kept = replace(job, job_id=f"{job.job_id}@1")
         found = _without_times(kept.everything())
         for route in (routes.STEPS, routes.STAGES_OF_STEPS, routes.PROFILE):
             assert found[route] == before[route]
@@ -308,15 +255,18 @@ class TestJobStoreThroughRest:
         assert [each["rank"] for each in found[routes.JOB]["ranks"]] == [0, 1]
         assert job.get(routes.JOB)["ranks"] == job.get(routes.STEPS) == []
 
-    # Of those that share a planner the last one: it ends that.
-    def test_a_planner_that_starts_again_knows_everything(self, store: VisibleStore) -> None:
-        job = store.job()
+
+def test_a_planner_that_was_killed_and_starts_again_knows_everything(tmp_path: Path) -> None:
+    with serving(tmp_path / "served.sqlite") as http:
+        job = new_job(http)
         job.fill()
-        job.acknowledge(0, 1)
+        held = {"version": 1, "current_step": 4}
+        acknowledgement = job.path(routes.RANK_ACKNOWLEDGEMENT, rank=0)
+        http.post(acknowledgement, json=held).raise_for_status()
         job.measure(0, step(1, time_s=1 / 3)).raise_for_status()
         before = _without_times(job.everything())
-        store.start_again()
-        assert _without_times(store.job(job.job_id).everything()) == before
+    with serving(tmp_path / "served.sqlite") as http:
+        assert _without_times(replace(job, http=http).everything()) == before
 
 
 def _without_times(found: Any) -> Any:  # noqa: ANN401 - JSON

@@ -164,22 +164,6 @@ def assert_alike(some: tuple[StageMoments, ...], others: tuple[StageMoments, ...
                 assert moments.m2 == pytest.approx(wanted.m2, rel=1e-9, abs=1e-18)
 
 
-def test_all_that_is_read_is_the_same_before_and_after(planner: Planner) -> None:
-    planner.post("job", range(80))
-    before, moments = planner.everything("job"), planner.moments("job")
-    assert planner.prune("job") == 0
-    planner.passed_s = RETENTION_S + 1
-    assert planner.prune("job") >= 1
-    assert planner.num_rows("job") == 0
-    assert planner.everything("job") == before
-    assert_alike(planner.moments("job"), moments)
-    assert planner.prune("job") == 0
-    kept = {(each.plan_version, each.stage): each for each in moments}
-    # On the plan, at the highest clocks; the unplanned, capped and unknown steps are left out.
-    assert {row: each.count for row, each in kept[2, 0].times_s.items()} == {0: 40, 1: 40}
-    assert kept[1, 1].times_s[0].count == 2 * 20 - 2 - 2 - 1 - 1
-
-
 def test_a_job_pruned_piece_by_piece_reads_as_one_never_pruned(
     planner: Planner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,18 +184,58 @@ def test_a_job_pruned_piece_by_piece_reads_as_one_never_pruned(
     assert_alike(planner.moments("job"), other.moments("twin"))
 
 
-def test_a_pruned_step_posted_again_counts_once(planner: Planner) -> None:
+def test_what_planners_prune_at_once_reads_as_before_also_when_it_is_posted_again(
+    planner: Planner,
+) -> None:
     planner.post("job", range(80))
+    before, moments = planner.everything("job"), planner.moments("job")
+    kept = {(each.plan_version, each.stage): each for each in moments}
+    # On the plan, at the highest clocks; the unplanned, capped and unknown steps are left out.
+    assert {row: each.count for row, each in kept[2, 0].times_s.items()} == {0: 40, 1: 40}
+    assert kept[1, 1].times_s[0].count == 2 * 20 - 2 - 2 - 1 - 1
+    assert planner.prune("job") == 0
+    other = Planner(planner.services.store)
+    planner.passed_s = other.passed_s = RETENTION_S + 1
+    with ThreadPoolExecutor(2) as threads:
+        taken = list(threads.map(lambda each: each.prune("job"), (planner, other)))
+    assert sum(taken) >= 1
+    for _ in range(2):
+        assert planner.num_rows("job") == 0
+        assert planner.everything("job") == before
+        planner.passed_s *= 2
+        planner.prune("job")
+        assert_alike(planner.moments("job"), moments)
+        planner.post("job", range(76, 80))
+        planner.post_rank("job", 2, range(30, 31))
+
+
+def test_a_step_of_which_no_stages_are_kept_is_listed(
+    planner: Planner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pruning, "most_steps", lambda spec: 5)
+    planner.post("job", range(20))
     planner.passed_s = RETENTION_S + 1
     planner.prune("job")
-    before, moments = planner.everything("job"), planner.moments("job")
-    planner.post("job", range(76, 80))
-    planner.post_rank("job", 2, range(30, 31))
-    assert planner.num_rows("job") == 0
-    assert planner.everything("job") == before
-    planner.passed_s *= 2
-    planner.prune("job")
-    assert_alike(planner.moments("job"), moments)
+    shown = list_stage_steps(planner.services, "job", limit=100)
+    assert [each.step for each in shown] == [15, 16, 17, 18, 19]
+    assert len(list_steps(planner.services, "job", limit=100)) == 20
+
+
+def test_steps_that_a_rank_has_posted_lately_and_those_of_a_job_being_profiled_are_kept(
+    planner: Planner,
+) -> None:
+    planner.post("job", range(3))
+    planner.passed_s = 0.9 * RETENTION_S
+    planner.post_rank("job", 1, range(1, 2))
+    planner.passed_s = 1.1 * RETENTION_S
+    with planner.services.store.writing("job") as writer:
+        job = require_job(writer, "job")
+        writer.save_job(job.evolve(state=JobState.PROFILING))
+    assert planner.prune("job") == 0
+    with planner.services.store.writing("job") as writer:
+        writer.save_job(job)
+    assert planner.prune("job") == 1
+    assert planner.num_rows("job") == 2 * NUM_RANKS
 
 
 def test_a_run_that_has_started_over_measures_pruned_steps_anew(planner: Planner) -> None:
@@ -249,52 +273,6 @@ def test_the_reconciler_prunes_and_asks_for_its_next_pass(planner: Planner) -> N
     assert PruningReconciler()(planner.services, "job") == PERIOD_S
     assert planner.num_rows("job") == 0
     assert reconciler(Planner(planner.services.store, retention_s=0).services, "job") is None
-
-
-def test_a_step_is_kept_while_one_rank_has_posted_it_lately(planner: Planner) -> None:
-    planner.post("job", range(3))
-    planner.passed_s = 0.9 * RETENTION_S
-    planner.post_rank("job", 1, range(1, 2))
-    planner.passed_s = 1.1 * RETENTION_S
-    planner.prune("job")
-    assert planner.num_rows("job") == 2 * NUM_RANKS
-
-
-def test_the_measurements_of_a_job_being_profiled_are_kept(planner: Planner) -> None:
-    planner.post("job", range(3))
-    planner.passed_s = 10 * RETENTION_S
-    with planner.services.store.writing("job") as writer:
-        job = require_job(writer, "job")
-        writer.save_job(job.evolve(state=JobState.PROFILING))
-    assert planner.prune("job") == 0
-    with planner.services.store.writing("job") as writer:
-        writer.save_job(job)
-    assert planner.prune("job") == 1
-
-
-def test_only_the_newest_pruned_steps_have_stages(
-    planner: Planner, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pruning, "most_steps", lambda spec: 5)
-    planner.post("job", range(20))
-    planner.passed_s = RETENTION_S + 1
-    planner.prune("job")
-    shown = list_stage_steps(planner.services, "job", limit=100)
-    assert [each.step for each in shown] == [15, 16, 17, 18, 19]
-    assert len(list_steps(planner.services, "job", limit=100)) == 20
-
-
-def test_planners_that_prune_at_once_count_nothing_twice(planner: Planner) -> None:
-    planner.post("job", range(80))
-    before, moments = planner.everything("job"), planner.moments("job")
-    planner.passed_s = RETENTION_S + 1
-    other = Planner(planner.services.store)
-    other.passed_s = planner.passed_s
-    with ThreadPoolExecutor(2) as threads:
-        taken = list(threads.map(lambda each: each.prune("job"), (planner, other)))
-    assert sum(taken) >= 1
-    assert planner.everything("job") == before
-    assert_alike(planner.moments("job"), moments)
 
 
 def test_instructions_count_once_however_often_they_are_posted(planner: Planner) -> None:

@@ -145,7 +145,7 @@ def worst_window_error(network: EventNetwork, optimum: RelaxedOptimum) -> float:
 @pytest.mark.parametrize("relaxation", [HighsRelaxation, InteriorPointRelaxation])
 class TestRelaxation:
     @pytest.mark.parametrize("name", PIPELINES)
-    def test_finds_the_optimum_of_a_textbook_program(
+    def test_finds_the_optimum_of_a_textbook_program_with_events_that_can_be_run(
         self, relaxation: RelaxationClass, name: str
     ) -> None:
         model = PIPELINES[name]
@@ -153,67 +153,45 @@ class TestRelaxation:
         scale_j = max(point.energy_j for points in model.points for point in points)
         # The textbook program's solver has absolute tolerances: it gets seconds and joules.
         scaled = in_other_units(model, 1 / scale_s, 1 / scale_j)
-        solver = relaxation(network_of(model))
-        for deadline_s in deadlines_of(model):
-            bound_j = solver.solve(deadline_s).lower_bound_j
-            expected_j = plain_program_bound_j(scaled, deadline_s / scale_s * (1 + 1e-12)) * scale_j
-            assert bound_j == pytest.approx(expected_j, rel=WITHIN)
-
-    @pytest.mark.parametrize("name", PIPELINES)
-    def test_its_events_leave_each_instruction_its_fastest_time(
-        self, relaxation: RelaxationClass, name: str
-    ) -> None:
-        model = PIPELINES[name]
         network = network_of(model)
         solver = relaxation(network)
-        for deadline_s in deadlines_of(model):
-            optimum = solver.solve(deadline_s)
+        deadlines_s = deadlines_of(model)
+        optima = [solver.solve(deadline_s) for deadline_s in deadlines_s]
+        for deadline_s, optimum in zip(deadlines_s, optima, strict=True):
+            expected_j = plain_program_bound_j(scaled, deadline_s / scale_s * (1 + 1e-12)) * scale_j
+            assert optimum.lower_bound_j == pytest.approx(expected_j, rel=WITHIN)
             assert optimum.deadline_s == deadline_s
             assert optimum.event_time_s.shape == (network.num_events,)
             assert worst_window_error(network, optimum) <= 1e-6
             assert (optimum.event_time_s <= deadline_s * (1 + 1e-6)).all()
+        # Beyond the least-energy time the bound stays.
+        *_, slowest, later, far_later = optima
+        for optimum in (later, far_later):
+            assert optimum.lower_bound_j == pytest.approx(slowest.lower_bound_j, rel=WITHIN)
+            fall_j = -optimum.bound_slope_w * (far_later.deadline_s - slowest.deadline_s)
+            assert 0 <= fall_j <= 0.1 * slowest.lower_bound_j
 
     @pytest.mark.parametrize("name", PIPELINES)
-    def test_the_order_of_deadlines_does_not_matter(
+    def test_the_order_of_deadlines_does_not_matter_and_the_same_order_gives_the_same_results(
         self, relaxation: RelaxationClass, name: str
     ) -> None:
-        model = PIPELINES[name]
-        deadlines_s = deadlines_of(model)
-        solver = relaxation(network_of(model))
-        rising = [solver.solve(deadline_s).lower_bound_j for deadline_s in deadlines_s]
-        falling = [solver.solve(deadline_s).lower_bound_j for deadline_s in reversed(deadlines_s)]
-        alone = [
-            relaxation(network_of(model)).solve(deadline_s).lower_bound_j
-            for deadline_s in deadlines_s
-        ]
-        assert rising == pytest.approx(falling[::-1], rel=WITHIN)
-        assert rising == pytest.approx(alone, rel=WITHIN)
-
-    @pytest.mark.parametrize("name", PIPELINES)
-    def test_beyond_the_least_energy_time_the_bound_stays(
-        self, relaxation: RelaxationClass, name: str
-    ) -> None:
-        solver = relaxation(network_of(PIPELINES[name]))
-        *_, slowest_s, later_s, far_later_s = deadlines_of(PIPELINES[name])
-        least_j = solver.solve(slowest_s).lower_bound_j
-        for deadline_s in (later_s, far_later_s):
-            optimum = solver.solve(deadline_s)
-            assert optimum.lower_bound_j == pytest.approx(least_j, rel=WITHIN)
-            fall_j = -optimum.bound_slope_w * (far_later_s - slowest_s)
-            assert 0 <= fall_j <= 0.1 * least_j
-
-    def test_the_same_deadlines_give_the_same_results(self, relaxation: RelaxationClass) -> None:
-        model = PIPELINES["uneven stages"]
-        first, second = (
-            [solver.solve(deadline_s) for deadline_s in deadlines_of(model)]
-            for solver in (relaxation(network_of(model)), relaxation(network_of(model)))
-        )
-        for one, other in zip(first, second, strict=True):
+        network = network_of(PIPELINES[name])
+        deadlines_s = deadlines_of(PIPELINES[name])
+        solver = relaxation(network)
+        rising = [solver.solve(deadline_s) for deadline_s in deadlines_s]
+        falling = [solver.solve(deadline_s) for deadline_s in reversed(deadlines_s)]
+        alone = [relaxation(network).solve(deadline_s) for deadline_s in deadlines_s]
+        for others in (falling[::-1], alone):
+            for one, other in zip(rising, others, strict=True):
+                assert one.lower_bound_j == pytest.approx(other.lower_bound_j, rel=WITHIN)
+        again_solver = relaxation(network_of(PIPELINES[name]))
+        for one, deadline_s in zip(rising, deadlines_s, strict=True):
+            again = again_solver.solve(deadline_s)
             assert (one.lower_bound_j, one.bound_slope_w) == (
-                other.lower_bound_j,
-                other.bound_slope_w,
+                again.lower_bound_j,
+                again.bound_slope_w,
             )
-            assert one.event_time_s.tobytes() == other.event_time_s.tobytes()
+            assert one.event_time_s.tobytes() == again.event_time_s.tobytes()
 
     @settings(max_examples=25)
     @given(model=models(max_stages=3, max_microbatches=3), share=st.sampled_from(SHARES))

@@ -116,10 +116,15 @@ class PostgresServer:
             self.execute(sql.SQL("DROP TABLESPACE elsewhere"))
 
     @contextmanager
-    def database(self) -> Iterator[str]:
-        """The address of a new, empty database, dropped at the end."""
+    def database(self, template: str = "template1") -> Iterator[str]:
+        """The address of a new database, dropped at the end.
+
+        Args:
+            template: name of the database that it is a copy of; by default it is empty.
+        """
         name = sql.Identifier(f"test_{next(self._numbers)}")
-        self.execute(sql.SQL("CREATE DATABASE {}").format(name))
+        copied = sql.Identifier(template)
+        self.execute(sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(name, copied))
         try:
             yield self.address(name.as_string().strip('"'))
         finally:

@@ -14,6 +14,7 @@ from contextlib import closing
 
 import psycopg
 import pytest
+from psycopg import sql
 from tests.planner.disks import small_disk_at
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.samples import job_record, rank_record
@@ -31,6 +32,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.postgres import postgres_engine
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
+from flyball_server.jobs.store.sql.sql_tables import METADATA
 from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
 
 HOLDER = """
@@ -44,9 +46,12 @@ with store.lock("plan job") as is_mine, store.writing("job"):
 """
 
 
+Pair = tuple[PostgresJobStore, PostgresJobStore]
+"""Two planners' stores on one database; to each other they are as of other processes."""
+
+
 @pytest.fixture
-def stores(postgres_database: str) -> Iterator[tuple[PostgresJobStore, PostgresJobStore]]:
-    """Two planners' stores on one database; to each other they are as of other processes."""
+def stores(postgres_database: str) -> Iterator[Pair]:
     pair = PostgresJobStore(postgres_database), PostgresJobStore(postgres_database)
     for store in pair:
         store.open()
@@ -55,25 +60,25 @@ def stores(postgres_database: str) -> Iterator[tuple[PostgresJobStore, PostgresJ
         store.close()
 
 
+@pytest.fixture
+def heard(stores: Pair) -> list[str | None]:
+    """Signals that the second planner's store receives, which is connected."""
+    received: list[str | None] = []
+    stores[1].listen(received.append)
+    wait_until(lambda: None in received)
+    return received
+
+
 def is_free(store: JobStore, name: str) -> bool:
     with store.lock(name, waits=False) as is_mine:
         return is_mine
-
-
-def can_read(store: JobStore) -> bool:
-    try:
-        with store.reading() as reader:
-            reader.list_jobs()
-    except StoreUnavailableError:
-        return False
-    return True
 
 
 # ------------------------------------------------------------------ several planners
 
 
 def test_writing_transactions_of_different_jobs_run_at_once_and_of_one_job_do_not(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair,
 ) -> None:
     order: list[str] = []
 
@@ -95,43 +100,31 @@ def test_writing_transactions_of_different_jobs_run_at_once_and_of_one_job_do_no
         assert reader.list_jobs() == (job_record("a", problem="second"), job_record("b"))
 
 
-def test_a_turn_belongs_to_one_planner_and_is_handed_on(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+def test_whoever_waits_for_a_turn_of_another_planner_gets_it_or_is_told_that_its_store_is_closed(
+    stores: Pair,
 ) -> None:
-    has_it = threading.Event()
+    order: list[str] = []
 
-    def wait_for_it() -> bool:
-        with stores[1].lock("plan job") as is_mine:
-            has_it.set()
-            return is_mine
+    def wait_for_it() -> None:
+        with stores[1].lock("plan job"):
+            order.append("second")
 
     with ThreadPoolExecutor(1) as threads:
-        with stores[0].lock("plan job") as is_mine:
-            assert is_mine
+        with stores[0].lock("plan job"):
             assert not is_free(stores[1], "plan job")
             assert is_free(stores[1], "plan other")
             waiting = threads.submit(wait_for_it)
-            assert not has_it.is_set()
-        assert waiting.result(PATIENCE_S)
-    assert is_free(stores[0], "plan job")
-
-
-def test_whoever_waits_for_a_turn_is_told_when_its_store_is_closed(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
-) -> None:
-    def wait_for_it() -> None:
-        with pytest.raises(StoreClosedError), stores[1].lock("plan job"):
-            pass
-
-    with ThreadPoolExecutor(1) as threads, stores[0].lock("plan job"):
-        waiting = threads.submit(wait_for_it)
-        stores[1].close()
+            order.append("first")
         waiting.result(PATIENCE_S)
+        assert order == ["first", "second"]
+        with stores[0].lock("plan job"):
+            waiting = threads.submit(wait_for_it)
+            stores[1].close()
+            with pytest.raises(StoreClosedError):
+                waiting.result(PATIENCE_S)
 
 
-def test_a_planner_that_is_killed_releases_its_locks(
-    stores: tuple[PostgresJobStore, PostgresJobStore], postgres_database: str
-) -> None:
+def test_a_planner_that_is_killed_releases_its_locks(stores: Pair, postgres_database: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, postgres_database], stdout=subprocess.PIPE, text=True
     ) as holder:
@@ -145,35 +138,27 @@ def test_a_planner_that_is_killed_releases_its_locks(
 
 
 def test_a_signal_reaches_the_listeners_of_all_planners_and_once_each(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     heard: tuple[list[str | None], list[str | None]] = ([], [])
-    for store, jobs in zip(stores, heard, strict=True):
-        store.listen(jobs.append)
+
+    def fail(job_id: str | None) -> None:
+        heard[1].append(job_id)
+        raise RuntimeError("no")
+
+    caplog.set_level(logging.CRITICAL)
+    stores[0].listen(heard[0].append)
+    stores[1].listen(fail)  # it is called again all the same
     wait_until(lambda: all(None in jobs for jobs in heard))  # both are connected now
-    stores[0].signal("a")
-    stores[1].signal("b")
-    wait_until(lambda: all({"a", "b"} <= set(jobs) for jobs in heard))
+    stores[1].signal("a")
+    wait_until(lambda: "a" in heard[0])
+    stores[0].signal("b")
+    stores[0].close()  # just after
+    wait_until(lambda: "b" in heard[1])
     assert [sorted(filter(None, jobs)) for jobs in heard] == [["a", "b"], ["a", "b"]]
 
 
-def test_what_is_signalled_just_before_a_store_closes_is_heard(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
-) -> None:
-    heard: list[str | None] = []
-    stores[1].listen(heard.append)
-    wait_until(lambda: None in heard)
-    stores[0].signal("job")
-    stores[0].close()
-    wait_until(lambda: "job" in heard)
-
-
-def test_many_signals_of_a_job_cost_few_transactions(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
-) -> None:
-    heard: list[str | None] = []
-    stores[1].listen(heard.append)
-    wait_until(lambda: None in heard)
+def test_many_signals_of_a_job_cost_few_transactions(stores: Pair, heard: list[str | None]) -> None:
     for _ in range(2000):
         stores[0].signal("job")
     stores[0].signal("last")
@@ -181,25 +166,8 @@ def test_many_signals_of_a_job_cost_few_transactions(
     assert heard.count("job") < 1000
 
 
-def test_a_listener_that_fails_is_called_again(
-    stores: tuple[PostgresJobStore, PostgresJobStore], caplog: pytest.LogCaptureFixture
-) -> None:
-    heard: list[str | None] = []
-
-    def fail(job_id: str | None) -> None:
-        heard.append(job_id)
-        raise RuntimeError("no")
-
-    with caplog.at_level(logging.CRITICAL):
-        stores[1].listen(fail)
-        wait_until(lambda: None in heard)
-        for name in ("a", "b"):
-            stores[0].signal(name)
-            wait_until(lambda name=name: name in heard)  # type: ignore[misc]
-
-
 def test_signals_go_on_after_what_nobody_has_foreseen(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -221,16 +189,14 @@ def test_signals_go_on_after_what_nobody_has_foreseen(
 
 
 def test_a_signal_that_finds_no_thread_is_sent_with_the_next(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair,
+    heard: list[str | None],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    heard: list[str | None] = []
-    stores[1].listen(heard.append)
-    wait_until(lambda: None in heard)
     with monkeypatch.context() as without_threads:
         without_threads.setattr(threading.Thread, "start", refuse)
         for name in ("first", "second"):
@@ -246,7 +212,7 @@ def test_a_signal_that_finds_no_thread_is_sent_with_the_next(
 @pytest.mark.parametrize("kindly", [True, False])
 def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
     postgres_server: PostgresServer,
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair,
     caplog: pytest.LogCaptureFixture,
     kindly: bool,
 ) -> None:
@@ -273,7 +239,6 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
             jobs.clear()
     finally:
         postgres_server.start()
-    assert can_read(store)
     with store.reading() as reader:
         assert reader.list_jobs() == (job_record(),)
     with store.writing("job") as writer:
@@ -287,7 +252,7 @@ def test_when_postgresql_has_gone_and_come_back_all_works_without_a_restart(
 
 
 def test_a_transaction_that_postgresql_leaves_stores_nothing_and_says_so(
-    postgres_server: PostgresServer, stores: tuple[PostgresJobStore, PostgresJobStore]
+    postgres_server: PostgresServer, stores: Pair
 ) -> None:
     try:
         with pytest.raises(StoreUnavailableError), stores[0].writing("job") as writer:
@@ -300,7 +265,7 @@ def test_a_transaction_that_postgresql_leaves_stores_nothing_and_says_so(
 
 
 def test_a_turn_that_ends_after_postgresql_was_started_again_takes_nobody_elses(
-    postgres_server: PostgresServer, stores: tuple[PostgresJobStore, PostgresJobStore]
+    postgres_server: PostgresServer, stores: Pair
 ) -> None:
     with stores[0].lock("plan job"):
         postgres_server.stop()
@@ -329,28 +294,53 @@ def refusal(database: str) -> StoreError:
     return caught.value
 
 
-def test_a_wrong_password_is_told_without_it(postgres_server: PostgresServer) -> None:
-    error = refusal(postgres_server.address(password="wrong-one"))  # noqa: S106 - a test's
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("flyball:wrong-one@127.0.0.1:{port}/postgres", "password authentication failed"),
+        ("flyball:{password}@127.0.0.1:{port}/nowhere", 'database "nowhere" does not exist'),
+        ("flyball:{password}@127.0.0.1:1/flyball", "refused"),
+        ("flyball:{password}@127.0.0.1:1,127.0.0.1:2/flyball", "refused"),
+        ("flyball:{password}@127.0.0.1:{port}/postgres?sslmood=require", "sslmood"),
+    ],
+    ids=["password", "database", "server", "several servers", "option"],
+)
+def test_an_address_that_leads_nowhere_is_told_without_its_password(
+    postgres_server: PostgresServer, place: str, said: str
+) -> None:
+    address = place.format(password=PASSWORD, port=postgres_server.port)
+    error = refusal(f"postgresql://{address}")
     assert isinstance(error, StoreUnreachableError)
-    assert "password authentication failed" in error.message
-    assert f"postgresql://flyball@127.0.0.1:{postgres_server.port}/postgres" in error.message
+    assert said in error.message
+    assert f"postgresql://flyball@{address.partition('@')[2].partition('?')[0]}" in error.message
 
 
-def test_a_database_that_there_is_not_is_told(postgres_server: PostgresServer) -> None:
-    assert (
-        'database "nowhere" does not exist' in refusal(postgres_server.address("nowhere")).message
+def test_tables_of_others_in_another_schema_are_none_of_its_business(
+    postgres_database: str,
+) -> None:
+    with closing(psycopg.connect(postgres_database, autocommit=True)) as connection:
+        connection.execute("CREATE TABLE recipes (name TEXT)")
+        connection.execute("CREATE SCHEMA flyball")
+        store = PostgresJobStore(f"{postgres_database}?options=-csearch_path%3Dflyball")
+        store.open()
+        with store.reading() as reader:
+            assert reader.list_jobs() == ()
+        store.close()
+        made = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'flyball'")
+        assert {name for (name,) in made} == METADATA.tables.keys()
+
+
+def test_a_database_that_does_not_hold_every_text_is_refused(
+    postgres_server: PostgresServer,
+) -> None:
+    postgres_server.execute(
+        sql.SQL("CREATE DATABASE latin TEMPLATE template0 ENCODING 'LATIN1' LOCALE 'C'")
     )
-
-
-def test_a_server_that_there_is_not_is_told() -> None:
-    error = refusal(f"postgresql://flyball:{PASSWORD}@127.0.0.1:1/flyball")
-    assert "refused" in error.message
-    several = refusal(f"postgresql://flyball:{PASSWORD}@127.0.0.1:1,127.0.0.1:2/flyball")
-    assert "refused" in several.message
-
-
-def test_an_option_that_there_is_not_is_told(postgres_server: PostgresServer) -> None:
-    assert "sslmood" in refusal(f"{postgres_server.address()}?sslmood=require").message
+    try:
+        said = refusal(postgres_server.address("latin")).message
+        assert "its encoding is LATIN1, not UTF8" in said
+    finally:
+        postgres_server.execute(sql.SQL("DROP DATABASE latin WITH (FORCE)"))
 
 
 def test_a_user_who_may_make_no_tables_is_told(
@@ -364,7 +354,7 @@ def test_a_user_who_may_make_no_tables_is_told(
 
 
 def test_a_subject_that_another_planner_holds_too_long_is_busy(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
+    stores: Pair,
     postgres_database: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -380,9 +370,7 @@ def test_a_subject_that_another_planner_holds_too_long_is_busy(
     hasty.close()
 
 
-def test_text_that_postgresql_cannot_hold_is_a_mistake_of_the_caller(
-    stores: tuple[PostgresJobStore, PostgresJobStore],
-) -> None:
+def test_text_that_postgresql_cannot_hold_is_a_mistake_of_the_caller(stores: Pair) -> None:
     with (
         pytest.raises(ValueError, match="refused by the schema"),
         stores[0].writing("job") as writer,

@@ -28,11 +28,11 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs, RankSlowdown
+from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import (
     FEWEST_KEPT_STEPS,
     KEPT_DETAILS,
     KEPT_DETAILS_OF_PROFILING,
-    KEPT_INSTRUCTIONS,
     RankPost,
     list_steps,
     store_together,
@@ -84,23 +84,17 @@ def held(rank: int, version: int = 1, step: int = 5) -> HeldVersion:
     return HeldVersion(rank=rank, version=version, current_step=step)
 
 
-def test_ranks_that_complete_a_version_together_get_its_first_step(services: Services) -> None:
-    first, second = acknowledge_together(services.jobs, "job", [held(0), held(1)])
-    assert [first, second] == [first, first]
-    assert not isinstance(first, JobsError)
-    assert first.first_step is None
-    outcomes = acknowledge_together(services.jobs, "job", [held(2, step=9), held(3)])
-    # A margin of 2 steps and as many as take a second, beyond the furthest rank.
-    assert [getattr(outcome, "first_step", None) for outcome in outcomes] == [14, 14]
-    assert services.woken == ["job"]
-
-
-def test_unknown_ranks_and_versions_are_refused_alone(services: Services) -> None:
+def test_unknown_ranks_and_versions_are_refused_alone_and_the_others_get_the_first_step(
+    services: Services,
+) -> None:
     wrong = [held(9), held(0, version=8), held(1, step=-1)]
-    outcomes = acknowledge_together(services.jobs, "job", [*wrong, *(held(r) for r in range(4))])
+    right = [held(0), held(1), held(2, step=9), held(3)]
+    outcomes = acknowledge_together(services.jobs, "job", [*wrong, *right])
     kinds = [type(outcome) for outcome in outcomes[:3]]
     assert kinds == [UnknownRankError, UnknownPlanError, InvalidFieldError]
-    assert {getattr(outcome, "first_step", None) for outcome in outcomes[3:]} == {10}
+    # A margin of 2 steps and as many as take a second, beyond the furthest rank.
+    assert {getattr(outcome, "first_step", None) for outcome in outcomes[3:]} == {14}
+    assert services.woken == ["job"]
 
 
 # ------------------------------------------------------------------ measurements
@@ -125,37 +119,27 @@ def rendering(rendered: list[RankPlan]) -> RankPlans:
     return RankPlans(render)
 
 
-def ask(
-    services: Services, plans: RankPlans, *ranks: int, after_version: int = 0
-) -> tuple[bytes | JobsError | None, ...]:
-    questions = [PlanQuestion(rank=rank, after_version=after_version) for rank in ranks]
+def ask(services: Services, plans: RankPlans, *ranks: int) -> tuple[bytes | JobsError | None, ...]:
+    questions = [PlanQuestion(rank=rank, after_version=0) for rank in ranks]
     return plans.answer(services.jobs, "job", questions)
 
 
-def test_ranks_of_a_stage_share_a_part_that_is_rendered_once(services: Services) -> None:
+def test_ranks_of_a_stage_share_a_part_that_is_rendered_once_and_again_when_it_changes(
+    services: Services,
+) -> None:
     rendered: list[RankPlan] = []
     plans = rendering(rendered)
     answers = [ask(services, plans, 0, 1, 2, 3) for _ in range(3)]
     assert answers[0][0] == answers[0][2] != answers[0][1] == answers[0][3]
     assert answers[0] == answers[1] == answers[2]
-    assert [part.stage for part in rendered] == [0, 1]
-
-
-def test_a_first_step_that_was_named_since_is_in_the_answer(services: Services) -> None:
-    rendered: list[RankPlan] = []
-    plans = rendering(rendered)
-    ask(services, plans, 0)
     acknowledge_together(services.jobs, "job", [held(rank) for rank in range(4)])
     ask(services, plans, 0)
-    assert [part.first_step for part in rendered] == [None, 10]
-
-
-def test_a_rank_with_a_slowdown_of_its_own_gets_its_own_times(services: Services) -> None:
+    assert [(part.stage, part.first_step) for part in rendered] == [(0, None), (1, None), (0, 10)]
     planned_inputs = PlanningInputs(rank_slowdowns=(RankSlowdown(rank=2, slowdown=2.0),))
     with services.jobs.store.writing("job") as writer:
         writer.save_loop_state(JobLoopState(job_id="job", planned_inputs=planned_inputs))
-    of_rank_0, of_rank_2 = ask(services, rendering([]), 0, 2)
-    assert of_rank_0 != of_rank_2
+    of_rank_0, of_rank_2 = ask(services, plans, 0, 2)
+    assert of_rank_0 != of_rank_2, "one is slow and gets times of its own"
 
 
 def test_a_part_that_cannot_be_made_costs_the_others_nothing(services: Services) -> None:
@@ -282,18 +266,16 @@ def kept_steps(services: Services, rank: int) -> list[int]:
         return [each.step for each in reader.list_step_details("job", 0) if each.rank == rank]
 
 
-def test_a_first_post_drops_no_step_of_another_rank(services: Services) -> None:
-    for begin in (0, 100):
+@pytest.mark.parametrize(("num_instructions", "num_kept"), [(4, 200), (40, FEWEST_KEPT_STEPS)])
+def test_of_steps_with_many_instructions_only_the_newest_of_each_rank_are_kept(
+    services: Services, num_instructions: int, num_kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measurements, "KEPT_INSTRUCTIONS", 3200)
+    num_steps = max(num_kept, 50)
+    for steps in (range(num_steps // 2), range(num_steps // 2, num_steps)):
         for rank in (0, 1):
-            post_instructions(services, rank, range(begin, begin + 100), 4)
-    assert kept_steps(services, 0) == kept_steps(services, 1) == list(range(200))
-
-
-def test_of_steps_with_many_instructions_only_the_newest_are_kept(services: Services) -> None:
-    num_instructions = KEPT_INSTRUCTIONS // FEWEST_KEPT_STEPS
-    for rank in (0, 1):
-        post_instructions(services, rank, range(50), num_instructions)
-    newest = list(range(50 - FEWEST_KEPT_STEPS, 50))
+            post_instructions(services, rank, steps, num_instructions)
+    newest = list(range(num_steps - num_kept, num_steps))
     assert kept_steps(services, 0) == kept_steps(services, 1) == newest
 
 

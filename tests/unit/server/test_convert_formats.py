@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind
@@ -69,6 +69,7 @@ def test_an_order_survives_torchs_format_and_ours(plan: ForeignPlan) -> None:
         assert named_schedule(explicit_order(*options)).stages == plan.schedule.stages
 
 
+@settings(max_examples=25)
 @given(plans(), st.data())
 def test_kernel_schedules_survive_both_of_kareuss_forms(
     plan: ForeignPlan, data: st.DataObject

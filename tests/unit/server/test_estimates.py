@@ -19,7 +19,7 @@ from flyball_server.jobs.savings.intervals import (
 )
 from flyball_wire.closed_loop import Estimate
 
-NUM_RUNS = 300
+NUM_RUNS = 200
 COUNTER_S = 0.1
 POWER_W = 300.0
 
@@ -78,7 +78,7 @@ def test_a_few_steps_give_the_interval_of_their_batches() -> None:
     assert eight.variance == pytest.approx(statistics.variance([2, 2, 4, 4]) / 4)
 
 
-@pytest.mark.parametrize("num_values", [1023, 1024, 1025, 2048, 5000, 100_003])
+@pytest.mark.parametrize("num_values", [1023, 1024, 1025, 20_003])
 def test_a_long_series_is_kept_in_thirty_batches_at_the_most(num_values: int) -> None:
     series = batch_means([float(step % 7) for step in range(num_values)])
     estimate = series.estimate()
@@ -182,25 +182,11 @@ def test_errors_of_independent_means_add_in_squares() -> None:
     assert difference.degrees_of_freedom == pytest.approx(400 / (16 / 9 + 256 / 9))
 
 
-def test_what_has_no_error_makes_no_interval() -> None:
+def test_what_has_no_error_makes_no_interval_and_nothing_is_a_share_of_nothing() -> None:
     assert combined([(1, known(10, 4.0)), (1, known(3, None, 0))]).interval().low is None
     ratio = ratio_of(known(9, 1.0), known(10, None, 0))
     assert ratio == Estimate(mean=0.9, low=None, high=None, num_steps=20)
-
-
-def test_nothing_is_a_share_of_nothing() -> None:
     assert ratio_of(known(9, 1.0), known(0, 1.0)) is None
-
-
-def test_a_ratio_measured_apart_holds_the_truth_about_as_often_as_it_says() -> None:
-    def draw(chance: random.Random) -> bool:
-        plan = batch_means([0.9 * value for value in correlated(chance, 300, 0.5)]).estimate()
-        baseline = batch_means(correlated(chance, 60, 0.5)).estimate()
-        assert plan is not None
-        assert baseline is not None
-        return holds(ratio_of(plan, baseline), 0.9)
-
-    assert coverage(draw) >= 0.88
 
 
 def test_scaling_by_a_negative_factor_turns_an_interval_over() -> None:

@@ -88,37 +88,29 @@ def ended(client: Client) -> bool:
     return client.messages[-1].get("more_body") is False
 
 
-class Beginning:
-    """Slow first event of a stream."""
-
-    def __init__(self) -> None:
-        self.is_awaited = False
-        self.is_there = asyncio.Event()
-
-    async def ready(self) -> None:
-        self.is_awaited = True
-        await self.is_there.wait()
-
-
-async def test_nothing_is_sent_before_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("client_leaves", [False, True])
+async def test_nothing_is_sent_before_the_beginning(
+    monkeypatch: pytest.MonkeyPatch, *, client_leaves: bool
+) -> None:
     """However long that takes: the time of the stream begins then."""
     monkeypatch.setattr(event_stream, "_GRACE_S", 0.01)
-    beginning = Beginning()
-    async with streaming(wait_s=0, ready=beginning.ready) as (source, client, call):
-        await until(lambda: beginning.is_awaited)
-        await asyncio.sleep(0.05)
+    is_awaited, is_there = asyncio.Event(), asyncio.Event()
+
+    async def ready() -> None:
+        is_awaited.set()
+        await is_there.wait()
+
+    async with streaming(wait_s=0, ready=ready) as (source, client, call):
+        await is_awaited.wait()
+        await asyncio.sleep(0.03)
         assert (call.done(), client.messages) == (False, [])
-        source.set(7)
-        beginning.is_there.set()
-    assert client.bodies == [b"retry: 1000\n\n" + event("number", b"7"), b""]
-
-
-async def test_a_client_that_leaves_before_the_beginning_ends_the_stream() -> None:
-    beginning = Beginning()
-    async with streaming(wait_s=0, ready=beginning.ready) as (_, client, _):
-        await until(lambda: beginning.is_awaited)
-        client.left.set()
-    assert client.messages == []
+        if client_leaves:
+            client.left.set()
+        else:
+            source.set(7)
+            is_there.set()
+    first = [b"retry: 1000\n\n" + event("number", b"7"), b""]
+    assert client.bodies == ([] if client_leaves else first)
 
 
 async def test_a_client_that_leaves_later_ends_the_stream() -> None:
@@ -137,18 +129,11 @@ async def test_a_slow_reader_gets_the_newest_state_when_it_reads() -> None:
         client.takes.set()
         await until(lambda: b"999" in client.bodies[-1])
         source.over.set()
-        source.changed.set()
-    # The first, perhaps the one that it was being sent, the newest.
-    assert len([body for body in client.bodies if b"number" in body]) <= 3
-    assert ended(client)
-
-
-async def test_a_stream_that_is_over_sends_its_last_news() -> None:
-    async with streaming() as (source, client, _):
-        await until(lambda: len(client.bodies) == 1)
-        source.over.set()
         source.set(7)
-    assert client.bodies[1:] == [event("number", b"7"), b""]
+    # The first, perhaps the one that it was being sent, the newest, and the last news at its end.
+    assert len([body for body in client.bodies if b"number" in body]) <= 4
+    assert client.bodies[-2:] == [event("number", b"7"), b""]
+    assert ended(client)
 
 
 @pytest.mark.parametrize("is_over", [True, False], ids=["shut down", "its time is over"])

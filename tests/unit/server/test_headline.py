@@ -22,7 +22,6 @@ from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import SavingsFold
-from flyball_server.jobs.services import JobServices
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.report import get_report
@@ -75,10 +74,7 @@ def test_a_saving_and_its_time_are_said_in_one_breath(
     assert (found.text, found.tone, found.is_measured) == (text, tone, True)
     assert found.text.endswith(found.time_text)
     assert found.caveats == ()
-
-
-def test_a_saving_of_an_older_version_is_said_to_be_its() -> None:
-    [caveat] = headline(12.0, active_version=2).caveats
+    [caveat] = headline(saving, slower, active_version=2).caveats
     assert "version 1; version 2, which is active now" in caveat
 
 
@@ -131,21 +127,19 @@ def caveats(
 APART = [*steps(range(20), None, 100.0), *steps(range(200, 231), 1, 90.0)]
 
 
-def test_a_baseline_of_another_time_is_named_with_its_distance() -> None:
-    [caveat] = caveats(APART)
-    assert caveat == (
+@pytest.mark.parametrize(
+    ("after_step", "is_said"), [(0, False), (19, True), (120, True), (210, True), (230, False)]
+)
+def test_a_baseline_of_another_time_or_of_other_gpus_is_named(
+    after_step: int, is_said: bool
+) -> None:
+    changes = [GpuChange(rank=rank, after_step=after_step) for rank in (3, 1, 3)]
+    distant, *others = caveats(APART, *changes)
+    assert distant == (
         "The baseline, steps 1 to 19, ran without a plan, at default clocks, and is of another"
         " time, 182 steps (6 min) before those on the plan: what changed in between counts as"
         " saving."
     )
-
-
-@pytest.mark.parametrize(
-    ("after_step", "is_said"), [(0, False), (19, True), (120, True), (210, True), (230, False)]
-)
-def test_a_baseline_of_other_gpus_is_named(after_step: int, is_said: bool) -> None:
-    changes = [GpuChange(rank=rank, after_step=after_step) for rank in (3, 1, 3)]
-    _, *others = caveats(APART, *changes)
     said = f"The baseline ran on other GPUs: ranks 1, 3 got another one after step {after_step}."
     assert others == ([said] if is_said else [])
 
@@ -176,42 +170,31 @@ def test_steps_without_a_plan_are_in_no_headline() -> None:
 # ------------------------------------------------------------------ page and report
 
 
-@pytest.fixture
-def services() -> JobServices:
+def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replaced() -> None:
     services = Services(CountingPlanner()).jobs
     register_job(services, "job", job_spec())
-    for rank in (0, 1):
-        register_rank(services, rank_record(rank, emulated=False))
     with services.store.writing("job") as writer:
         writer.add_plan(plan_record(plan=frequency_plan()))
         writer.name_first_step("job", 1, 10)
-    return services
 
+    def measure(numbers: range, version: int | None) -> None:
+        for rank in (0, 1):
+            measured = [step_record(step, rank, plan_version=version) for step in numbers]
+            store_measurements(services, "job", rank, measured)
 
-def measure(services: JobServices, numbers: range, version: int | None) -> None:
-    for rank in (0, 1):
-        measured = [step_record(step, rank, plan_version=version) for step in numbers]
-        store_measurements(services, "job", rank, measured)
-
-
-def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replaced(
-    services: JobServices,
-) -> None:
-    measure(services, range(10), None)
+    register_rank(services, rank_record(0, emulated=True))
+    register_rank(services, rank_record(1, emulated=False))
+    measure(range(10), None)
+    # A new process on an emulated GPU is no other GPU.
+    register_rank(services, rank_record(0, emulated=True, gpu_uuid="EMULATED-2"))
     register_rank(services, rank_record(1, emulated=False, host="other"))
+    with services.store.reading() as reader:
+        assert reader.find_loop_state("job").gpu_changes == ()
     register_rank(services, rank_record(1, emulated=False, gpu_uuid="GPU-other"))
-    measure(services, range(10, 30), 1)
+    measure(range(10, 30), 1)
     report = get_report(services, "job").headline
     shared = SharedReading(lambda: JobReading(services, max_labelled=20))
     assert report is not None
     assert report == shared.overview_of("job").headline
     assert report.is_measured
     assert "rank 1 got another one after step 9" in report.caveats[1]
-
-
-def test_a_new_process_on_an_emulated_gpu_is_no_other_gpu(services: JobServices) -> None:
-    register_rank(services, rank_record(0, emulated=True))
-    measure(services, range(10), None)
-    register_rank(services, rank_record(0, emulated=True, gpu_uuid="EMULATED-2"))
-    with services.store.reading() as reader:
-        assert reader.find_loop_state("job").gpu_changes == ()

@@ -87,6 +87,11 @@ class Life:
         expiry._began = MOMENT
         expiry(self.services, "job")
 
+    def call(self, rank: int) -> None:
+        """As with a heartbeat."""
+        with self.services.store.writing("job") as writer:
+            writer.touch_ranks("job", (rank,), self.now)
+
     def state(self, job_id: str = "job") -> JobState:
         return get_job(self.services, job_id).job.state
 
@@ -108,10 +113,12 @@ def life() -> Life:
 # ------------------------------------------------------------------ ranks that are not there
 
 
-def test_a_rank_that_never_registers_is_named_and_holds_nothing_up_but_the_plan() -> None:
+def test_ranks_that_never_register_are_named_and_hold_nothing_up_but_the_plan() -> None:
     life = Life()
     life.register()
     life.plan()
+    life.age()
+    assert life.state() == JobState.PLANNED
     life.join(1)
     assert life.notes() == ("waits for rank 0 to register",)
     acknowledged = acknowledge(life.services, "job", 1, version=1, current_step=3)
@@ -122,8 +129,7 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     for rank in (0, 1):
         acknowledge(life.services, "job", rank, version=1, current_step=3)
     life.pass_time(60)
-    with life.services.store.writing("job") as writer:
-        writer.touch_ranks("job", (0,), life.now)
+    life.call(0)
     life.pass_time(40)
     change_target(life.services, "job", TargetChange(policy=Policy.UNIFORM))
     acknowledge(life.services, "job", 0, version=2, current_step=9)
@@ -133,21 +139,17 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
         "version 2 waits for rank 1 to acknowledge it",
         "rank 1 silent for 90 s: a new version waits until it registers again",
     )
+    life.pass_time(91)
+    waits, silence = life.notes()
+    assert waits == "version 2 waits for rank 1 to acknowledge it"
+    assert "no rank has called since 2026-" in silence
+    assert "`flyball doctor --planner-only`" in silence
+    assert "it expires" in silence
+    life.call(0)
     life.join(1)
     acknowledge(life.services, "job", 1, version=2, current_step=9)
     assert get_job(life.services, "job").active_version == 2
     assert life.notes() == ()
-
-
-def test_a_job_whose_ranks_are_all_silent_explains_itself(life: Life) -> None:
-    life.pass_time(91)
-    [waits, silence] = life.notes()
-    assert waits.startswith("version 1 waits for ranks 0, 1")
-    assert "no rank has called since 2026-" in silence
-    assert "`flyball doctor --planner-only`" in silence
-    assert "it expires" in silence
-    life.join(0)
-    assert any("rank 1 silent for 90 s" in note for note in life.notes())
 
 
 # ------------------------------------------------------------------ a rank that registers twice
@@ -190,14 +192,6 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     delete_job(life.services, "job")
 
 
-def test_a_job_that_no_rank_has_joined_does_not_end() -> None:
-    life = Life()
-    life.register()
-    life.plan()
-    life.age()
-    assert life.state() == JobState.PLANNED
-
-
 @pytest.mark.parametrize("way", ["ended, registers", "expired, registers", "ended, acknowledges"])
 def test_a_job_that_is_over_comes_back_with_a_rank_of_it(life: Life, way: str) -> None:
     if way.startswith("ended"):
@@ -233,46 +227,24 @@ def test_a_job_without_a_plan_comes_back_as_it_was(problem: str | None) -> None:
 
 
 def test_a_call_of_a_rank_keeps_its_job_from_expiring_and_brings_it_back(life: Life) -> None:
-    def call() -> None:
-        with life.services.store.writing("job") as writer:
-            writer.touch_ranks("job", (1,), life.now)
-
+    detail = StepDetail(job_id="job", rank=0, step=5, instructions=())
+    store_measurements(life.services, "job", 0, [step_record(5)], [detail])
     life.pass_time(3000)
-    call()
+    life.call(1)
     life.pass_time(3000)
     life.age()
     assert life.state() == JobState.PLANNED
+    with life.services.store.reading() as reader:
+        assert reader.list_step_details("job", 0) == (detail,)
     life.pass_time(601)
     life.age()
     assert life.state() == JobState.EXPIRED
-    call()
-    life.age()
-    assert life.state() == JobState.PLANNED
-
-
-def test_what_single_instructions_took_goes_with_the_jobs_end(life: Life) -> None:
-    detail = StepDetail(job_id="job", rank=0, step=5, instructions=())
-    store_measurements(life.services, "job", 0, [step_record(5)], [detail])
-    with life.services.store.reading() as reader:
-        assert reader.list_step_details("job", 0) == (detail,)
-    life.pass_time(3601)
-    life.age()
     with life.services.store.reading() as reader:
         assert reader.list_step_details("job", 0) == ()
     assert [step.step for step in list_steps(life.services, "job", limit=9)] == [5]
-
-
-def test_a_job_that_was_over_for_long_is_deleted(life: Life) -> None:
-    life.pass_time(3601)
+    life.call(1)
     life.age()
-    life.pass_time(7100)
-    life.age()
-    assert life.state() == JobState.EXPIRED
-    life.pass_time(100)
-    life.age()
-    with pytest.raises(UnknownJobError):
-        life.state()
-    life.age()  # of one that is not there
+    assert life.state() == JobState.PLANNED
 
 
 def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(life: Life) -> None:
@@ -282,18 +254,14 @@ def test_what_ranks_said_while_no_planner_was_there_is_not_held_against_them(lif
     assert life.state() == JobState.PLANNED
     life.pass_time(3601)
     started._checked_s.clear()
+    started(replace(life.services, life=LifeTimes(job_expiry_s=0)), "job")
+    assert life.state() == JobState.PLANNED, "where jobs never expire"
+    started._checked_s.clear()
     started(life.services, "job")
     assert life.state() == JobState.EXPIRED
 
 
-def test_jobs_never_expire_where_that_is_wanted(life: Life) -> None:
-    life.services = replace(life.services, life=LifeTimes(job_expiry_s=0))
-    life.pass_time(1e9)
-    life.age()
-    assert life.state() == JobState.PLANNED
-
-
-def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
+def test_nobody_plans_for_a_job_that_is_over_and_after_a_while_it_is_deleted(life: Life) -> None:
     life.pass_time(3601)
     life.age()
     job = get_job(life.services, "job").job
@@ -302,6 +270,14 @@ def test_nobody_plans_for_a_job_that_is_over(life: Life) -> None:
     assert ReplanReconciler()(life.services, "job") is None
     assert TimetableReconciler()(life.services, "job") is None
     assert get_job(life.services, "job").newest_version == 1
+    life.pass_time(7100)
+    life.age()
+    assert life.state() == JobState.EXPIRED
+    life.pass_time(100)
+    life.age()
+    with pytest.raises(UnknownJobError):
+        life.state()
+    life.age()  # of one that is not there
 
 
 # ------------------------------------------------------------------ deletion
@@ -320,6 +296,7 @@ def test_a_job_whose_ranks_are_there_is_not_deleted(life: Life) -> None:
 # ------------------------------------------------------------------ places
 
 _FOUR = job_spec(num_ranks=4)
+THREE = job_spec(num_stages=3, num_ranks=3)
 
 
 def test_two_ranks_that_claim_one_place_are_refused_and_named() -> None:
@@ -338,17 +315,6 @@ def test_two_ranks_that_claim_one_place_are_refused_and_named() -> None:
     life.join(0)  # the same rank again, as after a crash
 
 
-def test_of_ranks_that_register_together_the_first_has_the_place() -> None:
-    life = Life()
-    life.register(_FOUR)
-    ranks = [rank_record(rank).evolve(stage=0) for rank in (0, 1, 2)]
-    first, *others = register_together(
-        life.services, "job", [(rank, FIRST) for rank in (*ranks, ranks[0])]
-    )
-    assert isinstance(first, KnownRank)
-    assert [type(other) for other in others] == [PlaceTakenError, PlaceTakenError, KnownRank]
-
-
 def test_the_place_of_a_rank_that_left_or_is_silent_is_free() -> None:
     life = Life()
     life.register(_FOUR)
@@ -361,18 +327,18 @@ def test_the_place_of_a_rank_that_left_or_is_silent_is_free() -> None:
     life.join(0)
 
 
-def test_ranks_that_restart_at_other_places_register_at_once() -> None:
+def test_of_ranks_that_register_together_the_first_has_the_place_also_when_they_restart() -> None:
     life = Life()
     life.register(_FOUR)
-    for rank in (0, 1):
-        life.join(rank)
-    # Together they need no launcher that counts its restarts.
-    outcomes = register_together(
-        life.services,
-        "job",
-        [(rank_record(rank).evolve(stage=1 - rank), FIRST) for rank in (0, 1)],
-    )
-    assert all(isinstance(outcome, KnownRank) for outcome in outcomes)
+
+    def join_at(*stages: int) -> list[type]:
+        """Ranks 0, 1 and so on at these stages, together: no launcher counts their restarts."""
+        ranks = [rank_record(rank).evolve(stage=stage) for rank, stage in enumerate(stages)]
+        outcomes = register_together(life.services, "job", [(rank, FIRST) for rank in ranks])
+        return [type(outcome) for outcome in outcomes]
+
+    assert join_at(0, 0, 0) == [KnownRank, PlaceTakenError, PlaceTakenError]
+    assert join_at(0, 1) == join_at(1, 0) == [KnownRank, KnownRank]
     life.register(_FOUR, AGAIN)
     for rank in (0, 1):
         life.join(rank, AGAIN)
@@ -383,82 +349,67 @@ def test_ranks_that_restart_at_other_places_register_at_once() -> None:
 # ------------------------------------------------------------------ restarts
 
 
-def test_a_whole_job_that_restarts_keeps_its_plan(life: Life) -> None:
+def test_a_job_that_restarts_keeps_its_plan_and_an_older_start_is_refused(life: Life) -> None:
     assert not life.register(launch=AGAIN)
     assert life.join(0, launch=AGAIN).acknowledged_version is None
     summary = get_job(life.services, "job")
     assert (summary.newest_version, summary.job.restart_count) == (1, 1)
-
-
-def test_an_older_start_is_refused(life: Life) -> None:
-    life.register(launch=AGAIN)
     with pytest.raises(OtherRunError):
         life.register(launch=FIRST)
     with pytest.raises(OtherRunError):
         life.join(0, launch=FIRST)
-    life.join(0, launch=AGAIN)
     life.join(1, launch=Launch())
 
 
 def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Life) -> None:
     store_measurements(life.services, "job", 1, [step_record(5, 1)])
-    three = job_spec(num_stages=3, num_ranks=3)
-    assert life.register(three, AGAIN)
+    windows = (TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy"),)
+    put_timetable(life.services, "job", Timetable(windows=windows))
+    assert life.register(THREE, AGAIN)
     summary = get_job(life.services, "job")
     assert summary.job.spec.num_stages == 3
     assert (summary.job.state, summary.ranks) == (JobState.AWAITING_PROFILE, ())
+    assert get_timetable(life.services, "job").timetable == Timetable(windows=windows)
     assert life.join(2, launch=AGAIN).rank == 2
-    assert life.state("job@1") == JobState.ENDED
+    kept = get_job(life.services, "job@1")
+    assert (kept.job.state, kept.newest_version) == (JobState.ENDED, 1)
     assert [step.step for step in list_steps(life.services, "job@1", limit=9)] == [5]
-    assert get_job(life.services, "job@1").newest_version == 1
-
-
-def test_ranks_of_a_kept_run_have_left_however_lately_they_called(life: Life) -> None:
-    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
-    assert [rank.has_left for rank in get_job(life.services, "job@1").ranks] == [True, True]
+    # Its ranks have left, however lately they called.
+    assert [rank.has_left for rank in kept.ranks] == [True, True]
     ExpiryReconciler()(life.services, "job@1")
     assert life.state("job@1") == JobState.ENDED
 
 
-def test_an_elastic_restart_with_as_many_stages_takes_the_profile_over(life: Life) -> None:
-    assert life.register(job_spec(num_ranks=4), AGAIN)
-    summary = get_job(life.services, "job")
-    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
-
-
 def test_other_values_wait_until_the_ranks_of_another_start_are_gone(life: Life) -> None:
-    other, three = Launch(run="43", restart_count=0), job_spec(num_stages=3, num_ranks=3)
+    other = Launch(run="43", restart_count=0)
     with pytest.raises(RegistrationConflictError, match="num_stages"):
-        life.register(three, other)
+        life.register(THREE, other)
     # Those of the new start are no sign of life of the old one.
     with pytest.raises(OtherRunError):
         life.join(0, launch=other)
     life.pass_time(60)
     leave_rank(life.services, "job", 1)
     with pytest.raises(RegistrationConflictError):
-        life.register(three, other)
+        life.register(THREE, other)
     life.pass_time(31)
-    assert life.register(three, other)
+    assert life.register(THREE, other)
     assert get_job(life.services, "job").job.run == "43"
 
 
-def test_a_planned_job_that_no_rank_has_joined_is_not_replaced() -> None:
-    life = Life()
-    life.register()
-    life.plan()
-    life.pass_time(1000)
-    with pytest.raises(RegistrationConflictError):
-        life.register(job_spec(num_microbatches=9))
-
-
-def test_a_restart_before_anything_was_planned_keeps_no_run() -> None:
+def test_other_values_of_a_job_without_ranks_are_taken_at_a_restart_alone() -> None:
     life = Life()
     life.register()
     assert not life.register(job_spec(num_microbatches=3), AGAIN)
     assert [summary.job.job_id for summary in list_jobs(life.services)] == ["job"]
+    life.plan()
+    life.pass_time(1000)
+    with pytest.raises(RegistrationConflictError):
+        life.register(job_spec(num_microbatches=9), AGAIN)
 
 
-def test_the_oldest_kept_run_is_deleted(life: Life, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_kept_run_is_deleted_and_the_newest_has_the_profile(
+    life: Life, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registration, "MAX_KEPT_RUNS", 2)
     for count in (1, 2, 3):
         launch = Launch(run="42", restart_count=count)
@@ -466,10 +417,5 @@ def test_the_oldest_kept_run_is_deleted(life: Life, monkeypatch: pytest.MonkeyPa
         life.join(0, launch=launch)
     names = [summary.job.job_id for summary in list_jobs(life.services)]
     assert sorted(names) == ["job", "job@2", "job@3"]
-
-
-def test_a_new_run_takes_the_timetable_over(life: Life) -> None:
-    windows = (TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy"),)
-    put_timetable(life.services, "job", Timetable(windows=windows))
-    life.register(job_spec(num_stages=3, num_ranks=3), AGAIN)
-    assert get_timetable(life.services, "job").timetable == Timetable(windows=windows)
+    summary = get_job(life.services, "job")  # of as many stages
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)

@@ -70,81 +70,52 @@ def services(planner: CountingPlanner) -> Services:
     return made
 
 
-def test_a_profile_makes_the_first_version(services: Services, planner: CountingPlanner) -> None:
+def test_a_profile_or_target_makes_a_version_unless_it_is_the_same(
+    services: Services, planner: CountingPlanner
+) -> None:
+    early = change_target(services.jobs, "job", TargetChange(target="least-energy"))
+    assert early.job.state == JobState.AWAITING_PROFILE
+    with pytest.raises(InvalidFieldError, match="profile: has 3 stages, but the job has 2"):
+        put_profile(services.jobs, "job", profile(3))
+    assert get_job(services.jobs, "job").job.state == JobState.AWAITING_PROFILE
     summary = put_profile(services.jobs, "job", profile())
-    assert summary.job.state == JobState.PLANNED
-    assert summary.newest_version == 1
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
     assert services.woken == ["job"]
-    assert planner.requests[0].profile == profile()
-    assert planner.requests[0].options.policy == "frontier"
     assert get_plan(services.jobs, "job", 1).plan == frequency_plan()
-
-
-def test_another_profile_makes_a_version(services: Services, planner: CountingPlanner) -> None:
-    put_profile(services.jobs, "job", profile())
     assert put_profile(services.jobs, "job", profile()).newest_version == 1
-    assert len(planner.requests) == 1
-    assert put_profile(services.jobs, "job", profile(forward_energy_j=31)).newest_version == 2
-    assert [plan.version for plan in list_plans(services.jobs, "job")] == [1, 2]
-
-
-def test_another_target_makes_a_version(services: Services, planner: CountingPlanner) -> None:
-    put_profile(services.jobs, "job", profile())
-    update = TargetChange(policy=Policy.UNIFORM, target="least-energy")
-    assert change_target(services.jobs, "job", update).newest_version == 2
-    assert change_target(services.jobs, "job", update).newest_version == 2
-    assert change_target(services.jobs, "job", TargetChange()).newest_version == 2
-    assert (planner.requests[1].options.policy, planner.requests[1].options.target) == (
-        "uniform",
-        "least-energy",
-    )
-
-
-def test_a_target_may_come_before_a_profile(services: Services, planner: CountingPlanner) -> None:
-    summary = change_target(services.jobs, "job", TargetChange(target="least-energy"))
-    assert summary.job.state == JobState.AWAITING_PROFILE
-    put_profile(services.jobs, "job", profile())
-    assert [request.options.target for request in planner.requests] == ["least-energy"]
-
-
-def test_a_restarted_rank_keeps_the_changed_target(services: Services) -> None:
-    put_profile(services.jobs, "job", profile())
-    change_target(services.jobs, "job", TargetChange(policy=Policy.UNIFORM))
+    other = profile(forward_energy_j=31)
+    assert put_profile(services.jobs, "job", other).newest_version == 2
+    for update in (TargetChange(policy=Policy.UNIFORM, target="fastest"), TargetChange()):
+        for _ in range(2):
+            assert change_target(services.jobs, "job", update).newest_version == 3
+    planned = [
+        (each.profile, each.options.policy, each.options.target) for each in planner.requests
+    ]
+    assert planned == [
+        (profile(), "frontier", "least-energy"),
+        (other, "frontier", "least-energy"),
+        (other, "uniform", "fastest"),
+    ]
+    assert [plan.version for plan in list_plans(services.jobs, "job")] == [1, 2, 3]
+    # A rank that was restarted keeps the changed target.
     summary, is_new = register_job(services.jobs, "job", job_spec())
-    assert not is_new
-    assert summary.job.spec.policy == "uniform"
-    assert summary.newest_version == 2
+    assert (is_new, summary.job.spec.policy, summary.newest_version) == (False, "uniform", 3)
 
 
-def test_other_values_are_taken_until_something_is_planned(services: Services) -> None:
+def test_other_values_that_fit_the_ranks_are_taken_until_something_is_planned(
+    services: Services,
+) -> None:
     summary, is_new = register_job(services.jobs, "job", job_spec(num_microbatches=8))
     assert not is_new
     assert summary.job.spec.num_microbatches == 8
+    register_rank(services.jobs, rank_record(1))
+    for num_ranks, field in ((1, "num_ranks"), (2, "num_stages")):
+        with pytest.raises(RegistrationConflictError, match=field):
+            register_job(services.jobs, "job", job_spec(num_stages=1, num_ranks=num_ranks))
     put_profile(services.jobs, "job", profile())
     with pytest.raises(RegistrationConflictError, match="num_microbatches"):
         register_job(services.jobs, "job", job_spec(num_microbatches=9))
     assert get_job(services.jobs, "job").job.spec.num_microbatches == 8
-
-
-def test_other_values_must_fit_the_ranks_that_are_there(services: Services) -> None:
-    register_rank(services.jobs, rank_record(1))
-    with pytest.raises(RegistrationConflictError, match="num_ranks"):
-        register_job(services.jobs, "job", job_spec(num_stages=1, num_ranks=1))
-    with pytest.raises(RegistrationConflictError, match="num_stages"):
-        register_job(services.jobs, "job", job_spec(num_stages=1, num_ranks=2))
-
-
-def test_a_profile_of_another_number_of_stages_is_refused_and_not_kept(services: Services) -> None:
-    with pytest.raises(InvalidFieldError, match="profile: has 3 stages, but the job has 2"):
-        put_profile(services.jobs, "job", profile(3))
-    assert get_job(services.jobs, "job").job.state == JobState.AWAITING_PROFILE
-
-
-def test_an_unknown_schedule_is_refused_before_there_is_a_profile(services: Services) -> None:
-    with pytest.raises(InvalidFieldError, match="schedule: unknown 'nonsense'; known: "):
-        register_job(services.jobs, "other", job_spec(schedule="nonsense"))
-    with pytest.raises(UnknownJobError):
-        get_job(services.jobs, "other")
 
 
 V = (("forward", 0), ("forward", 0, 1), ("backward", 0, 1), ("backward", 0))
@@ -189,10 +160,12 @@ ONE = (("forward", 0), ("backward", 0))
             "unknown instruction 'sideways'",
         ),
         ({"schedule": "1f1b", "checkpoint": "always"}, "checkpoint", "is for schedule torchgpipe"),
+        ({"schedule": "nonsense"}, "schedule", "unknown 'nonsense'; known: "),
+        ({"gpu": "abacus"}, "gpu", "unknown GPU 'abacus'; known: "),
     ],
-    ids=["none given", "deadlocking", "no instruction", "checkpoint elsewhere"],
+    ids=["none given", "deadlocking", "no instruction", "checkpoint elsewhere", "unknown", "GPU"],
 )
-def test_an_order_that_cannot_run_is_refused_before_there_is_a_profile(
+def test_a_job_that_cannot_be_planned_is_refused_before_there_is_a_profile(
     services: Services, changes: dict[str, object], field: str, said: str
 ) -> None:
     spec = job_spec(num_microbatches=1, **changes)
@@ -210,8 +183,6 @@ def test_the_gpu_table_gives_what_a_job_omits(services: Services, planner: Count
     put_profile(services.jobs, "given", profile())
     assert planner.requests[0].blocking_power_w == (1.0,)
     assert planner.requests[0].reconfigure_granularity_mhz == window.reconfigure_granularity_mhz
-    with pytest.raises(InvalidFieldError, match="gpu: unknown GPU 'abacus'; known: "):
-        register_job(services.jobs, "other", job_spec(gpu="abacus"))
 
 
 def test_a_target_that_cannot_be_met_fails_the_call_that_put_it_and_the_old_plan_holds() -> None:
@@ -252,20 +223,18 @@ def failed(picky: PickyPlanner) -> JobServices:
     [
         lambda jobs: change_target(jobs, "job", TargetChange(target="fastest")),
         lambda jobs: register_job(jobs, "job", job_spec()),
+        lambda jobs: (
+            register_job(jobs, "job", job_spec(num_stages=3, num_ranks=3)),
+            put_profile(jobs, "job", profile(3)),
+        ),
     ],
-    ids=["another target", "other values"],
+    ids=["another target", "other values", "other stages, which drop the profile"],
 )
 def test_a_failure_is_mended(failed: JobServices, mend: Callable[[JobServices], object]) -> None:
     mend(failed)
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.job.problem) == (JobState.PLANNED, None)
     assert summary.newest_version == 1
-
-
-def test_another_number_of_stages_drops_the_profile_that_failed(failed: JobServices) -> None:
-    summary, _ = register_job(failed, "job", job_spec(num_stages=3, num_ranks=3))
-    assert summary.job.state == JobState.AWAITING_PROFILE
-    assert put_profile(failed, "job", profile(3)).newest_version == 1
 
 
 def test_a_planner_that_breaks_leaves_the_job_to_be_planned_by_a_retry() -> None:
@@ -325,34 +294,36 @@ def test_a_target_that_changes_while_the_planner_works_is_planned_next() -> None
     assert [request.options.target for request in planner.requests] == ["fastest", "least-energy"]
 
 
-def test_a_rank_must_be_one_of_the_jobs(services: Services) -> None:
-    with pytest.raises(InvalidFieldError, match="rank: must be 0 to 1, not 2"):
-        register_rank(services.jobs, rank_record(2, stage=0))
-    with pytest.raises(InvalidFieldError, match="stage: must be 0 to 1, not 2"):
-        register_rank(services.jobs, rank_record(0, stage=2))
-
-
-@pytest.mark.parametrize("field", ["dp_rank", "tp_rank", "cp_rank"])
-def test_a_place_that_the_jobs_ranks_cannot_have_is_refused(services: Services, field: str) -> None:
+@pytest.mark.parametrize(
+    ("field", "largest"),
+    [("rank", 3), ("stage", 1), ("dp_rank", 2), ("tp_rank", 2), ("cp_rank", 2)],
+)
+def test_a_place_that_the_jobs_ranks_cannot_have_is_refused(
+    services: Services, field: str, largest: int
+) -> None:
     # Two stages of 4 ranks in all: one stage may have up to 3.
     register_job(services.jobs, "job", job_spec(num_ranks=4))
-    register_rank(services.jobs, rank_record(1).evolve(**{field: 2}))
-    with pytest.raises(InvalidFieldError, match=f"{field}: must be 0 to 2, not 3"):
-        register_rank(services.jobs, rank_record(1).evolve(**{field: 3}))
+    register_rank(services.jobs, rank_record(1).evolve(**{field: largest}))
+    said = f"{field}: must be 0 to {largest}, not {largest + 1}"
+    with pytest.raises(InvalidFieldError, match=said):
+        register_rank(services.jobs, rank_record(1).evolve(**{field: largest + 1}))
 
 
 def change_and_die(failed: JobServices, target: str) -> JobSummary:
-    """The picky stores the target, and ends before it plans."""
+    """The planner stores the target, and ends before it plans."""
     return inputs.change_target(failed, "job", TargetChange(target=target))
 
 
-# ------------------------------------------------------------------ jobs that could not be planned
-
-
-def test_a_failed_job_is_planned_from_an_unplanned_change(failed: JobServices) -> None:
+def test_a_failed_job_is_planned_from_an_unplanned_change_once_a_slot_is_free(
+    failed: JobServices,
+) -> None:
     changed = change_and_die(failed, "fastest").job
     assert (changed.state, changed.problem) == (JobState.PLANNING_FAILED, None)
-    assert ReplanReconciler()(failed, "job") is None
+    slots = PlanningSlots(1)
+    with slots.taken():
+        assert ReplanReconciler(slots)(failed, "job") == SLOT_RETRY_S
+        assert get_job(failed, "job").newest_version is None
+    assert ReplanReconciler(slots)(failed, "job") is None
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
 
@@ -366,6 +337,10 @@ def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPl
     assert register_job(failed, "job", job_spec(target="power:1"))[0].newest_version is None
     with pytest.raises(PlanningFailedError, match="only fastest is met"):
         change_target(failed, "job", TargetChange(target="power:2"))
+    with failed.store.writing("job") as writer:
+        writer.delete_profile("job")
+    # Without a profile it keeps its problem.
+    assert change_and_die(failed, "fastest").job.problem == "target: only fastest is met"
 
 
 def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServices) -> None:
@@ -381,22 +356,6 @@ def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServic
     ReplanReconciler()(failed, "job")
     summary = get_job(failed, "job")
     assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 1)
-
-
-def test_a_job_without_a_profile_keeps_its_problem(failed: JobServices) -> None:
-    with failed.store.writing("job") as writer:
-        writer.delete_profile("job")
-    assert change_and_die(failed, "fastest").job.problem == "target: only fastest is met"
-
-
-def test_where_no_slot_is_free_a_job_is_looked_at_again(failed: JobServices) -> None:
-    change_and_die(failed, "fastest")
-    slots = PlanningSlots(1)
-    with slots.taken():
-        assert ReplanReconciler(slots)(failed, "job") == SLOT_RETRY_S
-        assert get_job(failed, "job").newest_version is None
-    assert ReplanReconciler(slots)(failed, "job") is None
-    assert get_job(failed, "job").newest_version == 1
 
 
 def test_a_change_that_finds_no_slot_is_stored_and_planned_later(failed: JobServices) -> None:

@@ -103,12 +103,9 @@ def test_rows_of_a_probe_at_the_first_versions_clocks_are_baseline() -> None:
     assert all(kinds[version].is_probe for version in (1, 2))
     assert not kinds[2].is_interleaved
     assert kinds[3].baseline_cycle == ()
-
-
-def test_policy_baseline_is_all_baseline() -> None:
+    assert not kinds[3].is_all_baseline
     record = plan_record(plan=replace(frequency_plan(), policy="baseline"))
     assert step_kinds(record).is_all_baseline
-    assert not step_kinds(plan_record()).is_all_baseline
 
 
 # ------------------------------------------------------------------ the report
@@ -148,26 +145,20 @@ def mean_saved_j(report: JobReport) -> float:
     return report.saved_j.mean
 
 
-def test_a_report_has_each_version_measured_and_predicted(services: JobServices) -> None:
+def test_a_report_has_each_version_measured_and_predicted(
+    services: JobServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run(services, plan_record(1), plan_record(2))
     report = get_report(services, "job")
     assert [each.version for each in report.versions] == [1, 2]
     assert {each.predicted_energy_j for each in report.versions} == {frequency_plan().energy_j}
     assert (report.emulated, report.num_ranks, report.num_steps) == (False, 2, 60)
     assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
-
-
-def test_pieces_change_no_report(services: JobServices, monkeypatch: pytest.MonkeyPatch) -> None:
-    run(services, plan_record(1))
-    whole = get_report(services, "job")
     for size in (1, 7, 40):
         monkeypatch.setattr(step_reading, "STEPS_A_PIECE", size)
-        assert get_report(services, "job") == whole
-
-
-def test_a_job_of_which_any_gpu_is_emulated_is_emulated(services: JobServices) -> None:
+        assert get_report(services, "job") == report
     register_rank(services, rank_record(1, emulated=True))
-    assert get_report(services, "job").emulated
+    assert get_report(services, "job").emulated, "because of any GPU of it"
 
 
 def test_the_energy_of_profiling_is_reported_apart(services: JobServices) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 
 import pytest
 
@@ -77,10 +76,6 @@ async def until(is_so: Callable[[], bool]) -> None:
         await asyncio.sleep(0.001)
 
 
-def more_reads(subject: Subject, number: int) -> bool:
-    return subject.num_reads > number
-
-
 async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], asyncio.Event]:
     changed = asyncio.Event()
     following = feed.follow(key, changed)
@@ -89,26 +84,22 @@ async def followed(feed: Feed[str], key: str = "job") -> tuple[Following[str], a
     return following, changed
 
 
-@pytest.mark.usefixtures("never_by_itself")
-async def test_all_who_follow_the_same_share_its_looks(feed: Feed[str], subject: Subject) -> None:
-    many = [(await followed(feed))[0] for _ in range(50)]
-    assert {each.state for each in many} == {"first"}
-    assert (subject.num_reads, feed.num_followed) == (1, 1)
-
-
-async def test_what_nobody_follows_is_not_looked_at(
-    feed: Feed[str], waiters: JobWaiters, subject: Subject
+async def test_all_who_follow_share_looks_and_what_nobody_follows_is_not_looked_at(
+    feed: Feed[str], waiters: JobWaiters, subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, _ = await followed(feed)
-    other, _ = await followed(feed)
-    one.stop()
-    await until(lambda: subject.num_reads > 3)
-    other.stop()
-    await until(lambda: feed.num_followed == 0)
-    num_reads = subject.num_reads
+    monkeypatch.setattr(live_feed, "PERIOD_S", NEVER_S)
+    first, *others = [(await followed(feed))[0] for _ in range(50)]
+    assert {each.state for each in (first, *others)} == {"first"}
+    assert (subject.num_reads, feed.num_followed) == (1, 1)
+    for each in others:
+        each.stop()
     waiters.notify("job")
-    await asyncio.sleep(0.05)
-    assert subject.num_reads == num_reads
+    await until(lambda: subject.num_reads == 2)
+    first.stop()
+    await until(lambda: feed.num_followed == 0)
+    waiters.notify("job")
+    await asyncio.sleep(0.03)
+    assert subject.num_reads == 2
 
 
 async def test_changes_reach_all_who_follow(feed: Feed[str], subject: Subject) -> None:
@@ -123,25 +114,12 @@ async def test_changes_reach_all_who_follow(feed: Feed[str], subject: Subject) -
 
 
 @pytest.mark.usefixtures("never_by_itself")
-async def test_a_wake_from_another_thread_lets_look_at_once(
-    feed: Feed[str], waiters: JobWaiters, subject: Subject
-) -> None:
-    following, changed = await followed(feed)
-    subject.seen = "second"
-    thread = threading.Thread(target=waiters.notify, args=("job",))
-    thread.start()
-    await changed.wait()
-    thread.join()
-    assert following.state == "second"
-
-
-@pytest.mark.usefixtures("never_by_itself")
 async def test_a_change_while_it_is_looked_is_not_missed(
     feed: Feed[str], waiters: JobWaiters, subject: Subject
 ) -> None:
     following, changed = await followed(feed)
     subject.may_read.clear()
-    waiters.notify("job")
+    await asyncio.to_thread(waiters.notify, "job")
     await until(lambda: subject.num_reads == 2)  # it has seen the first and is not back yet
     subject.seen = "second"
     waiters.notify("job")
@@ -163,21 +141,19 @@ async def test_one_who_comes_when_all_others_have_gone_sees_what_is_there_now(
     assert after.state == "second"
 
 
-async def test_unknown_subjects_are_forgotten(feed: Feed[str], subject: Subject) -> None:
+async def test_what_is_unknown_or_gone_is_told_and_forgotten(
+    feed: Feed[str], subject: Subject
+) -> None:
     subject.error = UnknownJobError(job_id="job")
     for _ in range(2):
-        following = feed.follow("job", asyncio.Event())
+        unknown = feed.follow("job", asyncio.Event())
         with pytest.raises(UnknownJobError):
-            await following.first()
-        following.stop()
+            await unknown.first()
+        unknown.stop()
         await until(lambda: feed.num_followed == 0)
     subject.error = None
-    assert (await followed(feed))[0].state == "first"
-
-
-async def test_what_is_gone_is_told_and_over(feed: Feed[str], subject: Subject) -> None:
     following, changed = await followed(feed)
-    assert not following.is_gone
+    assert (following.state, following.is_gone) == ("first", False)
     subject.error = UnknownJobError(job_id="job")
     await changed.wait()
     assert following.is_gone
@@ -195,27 +171,20 @@ async def test_a_look_that_fails_is_told_and_looked_again(
         changed.clear()
         assert following.error is error
         assert following.state == "first"
-        num_reads = subject.num_reads
-        await until(partial(more_reads, subject, num_reads + 2))
-        # Who comes now is refused.
-        with pytest.raises(type(error)):
-            await followed(feed)
+        # Who comes now is refused, with a traceback that does not grow.
+        lengths = set()
+        for num_reads in range(subject.num_reads, subject.num_reads + 3):
+            await until(lambda num_reads=num_reads: subject.num_reads > num_reads)  # type: ignore[misc]
+            with pytest.raises(type(error)) as refused:
+                await feed.follow("job", asyncio.Event()).first()
+            lengths.add(len(refused.traceback))
+        assert len(lengths) == 1
     subject.error = None
     await changed.wait()
     assert following.error is None
     assert caplog.text.count("live events of job: Database here is busy") == 1
     assert caplog.text.count("live events of job failed") == 1
     assert caplog.text.count("Traceback") == 1
-
-
-async def test_a_shared_error_keeps_its_traceback_short(feed: Feed[str], subject: Subject) -> None:
-    subject.error = ZeroDivisionError("nobody has foreseen it")
-    lengths = []
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError) as refused:
-            await feed.follow("job", asyncio.Event()).first()
-        lengths.append(len(refused.traceback))
-    assert len(set(lengths)) == 1
 
 
 async def test_closing_ends_all_at_once_even_while_it_is_looked(
@@ -238,17 +207,17 @@ async def test_closing_ends_all_at_once_even_while_it_is_looked(
 async def test_a_long_look_is_followed_by_a_longer_pause(
     feed: Feed[str], subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A read of 50 ms takes a fifth of the time at the most."""
+    """A read of 25 ms takes a fifth of the time at the most."""
     first_read = subject.read
 
     def read_slowly() -> str:
-        time.sleep(0.05)
+        time.sleep(0.025)
         return first_read()
 
     monkeypatch.setattr(subject, "read", read_slowly)
     await followed(feed)
     num_reads = subject.num_reads
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.25)
     assert subject.num_reads <= num_reads + 3
 
 

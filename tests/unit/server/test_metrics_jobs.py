@@ -121,20 +121,27 @@ def steps_on_plan(jobs: JobReading) -> dict[str, float]:
 
 
 def test_a_few_jobs_have_labels_and_others_add_up(services: JobServices, clock: Clock) -> None:
-    for number in range(100):
+    for number in range(20):
         put_job(services, f"job-{number}", num_steps=2, created_s=number)
     jobs = reading(services, clock, max_labelled=5)
     told = metrics(jobs)
-    named = {f"job-{number}" for number in range(95, 100)}
+    named = {f"job-{number}" for number in range(15, 20)}
     for metric in told.values():
         found = {sample.labels.get("training_job") for sample in metric.samples}
         assert found <= named | {"other", None}, metric.name
     steps = samples(told["flyball_steps"], "training_job", "clocks")
-    assert steps["other", "plan"] == 190
-    assert steps["job-99", "plan"] == 2
-    assert samples(told["flyball_ranks_registered"], "training_job")[("other",)] == 190
+    assert steps["other", "plan"] == 30
+    assert steps["job-19", "plan"] == 2
+    assert samples(told["flyball_ranks_registered"], "training_job")[("other",)] == 30
     # What cannot be added up is not told of others.
     assert ("other",) not in samples(told["flyball_plan_newest_version"], "training_job")
+    # Others are read now and then.
+    post(services, "job-19", [2])
+    post(services, "job-0", [2])
+    later = steps_on_plan(jobs)
+    assert (later["job-19"], later["other"]) == (3, 30)
+    clock.now_s = OTHERS_PERIOD_S
+    assert steps_on_plan(jobs)["other"] == 31
 
 
 def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Clock) -> None:
@@ -148,10 +155,21 @@ def test_emulated_and_real_jobs_do_not_add_up(services: JobServices, clock: Cloc
     assert (states["true", "awaiting-profile"], states["false", "awaiting-profile"]) == (1, 1)
 
 
-def test_a_job_keeps_its_label_while_it_is_heard_of(services: JobServices, clock: Clock) -> None:
+def test_a_job_keeps_its_label_and_its_ranks_are_present_while_they_are_heard_of(
+    services: JobServices, clock: Clock
+) -> None:
+    def num_present() -> Samples:
+        return samples(metrics(jobs)["flyball_ranks_present"], "training_job")
+
     put_job(services, "first", num_steps=1)
+    with services.store.writing("first") as writer:
+        writer.touch_ranks("first", {0}, MOMENT)
     jobs = reading(services, clock, max_labelled=1)
     assert set(steps_on_plan(jobs)) == {"first"}
+    clock.now_s = services.life.rank_silence_s - 1
+    assert num_present() == {("first",): 1}
+    clock.now_s = services.life.rank_silence_s + 1
+    assert num_present() == {("first",): 0}
     clock.now_s = KEPT_LABEL_S / 2
     put_job(services, "second", num_steps=1, created_s=clock.now_s)
     assert set(steps_on_plan(jobs)) == {"first", "other"}
@@ -159,45 +177,29 @@ def test_a_job_keeps_its_label_while_it_is_heard_of(services: JobServices, clock
     assert set(steps_on_plan(jobs)) == {"second", "other"}
 
 
-def test_other_jobs_are_read_now_and_then(services: JobServices, clock: Clock) -> None:
-    put_job(services, "labelled", created_s=1)
-    put_job(services, "unlabelled", num_steps=1)
-    jobs = reading(services, clock, max_labelled=1)
-    assert steps_on_plan(jobs) == {"labelled": 0, "other": 1}
-    post(services, "labelled", [0])
-    post(services, "unlabelled", [1])
-    assert steps_on_plan(jobs) == {"labelled": 1, "other": 1}
-    clock.now_s = OTHERS_PERIOD_S
-    assert steps_on_plan(jobs) == {"labelled": 1, "other": 2}
-
-
 def test_what_is_not_read_to_its_end_is_not_told(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=20_000)
+    put_job(services, "job", num_steps=6_000)
     jobs = reading(services, clock, budget_s=0.0)
     num_looks = 0
     while (found := steps_on_plan(jobs)) == {}:
         num_looks += 1
         assert num_looks < 10
-    assert found == {"job": 20_000}
+    assert found == {"job": 6_000}
     assert num_looks > 0
 
 
-def test_a_restarted_planner_counts_the_same(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=5)
-    first = reading(services, clock)
-    steps_on_plan(first)
-    post(services, "job", range(5, 9))
-    assert steps_on_plan(first) == steps_on_plan(reading(services, clock)) == {"job": 9}
-
-
-def test_a_new_run_counts_from_nothing(services: JobServices, clock: Clock) -> None:
+def test_a_new_run_counts_from_nothing_and_a_restarted_planner_the_same(
+    services: JobServices, clock: Clock
+) -> None:
     put_job(services, "job", num_steps=5)
     jobs = reading(services, clock)
     assert steps_on_plan(jobs) == {"job": 5}
+    post(services, "job", range(5, 9))
     with services.store.writing("job") as writer:
         writer.rename_job("job", "job.1")
     put_job(services, "job", num_steps=1, created_s=60)
-    assert steps_on_plan(jobs) == {"job": 1, "job.1": 5}
+    for each in (jobs, reading(services, clock)):
+        assert steps_on_plan(each) == {"job": 1, "job.1": 9}
 
 
 def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: Clock) -> None:
@@ -223,65 +225,35 @@ def test_stages_beyond_the_most_are_told_together(services: JobServices, clock: 
     assert (clocks[("0",)], clocks[("63",)], clocks[("other",)]) == (900e6, 963e6, 965e6)
 
 
-def test_the_clock_of_a_stage_is_the_mean_of_samples(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=2)
-    with services.store.writing("job") as writer:
-        writer.save_steps(
-            (
-                step_record(0, 0, sm_clock_mhz=1200.0),
-                step_record(1, 0, sm_clock_mhz=1305.0),
-                step_record(0, 1),
-                step_record(1, 1),
-            )
-        )
-    told = metrics(reading(services, clock))["flyball_measured_stage_sm_clock_hertz"]
-    assert samples(told, "stage") == {("0",): 1252.5e6}
-    assert samples(told, "emulated") == {("true",): 1252.5e6}
-
-
-def test_the_planned_clock_of_a_stage_is_exported(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job")
+def test_clocks_of_stages_are_planned_and_measured_and_unknown_energies_left_out(
+    services: JobServices, clock: Clock
+) -> None:
+    put_job(services, "job", num_steps=2, energy_j=None)
     plan = frequency_plan()
     forward, backward = plan.stages[0]
     slower = (forward, backward._replace(frequency_mhz=1200))
     with services.store.writing("job") as writer:
         writer.add_plan(plan_record(2, plan=replace(plan, stages=(slower, plan.stages[1]))))
         writer.name_first_step("job", 2, 10)
-    told = metrics(reading(services, clock))["flyball_planned_stage_sm_clock_hertz"]
-    # There is no profile that tells how long the two take: each counts the same.
-    assert samples(told, "stage") == {("0",): 1305e6, ("1",): 1410e6}
-
-
-def test_ranks_that_were_heard_of_lately_are_present(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job")
-    with services.store.writing("job") as writer:
-        writer.touch_ranks("job", {0}, MOMENT)
-    jobs = reading(services, clock)
-    clock.now_s = services.life.rank_silence_s - 1
-    assert samples(metrics(jobs)["flyball_ranks_present"], "training_job") == {("job",): 1}
-    clock.now_s = services.life.rank_silence_s + 1
-    assert samples(metrics(jobs)["flyball_ranks_present"], "training_job") == {("job",): 0}
-
-
-def test_without_energies_there_are_none(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=2, energy_j=None)
     told = metrics(reading(services, clock))
+    # There is no profile that tells how long the two take: each counts the same.
+    planned = samples(told["flyball_planned_stage_sm_clock_hertz"], "stage")
+    assert planned == {("0",): 1305e6, ("1",): 1410e6}
     times = told["flyball_measured_iteration_time_seconds"]
     assert samples(times, "training_job") == {("job",): 0.9}
     assert not told["flyball_measured_iteration_energy_joules"].samples
     assert not told["flyball_measured_stage_energy_joules"].samples
-
-
-def test_a_closed_store_leaves_out_the_jobs(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job")
-    registry = CollectorRegistry()
-    registry.register(JobsCollector(SharedReading(lambda: reading(services, clock))))
-    assert registry.get_sample_value("flyball_store_readable") == 1
-    services.store.close()
-    assert registry.get_sample_value("flyball_store_readable") == 0
-    assert "flyball_ranks_expected" not in {metric.name for metric in registry.collect()}
-    services.store.open()
-    assert registry.get_sample_value("flyball_store_readable") == 1
+    with services.store.writing("job") as writer:
+        clocks_mhz = {0: (1200.0, 1305.0), 1: (None, None)}
+        writer.save_steps(
+            tuple(
+                step_record(step, rank, sm_clock_mhz=clock_mhz)
+                for rank, of_rank in clocks_mhz.items()
+                for step, clock_mhz in enumerate(of_rank)
+            )
+        )
+    measured = metrics(reading(services, clock))["flyball_measured_stage_sm_clock_hertz"]
+    assert samples(measured, "stage", "emulated") == {("0", "true"): 1252.5e6}
 
 
 @pytest.fixture
@@ -308,17 +280,6 @@ def measure(services: JobServices, *steps: int, job_id: str = "job") -> None:
                 for rank in (0, 1)
             )
         )
-
-
-def test_an_unknown_job_is_an_error(services: JobServices, shared: SharedReading) -> None:
-    put_job(services, "job", first_step=10)
-    shared.overview_of("job")
-    with services.store.writing("job") as writer:
-        writer.delete_job("job")
-    for job_id in ("job", "other"):
-        with pytest.raises(UnknownJobError):
-            shared.overview_of(job_id)
-    assert shared.overviews() == ()
 
 
 def test_fresh_jobs_come_first(services: JobServices, shared: SharedReading, clock: Clock) -> None:
@@ -377,9 +338,14 @@ def test_the_target_is_that_of_the_plan_that_runs_and_a_missed_one_is_named(
     assert shared.overview_of("job").missed is None
 
 
-def test_a_closed_store_fails(services: JobServices, shared: SharedReading, clock: Clock) -> None:
+def test_a_closed_store_leaves_out_the_jobs_and_an_unknown_job_is_an_error(
+    services: JobServices, shared: SharedReading, clock: Clock
+) -> None:
     put_job(services, "job", first_step=10)
-    shared.overviews()
+    registry = CollectorRegistry()
+    registry.register(JobsCollector(shared))
+    assert registry.get_sample_value("flyball_store_readable") == 1
+    assert len(shared.overviews()) == 1
     clock.now_s = REMEMBERED_S
     services.store.close()
     for _ in range(2):
@@ -387,5 +353,15 @@ def test_a_closed_store_fails(services: JobServices, shared: SharedReading, cloc
             shared.overviews()
         with pytest.raises(StoreClosedError):
             shared.overview_of("job")
+    assert registry.get_sample_value("flyball_store_readable") == 0
+    assert "flyball_ranks_expected" not in {metric.name for metric in registry.collect()}
     services.store.open()
+    assert registry.get_sample_value("flyball_store_readable") == 1
     assert len(shared.overviews()) == 1
+    with services.store.writing("job") as writer:
+        writer.delete_job("job")
+    for job_id in ("job", "other"):
+        with pytest.raises(UnknownJobError):
+            shared.overview_of(job_id)
+    clock.now_s += REMEMBERED_S
+    assert shared.overviews() == ()

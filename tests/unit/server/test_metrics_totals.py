@@ -25,7 +25,7 @@ from flyball_server.jobs.measurements.step_reading import (
 )
 from flyball_server.jobs.records import PlanRecord, StepRecord
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.planning.plan import Slowdown
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
@@ -69,26 +69,18 @@ def read(store: JobStore, totals: JobTotals) -> bool:
         return totals.read(reader, "job", NUM_RANKS, lambda: False)
 
 
-def test_a_step_counts_once_however_often_is_looked(store: JobStore) -> None:
-    totals = JobTotals()
-    post(store, *both(range(3)))
-    assert read(store, totals)
-    post(store, *both([3]))
-    assert read(store, totals)
-    assert read(store, totals)
-    counted = totals.sums[StepClocks.DEFAULT]
-    assert (counted.num_steps, counted.energy_j) == (4, 800.0)
-    assert counted.time_s == pytest.approx(3.6)
-
-
-def test_a_step_waits_until_all_ranks_have_posted_it(store: JobStore) -> None:
+def test_a_step_counts_once_when_all_ranks_have_posted_it(store: JobStore) -> None:
     totals = JobTotals()
     post(store, *both([0]), step_record(1, 0), *both([2]))
-    assert read(store, totals)
-    assert totals.sums[StepClocks.DEFAULT].num_steps == 1
-    post(store, step_record(1, 1))
-    read(store, totals)
-    assert totals.sums[StepClocks.DEFAULT].num_steps == 3
+    for _ in range(2):
+        assert read(store, totals)
+        assert totals.sums[StepClocks.DEFAULT].num_steps == 1
+    post(store, step_record(1, 1), *both([3]))
+    for _ in range(2):
+        assert read(store, totals)
+        counted = totals.sums[StepClocks.DEFAULT]
+        assert (counted.num_steps, counted.energy_j) == (4, 800.0)
+        assert counted.time_s == pytest.approx(3.6)
     assert totals.num_incomplete == 0
 
 
@@ -102,13 +94,10 @@ def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
     read(store, totals)
     assert totals.num_incomplete == 1
     assert totals.sums[StepClocks.DEFAULT].num_steps == 2
-
-
-def test_very_many_steps_that_are_never_whole_are_given_up_too(store: JobStore) -> None:
-    totals = JobTotals()
-    post(store, *(step_record(step, 0, time_s=1e-3) for step in range(2500)))
+    # And very many that are never whole, however short they are.
+    post(store, *(step_record(step, 0, time_s=1e-3) for step in range(3, MOST_LATER + 13)))
     assert read(store, totals)
-    assert totals.num_incomplete == 2500 - MOST_LATER
+    assert totals.num_incomplete == 11
 
 
 def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
@@ -143,41 +132,25 @@ def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
     assert newest.energy_j is None
 
 
-def test_the_energies_of_the_stages_are_the_plans() -> None:
-    plan = make_plan(
-        PlanRequest(
-            profile=profile(), num_microbatches=2, options=PlanOptions(blocking_power_w=(70.0,))
-        )
-    ).plan
-    facts = plan_facts(plan_record(plan=plan), profile())
-    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
-    assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
-    # Two forwards and two backwards at the highest clocks, on the last stage.
-    assert facts.stages[-1].busy_s == pytest.approx(0.6)
-
-
+@pytest.mark.parametrize("slowdown", [None, 1.5])
 @pytest.mark.parametrize("transition_ms", [None, 20.0])
-def test_the_stages_of_a_plan_for_a_slow_one_are_told_with_its_slowdown(
-    transition_ms: float | None,
+def test_the_stages_of_a_plan_are_told_with_their_slowdowns_from_its_own_profile_alone(
+    slowdown: float | None, transition_ms: float | None
 ) -> None:
     options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, transition_ms=transition_ms)
     request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
-    slow = Slowdown(stage=1, slowdown=1.5)
-    plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=(slow,)))
-    facts = plan_facts(plan_record(plan=plan), profile())
+    plan: FrequencyPlan | DataParallelPlan = make_plan(request).plan
+    if slowdown is not None:
+        slowdowns = (Slowdown(stage=1, slowdown=slowdown),)
+        plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
+    record = plan_record(plan=plan)
+    facts = plan_facts(record, profile())
     assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
-    assert facts.stages[-1].busy_s == pytest.approx(1.5 * 0.6)
-
-
-def test_stages_are_not_told_from_a_profile_that_is_not_the_plans() -> None:
-    plan = make_plan(
-        PlanRequest(
-            profile=profile(), num_microbatches=2, options=PlanOptions(blocking_power_w=(70.0,))
-        )
-    ).plan
-    assert plan_facts(plan_record(plan=plan), profile(forward_energy_j=31.0)).stages == ()
-    assert plan_facts(plan_record(plan=plan), profile(3)).stages == ()
-    assert plan_facts(plan_record(plan=plan), None).stages == ()
+    assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
+    # Two forwards and two backwards at the highest clocks, on the last stage.
+    assert facts.stages[-1].busy_s == pytest.approx((slowdown or 1.0) * 0.6)
+    for other in (profile(forward_energy_j=31.0), profile(3), None):
+        assert plan_facts(record, other).stages == ()
     assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
 
 
@@ -206,20 +179,11 @@ def test_continued_counts_equal_whole_counts(store: JobStore) -> None:
         assert counted == anew
         counts.append(counted)
     assert counts == [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
-
-
-def test_a_step_that_waits_for_a_rank_counts_when_that_has_come(store: JobStore) -> None:
-    record = compared()
-    pairs = PairedSteps(record, NUM_RANKS)
-    post(
-        store,
-        *both(range(10, 14), plan_version=1),
-        step_record(14, 0, plan_version=1),
-        *both([15, 16, 17], plan_version=1),
-    )
-    assert both_counts(store, pairs, record) == (2, 2)
-    post(store, step_record(14, 1, plan_version=1))
-    assert both_counts(store, pairs, record) == (3, 3)
+    # A step that waits for a rank counts when that has come.
+    post(store, *both([19, 20], plan_version=1), step_record(21, 0, plan_version=1))
+    before = both_counts(store, pairs, record)
+    post(store, step_record(21, 1, plan_version=1))
+    assert (before, both_counts(store, pairs, record)) == ((4, 4), (5, 5))
 
 
 def test_steps_of_a_newer_version_end_the_counting(store: JobStore) -> None:

@@ -37,7 +37,7 @@ def is_kept(job: Running, missed: MissedTarget | None) -> bool:
     return summary.missed == missed and is_said is (missed is not None)
 
 
-def test_a_straggler_leaves_the_nearest_plan_and_its_end_the_target() -> None:
+def test_a_straggler_or_a_new_profile_leaves_the_nearest_plan_and_its_end_the_target() -> None:
     job = Running(effort="low", target=DEADLINE)
     assert is_kept(job, None)
     job.announce(1, 1.15)
@@ -47,16 +47,21 @@ def test_a_straggler_leaves_the_nearest_plan_and_its_end_the_target() -> None:
     job.announce(1, 1.3)
     job.settle()
     assert is_kept(job, MissedTarget(target=DEADLINE, nearest="deadline:1.86"))
+    assert get_timetable(job.services, "job").current_target == "deadline:1.86"
     withdraw_straggler(job.services, "job", 1)
     job.settle()
     assert is_kept(job, None)
     assert job.plan.iteration_time_s <= 1.6
+    put_profile(job.services, "job", two_stages(1.2))
+    assert job.loop_state.missed is not None
+    assert is_kept(job, job.loop_state.missed)
+    assert job.plan.iteration_time_s == pytest.approx(1.2 * 1.5)
 
 
 def test_a_measured_straggler_leaves_the_nearest_plan_refined_by_the_jobs_own_effort() -> None:
     job = Running(adaptation="frontier", target=DEADLINE)
-    for _ in range(4):
-        job.run(30, slow(1, 1.15))
+    for _ in range(2):
+        job.run(16, slow(1, 1.15))
         job.acknowledged()
     [detected] = job.loop_state.detected
     assert detected.slowdown == pytest.approx(1.15, rel=0.01)
@@ -64,14 +69,6 @@ def test_a_measured_straggler_leaves_the_nearest_plan_refined_by_the_jobs_own_ef
     assert job.loop_state.inputs.effort is None
     assert is_kept(job, job.loop_state.missed)
     assert job.plan.iteration_time_s == pytest.approx(1.68, rel=0.01)
-
-
-def test_a_new_profile_leaves_the_nearest_plan() -> None:
-    job = Running(effort="low", target=DEADLINE)
-    put_profile(job.services, "job", two_stages(1.2))
-    assert job.loop_state.missed is not None
-    assert is_kept(job, job.loop_state.missed)
-    assert job.plan.iteration_time_s == pytest.approx(1.2 * 1.5)
 
 
 def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
@@ -95,13 +92,6 @@ def test_a_timetables_target_that_cannot_be_met_at_its_begin_is_refused() -> Non
     TimetableReconciler()(job.services, "job")
     assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
     assert job.plan.target == "fastest"
-
-
-def test_a_timetable_names_the_target_of_the_plan_that_runs() -> None:
-    job = Running(effort="low", target=DEADLINE)
-    job.announce(1, 1.15)
-    job.settle()
-    assert get_timetable(job.services, "job").current_target == MISSED.nearest
 
 
 def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:

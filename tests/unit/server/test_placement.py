@@ -91,41 +91,22 @@ def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> 
         assert (job.newest, job.transitions, job.text) == (1, A100, None)
         job.register(rank, f"boot-{rank % 2}")
         job.react()
-    assert (job.newest, job.transitions) == (2, A100.of_queue(2))
-    assert job.text == "2 GPUs of a node change their clocks together, as the ranks are placed"
-    job.react()
-    assert job.newest == 2
-    # A rank moves to a machine of its own, and another one too.
-    job.register(0, "boot-2")
-    job.react()
-    assert job.newest == 2, "stage 1 still shares one"
-    job.register(1, "boot-3")
-    job.react()
-    assert (job.newest, job.transitions) == (3, A100)
-
-
-def test_gpus_of_other_stages_in_a_node_count_too() -> None:
-    """All four in one machine, two of each stage."""
-    assert A100 is not None
-    job = Placed()
+    together = "2 GPUs of a node change their clocks together, as the ranks are placed"
+    assert (job.newest, job.transitions, job.text) == (2, A100.of_queue(2), together)
+    # All four in one machine: those of the other stage count too.
     for rank in range(4):
         job.register(rank, "boot")
-    job.react()
-    assert (job.newest, job.transitions) == (2, A100.of_queue(2).beside_other_stages())
+    for _ in range(2):
+        job.react()
+    assert (job.newest, job.transitions) == (3, A100.of_queue(2).beside_other_stages())
     assert job.text == (
-        "2 GPUs of a node change their clocks together, as the ranks are placed;"
-        " 4 GPUs of a node set clocks one at a time, as the ranks are placed"
+        f"{together}; 4 GPUs of a node set clocks one at a time, as the ranks are placed"
     )
-    job.react()
-    assert job.newest == 2
-
-
-def test_hosts_count_where_no_machine_is_named() -> None:
-    job = Placed()
+    # Hosts count where no machine is named: each has one of its own.
     for rank in range(4):
         job.register(rank, None)
     job.react()
-    assert job.newest == 1
+    assert (job.newest, job.transitions) == (4, A100)
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,13 @@ def test_a_line_has_the_kind_and_target_of_its_version(services: JobServices) ->
 def test_each_document_is_read_once(services: JobServices, read: Mock) -> None:
     put_versions(services, "job", *versions(20))
     memory = HistoryMemory()
+    assert known_summaries(services, "job", memory) is None
     first = plan_summaries(services, "job", memory)
     assert [line.version for line in first] == [*range(1, 21)]
+    assert known_summaries(services, "job", memory) == first
     assert read.call_count == 20
+    with pytest.raises(UnknownJobError):
+        known_summaries(services, "other", memory)
     with services.store.writing("job") as writer:
         writer.name_first_step("job", 20, 7)
         writer.add_plan(plan_record(21))
@@ -109,17 +113,6 @@ def test_each_document_is_read_once(services: JobServices, read: Mock) -> None:
     assert [line.first_step for line in again] == [*[None] * 19, 7, None]
     assert again[:19] == first[:19]
     assert read.call_count == 21
-
-
-def test_what_is_known_of_a_history_needs_no_document(services: JobServices, read: Mock) -> None:
-    put_versions(services, "job", *versions(3))
-    memory = HistoryMemory()
-    assert known_summaries(services, "job", memory) is None
-    whole = plan_summaries(services, "job", memory)
-    assert known_summaries(services, "job", memory) == whole
-    assert read.call_count == 3
-    with pytest.raises(UnknownJobError):
-        known_summaries(services, "other", memory)
 
 
 def test_a_short_history_is_read_between_the_pieces_of_a_long_one(services: JobServices) -> None:

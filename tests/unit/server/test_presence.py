@@ -44,35 +44,25 @@ def test_a_rank_that_has_called_was_seen_when_that_was_kept(services: JobService
     assert last_seen(services) == [MOMENT, LATER]
 
 
-def test_what_the_store_cannot_take_is_told_the_next_time(services: JobServices) -> None:
-    class Away:
-        def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-            raise StoreUnavailableError(location=subject, reason="it is away")
-
-    heartbeats = Heartbeats()
-    heartbeats.note("job", (0,))
-    with pytest.raises(StoreUnavailableError):
-        heartbeats.keep(replace(services, store=cast("JobStore", Away())))
-    heartbeats.keep(services)
-    assert last_seen(services) == [LATER, MOMENT]
-
-
-def test_a_job_that_cannot_be_written_holds_up_no_other(services: JobServices) -> None:
-    store = services.store
+def test_a_job_that_cannot_be_written_holds_up_no_other_and_is_told_the_next_time(
+    services: JobServices,
+) -> None:
+    store, busy = services.store, {"busy", "job", "busier"}
 
     class Busy:
         def writing(self, subject: str) -> AbstractContextManager[JobWriter]:
-            if subject != "job":
+            if subject in busy:
                 raise StoreUnavailableError(location=subject, reason="it is busy")
             return store.writing(subject)
 
     heartbeats = Heartbeats()
-    heartbeats.note("busy", (0,))
-    heartbeats.note("job", (0,))
-    heartbeats.note("busier", (0,))
-    with pytest.raises(StoreUnavailableError):
-        heartbeats.keep(replace(services, store=cast("JobStore", Busy())))
-    assert last_seen(services) == [LATER, MOMENT]
+    for job_id in ("busy", "job", "busier"):
+        heartbeats.note(job_id, (0,))
+    for seen_at in (MOMENT, LATER):
+        with pytest.raises(StoreUnavailableError):
+            heartbeats.keep(replace(services, store=cast("JobStore", Busy())))
+        assert last_seen(services) == [seen_at, MOMENT]
+        busy.discard("job")
 
 
 def test_what_is_left_is_told_at_the_end(services: JobServices) -> None:

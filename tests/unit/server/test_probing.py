@@ -33,6 +33,8 @@ pytestmark = pytest.mark.slow
 CLOCKS_MHZ = tuple(range(1400, 700, -100))
 NUM_MICROBATCHES = 16
 BLOCKING_POWER_W = 80.0
+# What a job registers with that waits for a profile.
+GIVEN = job_spec(num_microbatches=NUM_MICROBATCHES)
 
 
 def truth_profile() -> StageProfile:
@@ -57,30 +59,20 @@ class ProbedJob:
     """A job of two ranks that do what their plans say, and the planner's reaction to it."""
 
     services: Services
-    noise: float = 0.0
     tells: bool = True
     silent_rank: int | None = None
     step: int = 0
     _acknowledged: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        spec = replace(
-            job_spec(),
-            num_microbatches=NUM_MICROBATCHES,
-            profiling=Profiling.ONLINE,
-            blocking_power_w=None,
-            gpu=None,
-        )
+        spec = replace(GIVEN, profiling=Profiling.ONLINE, blocking_power_w=None)
         register_job(self.services.jobs, "job", spec)
         true = truth_profile()
         schedule = make_schedule(
             "1f1b", ScheduleContext(profile=true, num_microbatches=NUM_MICROBATCHES)
         )
         truth = Truth(
-            profile=true,
-            schedule=schedule,
-            blocking_power_w=(BLOCKING_POWER_W,) * 2,
-            noise=self.noise,
+            profile=true, schedule=schedule, blocking_power_w=(BLOCKING_POWER_W,) * 2, noise=0.0
         )
         self._training = EmulatedTraining(truth, seed=1)
 
@@ -98,6 +90,9 @@ class ProbedJob:
 
     def state(self) -> JobState:
         return get_job(self.services.jobs, "job").job.state
+
+    def problem(self) -> str | None:
+        return get_job(self.services.jobs, "job").job.problem
 
     def run_newest_version(self, *, steps: int | None = None) -> None:
         """All ranks take up the newest version and train its cycle, at least 12 steps of it."""
@@ -134,15 +129,8 @@ class ProbedJob:
                 rank=measured.stage,
                 step=self.step,
                 by_clock=tuple(
-                    (
-                        str(times.kind),
-                        times.chunk,
-                        times.sm_clock_mhz,
-                        times.count,
-                        times.mean_s,
-                        times.variance_s2,
-                    )
-                    for times in measured.instructions
+                    (str(of.kind), of.chunk, of.sm_clock_mhz, of.count, of.mean_s, of.variance_s2)
+                    for of in measured.instructions
                 ),
             )
             details = [detail] if self.tells else []
@@ -178,22 +166,22 @@ def job(waiting_job: ProbedJob) -> ProbedJob:
     return waiting_job
 
 
-def test_nothing_is_probed_before_all_ranks_are_there(waiting_job: ProbedJob) -> None:
-    register_rank(waiting_job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
-    waiting_job.reconcile()
-    assert waiting_job.state() == JobState.AWAITING_PROFILE
-    assert get_profiling(waiting_job.services.jobs, "job").state == "waiting"
-
-
-def test_first_come_steps_at_the_highest_clocks_that_tell_of_their_clocks(job: ProbedJob) -> None:
+def test_a_profile_is_found_and_planned_from(
+    waiting_job: ProbedJob, planner: CountingPlanner
+) -> None:
+    job = waiting_job
+    register_rank(job.services.jobs, rank_record(0, sm_clocks_mhz=CLOCKS_MHZ))
+    job.reconcile()
+    assert job.state() == JobState.AWAITING_PROFILE, "not before all ranks are there"
+    assert get_profiling(job.services.jobs, "job").state == "waiting"
+    job.register_ranks()
+    job.reconcile()
     assert job.state() == JobState.PROFILING
     (first,) = list_plans(job.services.jobs, "job")
     assert first.measurement_detail == MeasurementDetail.CLOCKS
-    assert isinstance(first.plan, ProbePlan)
-    assert {mhz for row in first.plan.cycle_mhz for stage in row for mhz in stage} == {1400}
-
-
-def test_a_profile_is_found_and_planned_from(job: ProbedJob, planner: CountingPlanner) -> None:
+    assert_all_at_the_highest(job)
+    with pytest.raises(RegistrationConflictError):
+        register_job(job.services.jobs, "job", GIVEN)
     job.profile_to_the_end()
     assert job.state() == JobState.PLANNED
     (request,) = planner.requests
@@ -262,9 +250,7 @@ def test_a_rank_that_falls_silent_ends_it(job: ProbedJob) -> None:
     assert job.state() == JobState.PROFILING
     job.pass_time(timedelta(seconds=1))
     job.reconcile()
-    problem = get_job(job.services.jobs, "job").job.problem
-    assert problem is not None
-    assert "rank 1 reported no step while others ran" in problem
+    assert "rank 1 reported no step while others ran" in (job.problem() or "")
     job.reconcile()
     assert_all_at_the_highest(job)
 
@@ -295,44 +281,26 @@ def test_ranks_that_tell_nothing_of_their_clocks_are_refused_and_run_at_the_high
     job = ProbedJob(services=Services(CountingPlanner()), tells=False)
     job.profile_to_the_end()
     assert job.state() == JobState.PLANNING_FAILED
-    problem = get_job(job.services.jobs, "job").job.problem
-    assert problem is not None
-    assert problem.startswith("profiling: ")
+    assert (job.problem() or "").startswith("profiling: ")
     assert list_plans(job.services.jobs, "job")[-1].measurement_detail == MeasurementDetail.TOTALS
     assert_all_at_the_highest(job)
     refused = get_profiling(job.services.jobs, "job")
     assert refused.state == "refused"
     assert refused.num_steps >= 12
-
-
-def test_a_job_that_was_refused_can_be_registered_to_wait_for_a_profile_but_not_to_try_again() -> (
-    None
-):
-    job = ProbedJob(services=Services(CountingPlanner()), tells=False)
-    job.profile_to_the_end()
-    given = replace(job_spec(), num_microbatches=NUM_MICROBATCHES)
-    again = replace(given, profiling=Profiling.ONLINE, profiling_slowdown=0.5)
+    # The job can be registered to wait for a profile, but not to try again.
+    again = replace(GIVEN, profiling=Profiling.ONLINE, profiling_slowdown=0.5)
     with pytest.raises(RegistrationConflictError):
         register_job(job.services.jobs, "job", again)
-    register_job(job.services.jobs, "job", given)
+    register_job(job.services.jobs, "job", GIVEN)
     assert job.state() == JobState.AWAITING_PROFILE
     put_profile(job.services.jobs, "job", profile())
     assert job.state() == JobState.PLANNED
     assert get_profiling(job.services.jobs, "job").state == "off"
 
 
-def test_a_job_that_is_being_profiled_cannot_be_registered_otherwise(job: ProbedJob) -> None:
-    with pytest.raises(RegistrationConflictError):
-        register_job(
-            job.services.jobs, "job", replace(job_spec(), num_microbatches=NUM_MICROBATCHES)
-        )
-
-
 def test_gpus_that_name_no_clocks_are_refused_before_anything_runs(waiting_job: ProbedJob) -> None:
     for rank in (0, 1):
         register_rank(waiting_job.services.jobs, rank_record(rank))
     waiting_job.reconcile()
-    problem = get_job(waiting_job.services.jobs, "job").job.problem
-    assert problem is not None
-    assert "stage 0 have no SM clock" in problem
+    assert "stage 0 have no SM clock" in (waiting_job.problem() or "")
     assert list_plans(waiting_job.services.jobs, "job") == ()

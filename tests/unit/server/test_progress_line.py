@@ -89,8 +89,17 @@ def test_any_error_wipes_the_line(terminal: Terminal, error: type[BaseException]
     assert drawing_threads() == []
 
 
-def test_quick_work_shows_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 3600.0)
+@pytest.mark.parametrize("has_thread", [True, False])
+def test_quick_work_or_work_without_a_thread_shows_nothing(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, *, has_thread: bool
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    if has_thread:
+        monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 3600.0)
+    else:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
     with ProgressLine("solving", terminal.stream) as progress:
         progress.show("searching")
         terminal.read_rest()
@@ -99,8 +108,8 @@ def test_quick_work_shows_nothing(terminal: Terminal, monkeypatch: pytest.Monkey
     assert drawing_threads() == []
 
 
-def test_a_file_gets_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_line, "SHOWN_AFTER_S", 0.0)
+@pytest.mark.usefixtures("terminal")
+def test_a_file_gets_no_line(tmp_path: Path) -> None:
     path = tmp_path / "stderr"
     with path.open("w", encoding="utf-8") as stream, ProgressLine("solving", stream):
         assert drawing_threads() == []
@@ -114,14 +123,3 @@ def test_a_terminal_that_hangs_up_does_not_stop_the_work(terminal: Terminal) -> 
         for thread in drawing_threads():
             thread.join(WITHIN_S)
         assert drawing_threads() == []
-
-
-def test_no_thread_means_no_line(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    with ProgressLine("solving", terminal.stream) as progress:
-        progress.show("searching")
-    terminal.read_rest()
-    assert terminal.written == ""

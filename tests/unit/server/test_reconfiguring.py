@@ -7,13 +7,12 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from pathlib import Path
 from typing import cast
 
 import pytest
 from tests.planner.pipeline_on_paper import PipelineOnPaper
 from tests.planner.samples import MOMENT, job_spec, rank_record
-from tests.planner.stores import TemporaryJobStore
+from tests.planner.stores import opened_store
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_profiles.stage_profile import StageProfile
@@ -30,7 +29,6 @@ from flyball_server.jobs.registry.inspection import get_job, get_plan, require_j
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -71,11 +69,6 @@ def offline_request(profile: StageProfile, reconfigure: Reconfigure) -> PlanRequ
     )
 
 
-def planner_with(store: TemporaryJobStore | SqliteJobStore) -> JobServices:
-    store.open()
-    return JobServices(store=store, notify_pollers=lambda _: None, now=lambda: MOMENT)
-
-
 def reconfigured_job(
     services: JobServices,
     *,
@@ -109,7 +102,7 @@ def reconfigured_job(
 
 @pytest.fixture
 def services() -> JobServices:
-    return planner_with(TemporaryJobStore())
+    return JobServices(store=opened_store(), notify_pollers=lambda _: None, now=lambda: MOMENT)
 
 
 @pytest.fixture
@@ -166,61 +159,55 @@ def test_versions_converge_to_the_true_plan(services: JobServices, manner: Recon
     assert stages_of(before) == stages_of(last)
 
 
-def test_the_last_version_is_predicted(services: JobServices, pipeline: PipelineOnPaper) -> None:
+def test_steps_of_which_some_are_missing_or_of_another_version_do_not_count_nor_repeated_calls(
+    services: JobServices, pipeline: PipelineOnPaper
+) -> None:
+    def reconcile() -> int:
+        ReconfigurationReconciler()(services, "job")
+        return newest(services).version
+
+    pipeline.run(STEPS_PER_WINDOW)
+    pipeline.run(3, only=range(2))
+    assert reconcile() == 1
+    pipeline.run(1)
+    assert reconcile() == 2
+    for _ in range(3):
+        assert reconcile() == 2, "a version that nobody has taken cannot be looked at"
+    pipeline.take(2)
+    assert reconcile() == 2, "nothing was measured on it yet"
+    pipeline.run(1 + STEPS_PER_WINDOW, late={0: 1})
+    assert reconcile() == 2
+    pipeline.run(STEPS_PER_WINDOW)
+    assert reconcile() == 3
+    pipeline.take(3)
     last = run_to_the_end(services, pipeline)
     assert last.plan == offline_plan(three_stages(), Reconfigure.BALANCED)
     pipeline.run(20)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services) == last.evolve(first_step=newest(services).first_step)
+    assert reconcile() == last.version
 
 
-def test_repeated_calls_do_nothing(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    pipeline.run(1 + STEPS_PER_WINDOW)
+@pytest.mark.parametrize("is_compared", [False, True])
+def test_other_jobs_and_comparisons_are_left_alone(
+    services: JobServices, *, is_compared: bool
+) -> None:
+    """The steps of a comparison run at other clocks by turns."""
+    adaptation = "reconfigure" if is_compared else "announced"
+    pipeline = reconfigured_job(services, adaptation=adaptation)
+    if is_compared:
+        with services.store.writing("job") as writer:
+            add_version(
+                services,
+                writer,
+                "job",
+                newest(services).plan,
+                measurement_detail=MeasurementDetail.INSTRUCTIONS,
+                baseline_cycle=(True, False),
+            )
+        pipeline.take(2)
+    before = newest(services)
+    pipeline.run(20)
     ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2
-    for _ in range(3):
-        ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2, "a version that nobody has taken cannot be looked at"
-    pipeline.take(2)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2, "nothing was measured on it yet"
-
-
-def test_incomplete_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    pipeline.run(STEPS_PER_WINDOW)
-    pipeline.run(3, only=range(2))
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 1
-    pipeline.run(1)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2
-
-
-def test_mixed_steps_do_not_count(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    version = go_on(services, pipeline, 1)
-    pipeline.run(1 + STEPS_PER_WINDOW, late={0: 1})
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == version
-    pipeline.run(STEPS_PER_WINDOW)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == version + 1
-
-
-def test_a_planner_that_was_restarted_goes_on(tmp_path: Path) -> None:
-    database = tmp_path / "planner.sqlite"
-    services = planner_with(SqliteJobStore(database))
-    pipeline = reconfigured_job(services)
-    version = go_on(services, pipeline, 1)
-    pipeline.run(STEPS_PER_WINDOW)
-    services.store.close()
-    services = pipeline.services = planner_with(SqliteJobStore(database))
-    pipeline.run(1)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == version + 1
-    pipeline.take(version + 1)
-    last = run_to_the_end(services, pipeline)
-    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
-    services.store.close()
+    assert newest(services) == before
 
 
 def test_another_profile_begins_anew(services: JobServices, pipeline: PipelineOnPaper) -> None:
@@ -296,18 +283,6 @@ def without_waits(rank: int, report: InstructionReport) -> InstructionReport:
     return (kind, microbatch, chunk, began_s, computed_s, 0.0, sent_s)
 
 
-def test_no_waits_mean_the_model(services: JobServices, caplog: pytest.LogCaptureFixture) -> None:
-    pipeline = reconfigured_job(services)
-    pipeline.told = without_waits
-    with caplog.at_level(logging.WARNING):
-        last = run_to_the_end(services, pipeline)
-    assert last.version == 2
-    assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
-    assert [record.getMessage() for record in caplog.records] == [
-        "job job: no rank reports the wait for its input; the profile decides which clocks to raise"
-    ]
-
-
 def of_another_microbatch(rank: int, report: InstructionReport) -> InstructionReport:
     kind, _, chunk, began_s, computed_s, received_s, sent_s = report
     return report if rank else (kind, 7, chunk, began_s, computed_s, received_s, sent_s)
@@ -344,40 +319,33 @@ def with_a_faster_pipeline(rank: int, report: InstructionReport) -> InstructionR
     return (kind, microbatch, chunk, began_s, computed_s / 2, waited_s, sent_s)
 
 
+NO_WAITS = (
+    "job job: no rank reports the wait for its input; the profile decides which clocks to raise"
+)
+
+
 @pytest.mark.parametrize(
-    ("num_dp", "told"), [(1, without_microbatches), (2, with_a_faster_pipeline)]
+    ("num_dp", "told", "warnings"),
+    [
+        (1, without_waits, [NO_WAITS]),
+        (1, without_microbatches, []),
+        (2, with_a_faster_pipeline, []),
+    ],
 )
 def test_waits_are_those_of_the_slowest_pipeline_with_or_without_microbatches(
-    services: JobServices, num_dp: int, told: Callable[[int, InstructionReport], InstructionReport]
+    services: JobServices,
+    num_dp: int,
+    told: Callable[[int, InstructionReport], InstructionReport],
+    warnings: list[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     pipeline = reconfigured_job(services, num_dp=num_dp)
     pipeline.told = told
-    last = run_to_the_end(services, pipeline)
+    with caplog.at_level(logging.WARNING):
+        last = run_to_the_end(services, pipeline)
     assert stages_of(last) == offline_plan(three_stages(), Reconfigure.BALANCED).stages
-
-
-def test_other_jobs_are_left_alone(services: JobServices) -> None:
-    pipeline = reconfigured_job(services, adaptation="announced")
-    pipeline.run(20)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 1
-
-
-def test_a_comparison_is_not_disturbed(services: JobServices, pipeline: PipelineOnPaper) -> None:
-    """Its steps run at other clocks by turns."""
-    with services.store.writing("job") as writer:
-        add_version(
-            services,
-            writer,
-            "job",
-            newest(services).plan,
-            measurement_detail=MeasurementDetail.INSTRUCTIONS,
-            baseline_cycle=(True, False),
-        )
-    pipeline.take(2)
-    pipeline.run(20)
-    ReconfigurationReconciler()(services, "job")
-    assert newest(services).version == 2
+    assert [record.getMessage() for record in caplog.records] == warnings
+    assert (last.version == 2) is bool(warnings), "the model decides at once"
 
 
 def slowdown_ranks(services: JobServices, *slowdowns: RankSlowdown) -> None:

@@ -28,11 +28,11 @@ def test_without_anything_the_planner_is_on_loopback_and_in_the_users_state_fold
     assert settings.token is None
     assert settings.max_body_bytes == 16 * 2**20
     assert settings.max_wait_s == 60
-
-
-def test_without_a_state_folder_it_is_the_one_in_the_home() -> None:
-    file = sqlite_file(load({}).database)
+    without = load({})
+    file = sqlite_file(without.database)
     assert file == Path.home() / ".local/state/flyball/planner.sqlite"
+    for name in ("DATABASE", "TOKEN", "MAX_WAIT_S", "ALLOW_OPEN", "MAX_JOBS"):
+        assert load({f"FLYBALL_{name}": ""}) == without, "empty counts as not set"
 
 
 def test_gpu_files_are_checked_as_the_planner_starts(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_energy_has_a_price_and_emissions_only_if_they_are_set() -> None:
         load({"FLYBALL_CURRENCY": "<b>"})
 
 
-def test_the_environment_is_over_the_defaults() -> None:
+def test_the_environment_is_over_the_defaults_and_a_flag_over_the_environment() -> None:
     settings = load(
         {
             "FLYBALL_HOST": "0.0.0.0",  # noqa: S104 - nothing listens there
@@ -79,9 +79,6 @@ def test_the_environment_is_over_the_defaults() -> None:
         max_wait_s=1.5,
     )
     assert sqlite_file(settings.database) == Path("/var/lib/flyball.sqlite")
-
-
-def test_a_flag_is_over_the_environment() -> None:
     environ = {"FLYBALL_PORT": "1", "FLYBALL_HOST": "a", "FLYBALL_DATABASE": "sqlite:///a"}
     settings = load(environ, port=0, host="b", database="sqlite:///b")
     assert (settings.port, settings.host, settings.database) == (0, "b", "sqlite:///b")
@@ -104,11 +101,6 @@ def test_a_postgresql_password_is_not_shown(database: str, as_shown: str) -> Non
     assert shown(database) == as_shown
 
 
-@pytest.mark.parametrize("name", ["DATABASE", "TOKEN", "MAX_WAIT_S", "ALLOW_OPEN", "MAX_JOBS"])
-def test_an_empty_variable_counts_as_not_set(name: str) -> None:
-    assert load({f"FLYBALL_{name}": ""}) == load({})
-
-
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -129,8 +121,6 @@ def test_a_value_of_a_flag_is_blamed_on_the_flag(options: dict[str, Any], says: 
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
-        ("FLYBALL_HOST", " ", "is empty"),
-        ("FLYBALL_PORT", "http", "must be a valid integer"),
         ("FLYBALL_PORT", "65536", "less than or equal to 65535, not '65536'"),
         ("FLYBALL_DATABASE", "mysql://ada:secret@db/flyball", "not a mysql address"),
         ("FLYBALL_DATABASE", "postgresql://ada@db:5432", "must name a database"),
@@ -138,23 +128,18 @@ def test_a_value_of_a_flag_is_blamed_on_the_flag(options: dict[str, Any], says: 
         ("FLYBALL_DATABASE", "postgresql://ada:se@cret@db/flyball", "%40 %2F"),
         ("FLYBALL_DATABASE", "postgresql://ada:secret@db:port/flyball", "USER:PASSWORD@HOST:PORT"),
         ("FLYBALL_DATABASE", "sqlite:///", "must name a file"),
-        ("FLYBALL_ALLOWED_HOSTS", "https://planner", "must be names or addresses without scheme"),
         ("FLYBALL_ALLOWED_HOSTS", "node-1,planner:7787", "without scheme and port"),
-        ("FLYBALL_ALLOWED_HOSTS", "*", "must be names or addresses such as"),
         ("FLYBALL_TOKEN", "a\nb", "printable ASCII"),
-        ("FLYBALL_TOKEN", "ä", "printable ASCII"),
         ("FLYBALL_TOKEN", "se cret", "without spaces"),
         ("FLYBALL_RANK_SILENCE_S", "inf", "finite"),
         ("FLYBALL_STEP_RETENTION_S", "599", "0 (forever), or at least 600"),
         ("FLYBALL_LOG_LEVEL", "loud", "'info', 'warning' or 'error', not 'loud'"),
         ("FLYBALL_MAX_WAIT_S", "soon", "as a number, not 'soon'"),
         ("FLYBALL_METRICS_JOBS", "1001", "FLYBALL_METRICS_JOBS"),
-        ("FLYBALL_LOG_FORMAT", "xml", "FLYBALL_LOG_FORMAT"),
         ("FLYBALL_MAX_WAIT_S", "nan", "must be a finite number, not 'nan'"),
         ("FLYBALL_ALLOW_OPEN", "maybe", "must be a valid boolean"),
         ("FLYBALL_TLS_CERTIFICATE", "planner.pem", "FLYBALL_TLS_KEY must be given with"),
         ("FLYBALL_TLS_KEY", "planner.key", "needs FLYBALL_TLS_CERTIFICATE too"),
-        ("FLYBALL_MAX_CONNECTIONS", "1", "greater than or equal to 2, not '1'"),
         ("FLYBALL_MAX_JOBS", "many", "must be a valid integer"),
     ],
 )

@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import inspect
 from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import job_record
 
@@ -21,18 +20,12 @@ from flyball_server.jobs.errors import (
     StoreDriverError,
     StoreForeignError,
     StoreInUseError,
-    StoreTooNewError,
     StoreUnavailableError,
 )
 from flyball_server.jobs.store.job_stores import make_job_store
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
-from flyball_server.jobs.store.sql import sql_tables as sql_migrations
-from flyball_server.jobs.store.sql.sql_tables import METADATA
 from flyball_server.jobs.store.sqlite import sqlite_store
-from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore, make_sqlite_engine
-
-SECOND = ("ALTER TABLE jobs ADD COLUMN note TEXT", "UPDATE jobs SET note = 'kept'")
-THIRD = ("ALTER TABLE ranks ADD COLUMN note TEXT",)
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 
 @pytest.fixture
@@ -47,64 +40,6 @@ def file(tmp_path: Path) -> Path:
     return file
 
 
-def rows(file: Path, statement: str) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(file)) as connection, connection:
-        return connection.execute(statement).fetchall()
-
-
-def open_and_close(file: Path) -> None:
-    store = SqliteJobStore(file)
-    store.open()
-    with store.reading() as reader:
-        assert reader.find_job("job") == job_record("job")
-    store.close()
-
-
-# ------------------------------------------------------------------ schema
-
-
-def test_the_migrations_make_just_the_tables_that_the_queries_name(file: Path) -> None:
-    engine = make_sqlite_engine(file)
-    made = inspect(engine)
-    assert sorted(made.get_table_names()) == sorted(METADATA.tables)
-    for table in METADATA.tables.values():
-        found = {column["name"]: column for column in made.get_columns(table.name)}
-        assert list(found) == [column.name for column in table.columns]
-        for column in table.columns:
-            assert found[column.name]["nullable"] == column.nullable, (table.name, column.name)
-            assert str(found[column.name]["type"]) == str(column.type), (table.name, column.name)
-        keys = made.get_pk_constraint(table.name)["constrained_columns"]
-        assert keys == [column.name for column in table.primary_key]
-        foreign = {key["referred_table"] for key in made.get_foreign_keys(table.name)}
-        assert foreign == {key.column.table.name for key in table.foreign_keys}
-        indexes = {index["name"] for index in made.get_indexes(table.name)}
-        assert indexes == {index.name for index in table.indexes}
-    engine.dispose()
-
-
-def test_an_older_database_is_migrated_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND,))
-    open_and_close(file)
-    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND, THIRD))
-    open_and_close(file)
-    open_and_close(file)
-    assert rows(file, "SELECT version FROM schema_version") == [(3,)]
-    assert rows(file, "SELECT note FROM jobs") == [("kept",)]
-    assert rows(file, "SELECT note FROM ranks") == []
-
-
-def test_a_failed_migration_changes_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = ("INSERT INTO jobs (job_id) VALUES ('x')",)
-    monkeypatch.setattr(sql_migrations, "MIGRATIONS", (SECOND, wrong))
-    with pytest.raises(ValueError, match="refused by the schema"):
-        SqliteJobStore(file).open()
-    assert rows(file, "SELECT version FROM schema_version") == [(1,)]
-    assert "note" not in {row[1] for row in rows(file, "PRAGMA table_info(jobs)")}
-
-
-# ------------------------------------------------------------------ files that are no database
-
-
 @pytest.mark.parametrize("content", [b"This is a letter, and no database at all." * 50, b"x", None])
 def test_a_damaged_database_is_refused_and_kept(file: Path, content: bytes | None) -> None:
     if content is None:
@@ -116,28 +51,10 @@ def test_a_damaged_database_is_refused_and_kept(file: Path, content: bytes | Non
     assert file.read_bytes() == content
 
 
-def test_another_programs_database_is_refused_and_left_alone(tmp_path: Path) -> None:
-    file = tmp_path / "recipes.sqlite"
-    rows(file, "CREATE TABLE recipes (name TEXT)")
-    before = file.read_bytes()
-    with pytest.raises(StoreForeignError):
-        SqliteJobStore(file).open()
-    assert file.read_bytes() == before
-
-
-def test_a_newer_schema_is_refused(file: Path) -> None:
-    rows(file, "UPDATE schema_version SET version = 99")
-    with pytest.raises(StoreTooNewError, match="has schema 99, newer than 2"):
-        SqliteJobStore(file).open()
-
-
 def test_unusable_paths_are_unavailable(tmp_path: Path, file: Path) -> None:
     for place in (tmp_path, file / "planner.sqlite"):
         with pytest.raises(StoreUnavailableError, match="cannot be used"):
             SqliteJobStore(place).open()
-
-
-# ------------------------------------------------------------------ several writers
 
 
 def test_a_locked_database_is_busy(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,15 +101,14 @@ def test_writers_of_one_process_queue(tmp_path: Path, monkeypatch: pytest.Monkey
 # ------------------------------------------------------------------ which store
 
 
-def test_the_address_says_which_store(tmp_path: Path) -> None:
+def test_the_address_says_which_store_and_without_its_driver_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert isinstance(make_job_store(f"sqlite:///{tmp_path}/planner.sqlite"), SqliteJobStore)
     for scheme in ("postgresql", "postgres"):
         store = make_job_store(f"{scheme}://ada:secret@nowhere.invalid/flyball")
         assert isinstance(store, PostgresJobStore)
         assert repr(store) == "PostgresJobStore('postgresql://ada@nowhere.invalid/flyball')"
-
-
-def test_without_the_driver_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_store")
     monkeypatch.setitem(sys.modules, "flyball_server.jobs.store.postgres.postgres_engine", None)
     with pytest.raises(StoreDriverError) as refused:
@@ -230,13 +146,15 @@ def test_a_database_is_its_owners_alone_whatever_the_umask_and_what_it_was(tmp_p
     assert modes(tmp_path / "new") == {"folder": "0o700"}
 
 
-def test_a_file_that_is_refused_keeps_its_rights(tmp_path: Path) -> None:
+def test_a_file_that_is_refused_keeps_its_content_and_its_rights(tmp_path: Path) -> None:
     file = tmp_path / "other.sqlite"
     with closing(sqlite3.connect(file)) as connection:
         connection.execute("CREATE TABLE theirs (x)")
     file.chmod(0o644)
+    before = file.read_bytes()
     with pytest.raises(StoreForeignError):
         SqliteJobStore(file, for_planner=True).open()
+    assert file.read_bytes() == before
     assert modes(tmp_path)["other.sqlite"] == "0o644"
 
 

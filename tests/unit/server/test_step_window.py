@@ -77,14 +77,8 @@ def test_changed_steps_have_new_revisions(services: JobServices, window: StepWin
         (1, 2, False),
     ]
     assert second[0].rendered == b"0: 2 ranks, 200.0 J"
-
-
-def test_complete_steps_are_settled(services: JobServices, window: StepWindow) -> None:
-    assert settled_step(()) == -1
-    post(services, measured(3, 0))
-    assert settled_step(window.read(services, "job")) == -1
-    post(services, measured(3, 1), measured(4, 0), measured(4, 1), measured(6, 0))
-    assert settled_step(window.read(services, "job")) == 4
+    # Complete steps before any that is not are settled.
+    assert (settled_step(()), settled_step(first), settled_step(second)) == (-1, -1, 0)
 
 
 def test_late_posts_are_read(services: JobServices, window: StepWindow, clock: Clock) -> None:
@@ -99,37 +93,30 @@ def test_late_posts_are_read(services: JobServices, window: StepWindow, clock: C
     assert [each.revision for each in renewed] == [1, 4, 3]
 
 
-def test_only_the_newest_are_kept(
-    services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stage_steps, "KEPT_STEPS", 3)
-    for last in (4, 6):
-        post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
-        assert numbers(window.read(services, "job")) == [last - 3, last - 2, last - 1]
-
-
+@pytest.fixture
 def few_per_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between renewals three steps of two ranks are read."""
     monkeypatch.setattr(stage_steps, "_MEASUREMENTS_PER_READ", 6)
     monkeypatch.setattr(stage_steps, "_FEWEST_STEPS_PER_READ", 1)
 
 
-def test_where_more_steps_came_than_a_look_reads_none_is_left_out(
+@pytest.mark.usefixtures("few_per_read")
+def test_where_more_steps_came_than_a_look_reads_none_is_left_out_but_the_oldest(
     services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few_per_read(monkeypatch)
+    monkeypatch.setattr(stage_steps, "KEPT_STEPS", 15)
     for last in (2, 5, 9, 20):
         post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
         found = window.read(services, "job")
-        assert numbers(found) == [*range(last)]
+        assert numbers(found) == [*range(max(0, last - 15), last)]
         assert settled_step(found) == last - 1
 
 
+@pytest.mark.usefixtures("few_per_read")
 def test_between_renewals_only_the_newest_steps_after_the_complete_ones_are_read(
-    services: JobServices, window: StepWindow, monkeypatch: pytest.MonkeyPatch, clock: Clock
+    services: JobServices, window: StepWindow, clock: Clock
 ) -> None:
     """Rank 1 is slow: of the many steps that wait for it the newest are read."""
-    few_per_read(monkeypatch)
     post(services, *(measured(step, 0) for step in range(5)))
     window.read(services, "job")
     post(services, measured(5, 0), *(measured(step, 1) for step in range(6)))

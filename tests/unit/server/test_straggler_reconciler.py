@@ -54,7 +54,13 @@ def job() -> Running:
 
 
 def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slowed_plan, "make_slowed_plan", with_poor_quick_plans)
+    reserves: list[float | None] = []
+
+    def noted(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
+        reserves.append(slowed.request.options.reserve)
+        return with_poor_quick_plans(slowed)
+
+    monkeypatch.setattr(slowed_plan, "make_slowed_plan", noted)
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -66,47 +72,18 @@ def test_an_announced_straggler_is_planned_for_twice(monkeypatch: pytest.MonkeyP
     job.react()
     assert job.newest.version == 2, "not before all ranks have the quick plan"
     job.acknowledged()
+    job.pacing = StragglerReconciler()  # a planner that was restarted goes on where it was
     job.react()
     assert job.newest.version == 3
     assert job.loop_state.inputs.effort is None
     assert job.plan.energy_j < (1 - LEAST_GAIN) * quick.energy_j
+    assert reserves == [0.0, None], "the quick plan keeps it, one is chosen for the next"
     job.acknowledged()
     job.settle()
     assert job.newest.version == 3
 
 
-def test_a_quick_plan_keeps_the_reserve_and_one_is_chosen_for_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    reserves: list[float | None] = []
-
-    def noted(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
-        reserves.append(slowed.request.options.reserve)
-        return with_poor_quick_plans(slowed)
-
-    monkeypatch.setattr(slowed_plan, "make_slowed_plan", noted)
-    job = Running()
-    job.announce(1, 1.2)
-    job.react()
-    job.acknowledged()
-    job.react()
-    assert job.newest.version == 3
-    assert reserves == [0.0, None]
-
-
-def test_a_plan_that_was_made_at_once_stays_where_more_effort_brings_too_little() -> None:
-    job = Running()
-    job.announce(1, 1.2)
-    job.settle()
-    assert job.newest.version == 2
-    assert job.loop_state.inputs.effort is None
-    assert job.loop_state.planned_inputs == job.loop_state.inputs
-    stored = get_job(job.services, "job").job
-    assert stored.planned_revision == stored.inputs_revision
-    assert stored.state == JobState.PLANNED
-
-
-def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() -> None:
+def test_a_plan_made_at_once_stays_where_more_effort_brings_too_little_and_that_is_told() -> None:
     """A comparison begins only then, and pages say until then that it is being planned."""
     job = Running()
     told: dict[str, list[bool]] = {"wake": [], "notice": []}
@@ -121,18 +98,22 @@ def test_a_plan_that_stays_is_told_to_whoever_waits_for_the_job_to_be_planned() 
     job.announce(1, 1.2)
     job.react()
     job.acknowledged()
-    version = job.newest.version
+    assert job.newest.version == 2
     job.services = replace(
         job.services, notify_pollers=is_planned("wake"), enqueue_reconcile=is_planned("notice")
     )
     job.react()
-    assert job.newest.version == version
     assert {name: known[-1] for name, known in told.items()} == {"wake": True, "notice": True}
     job.settle()
     assert job.newest.version == 2
+    assert job.loop_state.inputs.effort is None
+    assert job.loop_state.planned_inputs == job.loop_state.inputs
+    assert get_job(job.services, "job").job.state == JobState.PLANNED
 
 
-def test_earlier_plans_are_taken_without_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_earlier_plans_of_the_same_profile_are_taken_without_a_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = Running()
     before = job.plan
     job.announce(1, 1.2)
@@ -142,22 +123,17 @@ def test_earlier_plans_are_taken_without_a_search(monkeypatch: pytest.MonkeyPatc
     def never(*_: object) -> FrequencyPlan:
         raise AssertionError("it is known")
 
-    monkeypatch.setattr(slowed_plan, "make_slowed_plan", never)
     num_requests = len(job.requests)
-    withdraw_straggler(job.services, "job", 1)
-    job.settle()
-    assert (job.newest.version, job.plan) == (3, before)
-    assert job.loop_state.inputs.effort is None
-    job.announce(1, 1.2)
-    job.settle()
-    assert (job.newest.version, job.plan) == (4, slow)
+    with monkeypatch.context() as without_search:
+        without_search.setattr(slowed_plan, "make_slowed_plan", never)
+        withdraw_straggler(job.services, "job", 1)
+        job.settle()
+        assert (job.newest.version, job.plan) == (3, before)
+        assert job.loop_state.inputs.effort is None
+        job.announce(1, 1.2)
+        job.settle()
+        assert (job.newest.version, job.plan) == (4, slow)
     assert len(job.requests) == num_requests
-
-
-def test_what_was_planned_from_another_profile_is_not_taken_again() -> None:
-    job = Running()
-    job.announce(1, 1.2)
-    job.settle()
     put_profile(job.services, "job", two_stages(1.1))
     withdraw_straggler(job.services, "job", 1)
     job.settle()
@@ -186,14 +162,25 @@ def test_it_comes_into_force_at_its_time_and_ends_at_its_time(job: Running) -> N
 
 
 def test_the_same_announcement_again_changes_nothing_and_another_replaces_it(job: Running) -> None:
-    job.announce(1, 1.3)
+    job.announce(0, 1.0)  # as fast as its profile
+    job.settle()
+    assert job.newest.version == 1
+    job.announce(0, 1.3)
     job.settle()
     loop_state = job.loop_state
     job.pass_time(5)
-    job.announce(1, 1.3)
+    job.announce(0, 1.3)
+    for slowdown, times, field in (
+        (101.0, {}, "slowdown"),
+        (float("nan"), {}, "slowdown"),
+        (1.2, {"after_s": 10.0, "for_s": -1.0}, "until_time"),
+    ):
+        with pytest.raises(InvalidFieldError) as error:
+            job.announce(0, slowdown, **times)
+        assert error.value.field == field
     job.settle()
     assert job.loop_state == loop_state
-    job.announce(1, 1.4)
+    job.announce(0, 1.4)
     job.settle()
     assert job.newest.version == 3
     assert [one.slowdown for one in list_stragglers(job.services, "job")] == [1.4]
@@ -210,12 +197,6 @@ def test_in_one_of_two_pipelines_it_gives_each_its_own_clocks() -> None:
     assert {item.frequency_mhz for item in of_rank[3]} == {1400}
 
 
-def test_a_straggler_as_fast_as_its_profile_changes_no_plan(job: Running) -> None:
-    job.announce(0, 1.0)
-    job.settle()
-    assert job.newest.version == 1
-
-
 def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running) -> None:
     register_job(job.services, "other", job_spec(num_microbatches=NUM_MICROBATCHES))
     register_rank(job.services, rank_record(1, job_id="other"))
@@ -226,36 +207,6 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     plan = get_plan(job.services, "other", 1).plan
     assert isinstance(plan, FrequencyPlan)
     assert plan.baseline_iteration_time_s > job.plan.baseline_iteration_time_s
-
-
-def test_a_planner_that_was_restarted_goes_on_where_it_was() -> None:
-    job = Running()
-    job.announce(1, 1.2, for_s=100)
-    job.react()
-    job.acknowledged()
-    job.pacing = StragglerReconciler()
-    job.settle()
-    assert job.loop_state.inputs.effort is None
-    job.pass_time(100)
-    job.pacing = StragglerReconciler()
-    job.settle()
-    assert job.loop_state.inputs.rank_slowdowns == ()
-
-
-@pytest.mark.parametrize(
-    ("slowdown", "times", "field"),
-    [
-        (101.0, {}, "slowdown"),
-        (float("nan"), {}, "slowdown"),
-        (1.2, {"after_s": 10.0, "for_s": -1.0}, "until_time"),
-    ],
-)
-def test_an_unusable_announcement_names_its_field(
-    job: Running, slowdown: float, times: dict[str, float], field: str
-) -> None:
-    with pytest.raises(InvalidFieldError) as error:
-        job.announce(0, slowdown, **times)
-    assert error.value.field == field
 
 
 def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_anew() -> None:
@@ -289,26 +240,28 @@ def test_a_timetables_target_holds_in_its_window_and_the_jobs_own_after_it(job: 
     assert TimetableReconciler()(job.services, "job") == 60
     assert job.newest.version == 1
     job.pass_time(60)
-    TimetableReconciler()(job.services, "job")
-    assert job.newest.version == 2
+    for _ in range(2):
+        TimetableReconciler()(job.services, "job")
+        assert job.newest.version == 2
     assert job.plan.iteration_time_s > before.iteration_time_s
     assert get_timetable(job.services, "job").current_target == "least-energy"
-    TimetableReconciler()(job.services, "job")
-    assert job.newest.version == 2
     job.pass_time(8 * 3600)
     TimetableReconciler()(job.services, "job")
     assert job.plan == before
-
-
-def test_a_timetable_that_is_taken_away_leaves_the_jobs_own_target(job: Running) -> None:
-    before = job.plan
-    job.pass_time(11 * 3600)
-    put_timetable(job.services, "job", night())
+    job.pass_time(16 * 3600)
+    put_timetable(job.services, "job", night("slowdown:0.2"))
     TimetableReconciler()(job.services, "job")
-    assert job.newest.version == 2
-    delete_timetable(job.services, "job")
-    delete_timetable(job.services, "job")
+    job.announce(0, 1.5)
+    job.settle()
+    # With the straggler and with the target of the window.
+    assert job.plan.target == "slowdown:0.2"
+    assert job.plan.baseline_iteration_time_s == pytest.approx(1.95)
+    # One that is taken away leaves the job's own target.
+    withdraw_straggler(job.services, "job", 0)
+    for _ in range(2):
+        delete_timetable(job.services, "job")
     assert TimetableReconciler()(job.services, "job") is None
+    job.settle()
     assert job.plan == before
     assert get_timetable(job.services, "job").timetable is None
 
@@ -323,16 +276,6 @@ def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes(job
     job.pass_time(300)
     TimetableReconciler()(job.services, "job")
     assert get_job(job.services, "job").job.state == JobState.PLANNED
-
-
-def test_a_straggler_within_a_window_is_planned_with_the_windows_target(job: Running) -> None:
-    job.pass_time(11 * 3600)
-    put_timetable(job.services, "job", night("slowdown:0.2"))
-    TimetableReconciler()(job.services, "job")
-    job.announce(0, 1.5)
-    job.settle()
-    assert job.plan.target == "slowdown:0.2"
-    assert job.plan.baseline_iteration_time_s == pytest.approx(1.95)
 
 
 def test_a_target_that_the_policy_does_not_know_is_refused_with_its_window() -> None:
