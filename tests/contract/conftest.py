@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, create_engine
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
@@ -48,6 +49,23 @@ def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
     made.open()
     yield made
     made.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Address of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/planner.sqlite"
+    address: str = request.getfixturevalue("postgres_database")
+    return address
+
+
+@pytest.fixture
+def engine(url: str) -> Iterator[Engine]:
+    """A look at the tables themselves."""
+    made = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    yield made
+    made.dispose()
 
 
 @pytest.fixture

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Engine, Table, create_engine, func, select
+from sqlalchemy import Connection, Engine, Table, func, select
 from tests.planner.patience import wait_until
 from tests.planner.samples import job_record, plan_record, profile, rank_record, step_record
 
@@ -21,22 +20,6 @@ from flyball_server.jobs.store.sql import sql_forgetting
 from flyball_server.jobs.store.sql.sql_tables import RANKS, STEPS, TABLES_OF_JOBS
 
 NUM_STEPS = 1_200  # more than one statement removes
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/planner.sqlite"
-    address: str = request.getfixturevalue("postgres_database")
-    return address
-
-
-@pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
-    """A look at the tables themselves."""
-    made = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-    yield made
-    made.dispose()
 
 
 @pytest.fixture

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, inspect, text
+from sqlalchemy import Engine, inspect, text
 from tests.planner.patience import PATIENCE_S
 from tests.planner.samples import job_record
 
@@ -24,21 +23,6 @@ WRONG = ("INSERT INTO jobs (job_id) VALUES ('x')",)
 Rows = Callable[[str], list[tuple[object, ...]]]
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of an empty database."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/planner.sqlite"
-    address: str = request.getfixturevalue("postgres_database")
-    return address
-
-
-@pytest.fixture
-def engine(url: str) -> Engine:
-    """A look at the database itself, without a connection kept."""
-    return create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
-
-
 @pytest.fixture
 def rows(engine: Engine) -> Rows:
     """The rows of a statement, which is committed."""
@@ -46,9 +30,7 @@ def rows(engine: Engine) -> Rows:
     def execute(statement: str) -> list[tuple[object, ...]]:
         with engine.begin() as connection:
             result = connection.execute(text(statement))
-            found = [tuple(row) for row in result] if result.returns_rows else []
-        engine.dispose()
-        return found
+            return [tuple(row) for row in result] if result.returns_rows else []
 
     return execute
 
@@ -98,7 +80,6 @@ def test_planners_that_open_an_empty_database_at_once_make_just_the_tables_that_
         assert foreign == {key.column.table.name for key in table.foreign_keys}
         indexes = {index["name"] for index in made.get_indexes(table.name)}
         assert indexes == {index.name for index in table.indexes}
-    engine.dispose()
 
 
 def test_planners_that_open_an_older_database_at_once_migrate_it_once(
@@ -121,7 +102,6 @@ def test_a_failed_migration_changes_nothing(
         make_job_store(older).open()
     assert rows("SELECT version FROM schema_version") == [(1,)]
     assert "count" not in {column["name"] for column in inspect(engine).get_columns("jobs")}
-    engine.dispose()
 
 
 def test_a_newer_schema_is_refused(older: str, rows: Rows) -> None:
@@ -146,4 +126,3 @@ def test_another_programs_database_is_refused_and_left_alone(
     with pytest.raises(StoreForeignError, match=r"/(test_\d+|planner\.sqlite) is not Flyball's"):
         make_job_store(url).open()
     assert inspect(engine).get_table_names() == before
-    engine.dispose()

@@ -91,9 +91,9 @@ class PostgresServer:
             process.send_signal(signal.SIGINT if kindly else signal.SIGQUIT)
             process.wait(PATIENCE_S)
 
-    def address(self, name: str = "postgres", *, password: str = PASSWORD) -> str:
+    def address(self, name: str = "postgres") -> str:
         """The address of a database."""
-        return f"postgresql://{USER}:{password}@127.0.0.1:{self.port}/{name}"
+        return f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{self.port}/{name}"
 
     @property
     def user_id(self) -> int:

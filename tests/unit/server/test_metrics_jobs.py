@@ -84,15 +84,16 @@ def post(
     job_id: str,
     steps: Collection[int],
     *,
-    ranks: Collection[int] = (0, 1),
+    plan_version: int | None = 1,
     energy_j: float | None = 100.0,
 ) -> None:
+    """Both ranks have measured these steps."""
     with services.store.writing(job_id) as writer:
         writer.save_steps(
             tuple(
-                step_record(step, rank, job_id=job_id, plan_version=1, energy_j=energy_j)
+                step_record(step, rank, job_id=job_id, plan_version=plan_version, energy_j=energy_j)
                 for step in steps
-                for rank in ranks
+                for rank in (0, 1)
             )
         )
 
@@ -264,31 +265,13 @@ def shared(services: JobServices, clock: Clock) -> SharedReading:
     )
 
 
-def measure(services: JobServices, *steps: int, job_id: str = "job") -> None:
-    """Both ranks have measured these: before step 10 at default clocks and with 100 J, then 90."""
-    with services.store.writing(job_id) as writer:
-        writer.save_steps(
-            tuple(
-                step_record(
-                    step,
-                    rank,
-                    job_id=job_id,
-                    plan_version=1 if step >= 10 else None,
-                    energy_j=90.0 if step >= 10 else 100.0,
-                )
-                for step in steps
-                for rank in (0, 1)
-            )
-        )
-
-
 def test_fresh_jobs_come_first(services: JobServices, shared: SharedReading, clock: Clock) -> None:
     ids = [f"job-{number:02}" for number in range(NUM_FRESH + 2)]
     for number, job_id in enumerate(ids):
         put_job(services, job_id, created_s=number)
     assert [each.job_id for each in shared.overviews()] == ids[::-1]
     for job_id in ids:
-        measure(services, 0, job_id=job_id)
+        post(services, job_id, [0], plan_version=None)
     clock.now_s = 1.0
     read = {each.job_id for each in shared.overviews() if each.num_steps}
     assert read == set(ids[2:])
@@ -296,7 +279,8 @@ def test_fresh_jobs_come_first(services: JobServices, shared: SharedReading, clo
 
 def test_savings_equal_the_reports(services: JobServices, shared: SharedReading) -> None:
     put_job(services, "job", first_step=10)
-    measure(services, *range(20))
+    post(services, "job", range(10), plan_version=None)
+    post(services, "job", range(10, 20), energy_j=90.0)
     found = shared.overview_of("job")
     report = get_report(services, "job")
     assert found.saved_j == report.saved_j

@@ -14,12 +14,11 @@ from tests.planner.use_cases import change_target, put_profile
 
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.errors import PlanningFailedError
-from flyball_server.jobs.reconcile.plans import TimetableReconciler
 from flyball_server.jobs.registry.inspection import get_job, notes
 from flyball_server.jobs.stragglers.announcements import withdraw_straggler
-from flyball_server.jobs.timetables import get_timetable, put_timetable
+from flyball_server.jobs.timetables import get_timetable
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_wire.closed_loop import MissedTarget, Timetable, TimetableWindow
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import TargetChange
 
@@ -83,15 +82,6 @@ def test_a_target_that_cannot_be_met_when_it_is_set_is_refused() -> None:
     summary = get_job(job.services, "job")
     assert (summary.job.state, summary.missed) == (JobState.PLANNING_FAILED, None)
     assert job.newest == before
-
-
-def test_a_timetables_target_that_cannot_be_met_at_its_begin_is_refused() -> None:
-    job = Running(effort="low")
-    always = TimetableWindow(from_time="00:00", until_time="00:00", target="deadline:1.4")
-    put_timetable(job.services, "job", Timetable(windows=(always,)))
-    TimetableReconciler()(job.services, "job")
-    assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
-    assert job.plan.target == "fastest"
 
 
 def test_a_power_budget_that_cannot_be_met_any_more_is_never_exceeded() -> None:

@@ -93,20 +93,24 @@ def test_a_job_is_planned_anew_once_all_its_ranks_are_known_to_share_nodes() -> 
         job.react()
     together = "2 GPUs of a node change their clocks together, as the ranks are placed"
     assert (job.newest, job.transitions, job.text) == (2, A100.of_queue(2), together)
+    # A rank moves to a machine of its own, and another one too.
+    job.register(0, "boot-2")
+    job.react()
+    assert job.newest == 2, "stage 1 still shares one"
+    for rank in (1, 3):
+        job.register(rank, None)  # hosts count where no machine is named
+    for _ in range(2):
+        job.react()
+    assert (job.newest, job.transitions) == (3, A100)
     # All four in one machine: those of the other stage count too.
     for rank in range(4):
         job.register(rank, "boot")
     for _ in range(2):
         job.react()
-    assert (job.newest, job.transitions) == (3, A100.of_queue(2).beside_other_stages())
+    assert (job.newest, job.transitions) == (4, A100.of_queue(2).beside_other_stages())
     assert job.text == (
         f"{together}; 4 GPUs of a node set clocks one at a time, as the ranks are placed"
     )
-    # Hosts count where no machine is named: each has one of its own.
-    for rank in range(4):
-        job.register(rank, None)
-    job.react()
-    assert (job.newest, job.transitions) == (4, A100)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pty
 import select
-import struct
-import termios
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,9 +37,6 @@ class Terminal:
         """All that has been written by now."""
         while select.select([self._ours], [], [], 0.05)[0]:
             self.written += os.read(self._ours, 4096).decode()
-
-    def set_columns(self, columns: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def hang_up(self) -> None:
         if self._ours >= 0:

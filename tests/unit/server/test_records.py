@@ -27,6 +27,7 @@ MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
     ("changes", "field"),
     [
         ({"num_stages": 0}, "num_stages"),
+        ({"num_stages": MAX_STAGES + 1, "num_ranks": MAX_RANKS}, "num_stages"),
         ({"num_microbatches": 0}, "num_microbatches"),
         ({"num_microbatches": -(10**5000)}, "num_microbatches"),
         ({"num_microbatches": MAX_MICROBATCHES + 1}, "num_microbatches"),
@@ -44,6 +45,7 @@ MEMORY = {"activation_bytes": (1, 1), "free_memory_bytes": (0, 0)}
         ({**MEMORY, "activation_bytes": (1, 1, 1)}, "activation_bytes"),
         ({**MEMORY, "free_memory_bytes": (0, -1)}, "free_memory_bytes"),
         ({**MEMORY, "free_memory_bytes": (0, 2**53)}, "free_memory_bytes"),
+        ({"schedule": "explicit", "order": ()}, "order"),
         ({"schedule": "explicit", "order": (ONE,) * 3}, "order"),
         ({"virtual_stages": ((0,), (1,))}, "virtual_stages"),
     ],
@@ -76,6 +78,7 @@ def test_a_job_name_that_would_not_survive_a_path_is_refused() -> None:
         (rank_record(), {"rank": -1}),
         (rank_record(), {"stage": MAX_STAGES}),
         (rank_record(), {"dp_rank": -1}),
+        (rank_record(), {"tp_rank": MAX_RANKS}),
         (rank_record(), {"cp_rank": -1}),
         (rank_record(), {"host": "a\0b"}),
         (rank_record(), {"gpu_name": "x" * 257}),

@@ -217,7 +217,9 @@ def test_the_steps_left_out_are_all_named_by_reason() -> None:
         *steps([8], 1, is_mixed=True),
         *steps(range(9, 12), 1, num_capped=5),
     ]
-    version = only(fold(measured, v1=PLAIN))
+    savings = fold(measured, v1=PLAIN)
+    assert savings.deviations == ()
+    version = only(savings)
     by_kind = {str(each.kind): (each.num_steps, each.num_events) for each in version.deviations}
     assert by_kind == {
         "capped": (2, 10),

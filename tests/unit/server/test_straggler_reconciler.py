@@ -271,6 +271,7 @@ def test_a_budget_that_no_plan_meets_is_said_and_the_next_change_still_comes(job
     put_timetable(job.services, "job", night("power:1"))
     assert TimetableReconciler()(job.services, "job") == LONGEST_PAUSE_S
     assert get_job(job.services, "job").job.state == JobState.PLANNING_FAILED
+    assert job.plan.target == "fastest"
     job.pass_time(600)
     assert TimetableReconciler()(job.services, "job") == 300
     job.pass_time(300)

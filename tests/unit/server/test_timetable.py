@@ -178,7 +178,9 @@ def test_between_now_and_the_next_change_nothing_changes(
     [
         (window("25:00", "06:00"), "windows[1].from_time"),
         (window("٠٦:00", "07:00"), "windows[1].from_time"),
+        (window("6:00", "07:00"), "windows[1].from_time"),
         (window("22:00", "midnight"), "windows[1].until_time"),
+        (window("1999-12-31T23:59:59Z", "2026-11-21T10:00:00Z"), "windows[1].from_time"),
         (window("2026-11-21T10:00:00Z", "22:00"), "windows[1].until_time"),
         (window("2026-11-21T10:00:00", "2026-11-21T11:00:00Z"), "windows[1].from_time"),
         (window("2026-11-21T10:00:00Z", "2026-11-21T10:00:00Z"), "windows[1].until_time"),
