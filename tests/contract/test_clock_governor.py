@@ -227,6 +227,12 @@ class TestClockGovernor:
         expected_mhz = [1410] if later_mhz == 1410 else [1410, later_mhz]
         assert [mhz for _, mhz in started.nvml.calls(SET)] == expected_mhz
 
+    def test_one_timed_request_follows_another(self, started: Governed) -> None:
+        for sm_clock_mhz in (1410, 1200, 900, 1410):
+            started.governor.set_mhz_later(sm_clock_mhz, 0.0)
+            started.compute_until_locked(sm_clock_mhz)
+        assert [mhz for _, mhz in started.nvml.calls(SET)] == [1410, 1200, 900, 1410]
+
     @pytest.mark.parametrize("ending", ["pause", "give_up", "close"])
     def test_no_timed_request_is_made_once_clocks_are_given_back(
         self, started: Governed, ending: str

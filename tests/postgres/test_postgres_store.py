@@ -8,6 +8,7 @@ import selectors
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -119,6 +120,7 @@ def test_whoever_waits_for_a_turn_of_another_planner_gets_it_or_is_told_that_its
         assert order == ["first", "second"]
         with stores[0].lock("plan job"):
             waiting = threads.submit(wait_for_it)
+            time.sleep(0.05)  # it waits by then
             stores[1].close()
             with pytest.raises(StoreClosedError):
                 waiting.result(PATIENCE_S)

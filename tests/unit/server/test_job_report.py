@@ -148,6 +148,7 @@ def mean_saved_j(report: JobReport) -> float:
 def test_a_report_has_each_version_measured_and_predicted(
     services: JobServices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert get_report(services, "job").headline is None, "without a plan"
     run(services, plan_record(1), plan_record(2))
     report = get_report(services, "job")
     assert [each.version for each in report.versions] == [1, 2]

@@ -206,12 +206,14 @@ def test_one_of_several_planners_on_a_store_looks_at_a_job_at_a_time() -> None:
 def test_all_jobs_are_looked_at_again_in_every_round() -> None:
     looking = Looking()
     services = Services(CountingPlanner()).jobs
-    with running(looking, services=services, job_ids=("job",), round_s=0.02):
+    with running(looking, services=services, job_ids=("job",), round_s=0.02) as reconcile_loop:
+        reconcile_loop.enqueue_reconcile("never stored")
         looking.wait_for(3)
         # As one that another planner on the store has registered, and then died.
         with services.store.writing("later") as writer:
             writer.save_job(job_record("later"))
         wait_until(lambda: "later" in looking.looked)
+    assert looking.looked.count("never stored") <= 1
 
 
 def test_a_job_that_is_gone_is_looked_at_no_more(caplog: pytest.LogCaptureFixture) -> None:
