@@ -1,4 +1,4 @@
-"""A planner that lives in a test: one job, its plans in memory, reached by httpx or by HTTP."""
+"""A planner that lives in a test: one job, its plans in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
-from flyball_wire.messages import MeasurementDetail
 
 JOB_ID = "gpt"
 RUN_ID = "65f1c0"
@@ -89,22 +87,13 @@ class MemoryPlanner:
         self,
         *instructions: tuple[str | int, ...],
         stage: int = 0,
-        cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-        measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS,
-        num_timed_steps: int = 0,
+        **changes: Any,  # noqa: ANN401 - of RankPlan
     ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
-            plan = rank_plan(*instructions, stage=stage, cycle_mhz=cycle_mhz)
-            self.plans.append(
-                replace(
-                    plan,
-                    version=version,
-                    measurement_detail=measurement_detail,
-                    num_timed_steps=num_timed_steps,
-                )
-            )
+            plan = rank_plan(*instructions, stage=stage)
+            self.plans.append(replace(plan, version=version, **changes))
             self.changed.notify_all()
             return version
 
@@ -173,58 +162,6 @@ class MemoryPlanner:
     def _activation(self, version: int, wait_s: float) -> tuple[int, object]:
         self.changed.wait_for(lambda: version in self.first_steps, wait_s)
         return 200, {"version": version, "first_step": self.first_steps.get(version)}
-
-
-class ServedPlanner:
-    """A memory planner behind a real HTTP server on loopback; it can die and return."""
-
-    def __init__(self, planner: MemoryPlanner) -> None:
-        self._planner = planner
-        self._port = 0
-        self._server: ThreadingHTTPServer | None = None
-        self._thread: threading.Thread | None = None
-
-    @property
-    def url(self) -> str:
-        """Its address, the same after each return."""
-        return f"http://127.0.0.1:{self._port}"
-
-    def start(self) -> None:
-        """Listen, at first on any free port and then on the same one again."""
-        handler = type("Handler", (_Handler,), {"planner": self._planner})
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), handler)
-        self._port = self._server.server_address[1]
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Close the socket; whoever connects now is refused."""
-        if self._server is not None and self._thread is not None:
-            self._server.shutdown()
-            self._thread.join()
-            self._server.server_close()
-            self._server = None
-
-
-class _Handler(BaseHTTPRequestHandler):
-    """Hands requests to the memory planner; one request per connection."""
-
-    planner: MemoryPlanner
-
-    def _serve(self) -> None:
-        length = int(self.headers.get("Content-Length", "0"))
-        url = httpx.URL(self.path)
-        status, body = self.planner.answer(url.path, dict(url.params), self.rfile.read(length))
-        content = b"" if body is None else json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_PUT = do_POST = _serve  # noqa: N815 - the names that http.server looks for
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as inherited
-        """Say nothing."""
 
 
 def run_noting(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import httpcore
 import httpx
@@ -22,7 +22,12 @@ from tests.planner.hostile import (
     whole,
 )
 
-from flyball_client.api.bounded_transport import BoundedTransport
+from flyball_client.api.bounded_transport import (
+    BoundedTransport,
+    CallBudget,
+    UnusableAnswerError,
+)
+from flyball_client.api.connection import whole_answer
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 
@@ -52,8 +57,8 @@ def test_an_answer_that_drips_is_given_up_at_the_calls_deadline(answer: Answer) 
     # The timeout of a read alone never comes: each byte starts it again.
     with (
         hostile_planner(answer) as planner,
-        PlannerClient(planner.url, timeout_s=60.0, max_call_s=0.5) as client,
-        pytest.raises(PlannerUnavailableError, match=r"in time|within 0\.5 s"),
+        PlannerClient(planner.url, timeout_s=60.0, max_call_s=0.3) as client,
+        pytest.raises(PlannerUnavailableError, match=r"in time|within 0\.3 s"),
     ):
         client.health()
 
@@ -85,11 +90,32 @@ def test_an_honest_answer_is_read() -> None:
         del planner, request
         return whole({"status": "ok", "version": "1"})
 
-    with (
-        hostile_planner(honest) as planner,
-        PlannerClient(planner.url) as client,
-    ):
+    with hostile_planner(honest) as planner, PlannerClient(planner.url) as client:
         assert client.health().version == client.health().version == "1"
+
+
+def test_an_answer_of_another_transport_has_the_same_limits() -> None:
+    num_sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal num_sent
+        while True:
+            num_sent += 1
+            yield b"x" * 100
+
+    answer = httpx.Response(200, content=endless())
+    transport = httpx.MockTransport(lambda _: answer)
+    with (
+        PlannerClient("http://planner.test", transport=transport, max_answer_bytes=1000) as client,
+        pytest.raises(PlannerUnavailableError, match=r"not a planner.* than 1000 bytes"),
+    ):
+        client.health()
+    assert num_sent == 11
+    assert answer.is_closed
+    moments_s = iter([0.0, 4.0, 8.0, 12.0])
+    budget = CallBudget(max_bytes=1000, max_s=10.0, now_s=lambda: next(moments_s))
+    with pytest.raises(UnusableAnswerError, match="not complete within 10 s"):
+        whole_answer(httpx.Response(200, content=iter([b"{", b" ", b" ", b"}"])), budget)
 
 
 @pytest.mark.parametrize("name", [n for n in httpcore.__all__ if n.endswith(("Error", "Timeout"))])

@@ -125,7 +125,6 @@ VALID: dict[Any, dict[str, Any]] = {
     [
         (messages.StepMeasurement, {"step": True}, "step must be a whole number, not true or"),
         (messages.StepMeasurement, {"step": 1.0}, "step must be a whole number, not a number"),
-        (messages.StepMeasurement, {"step": None}, "step must be a whole number, not null"),
         (messages.StepMeasurement, {"plan_version": "1"}, "plan_version must be a whole number"),
         (messages.StepMeasurement, {"time_s": True}, "time_s must be a number, not true or"),
         (messages.StepMeasurement, {"time_s": math.nan}, "time_s must be a finite number, not"),
@@ -180,8 +179,6 @@ def test_a_whole_number_is_accepted_where_a_number_is_expected() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"a": [1.0, float("inf")]}, r"a\[1\] must be a finite number"),
-        ({1: "a"}, "has a key that is not text: 1"),
         ({"a": {2, 3}}, r"a has no JSON form \(set\)"),
         (
             {"a": [{"b": [[1], [math.inf]]}]},
@@ -189,7 +186,7 @@ def test_a_whole_number_is_accepted_where_a_number_is_expected() -> None:
         ),
         ([0.5, math.nan], r"^\[1\] must be a finite number"),
         (math.inf, "^the value must be a finite number"),
-        ({1: "a"}, "^the object has a key"),
+        ({1: "a"}, "^the object has a key that is not text: 1"),
         ({"a": {1: "a"}}, "^a has a key"),
     ],
 )
@@ -202,6 +199,14 @@ def test_what_has_no_json_form_is_not_sent(value: object, text: str) -> None:
 def test_what_is_no_object_at_all_is_named_by_its_type(data: object) -> None:
     with pytest.raises(CodecError, match=r"^PlanVersion must be an object, not "):
         decode(messages.PlanVersion, data)
+
+
+def test_what_nests_deeper_than_python_can_is_refused() -> None:
+    plan: dict[str, object] = {}
+    for _ in range(5000):
+        plan = {"a": plan}
+    with pytest.raises(CodecError, match="PlanView nests too deeply"):
+        decode(messages.PlanView, PLAN | {"plan": plan})
 
 
 @given(st.sampled_from(WIRE_TYPES), json_values)

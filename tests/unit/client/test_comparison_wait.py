@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterator
 
 import httpx
-import pytest
 
-from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.cli.report import wait_for_comparison
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
@@ -86,8 +84,3 @@ def test_one_that_another_plan_has_ended_is_told() -> None:
     problem = Waiting(view(ComparisonState.RUNNING, 7), view(ComparisonState.ENDED, 12)).wait()
     assert problem is not None
     assert problem.startswith("the comparison ended early, 12 of 60 pairs")
-
-
-def test_what_the_planner_refuses_is_refused() -> None:
-    with pytest.raises(PlannerRefusedError):
-        Waiting(409).wait()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import pytest
@@ -32,30 +31,19 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("text", "choice"),
-    [
-        ("emulated:p.csv", EmulatedChoice(profile=Path("p.csv"))),
-        ("emulated:/a,b=1.csv", EmulatedChoice(profile=Path("/a,b=1.csv"))),
-        (
-            "emulated:p.csv,time_scale=0.2,power_limit_w=300,blocking_power_w=0",
-            EmulatedChoice(
-                profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0, power_limit_w=300
-            ),
-        ),
-    ],
-)
-def test_options_follow_the_file(text: str, choice: EmulatedChoice) -> None:
-    assert EmulatedChoice.parse(text) == choice
+def test_options_follow_the_file() -> None:
+    assert EmulatedChoice.parse("emulated:/a,b=1.csv") == EmulatedChoice(profile=Path("/a,b=1.csv"))
+    options = "time_scale=0.2,power_limit_w=300,blocking_power_w=0"
+    assert EmulatedChoice.parse(f"emulated:p.csv,{options}") == EmulatedChoice(
+        profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0, power_limit_w=300
+    )
 
 
-@pytest.mark.parametrize("environ", [{}, {"FLYBALL_GPU": ""}])
-def test_without_the_variable_the_gpu_is_a_real_one(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_variable_the_gpu_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     real = RecordingGpu()
     monkeypatch.setattr(rank_settings, "open_local_gpu", lambda *_: real)
-    assert RankSettings.read(environ).open_gpu(environ, stage=0) is real
+    for environ in ({}, {"FLYBALL_GPU": ""}):
+        assert RankSettings.read(environ).open_gpu(environ, stage=0) is real
 
 
 @pytest.mark.parametrize(
@@ -69,7 +57,6 @@ def test_without_the_variable_the_gpu_is_a_real_one(
         ),
         ("emulated:p.csv,power_limit_w=0", "power_limit_w must be a number, above 0"),
         ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a number, at least 0"),
-        ("emulated:p.csv,blocking_power_w=-1", "blocking_power_w must be a number, at least 0"),
         ("emulated:p.csv,blocking_power_w=inf", "blocking_power_w must be a number, at least 0"),
         ("emulated:none.csv", r"FLYBALL_GPU: none\.csv: "),
     ],
@@ -87,25 +74,18 @@ def opened(file: Path, options: str = "", **given: float) -> EmulatedGpu:
     return gpu
 
 
-def test_a_rank_has_the_gpu_of_its_stage_and_says_so(
+def test_a_rank_has_the_gpu_of_its_stage_and_logs_it_with_its_blocking_power(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING):
-        gpu = opened(file)
-    assert gpu.supported_sm_clocks_mhz() == (1410, 1200)
-    (line,) = caplog.messages
-    assert line.startswith("the GPU of this rank is emulated (FLYBALL_GPU): stage 1 of ")
-
-
-def test_the_variables_blocking_power_wins_over_the_callers_and_that_over_an_a100s(
-    file: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    """The variable's blocking power wins over the caller's, and that over an A100's."""
     opened(file, ",blocking_power_w=50", blocking_power_w=60)
     opened(file, blocking_power_w=60)
-    opened(file)
+    assert opened(file).supported_sm_clocks_mhz() == (1410, 1200)
     a100_w = load_gpu_window("a100").blocking_power_w
     found = [line.split(", ")[-1].split(" W ")[0] for line in caplog.messages]
     assert found == ["50", "60", f"{a100_w:g}"]
+    start = "the GPU of this rank is emulated (FLYBALL_GPU): stage 1 of "
+    assert caplog.messages[0].startswith(start)
 
 
 def test_a_stage_that_the_profile_has_not_and_a_rank_without_one_are_errors(file: Path) -> None:

@@ -86,23 +86,6 @@ def exact(time_s: float) -> RandomTime:
     return RandomTime(p50_s=time_s)
 
 
-@given(before=CLOCKS, after=CLOCKS, requested_s=st.floats(0, 0.1), delay_s=st.floats(0, 0.3))
-def test_a_change_comes_in_the_middle_of_an_instruction_by_the_formula(
-    before: int, after: int, requested_s: float, delay_s: float
-) -> None:
-    bench = Bench.of(EmulatedGpuSettings.exact_delay(delay_s))
-    bench.gpu.lock_sm_clock_mhz(before)
-    bench.wait_until(1.0)
-    bench.gpu.lock_sm_clock_mhz(after)
-    began_s = 1.0 + requested_s
-    bench.wait_until(began_s)
-    (time0_s, energy0_j), (time1_s, energy1_j) = FORWARD[before], FORWARD[after]
-    x_s = min(max(1.0 + delay_s - began_s, 0.0), time0_s)
-    time_s, energy_j = bench.run()
-    assert time_s == pytest.approx(x_s + time1_s * (1 - x_s / time0_s))
-    assert energy_j == pytest.approx(energy0_j * x_s / time0_s + energy1_j * (1 - x_s / time0_s))
-
-
 @given(
     before=CLOCKS,
     after=CLOCKS,
@@ -210,20 +193,21 @@ def test_changes_up_and_down_have_delays_of_their_own_and_the_last_request_stays
     assert (clock_at(2.0149), clock_at(2.0151), clock_at(3.0)) == (1200, 1400, 1400)
 
 
-def test_calls_of_one_node_run_one_at_a_time() -> None:
+@pytest.mark.parametrize("time_scale", [1.0, 3.0])
+def test_calls_of_one_node_run_one_at_a_time(time_scale: float) -> None:
     """Eight GPUs at once: the last call begins after seven others, and takes effect 5 ms later."""
     settings = replace(
         IDEAL_GPU, call_time=exact(0.006), delay_up=exact(0.005), delay_down=exact(0.005)
     )
     node, other_node = EmulatedNode(), EmulatedNode()
-    benches = [Bench.of(settings, node=node) for _ in range(8)]
-    alone = Bench.of(settings, node=other_node)
+    benches = [Bench.of(settings, node=node, time_scale=time_scale) for _ in range(8)]
+    alone = Bench.of(settings, node=other_node, time_scale=time_scale)
     for bench in [*benches, alone]:
         bench.gpu.lock_sm_clock_mhz(700)
     for place, bench in [*enumerate(benches), (0, alone)]:
-        bench.wait_until(place * 0.006 + 0.0049)
+        bench.clock.move((place * 0.006 + 0.0049) * time_scale)
         assert bench.gpu.sm_clock_mhz() == 1400
-        bench.wait_until(place * 0.006 + 0.0051)
+        bench.clock.move(0.0002 * time_scale)
         assert bench.gpu.sm_clock_mhz() == 700
 
 
@@ -276,27 +260,6 @@ def test_plans_expect_of_a_nodes_queue_what_emulated_gpus_have() -> None:
     )
 
 
-def test_a_call_in_the_nodes_queue_keeps_its_clock_and_is_over_when_it_was_served() -> None:
-    """Another GPU's call takes 10 ms first; this one's second request waits until 20 ms."""
-    settings, node = replace(IDEAL_GPU, call_time=exact(0.01)), EmulatedNode()
-    other, bench = (Bench.of(settings, node=node) for _ in range(2))
-    other.gpu.lock_sm_clock_mhz(700)
-    bench.gpu.lock_sm_clock_mhz(1200)
-    bench.wait_until(0.002)
-    bench.gpu.lock_sm_clock_mhz(700)
-    bench.wait_until(0.0101)
-    assert bench.gpu.sm_clock_mhz() == 1200
-    assert bench.gpu.last_call() is None
-    bench.wait_until(0.0201)
-    assert bench.gpu.sm_clock_mhz() == 700
-    bench.wait_until(0.0301)
-    call = bench.gpu.last_call()
-    assert call is not None
-    assert call.sm_clock_mhz == 700
-    moments_s = (call.requested_s, call.began_s, call.returned_s)
-    assert [moment_s - 1000 for moment_s in moments_s] == pytest.approx([0.002, 0.02, 0.03])
-
-
 def test_a_request_during_a_call_takes_the_newest_clock() -> None:
     settings = replace(IDEAL_GPU, call_time=exact(0.01))
     bench = Bench.of(settings)
@@ -315,25 +278,15 @@ def test_a_request_during_a_call_takes_the_newest_clock() -> None:
     assert bench.gpu.sm_clock_mhz() == 700
 
 
-def test_a_time_scale_stretches_calls_and_delays() -> None:
-    node = EmulatedNode()
-    settings = replace(IDEAL_GPU, call_time=exact(0.01), delay_down=exact(0.005))
-    first, second = (Bench.of(settings, node=node, time_scale=3.0) for _ in range(2))
-    for bench in (first, second):
-        bench.gpu.lock_sm_clock_mhz(700)
-    second.clock.move(3 * 0.0149)
-    assert second.gpu.sm_clock_mhz() == 1400
-    second.clock.move(3 * 0.0002)
-    assert second.gpu.sm_clock_mhz() == 700
-
-
 def book(file: Path, num_calls: int) -> None:
     node = EmulatedNode(file)
     for _ in range(num_calls):
         node.book_s(100.0, 0.001)
 
 
-def test_processes_share_a_node_through_its_file(tmp_path: Path) -> None:
+def test_processes_share_a_node_through_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "node"
     processes = [
         multiprocessing.get_context("spawn").Process(target=book, args=(file, 200))
@@ -347,11 +300,7 @@ def test_processes_share_a_node_through_its_file(tmp_path: Path) -> None:
     # It is free later, and the moments of an earlier start of the machine do not count.
     assert EmulatedNode(file).book_s(200.0, 0.0) == 200.0
     assert EmulatedNode(file).book_s(3.0, 0.0) == 3.0
-
-
-def test_all_gpus_of_a_user_on_a_machine_can_share_a_node(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # All GPUs of a user on a machine can share one.
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     EmulatedNode.of_machine().book_s(100.0, 0.01)
     assert EmulatedNode.of_machine().book_s(100.0, 0.0) == pytest.approx(100.01)
@@ -360,11 +309,10 @@ def test_all_gpus_of_a_user_on_a_machine_can_share_a_node(
 def test_call_times_are_log_normal_with_the_median_and_99th_percentile_that_were_published() -> (
     None
 ):
-    settings = EmulatedGpuSettings(seed=3)
     node = EmulatedNode()
-    bench = Bench.of(settings, node=node)
+    bench = Bench.of(EmulatedGpuSettings(seed=3), node=node)
     times_s = []
-    for number in range(8000):
+    for number in range(4000):
         bench.wait_until(float(number + 1))
         now_s = bench.clock.now_s()
         bench.gpu.lock_sm_clock_mhz(700 if number % 2 else 1400 if number else 1200)
@@ -441,8 +389,7 @@ def test_the_waiting_power_is_that_of_the_clock_in_force() -> None:
 @pytest.mark.parametrize(
     ("limit_w", "asked_mhz", "held_mhz"),
     [
-        *[(300.0, 1400, 1400), (299.0, 1400, 1200), (224.0, 1400, 700), (10.0, 1400, 700)],
-        *[(224.0, 700, 700), (299.0, 1200, 1200)],
+        *[(300.0, 1400, 1400), (299.0, 1400, 1200), (10.0, 1400, 700), (299.0, 1200, 1200)],
     ],
 )
 def test_a_power_limit_holds_the_clock_where_the_power_is_within_it(
@@ -540,13 +487,11 @@ def test_any_requests_agree_with_small_time_steps(
     [
         (lambda: EmulatedGpuSettings(noise=-0.01), "noise must be at least 0 and below 0.3, not"),
         (lambda: EmulatedGpuSettings(noise=0.3), "noise must be at least 0 and below 0.3, not 0.3"),
-        (lambda: EmulatedGpuSettings(noise=math.nan), "noise must be at least 0 and below 0.3"),
         (lambda: EmulatedGpuSettings(stall_s=-1.0), "stall_s must not be negative"),
         (lambda: EmulatedGpuSettings(power_lag_s=math.inf), "power_lag_s must not be negative and"),
         (lambda: EmulatedGpuSettings(power_limit_w=0.0), "power_limit_w must be positive"),
         (lambda: RandomTime(p50_s=-0.1), "p50_s must not be negative"),
         (lambda: RandomTime(p50_s=0.1, p99_s=0.05), "p99_s must be finite and at least p50_s"),
-        (lambda: RandomTime(p99_s=0.05), "p99_s must be finite and at least p50_s"),
         (lambda: Bench.of(EmulatedGpuSettings(), waiting_w={}), "of at least one clock"),
         (
             lambda: Bench.of(EmulatedGpuSettings(), waiting_w={1400: 1.0, 700: -1.0}),

@@ -29,6 +29,13 @@ USER, OTHER_USER = 1000, 1001
 PATIENCE_S = 20
 NO_PERMISSION = 4
 RESET = "nvmlDeviceResetGpuLockedClocks"
+READER = """
+import fcntl, sys
+file = open(sys.argv[1])
+fcntl.lockf(file, fcntl.LOCK_SH, 1)
+print("held", flush=True)
+sys.stdin.read()
+"""
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be other users too")
 
 
@@ -136,18 +143,9 @@ def test_a_gpu_that_refuses_is_told_once_and_tried_again(watched: Watched) -> No
     assert find_records(watched.own_dir) == []
 
 
-def _readable_folder(folder: Path) -> None:
-    folder.mkdir(mode=0o755)
-    give_to(folder, USER)
-
-
 def _another_users_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.chown(folder, OTHER_USER, OTHER_USER)
-
-
-def _link(folder: Path) -> None:
-    folder.symlink_to("/etc")
 
 
 def _folder_with_fifo(folder: Path) -> None:
@@ -157,9 +155,7 @@ def _folder_with_fifo(folder: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize(
-    "make", [_readable_folder, _link, _folder_with_fifo, _another_users_folder]
-)
+@pytest.mark.parametrize("make", [_folder_with_fifo, _another_users_folder])
 def test_what_is_refused_is_told_once_and_hides_no_other_record(
     watched: Watched, make: Callable[[Path], None]
 ) -> None:
@@ -197,14 +193,7 @@ def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
     assert "was restored" in "".join(running.said)
     assert find_guard(node_dir) is None
     # The file that a guard locks can be locked for reading by all: that is no guard.
-    script = f"""
-import fcntl, sys
-file = open({str(node_dir / "guard")!r})
-fcntl.lockf(file, fcntl.LOCK_SH, 1)
-print("held", flush=True)
-sys.stdin.read()
-"""
-    command = [sys.executable, "-c", script]
+    command = [sys.executable, "-c", READER, str(node_dir / "guard")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == b"held\n"
@@ -219,11 +208,11 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variable", "status", "text"),
+    ("arguments", "variable", "text"),
     [
-        (["--group", "no-such-group"], None, 2, "there is no group 'no-such-group'"),
-        ([], "FLYBALL_RETURN_CLOCKS_MHZ", 2, "FLYBALL_RETURN_CLOCKS_MHZ must be LOWEST:HIGHEST"),
-        ([], "FLYBALL_STATE_DIR", 2, "File exists"),
+        (["--group", "no-such-group"], "", "there is no group 'no-such-group'"),
+        ([], "FLYBALL_RETURN_CLOCKS_MHZ", "FLYBALL_RETURN_CLOCKS_MHZ must be LOWEST:HIGHEST"),
+        ([], "FLYBALL_STATE_DIR", "File exists"),
     ],
 )
 def test_a_guard_that_cannot_watch_says_so_in_one_line(
@@ -231,14 +220,14 @@ def test_a_guard_that_cannot_watch_says_so_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
-    variable: str | None,
-    status: int,
+    variable: str,
     text: str,
 ) -> None:
-    state_dir.parent.parent.joinpath("file").write_text("")
-    if variable is not None:
-        monkeypatch.setenv(variable, str(state_dir.parent.parent / "file"))
-    assert main(["guard", *arguments]) == status
+    file = state_dir.parent.parent / "file"
+    file.write_text("")
+    if variable:
+        monkeypatch.setenv(variable, str(file))
+    assert main(["guard", *arguments]) == 2
     printed = capsys.readouterr()
     assert text in printed.err
     assert (printed.out, printed.err.count("\n")) == ("", 1)

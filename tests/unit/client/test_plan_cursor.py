@@ -36,12 +36,6 @@ def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
     return clocks_mhz
 
 
-def cursor_in_step(*instructions: tuple[str | int, ...]) -> PlanCursor:
-    cursor = PlanCursor(compiled_plan(*instructions))
-    cursor.begin_step(0)
-    return cursor
-
-
 @given(
     st.lists(
         st.tuples(
@@ -71,61 +65,47 @@ def test_a_step_that_goes_as_planned_gets_each_planned_clock(
 
 
 @pytest.mark.parametrize(
-    ("kind", "microbatch", "chunk", "surprise"),
+    ("kind", "microbatch", "chunk", "came"),
     [
-        ("backward", None, 0, "backward at position 1, where the plan has forward of microbatch 1"),
-        (
-            "forward",
-            2,
-            0,
-            "forward of microbatch 2 at position 1, where the plan has forward of microbatch 1",
-        ),
-        (
-            "forward",
-            1,
-            1,
-            "forward of microbatch 1 in chunk 1 at position 1,"
-            " where the plan has forward of microbatch 1",
-        ),
+        ("backward", None, 0, "backward"),
+        ("forward", 2, 0, "forward of microbatch 2"),
+        ("forward", 1, 1, "forward of microbatch 1 in chunk 1"),
     ],
 )
 def test_after_a_surprise_the_rest_of_the_step_runs_at_the_highest_clock(
-    kind: str, microbatch: int | None, chunk: int, surprise: str
+    kind: str, microbatch: int | None, chunk: int, came: str
 ) -> None:
-    cursor = cursor_in_step(*INSTRUCTIONS)
+    cursor = PlanCursor(compiled_plan(*INSTRUCTIONS))
+    # Between steps every instruction does, and is not counted.
+    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1400
+    cursor.begin_step(0)
     assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1200
     assert cursor.next_sm_clock_mhz(kind, microbatch, chunk) == 1400
     assert cursor.next_sm_clock_mhz("forward", 1, 0) == 1400
     assert cursor.num_unplanned == 2
-    assert cursor.surprise == surprise
-
-
-def test_between_steps_every_instruction_gets_the_highest_clock_uncounted() -> None:
-    cursor = PlanCursor(compiled_plan(*INSTRUCTIONS))
-    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1400
-    cursor.begin_step(0)
+    assert cursor.surprise == f"{came} at position 1, where the plan has forward of microbatch 1"
+    cursor.begin_step(1)
     cursor.end_step()
-    assert cursor.next_sm_clock_mhz("forward", 0, 0) == 1400
-    assert cursor.num_unplanned == 0
     assert cursor.surprise == "the step ended after 0 of 4 planned instructions"
+    assert cursor.num_unplanned == 0
 
 
-def test_a_clock_that_the_gpu_lacks_is_raised_to_the_next_above() -> None:
+def test_a_clock_that_the_gpu_lacks_is_raised_and_another_stages_plan_is_refused() -> None:
     plan = compiled_plan(("forward", 0, 901), ("forward", 1, 900), ("backward", 0, 2000))
     assert plan.sm_clocks_mhz == (1200, 900, 1400)
     assert plan.num_raised == 2
+    with pytest.raises(CodecError, match="plan version 1 is for stage 1, this rank runs stage 0"):
+        compile_plan(rank_plan(stage=1), stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 @pytest.mark.parametrize(
     "instruction",
     [
         (),
-        ("forward",),
         ("forward", 0),
         ("forward", "0", 1400),
         (0, "forward", 1400),
         ("forward", 0, 0),
-        ("forward", 0, -1400),
         ("forward", 0, 1400, 0, 0),
         ("forward", 0, 1400, "a"),
     ],
@@ -158,9 +138,7 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
         ((), "cycle_mhz must have at least one row"),
         ((CYCLE_MHZ[0], (1400, 1400, 1400)), r"cycle_mhz\[1\] must have a clock for each of the 4"),
         (((1400, 1400, 1400, 1400, 900),), r"cycle_mhz\[0\] .* 4 instructions, not 5"),
-        (((),), r"cycle_mhz\[0\] .* 4 instructions, not 0"),
         ((*CYCLE_MHZ, (1400, 0, 900, 900)), r"cycle_mhz\[3\] must have clocks above 0 MHz"),
-        (((1400, -900, 900, 900),), r"cycle_mhz\[0\] must have clocks above 0 MHz"),
     ],
 )
 def test_a_row_of_another_shape_is_refused(
@@ -181,9 +159,7 @@ RUN: tuple[tuple[str | int, ...], ...] = tuple(
     [
         (((2, 2, 0.0),), r"requests\[0\] must be \[position, after_position, offset_s\]"),
         (((2, 1, 0.0), (6, 4, 0.0)), r"requests\[1\] must be .* rise within 0 to 5"),
-        (((2, -1, 0.0),), r"requests\[0\] must be "),
         (((2, 1, -0.1),), r"requests\[0\] must be .* a finite offset that is not negative"),
-        (((2, 1, math.inf),), r"requests\[0\] must be "),
         (((2, 1, math.nan),), r"requests\[0\] must be "),
         (((2, 1, 0.0), (2, 0, 0.0)), r"requests\[1\] must have a position and an after_position"),
         (((2, 0, 0.0), (5, 0, 0.0)), r"requests\[1\] must have .* that no other row has"),
@@ -251,8 +227,3 @@ def test_a_request_whose_clocks_become_one_on_this_gpu_has_no_effect() -> None:
     cursor.begin_step(0)
     assert cursor.clocks_mhz == (1200, 1200, 900, 1200)
     assert cursor.timed == {}
-
-
-def test_a_plan_for_another_stage_is_refused() -> None:
-    with pytest.raises(CodecError, match="plan version 1 is for stage 1, this rank runs stage 0"):
-        compile_plan(rank_plan(stage=1), stage=0, supported_mhz=SUPPORTED_MHZ)

@@ -40,28 +40,21 @@ def test_the_newest_plan_whose_step_has_come_is_run_and_older_ones_are_forgotten
     assert switch.take_due(8) is None
 
 
-def test_a_plan_that_is_not_chosen_is_offered_again_with_those_that_have_come_since() -> None:
-    chooser = Chooser()
-    switch = PendingPlans(chooser)
-    first, second = plan(1), plan(2)
-    switch.put(first, 1)
-    switch.put(second, 3)
-    for step in range(4):
-        assert switch.take_due(step) is None
-    assert chooser.offered == [[1], [1], [1, 2]]  # nothing is offered where nothing is due
-
-
 def test_an_older_plan_may_be_chosen_and_the_newer_one_goes_on_waiting() -> None:
     chooser = Chooser()
     switch = PendingPlans(chooser)
-    chooser.wanted, newer = plan(1), plan(2)
-    switch.put(chooser.wanted, 0)
-    switch.put(newer, 0)
-    assert switch.take_due(0) == (chooser.wanted, 0)
+    older, newer = plan(1), plan(2)
+    switch.put(older, 1)
+    switch.put(newer, 3)
+    for step in range(4):
+        assert switch.take_due(step) is None
+    chooser.wanted = older
+    assert switch.take_due(4) == (older, 1)
     chooser.wanted = newer
-    assert switch.take_due(1) == (newer, 0)
-    assert switch.take_due(2) is None
-    assert chooser.offered == [[1, 2], [2]]
+    assert switch.take_due(5) == (newer, 3)
+    assert switch.take_due(6) is None
+    # Nothing is offered where nothing is due.
+    assert chooser.offered == [[1], [1], [1, 2], [1, 2], [2]]
 
 
 def test_of_plans_that_are_never_chosen_the_newest_are_kept() -> None:

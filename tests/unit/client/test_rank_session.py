@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -15,11 +16,9 @@ from tests.unit.client.memory_planner import (
     run_noting,
 )
 from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
-from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_client.session.planner_link import LinkTimes
@@ -94,16 +93,6 @@ def run_until_active(session: RankSession, planner: MemoryPlanner, version: int)
     wait_until(planner, is_active)
 
 
-def test_without_a_planner_no_clock_is_ever_touched(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    with make_session(gpu, planner=None) as session:
-        run_step(session)
-    assert gpu.told == []
-    assert session.current_step == 1
-    assert session.active_version is None
-
-
 def test_without_a_gpu_plans_are_acknowledged_since_other_ranks_wait_and_steps_are_timed(
     planner: MemoryPlanner, make_session: SessionMaker
 ) -> None:
@@ -117,21 +106,6 @@ def test_without_a_gpu_plans_are_acknowledged_since_other_ranks_wait_and_steps_a
     (measured,) = planner.measurements.values()
     assert measured.time_s > 0
     assert (measured.plan_version, measured.energy_j, measured.sm_clock_mhz) == (None, None, None)
-
-
-def test_a_step_is_measured_from_its_begin_to_its_end(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    now_s = [10.0]
-    session = make_session(gpu, planner=None, clock=lambda: now_s[0], initial_step=40)
-    session.on_step_begin()
-    now_s[0] += 2.5
-    gpu.energy_j = 700.0
-    session.on_step_end()
-    (measured,) = session.history
-    assert (measured.step, measured.time_s, measured.energy_j) == (40, 2.5, 700.0)
-    assert measured.plan_version is None
-    assert session.current_step == 41
 
 
 def test_a_plan_takes_effect_at_its_first_step_and_not_before(
@@ -157,7 +131,7 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
 
 
 def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
+    gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     # Its order may be that of all ranks, whatever this one's clock does.
     offered: list[int] = []
@@ -166,15 +140,18 @@ def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
         offered.append(due[-1].version)
         return due[-1]
 
+    session = make_session(gpu, planner=None, plans=PendingPlans(choose))
+    plan = compiled_plan(*PLAN)
+    session.plans.put(plan, 1)
+    run_step(session)
+    assert gpu.told == []  # nor is its first clock requested before it is chosen
+    run_step(session)
+    assert gpu.told == [1200, 900, 1200]
     gpu.refuses_locks = True
-    planner.name_first_step(planner.publish(*PLAN), 0)
-    with make_session(gpu, plans=PendingPlans(choose)) as session:
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        planner.name_first_step(planner.publish(*PLAN), 0)
-        wait_until(planner, lambda: len(session.plans) > 0)
-        run_step(session)
-        assert session.active_version is None
+    run_step(session)
+    session.plans.put(replace(plan, version=2), 3)
+    run_step(session)
+    assert session.active_version is None
     assert offered == [1, 2]
 
 
@@ -227,72 +204,38 @@ def test_each_instruction_gets_the_clock_that_its_plan_says_by_whichever_way(
     assert governor.num_ends == len(wanted_mhz)
 
 
-def run_forwards(session: RankSession, *, num_steps: int, num_microbatches: int) -> None:
-    """Steps of forwards alone, each with its end."""
-    for _ in range(num_steps):
-        session.on_step_begin()
-        for microbatch in range(num_microbatches):
-            session.on_instruction_begin("forward", microbatch=microbatch)
-            session.on_instruction_end("forward", microbatch=microbatch)
-        session.on_step_end()
-
-
-def test_the_clock_of_the_instruction_before_is_not_asked_for_again_in_its_step(
+def test_each_clock_is_asked_for_once_when_the_instruction_or_step_before_ends(
     gpu: RecordingGpu, make_session: SessionMaker
 ) -> None:
     governor = RecordingGovernor()
     session = make_session(gpu, planner=None, governor=governor)
-    clocks_mhz = (1200, 1200, 900, 900, 1200)
-    plan = compiled_plan(*(("forward", number, mhz) for number, mhz in enumerate(clocks_mhz)))
-    session.plans.put(plan, 0)
-    run_forwards(session, num_steps=2, num_microbatches=5)
-    # At an instruction's begin, where the clock changes at the end before, and at a step's end.
-    assert governor.asked_mhz == 2 * [1200, 900, 900, 1200, 1200, 1200]
-    # What has become of it each instruction's end sees.
-    assert governor.num_ends == 10
-    # Given back with a failed step, it is asked for again in the next one; a newer plan asks too.
-    governor.asked_mhz.clear()
-    session.on_step_begin()
-    session.on_step_failed()
-    session.plans.put(compiled_plan(("forward", 0, 1200), ("forward", 1, 1200)), 0)
-    run_forwards(session, num_steps=2, num_microbatches=2)
-    assert governor.asked_mhz == [0, *(2 * [1200, 1200])]
-
-
-def test_each_clock_is_asked_for_when_the_instruction_or_step_before_ends(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    session = make_session(gpu, planner=None)
-    rows = (("forward", 0, 1200), ("forward", 1, 900), ("backward", 0, 1200))
-    session.plans.put(compiled_plan(*rows), 0)
-    asked_mhz: list[list[int | str]] = []
+    asked_mhz: list[list[int]] = []
 
     def note() -> None:
-        asked_mhz.append(gpu.told[sum(map(len, asked_mhz)) :])
+        asked_mhz.append(governor.asked_mhz.copy())
+        governor.asked_mhz.clear()
 
-    run_noting(session, rows, note)
-    assert asked_mhz == [[1200], [900], [], [1200], [], [], []]
+    def asked_in_step(rows: tuple[tuple[str, int, int], ...]) -> list[list[int]]:
+        asked_mhz.clear()
+        run_noting(session, rows, note)
+        return asked_mhz
+
+    rows = (("forward", 0, 1200), ("forward", 1, 1200), ("forward", 2, 900), ("backward", 0, 1200))
+    session.plans.put(compiled_plan(*rows), 0)
+    # Begin and end of each instruction, then the end of the step.
+    assert asked_in_step(rows) == [[1200], [], [], [900], [900], [1200], [1200], [], [1200]]
     # Due in the next step, its first clock is asked for at the end of this one.
     session.plans.put(compiled_plan(*((kind, number, 1400) for kind, number, _ in rows)), 2)
-    asked_mhz.clear()
-    gpu.told.clear()
-    run_noting(session, rows, note)
-    assert asked_mhz == [[], [900], [], [1200], [], [], [1400]]
-    asked_mhz.clear()
-    gpu.told.clear()
-    run_noting(session, rows, note)
-    assert asked_mhz == [[]] * 7
-
-
-def test_a_first_clock_is_not_asked_for_where_a_function_chooses_the_plan(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    session = make_session(gpu, planner=None, plans=PendingPlans(lambda due: due[-1]))
-    session.plans.put(compiled_plan(*PLAN), 1)
-    run_step(session)
-    assert gpu.told == []
-    run_step(session)
-    assert gpu.told == [1200, 900, 1200]
+    assert asked_in_step(rows) == [[1200], [], [], [900], [900], [1200], [1200], [], [1400]]
+    assert asked_in_step(rows) == [[1400], [], [], [], [], [], [], [], [1400]]
+    # What has become of it each instruction's end sees.
+    assert governor.num_ends == 12
+    # Given back with a failed step, it is asked for again in the next one.
+    session.on_step_begin()
+    session.on_step_failed()
+    note()
+    assert asked_mhz[-1] == [0]
+    assert asked_in_step(rows)[0] == [1400]
 
 
 def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_last_one(
@@ -313,48 +256,24 @@ def test_where_no_end_is_told_instructions_are_timed_and_each_begin_ends_the_las
     assert timings == [(0, 0.0), (1, 0.0), (2, 0.0)]
 
 
-def test_a_transfer_told_while_an_instruction_runs_is_the_next_ones(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    session = make_session(gpu, planner=None)
-    session.on_step_begin()
-    session.on_instruction_begin("forward", microbatch=0)
-    session.on_transfer("receive", "forward", time_s=2.0)
-    session.on_instruction_end("forward", microbatch=0)
-    session.on_instruction_begin("forward", microbatch=1)
-    session.on_transfer("send", "forward", time_s=3.0)
-    session.on_instruction_end("forward", microbatch=1)
-    session.on_step_end()
-    waits_s = [(t.receive_time_s, t.send_time_s) for t in session.last_step_timings]
-    assert waits_s == [(0.0, 0.0), (2.0, 3.0)]
-
-
-def test_measurements_reach_the_planner_and_the_last_ones_at_the_end(
-    gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
-) -> None:
-    with make_session(gpu) as session:
-        wait_until(planner, lambda: planner.knows_rank)
-        for _ in range(5):
-            run_step(session)
-    assert sorted(planner.measurements) == [0, 1, 2, 3, 4]
-    assert planner.measurements[3] == session.history[3]
-    assert session.num_dropped_measurements == 0
-
-
 @pytest.mark.parametrize("refuses_clocks", [False, True])
-def test_the_registration_describes_the_gpu_and_unreadable_clocks_are_left_alone(
+def test_the_gpu_is_registered_and_every_measurement_reaches_the_planner(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker, refuses_clocks: bool
 ) -> None:
     gpu.refuses_clocks = refuses_clocks
     with make_session(gpu) as session:
         wait_until(planner, lambda: planner.knows_rank)
-        run_step(session)
+        for _ in range(5):
+            run_step(session)
     (registration,) = planner.registrations
     assert (registration.gpu_name, registration.gpu_uuid) == (gpu.name, gpu.uuid)
     assert registration.sm_clocks_mhz == (None if refuses_clocks else SUPPORTED_MHZ)
     assert not registration.emulated
     assert gpu.told == []
-    assert planner.measurements[0].energy_j == 0.0
+    assert tuple(planner.measurements.values()) == session.history
+    assert [step.step for step in session.history] == [0, 1, 2, 3, 4]
+    assert session.history[0].energy_j == 0.0
+    assert session.num_dropped_measurements == 0
 
 
 def test_a_forgotten_rank_is_registered_again_and_every_later_call_carries_its_run(
@@ -402,17 +321,6 @@ def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
     assert line.endswith("run as root")
 
 
-def test_a_gpu_without_an_energy_counter_gives_times_only(
-    gpu: RecordingGpu, make_session: SessionMaker, caplog: pytest.LogCaptureFixture
-) -> None:
-    gpu.energy_j = None
-    session = make_session(gpu, planner=None)
-    run_step(session)
-    run_step(session)
-    assert [step.energy_j for step in session.history] == [None, None]
-    assert sum("energy is not measured" in m for m in caplog.messages) == 1
-
-
 def test_an_observer_that_fails_is_dismissed_and_the_clocks_go_on(
     gpu: RecordingGpu,
     planner: MemoryPlanner,
@@ -451,6 +359,14 @@ def test_hooks_after_the_end_and_out_of_order_do_nothing(
     assert session.current_step == 5
     assert gpu.told == []
 
+    def broken() -> float:
+        raise OSError("no clock")
+
+    session = make_session(gpu, planner=None, clock=broken)
+    run_step(session)
+    run_step(session)
+    assert (session.current_step, session.history) == (2, ())
+
 
 def test_a_step_that_fails_restores_the_clock_and_the_next_one_sets_it_again(
     gpu: RecordingGpu, planned: RankSession
@@ -485,19 +401,6 @@ def test_arguments_out_of_range_are_refused(
         make_session(gpu, **arguments)
 
 
-def test_overruns_are_counted_in_their_step(make_session: SessionMaker) -> None:
-    clock = HandClock()
-    gpu = EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=clock)
-    session = make_session(gpu, planner=None)
-    run_step(session)
-    session.on_step_begin()
-    session.on_instruction_begin("forward")
-    clock.move(1.5)
-    session.on_instruction_end("forward")
-    session.on_step_end()
-    assert [step.num_overruns for step in session.history] == [0, 1]
-
-
 def test_closing_the_planner_under_a_session_is_no_error(
     gpu: RecordingGpu, planner: MemoryPlanner, make_session: SessionMaker
 ) -> None:
@@ -508,16 +411,3 @@ def test_closing_the_planner_under_a_session_is_no_error(
         run_step(session)
     with pytest.raises(PlannerUnavailableError):
         client.health()
-
-
-def test_a_clock_source_that_fails_does_not_stop_training(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    def broken() -> float:
-        raise OSError("no clock")
-
-    session = make_session(gpu, planner=None, clock=broken)
-    run_step(session)
-    run_step(session)
-    assert session.current_step == 2
-    assert session.history == ()

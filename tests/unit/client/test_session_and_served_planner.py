@@ -1,16 +1,16 @@
-"""A session against a real HTTP server that dies and returns."""
+"""A session over the network, whose planner goes and returns, drips, or never rests."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import httpx
 import pytest
 from tests.planner.hostile import HostilePlanner, Request, dripping_head, hostile_planner, whole
-from tests.unit.client.memory_planner import MemoryPlanner, ServedPlanner, SessionMaker
+from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
@@ -21,33 +21,37 @@ from flyball_client.session.planner_link import LinkTimes
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[MemoryPlanner, ServedPlanner]]:
-    planner = MemoryPlanner()
-    server = ServedPlanner(planner)
-    server.start()
-    yield planner, server
-    server.stop()
+def served(memory: MemoryPlanner, request: Request) -> Iterable[bytes]:
+    """The answer of a planner in memory to a request on the network."""
+    url = httpx.URL(request.target)
+    status, body = memory.answer(url.path, dict(url.params), request.body)
+    return whole(b"" if body is None else body, status=f"{status} as it is")
 
 
 @pytest.mark.parametrize("without_planner", ["last-plan", "default-clocks"])
 def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_returns(
-    served: tuple[MemoryPlanner, ServedPlanner],
     gpu: RecordingGpu,
     caplog: pytest.LogCaptureFixture,
     make_session: SessionMaker,
     without_planner: str,
 ) -> None:
-    planner, server = served
+    planner, is_dead = MemoryPlanner(), threading.Event()
+
+    def answer(_: HostilePlanner, request: Request) -> Iterable[bytes]:
+        if is_dead.is_set():
+            raise ConnectionAbortedError
+        return served(planner, request)
+
     caplog.set_level(logging.INFO, logger="flyball_client")
     with (
+        hostile_planner(answer) as server,
         PlannerClient(server.url, retries=Retries(num_attempts=1)) as client,
         make_session(gpu, planner=client, without_planner=without_planner) as session,
     ):
         planner.name_first_step(planner.publish(*PLAN), 0)
         run_until_active(session, planner, 1)
 
-        server.stop()
+        is_dead.set()
         wait_until(planner, lambda: any("planner lost" in m for m in caplog.messages))
         died_at = session.current_step
         for _ in range(5):
@@ -57,7 +61,7 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
         assert gpu.told[-1] == (RESET if restores else 1200)
 
         planner.name_first_step(planner.publish(("forward", 0, 1400), ("backward", 0, 1400)), 0)
-        server.start()
+        is_dead.clear()
         run_until_active(session, planner, 2)
         returned_at = session.current_step
     assert gpu.told[-2:] == [1400, RESET]
@@ -77,9 +81,7 @@ def test_a_planner_whose_answers_begin_to_drip_is_lost(
     def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
         if drips.is_set():
             return dripping_head(planner, request)
-        url = httpx.URL(request.target)
-        status, body = memory.answer(url.path, dict(url.params), request.body)
-        return whole(b"" if body is None else body, status=f"{status} as it is")
+        return served(memory, request)
 
     with (
         hostile_planner(answer) as planner,
@@ -105,12 +107,10 @@ def test_a_planner_with_a_new_plan_for_every_call_is_asked_once_a_second(
     polled_s: list[float] = []
 
     def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
-        url = httpx.URL(request.target)
-        if url.path.endswith("/plan"):
+        if httpx.URL(request.target).path.endswith("/plan"):
             memory.name_first_step(memory.publish(*PLAN), 0)
             polled_s.append(time.monotonic())
-        status, body = memory.answer(url.path, dict(url.params), request.body)
-        return whole(b"" if body is None else body, status=f"{status} as it is")
+        return served(memory, request)
 
     with (
         hostile_planner(answer) as planner,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.client.test_rank_session import PLAN, wait_until
+from tests.unit.client.test_rank_session import PLAN, run_step, wait_until
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import EmulatedGpu
@@ -24,25 +23,14 @@ def emulated() -> EmulatedGpu:
     return EmulatedGpu(tiny_profile(), 0, blocking_power_w=80.0, clock=HandClock())
 
 
-def run_step(session: RankSession, *, receive_s: float = 0.0) -> None:
-    session.on_step_begin()
-    for kind, microbatch in (("forward", 0), ("backward", 0)):
-        if kind == "backward":
-            session.on_transfer("receive", kind, time_s=receive_s, microbatch=microbatch)
-        session.on_instruction_begin(kind, microbatch=microbatch)
-        session.on_instruction_end(kind, microbatch=microbatch)
-    session.on_step_end()
-
-
 def posted(
-    planner: MemoryPlanner,
-    session: RankSession,
-    run: Callable[[RankSession], None],
+    planner: MemoryPlanner, session: RankSession, *, num_steps: int
 ) -> tuple[tuple[StepMeasurement, ...], tuple[StepMeasurement, ...]]:
     """Return what the planner has got when all is over, and what the session has kept."""
     with session:
         wait_until(planner, lambda: len(session.plans) > 0)
-        run(session)
+        for _ in range(num_steps):
+            run_step(session)
     return tuple(measured for _, measured in sorted(planner.measurements.items())), session.history
 
 
@@ -69,7 +57,7 @@ def test_a_step_runs_its_row_of_the_cycle_also_after_a_late_start_and_a_lost_ste
         assert late.told == [1200, 900]
 
 
-@pytest.mark.parametrize("detail", [MeasurementDetail.TOTALS, MeasurementDetail.CLOCKS])
+@pytest.mark.parametrize("detail", list(MeasurementDetail))
 def test_single_instructions_are_posted_of_a_plans_second_steps_whatever_the_detail(
     planner: MemoryPlanner,
     emulated: EmulatedGpu,
@@ -78,16 +66,14 @@ def test_single_instructions_are_posted_of_a_plans_second_steps_whatever_the_det
 ) -> None:
     version = planner.publish(*PLAN, measurement_detail=detail, num_timed_steps=2)
     planner.name_first_step(version, 1)
-
-    def run(session: RankSession) -> None:
-        for _ in range(6):
-            run_step(session)
-
-    found, _ = posted(planner, make_session(emulated), run)
-    timed = [step.step for step in found if step.instructions is not None]
-    assert timed == [2, 3]
+    found, kept = posted(planner, make_session(emulated), num_steps=6)
+    planned, timed = [1, 2, 3, 4, 5], [2, 3]
+    with_instructions = [step.step for step in found if step.instructions is not None]
+    assert with_instructions == (planned if detail == MeasurementDetail.INSTRUCTIONS else timed)
     with_clocks = [step.step for step in found if step.by_clock is not None]
-    assert with_clocks == ([2, 3] if detail == MeasurementDetail.TOTALS else [1, 2, 3, 4, 5])
+    assert with_clocks == (timed if detail == MeasurementDetail.TOTALS else planned)
+    # What is kept here stays small.
+    assert kept == tuple(replace(step, by_clock=None, instructions=None) for step in found)
 
 
 def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_took(
@@ -96,13 +82,7 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
     planner.name_first_step(
         planner.publish(*PLAN, cycle_mhz=CYCLE_MHZ, measurement_detail=MeasurementDetail.CLOCKS), 1
     )
-
-    def run(session: RankSession) -> None:
-        for _ in range(4):
-            run_step(session)
-
-    found, kept = posted(planner, make_session(emulated), run)
-    assert found[0].by_clock is None  # not on the plan yet
+    found, _ = posted(planner, make_session(emulated), num_steps=4)
     times_s = [
         {(row[0], row[2]): pytest.approx(row[4]) for row in step.by_clock or ()}
         for step in found[1:]
@@ -113,28 +93,6 @@ def test_by_clock_tells_the_clocks_that_were_asked_for_and_how_long_each_kind_to
         {("forward", 900): 2.0, ("backward", 900): 3.0},
     ]
     assert {row[3:4] + row[5:] for step in found for row in step.by_clock or ()} == {(1, 0.0)}
-    assert [step.instructions for step in found] == 4 * [None]
-    # What is kept here stays small.
-    assert kept == tuple(replace(step, by_clock=None) for step in found)
-
-
-def test_instructions_are_told_with_what_they_waited_for(
-    planner: MemoryPlanner, emulated: EmulatedGpu, make_session: SessionMaker
-) -> None:
-    planner.name_first_step(
-        planner.publish(*PLAN, measurement_detail=MeasurementDetail.INSTRUCTIONS), 0
-    )
-    (step,), (totals,) = posted(
-        planner, make_session(emulated), lambda s: run_step(s, receive_s=0.5)
-    )
-    assert step.instructions is not None
-    forward, backward = step.instructions
-    assert forward[:3] == ("forward", 0, 0)
-    assert forward[3:] == pytest.approx((0.0, 1.0, 0.0, 0.0))
-    assert backward[:3] == ("backward", 0, 0)
-    assert backward[3:] == pytest.approx((1.0, 3.0, 0.5, 0.0))
-    assert step.by_clock is not None
-    assert totals.instructions is None
 
 
 def test_a_rank_whose_clocks_are_no_longer_set_reports_none(
@@ -142,7 +100,7 @@ def test_a_rank_whose_clocks_are_no_longer_set_reports_none(
 ) -> None:
     planner.name_first_step(planner.publish(*PLAN, measurement_detail=MeasurementDetail.CLOCKS), 0)
     gpu.refuses_locks = True
-    (step,), _ = posted(planner, make_session(gpu), run_step)
+    (step,), _ = posted(planner, make_session(gpu), num_steps=1)
     assert step.plan_version is None
     assert step.by_clock is not None
     assert [row[:3] for row in step.by_clock] == [("forward", 0, None), ("backward", 0, None)]

@@ -11,6 +11,7 @@ import pytest
 from tests.documentation.blocks import ROOT, Block, blocks_of
 from tests.unit.client.memory_planner import SessionMaker, compiled_plan
 from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.client.test_rank_session import run_step
 from tests.unit.client.tiny_profile import HandClock, tiny_profile
 
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
@@ -19,14 +20,6 @@ from flyball_client.session.rank_session import RankSession
 PLAN = (("forward", 0, 900), ("backward", 0, 1200))
 PAGE = ROOT / "docs/metrics.md"
 EXAMPLES = [block for block in blocks_of(PAGE) if block.language == "python"]
-
-
-def run_step(session: RankSession, *kinds: str) -> None:
-    session.on_step_begin()
-    for kind in kinds or ("forward", "backward"):
-        session.on_instruction_begin(kind)
-        session.on_instruction_end(kind)
-    session.on_step_end()
 
 
 @pytest.fixture

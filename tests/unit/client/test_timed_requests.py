@@ -133,7 +133,7 @@ def test_the_clock_changes_a_delay_after_its_request(
     assert second_s == pytest.approx(x_s + 0.3 * (1 - x_s / 0.2))
 
 
-def test_an_unplanned_instruction_drops_a_timed_request() -> None:
+def test_an_unplanned_instruction_or_a_failed_step_drops_a_timed_request() -> None:
     instructions = (("forward", 0, 1400), ("forward", 1, 1400), ("backward", 0, 900))
     rank = BusyRank(instructions, ((2, 0, 0.25),), delay_s=0.0)
     rank.session.on_step_begin()
@@ -146,11 +146,6 @@ def test_an_unplanned_instruction_drops_a_timed_request() -> None:
     rank.session.on_step_end()
     assert rank.session.clock_report.num_switches == 1
     assert rank.session.history[-1].num_unplanned == 2
-
-
-def test_a_failed_step_drops_a_timed_request() -> None:
-    instructions = (("forward", 0, 900), ("backward", 0, 1200))
-    rank = BusyRank(instructions, ((1, 0, 0.1),), delay_s=0.0)
     rank.session.on_step_begin()
     rank.session.on_instruction_begin("forward", microbatch=0)
     rank.session.on_step_failed()
@@ -177,14 +172,6 @@ def test_a_timed_first_clock_is_made_in_the_tail_and_corrected_where_another_pla
     assert rank.gpu.requested_sm_clock_mhz == 1400
     rank.clock.move(1.0)
     assert rank.gpu.requested_sm_clock_mhz == 1400
-
-
-def test_a_first_clock_that_is_still_to_come_is_requested_as_the_next_step_begins() -> None:
-    instructions = (("forward", 0, 1200), ("backward", 0, 900))
-    rank = BusyRank(instructions, ((2, 1, 5.0),), delay_s=0.0)
-    rank.run_step()
-    assert rank.run_step() == pytest.approx([0.12, 0.3])
-    assert rank.gpu.timed_request_s() is not None
 
 
 class HookCalls(InProcessGovernor):
