@@ -60,7 +60,6 @@ RANK_PLAN = messages.RankPlan(
     instructions=(("forward", 0, 1410),),
     predicted_iteration_time_s=2.0,
 )
-ROW = messages.ProfileRow(stage=0, instruction="forward", frequency=1410, time=0.1, energy=20.0)
 MEASUREMENT = messages.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
 STEP = messages.JobStep(
     step=1,
@@ -177,6 +176,8 @@ def test_each_call_asks_its_route_and_gives_its_type(
     assert request.headers[messages.TOKEN_HEADER] == TOKEN
     sent: Any = json.loads(request.content) if request.content else None
     assert sent == encode(body)
+    with pytest.raises(PlannerUnavailableError, match="closed"):
+        call(client)
 
 
 def test_a_profile_as_csv_is_sent_as_it_is() -> None:
@@ -188,13 +189,9 @@ def test_a_profile_as_csv_is_sent_as_it_is() -> None:
     assert request.content.decode() == text
 
 
-def test_no_plan_within_the_wait_is_none() -> None:
-    assert Answers(httpx.Response(204)).client().get_rank_plan("gpt", 0) is None
-
-
-def test_a_long_poll_waits_longer_than_the_planner_does() -> None:
+def test_a_long_poll_waits_longer_than_the_planner_does_and_is_none_without_a_plan() -> None:
     answers = Answers(httpx.Response(204))
-    answers.client().get_rank_plan("gpt", 0, wait_s=30)
+    assert answers.client().get_rank_plan("gpt", 0, wait_s=30) is None
     timeout = answers.requests[0].extensions["timeout"]
     assert timeout["read"] > 30
     assert timeout["connect"] == 5.0
@@ -207,9 +204,7 @@ PASSING: list[httpx.Response | Exception] = [
     httpx.ConnectTimeout("slow"),
     httpx.ReadError("reset"),
     httpx.RemoteProtocolError("closed without an answer"),
-    httpx.Response(502),
-    httpx.Response(503),
-    httpx.Response(504),
+    *map(httpx.Response, (502, 503, 504)),
     *(
         httpx.Response(503, headers={"Retry-After": text})
         for text in ("", "soon", "-1", "1.5", "Wed, 21 Oct 2026 07:28:00 GMT")
@@ -285,9 +280,7 @@ def test_a_refusal_carries_its_status_and_its_reasons_in_one_line() -> None:
         b"",
         b"<html>",
         b"null",
-        b"[]",
         b'{"status": 1, "version": "0"}',
-        b'{"status": "ok"}',
         b"\xff\xfe",
         b'{"status": NaN, "version": "0"}',
         b"[" * 100_000,
@@ -343,11 +336,3 @@ def test_arguments_that_cannot_be_used_are_refused_without_showing_a_token(
     with pytest.raises(ValueError, match=text) as caught:
         open_client()
     assert not any(token in str(caught.value) for token in ("newline", "umlaut", "spa ce"))
-
-
-def test_a_closed_client_says_so() -> None:
-    client = Answers(as_json(HEALTH)).client()
-    client.close()
-    client.close()
-    with pytest.raises(PlannerUnavailableError, match="closed"):
-        client.health()

@@ -51,66 +51,42 @@ def wait_for_zombie(process: subprocess.Popen[bytes]) -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_this_process_is_alive(way: str) -> None:
-    watch = ProcessWatch(ProcessIdentity.own())
-    assert watch.identity.pid == os.getpid()
-    assert (watch.fd is not None) == (way == "by descriptor")
-    assert watch.is_alive()
+def test_a_killed_process_is_not_alive_also_before_anybody_waited_for_it(way: str) -> None:
+    with child() as process:
+        identity = identity_of(process.pid)
+        watch = ProcessWatch(identity)
+        assert (watch.fd is not None) == (way == "by descriptor")
+        assert watch.is_alive()
+        # A later process of the same number is another one.
+        earlier = ProcessIdentity(pid=identity.pid, start_ticks=identity.start_ticks - 1)
+        earlier_watch = ProcessWatch(earlier)
+        assert not earlier.is_alive()
+        process.kill()
+        wait_for_zombie(process)
+        assert not watch.is_alive()
+        assert not identity.is_alive()
+        zombie_watch = ProcessWatch(identity)
+        process.wait(PATIENCE_S)
+        assert not watch.is_alive()
+        gone_watch = ProcessWatch(identity)
+    for late in (earlier_watch, zombie_watch, gone_watch):
+        assert late.fd is None
+        assert not late.is_alive()
+        late.close()
     watch.close()
 
 
-def test_a_killed_process_is_not_alive_also_before_anybody_waited_for_it(way: str) -> None:
-    with child() as process:
-        watch = ProcessWatch(identity_of(process.pid))
-        assert watch.is_alive()
-        process.kill()
-        wait_for_zombie(process)
-        assert not watch.is_alive()
-        assert not watch.identity.is_alive()
-        process.wait(PATIENCE_S)
-        assert not watch.is_alive()
-        watch.close()
-
-
-def test_one_that_has_ended_before_it_is_watched_is_not_alive(way: str) -> None:
-    with child() as process:
-        identity = identity_of(process.pid)
-        process.kill()
-        wait_for_zombie(process)
-        zombie_watch = ProcessWatch(identity)
-        process.wait(PATIENCE_S)
-        gone_watch = ProcessWatch(identity)
-    for watch in (zombie_watch, gone_watch):
-        assert watch.fd is None
-        assert not watch.is_alive()
-        watch.close()
-
-
-def test_a_later_process_of_the_same_number_is_another_one(way: str) -> None:
-    with child() as process:
-        own = identity_of(process.pid)
-        earlier = ProcessIdentity(pid=own.pid, start_ticks=own.start_ticks - 1)
-        assert not earlier.is_alive()
-        watch = ProcessWatch(earlier)
-        assert watch.fd is None
-        assert not watch.is_alive()
-        watch.close()
-
-
 def test_a_closed_watch_still_knows_and_leaves_no_descriptor() -> None:
-    with child() as process:
-        watch = ProcessWatch(identity_of(process.pid))
-        fd = watch.fd
-        assert fd is not None
-        watch.close()
-        watch.close()
-        assert watch.fd is None
-        with pytest.raises(OSError, match="Bad file descriptor"):
-            os.fstat(fd)
-        assert watch.is_alive()
-        process.kill()
-        process.wait(PATIENCE_S)
-        assert not watch.is_alive()
+    watch = ProcessWatch(ProcessIdentity.own())
+    assert watch.identity.pid == os.getpid()
+    fd = watch.fd
+    assert fd is not None
+    watch.close()
+    watch.close()
+    assert watch.fd is None
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+    assert watch.is_alive()
 
 
 def test_a_number_that_nobody_has_is_nobody() -> None:

@@ -7,6 +7,8 @@ from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.repetition import MeasuringRule, StageProfiler, Sweep
 from flyball_client.profiling.workload import Workload, WorkloadError
 
+FAILED = r"^backward at 1400 MHz: ValueError: shapes differ \(test_"
+
 
 @pytest.fixture
 def gpu() -> ScriptedGpu:
@@ -29,12 +31,12 @@ def test_each_clock_is_set_once_and_given_back_at_the_end(gpu: ScriptedGpu) -> N
 
 def test_an_instruction_that_fails_is_named_with_its_clock(gpu: ScriptedGpu) -> None:
     def run_once() -> None:
-        raise ValueError("shapes differ")
+        raise ValueError("shapes\ndiffer")
 
     workload = Workload(instructions={"backward": run_once})
     sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
     with (
-        pytest.raises(WorkloadError, match=r"^backward at 1400 MHz: ValueError: shapes differ"),
+        pytest.raises(WorkloadError, match=FAILED),
         HeldClock(gpu) as clock,
     ):
         list(profiler(gpu, workload).measure(sweep, clock))

@@ -8,7 +8,7 @@ from flyball_client.profiling.points_file import MeasuredPoint
 from flyball_client.profiling.repetition import Sweep
 from flyball_profiles.stage_profile import InstructionKind
 
-FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
+FORWARD = InstructionKind.FORWARD
 CLOCKS_MHZ = tuple(range(1400, 300, -100))
 
 
@@ -42,32 +42,23 @@ class Valley:
         return replace(measured, held_by="power") if is_held else measured
 
 
-def test_each_instruction_is_swept_from_the_highest_clock_down() -> None:
-    measure = Valley(400)
-    points = list(Sweep((FORWARD, BACKWARD), CLOCKS_MHZ).run(measure))
-    assert measure.asked == [(kind, mhz) for kind in (FORWARD, BACKWARD) for mhz in CLOCKS_MHZ]
-    assert [(each.kind, each.frequency_mhz) for each in points] == measure.asked
-
-
 @pytest.mark.parametrize(("num_rises", "last_mhz"), [(5, 500), (2, 800), (0, 400), (9, 400)])
 def test_a_sweep_ends_after_so_many_rises_of_energy_in_a_row(num_rises: int, last_mhz: int) -> None:
-    measure = Valley(1000)
     sweep = Sweep((FORWARD,), CLOCKS_MHZ, num_rises=num_rises)
-    assert [each.frequency_mhz for each in sweep.run(measure)][-1] == last_mhz
+    assert [each.frequency_mhz for each in sweep.run(Valley(1000))][-1] == last_mhz
     assert sweep.stopped_at_mhz == ({FORWARD: last_mhz} if last_mhz > 400 else {})
 
 
-def test_a_fall_in_between_begins_the_count_anew() -> None:
+def test_a_fall_in_between_begins_the_count_anew_and_points_held_below_the_lock_are_no_rises() -> (
+    None
+):
     energies_j = dict(zip(CLOCKS_MHZ, (5, 6, 7, 8, 9, 8.5, 9, 10, 11, 12, 13), strict=True))
     sweep = Sweep((FORWARD,), CLOCKS_MHZ)
     points = list(sweep.run(lambda kind, mhz: point(kind, mhz, energies_j[mhz])))
     assert len(points) == 11
-
-
-def test_points_held_below_the_lock_are_no_rises() -> None:
     # Held at one clock, all take the same energy but for noise; that says nothing of lower ones.
-    measure = Valley(1400, held_above_mhz=900)
-    points = list(Sweep((FORWARD,), CLOCKS_MHZ, num_rises=3).run(measure))
+    held = Valley(1400, held_above_mhz=900)
+    points = list(Sweep((FORWARD,), CLOCKS_MHZ, num_rises=3).run(held))
     assert points[-1].frequency_mhz == 600
 
 

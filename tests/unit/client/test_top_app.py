@@ -66,12 +66,11 @@ def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
     """The page has four lines of head and 32 of body, the screen room for ten of these."""
     first_lines = {
         ("down", "j"): 3,
-        ("down", "down", "up"): 2,
-        ("j", "j", "k"): 2,
+        ("down", "j", "up"): 2,
+        ("down", "j", "k"): 2,
         ("up",): 1,
         ("pagedown",): 11,
-        ("space",): 11,
-        ("space", "b"): 1,
+        ("space", "space", "b"): 11,
         ("space", "pageup"): 1,
         ("end",): 23,
         ("G",): 23,

@@ -94,18 +94,13 @@ def test_what_is_emulated_is_called_so_and_what_is_not_is_not() -> None:
         assert "emulated GPUs present" in job_text(width=width)
 
 
-def test_emulated_and_real_jobs_are_never_added_up() -> None:
-    lines = jobs_text(PLANNED, REAL, ENDED).splitlines()
+def test_emulated_and_real_jobs_are_never_added_up_nor_the_power_of_absent_ranks() -> None:
+    silent = replace(REAL, job_id="silent", num_present=0)
+    lines = jobs_text(PLANNED, REAL, silent, ENDED).splitlines()
     totals = [line for line in lines if "present" in line]
-    assert totals[0].startswith("GPUs   1 job   4 of 4 GPUs present   806 W measured   7800 J")
+    assert totals[0].startswith("GPUs   2 jobs   4 of 8 GPUs present   806 W measured   15.6 kJ")
     assert totals[1].startswith("emulated GPUs")
     assert "2 jobs, 1 over   4 of 4 emulated" in totals[1]
-
-
-def test_a_job_of_which_no_rank_is_present_draws_no_power() -> None:
-    silent = replace(REAL, job_id="silent", num_present=0)
-    totals = [line for line in jobs_text(REAL, silent).splitlines() if "present" in line]
-    assert totals[0].startswith("GPUs   2 jobs   4 of 8 GPUs present   806 W measured")
     assert " W measured" not in jobs_text(silent)
 
 
@@ -136,7 +131,7 @@ def test_jobs_keep_their_places_whichever_had_the_last_heartbeat() -> None:
 # ------------------------------------------------------------------ widths
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 140, 250])
+@pytest.mark.parametrize("width", [20, 60, 100, 250])
 def test_no_line_of_a_page_is_wider_than_the_terminal(width: int) -> None:
     long_name = replace(PLANNED, job_id="j" * 128)
     pages = (
@@ -176,9 +171,7 @@ def test_without_the_planners_mean_it_is_the_newest_steps_of_one_version() -> No
     assert window is not None
     assert (window.first_step, window.last_step, window.version) == (20, 24, 2)
     assert newest_window(None, ()) is None
-
-
-def test_a_step_that_ran_on_several_versions_is_of_none() -> None:
+    # A step that ran on several versions is of none.
     mixed = [replace(STEPS[step], plan_versions=(1, 2)) for step in (19, 24)]
     window = newest_window(None, (*STEPS[17:19], mixed[0], *STEPS[20:24], mixed[1]))
     assert window is not None
@@ -221,9 +214,7 @@ def test_an_announced_straggler_says_from_when_to_when() -> None:
     [
         ("fastest", "fastest"),
         ("deadline:2.8837280000000014", "deadline 2.88373 s"),
-        ("deadline:2.5", "deadline 2.5 s"),
         ("slowdown:0.055", "slowdown 5.5 %"),
-        ("slowdown:5.5%", "slowdown 5.5 %"),
         ("power:1250000", "power 1250000 W"),
         ("power:\x1b[2J", "power:?[2J"),
         ("later:1", "later:1"),

@@ -50,10 +50,16 @@ def queries(answers: Answers, path: str) -> list[str]:
 # ------------------------------------------------------------------ one job
 
 
-def test_a_reading_is_what_the_planner_has() -> None:
+def test_a_reading_is_what_the_planner_has_and_one_that_fails_loses_nothing() -> None:
     answers = answers_about(READING)
-    assert JobReader(client_of(answers), JOB).read() == READING
+    reader = JobReader(client_of(answers), JOB)
+    assert reader.read() == READING
     assert queries(answers, STAGES) == [f"after_step=-1&limit={KEPT_STEPS}"]
+    answers.status = 500
+    with pytest.raises(PlannerUnavailableError):
+        reader.read()
+    answers.status = 200
+    assert reader.read() == READING
 
 
 @pytest.mark.parametrize(
@@ -116,17 +122,6 @@ def test_now_and_then_all_is_read_as_steps_may_have_been_posted_anew() -> None:
     for _ in range(21):
         reader.read()
     assert queries(answers, STAGES).count(f"after_step=-1&limit={KEPT_STEPS}") == 3
-
-
-def test_a_reading_that_fails_loses_nothing() -> None:
-    answers = answers_about(READING)
-    reader = JobReader(client_of(answers), JOB)
-    reader.read()
-    answers.status = 500
-    with pytest.raises(PlannerUnavailableError):
-        reader.read()
-    answers.status = 200
-    assert reader.read() == READING
 
 
 # ------------------------------------------------------------------ again and again
