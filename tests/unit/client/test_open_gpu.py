@@ -24,11 +24,9 @@ from flyball_client.gpu.zeusd import ZeusdGpu
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmVk"  # noqa: S105 - nobody's
 
-# As in /proc/self/status: of root, of root in a container, of anybody else, of CAP_SYS_ADMIN alone.
+# As in /proc/self/status: of root, of root in a container.
 ROOT = "CapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\n"
 CONTAINER_ROOT = "CapPrm:\t00000000a80425fb\nCapEff:\t00000000a80425fb\n"
-USER = "CapPrm:\t0000000000200000\nCapEff:\t0000000000000000\n"
-SYS_ADMIN = "CapEff:\t0000000000200000\n"
 
 Open = Callable[..., GpuDevice]
 
@@ -54,7 +52,7 @@ def open_local(loaded_nvml: FalseNvml, tmp_path: Path, place: Path) -> Iterator[
             *,
             local_rank: int = 0,
             default_socket: Path = place,
-            status: str = USER,
+            status: str = CONTAINER_ROOT,
         ) -> GpuDevice:
             (tmp_path / "status").write_text(f"Name:\tpython3\n{status}Seccomp:\t2\n")
             device = open_local_gpu(
@@ -78,19 +76,12 @@ def endpoint_of(gpu: GpuDevice) -> str | None:
 # ------------------------------------------------------------------ who sets the clocks
 
 
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [(USER, ZeusdGpu), (CONTAINER_ROOT, ZeusdGpu), (ROOT, NvmlGpu), (SYS_ADMIN, NvmlGpu)],
-)
 @pytest.mark.usefixtures("zeusd")
-def test_zeusd_at_its_usual_place_serves_those_who_may_not_set_clocks(
-    open_local: Open, status: str, kind: type[GpuDevice]
-) -> None:
+def test_zeusd_at_its_usual_place_serves_those_who_may_not_set_clocks(open_local: Open) -> None:
     for environ in ({}, {"FLYBALL_CLOCK_CONTROL": "auto"}, {"FLYBALL_CLOCK_CONTROL": ""}):
-        assert type(open_local(environ, status=status)) is kind
-
-
-def test_a_place_that_cannot_be_looked_at_is_no_zeusd(open_local: Open) -> None:
+        assert isinstance(open_local(environ), ZeusdGpu)
+        assert isinstance(open_local(environ, status=ROOT), NvmlGpu)
+    # A place that cannot be read is no zeusd.
     assert isinstance(open_local({}, default_socket=Path("/" + 300 * "x")), NvmlGpu)
 
 
@@ -139,7 +130,7 @@ def test_of_its_own_accord_it_falls_back_to_nvml_with_one_warning(
     ]
 
 
-def test_a_zeusd_that_was_asked_for_must_be_there(
+def test_a_zeusd_that_was_asked_for_must_be_there_and_a_divided_gpu_falls_back_to_nothing(
     loaded_nvml: FalseNvml, open_local: Open, place: Path
 ) -> None:
     environ = {"FLYBALL_CLOCK_CONTROL": "zeusd"}
@@ -150,11 +141,6 @@ def test_a_zeusd_that_was_asked_for_must_be_there(
         pytest.raises(GpuPermissionError, match="set ZEUSD_TOKEN"),
     ):
         open_local(environ)
-
-
-def test_an_error_of_the_gpu_itself_is_no_reason_to_fall_back(
-    loaded_nvml: FalseNvml, open_local: Open
-) -> None:
     loaded_nvml.set_mig(1)
     with pytest.raises(GpuNotSupportedError, match="divided by MIG"):
         open_local({})
@@ -192,7 +178,7 @@ def test_a_range_to_restore_is_read_from_the_environment(open_local: Open, contr
     assert address.return_range == SmClockRange(lowest_mhz=210, highest_mhz=1410)
 
 
-@pytest.mark.parametrize("text", ["209:1410", "210:1981", "1:9999"])
+@pytest.mark.parametrize("text", ["209:1410", "210:1981"])
 def test_a_range_that_the_gpu_does_not_have_is_refused_at_once(
     open_local: Open, loaded_nvml: FalseNvml, text: str
 ) -> None:
@@ -211,7 +197,6 @@ def test_a_range_that_the_gpu_does_not_have_is_refused_at_once(
         ("FLYBALL_CLOCK_CONTROL", "root"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "1410"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "1410:210"),
-        ("FLYBALL_RETURN_CLOCKS_MHZ", "0:210"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "210:1410:1980"),
         ("ZEUSD_SOCK_PATH", "/run/zeusd\n"),
         ("ZEUSD_HOST_PORT", "http://node1:4938"),

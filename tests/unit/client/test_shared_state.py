@@ -10,13 +10,8 @@ from flyball_client.governor.shared_state import SharedState
 WORDS = range(word.REQUEST, word.SAMPLES + 1)
 
 
-def other_end(shared_state: SharedState) -> SharedState:
-    """The same memory, mapped as another process maps it."""
-    return SharedState(os.dup(shared_state.fd))
-
-
 def test_what_one_end_writes_the_other_reads() -> None:
-    rank, governor = (shared_state := SharedState.create()), other_end(shared_state)
+    rank, governor = (made := SharedState.create()), SharedState(os.dup(made.fd))
     for number, place in enumerate(WORDS, start=1):
         rank.words[place] = number
     rank.write_text("given back")
@@ -77,11 +72,7 @@ def test_samples_are_counted_and_added_up_in_one_word() -> None:
     for sm_clock_mhz in (1410, 1200, 210):
         samples = word.with_sample(samples, sm_clock_mhz)
     assert word.samples_of(samples) == (3, 2820)
-
-
-def test_a_word_that_is_full_of_samples_begins_again_and_stays_a_word() -> None:
-    shared_state = SharedState.create()
-    shared_state.words[word.SAMPLES] = word.with_sample(2**64 - 1, 1410)
-    # Both parts were full: the count's carry goes into the sum.
-    assert word.samples_of(shared_state.words[word.SAMPLES]) == (0, 1410)
-    shared_state.close()
+    # Where both parts are full, the count's carry goes into the sum.
+    full = word.with_sample(2**64 - 1, 1410)
+    assert word.samples_of(full) == (0, 1410)
+    assert full < 2**64
