@@ -6,7 +6,6 @@ import contextlib
 import socket
 import socketserver
 import threading
-import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -33,7 +32,6 @@ class FalseZeusd:
     Those that may be changed at any time:
 
     Attributes:
-        delay_s: before each answer.
         before_answer: is called in the connection's thread when an order has been carried out.
         closes: its connection after each answer, without having said so.
         num_hang_ups: requests to come that are carried out, but get no answer: the connection
@@ -53,7 +51,6 @@ class FalseZeusd:
         discovery: Discovery = "addresses",
         api_groups: Sequence[str] = ("gpu-control", "gpu-read"),
     ) -> None:
-        self.delay_s = 0.0
         self.before_answer: Callable[[], None] = _do_nothing
         self.closes = False
         self.num_hang_ups = 0
@@ -167,7 +164,6 @@ class _Connection(BaseHTTPRequestHandler):
         answer = f"HTTP/1.1 {status} \r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
         if self.command == "POST":
             zeusd.before_answer()
-        time.sleep(zeusd.delay_s)
         self.close_connection = zeusd.closes
         if zeusd.num_hang_ups > 0:
             zeusd.num_hang_ups -= 1

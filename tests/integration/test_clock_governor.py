@@ -26,7 +26,7 @@ from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 
-NUM_KILLS, NUM_GUARDED_KILLS, NUM_SLOW_KILLS = 6, 3, 1
+NUM_KILLS, NUM_KILLS_OF_SURVIVORS, NUM_SLOW_KILLS = 3, 6, 1
 SEED = 7
 NO_PERMISSION = 4
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1", "--no-python")
@@ -59,7 +59,7 @@ def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
 ) -> None:
     if part is CGROUP and cgroup_fault():
         pytest.skip(f"{cgroup_fault()}; the processes are killed one by one instead")
-    num_kills = NUM_GUARDED_KILLS if part.is_guarded else NUM_KILLS
+    num_kills = NUM_KILLS_OF_SURVIVORS if part.num_kills_each > 1 else NUM_KILLS
     num_kills = NUM_SLOW_KILLS if part is STOPPED_GOVERNOR else num_kills
     strikes = strike_at_random(
         part, num_kills, library=library, folder=tmp_path / "kills", seed=SEED
@@ -108,25 +108,26 @@ def _stop_while_locked(nvml: FalseNvml, pids: tuple[int, ...]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("victim", ["rank", "governor", "both with the standby"])
 def test_a_clock_is_given_back_to_the_range_that_was_configured(
-    nvml: FalseNvml, new_rank: NewRank, victim: str
+    nvml: FalseNvml, new_rank: NewRank
 ) -> None:
-    return_mhz = (300, 900)
-    rank = new_rank(return_mhz=return_mhz)
-    rank.wait_until_governed()
-    rank.wait_until_stood_by()
-    if victim != "rank":
-        send(rank.pair[0], signal.SIGKILL)
-    if victim == "both with the standby":
-        send(rank.pair[1], signal.SIGKILL)
-    send(rank.pid, signal.SIGKILL)
-    if victim == "both with the standby":
-        rank.wait_until_gone()
+    def governed() -> GovernedRank:
         rank = new_rank(return_mhz=return_mhz)
         rank.wait_until_governed()
-        rank.end()
-    rank.check_all_over()
+        rank.wait_until_stood_by()
+        return rank
+
+    return_mhz = (300, 900)
+    rank = governed()
+    for pid in (rank.pair[0], rank.pid):
+        send(pid, signal.SIGKILL)
+    rank.check_all_over()  # by the standby
+    rank = governed()
+    for pid in (*rank.pair, rank.pid):
+        send(pid, signal.SIGKILL)
+    rank.wait_until_gone()
+    rank = governed()  # it finds the clock of the rank before
+    rank.end()
     assert nvml.range_mhz() == return_mhz
 
 
@@ -234,7 +235,7 @@ def test_a_guard_in_another_pid_namespace_restores_what_it_cannot_end(
 def own_governor(
     nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ProcessGovernor]:
-    """A governor whose rank is this process, whatever the machine has to do besides."""
+    """A governor whose rank is this process."""
     for name, value in nvml.variables.items():
         monkeypatch.setenv(name, value)
     address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
@@ -263,36 +264,6 @@ def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
     own_governor.close()
     assert nvml.locked_mhz() == 0
     assert find_records(tmp_path / "state") == []
-
-
-@pytest.mark.parametrize(
-    "show_life",
-    [lambda governor: governor.on_instruction_end(), lambda governor: governor.set_mhz(1410)],
-    ids=["ends", "begins"],
-)
-def test_a_clock_given_back_after_a_lease_is_set_again_as_an_instruction_ends_or_begins(
-    nvml: FalseNvml,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    show_life: Callable[[ProcessGovernor], None],
-) -> None:
-    for name, value in nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-    with closing(
-        ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state", lease_s=0.5)
-    ) as governor:
-        governor.start()
-        governor.on_step_begin()
-
-        def is_set_after_a_hook() -> bool:
-            show_life(governor)
-            return nvml.locked_mhz() == 1410
-
-        governor.set_mhz(1410)
-        wait_until(is_set_after_a_hook, "locked")
-        wait_until(lambda: nvml.locked_mhz() == 0, "given back, since no hook came")
-        wait_until(is_set_after_a_hook, "locked again")
 
 
 def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(
@@ -334,21 +305,18 @@ def test_without_a_state_folder_or_proc_training_goes_on(
 
 
 def test_a_rank_with_more_files_open_than_select_takes_is_governed(
-    nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nvml: FalseNvml, own_governor: ProcessGovernor
 ) -> None:
-    for name, value in nvml.variables.items():
-        monkeypatch.setenv(name, value)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
     files = [os.dup(0) for _ in range(1100)]
     try:
-        address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
-        with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
-            governor.start(strict=True)
-            governor.set_mhz(1410)
-            wait_until(lambda: nvml.locked_mhz() == 1410, "locked")
-            send(governor.pids[0], signal.SIGKILL)
-            wait_until(lambda: nvml.locked_mhz() == 0, "given back by the standby")
+        own_governor.start(strict=True)
+        own_governor.set_mhz(1410)
+        wait_until(lambda: nvml.locked_mhz() == 1410, "locked")
+        send(own_governor.pids[0], signal.SIGKILL)
+        wait_until(lambda: nvml.locked_mhz() == 0, "given back by the standby")
+        own_governor.close()
     finally:
         for file in files:
             os.close(file)

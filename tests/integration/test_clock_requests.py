@@ -33,12 +33,7 @@ RequestedAt = Callable[[float, float], float]
 @pytest.fixture(scope="module")
 def plan() -> FrequencyPlan:
     """The least energy at no slowdown, made for clocks that change at once."""
-    return planned()
-
-
-def planned(transition_ms: float | None = None) -> FrequencyPlan:
-    """The least energy at no slowdown, made for this delay of clock changes."""
-    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=transition_ms)
+    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,))
     return make_plan(
         PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
     ).plan
@@ -210,45 +205,12 @@ def request_rows(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
     return [[row[1:] for row in plan.requests if row.stage == stage] for stage in range(NUM_STAGES)]
 
 
-def requests_before_the_end(plan: FrequencyPlan) -> list[list[tuple[int, int, float]]]:
-    """Rows that request each change a delay before the end of the instruction before it."""
-    requests = []
-    for stage, of_stage in enumerate(plan.stages):
-        clocks_mhz = [item.frequency_mhz for item in of_stage]
-        clocks_mhz.append(clocks_mhz[0])
-        times_s = [
-            next(
-                point.time_s
-                for point in PROFILE.points[stage, item.kind]
-                if point.frequency_mhz == item.frequency_mhz
-            )
-            for item in of_stage
-        ]
-        requests.append(
-            [
-                (position, position - 1, times_s[position - 1] - DELAY_S)
-                for position in range(1, len(clocks_mhz))
-                if clocks_mhz[position] != clocks_mhz[position - 1]
-            ]
-        )
-    return requests
-
-
-def test_requests_before_the_end_take_all_of_the_loss_away(plan: FrequencyPlan) -> None:
-    requests = requests_before_the_end(plan)
-    assert sum(map(len, requests)) > 30
-    settings = EmulatedGpuSettings.exact_delay(DELAY_S)
-    with emulated_ranks(plan, settings, requests) as ranks:
-        # The first step's first clock is requested as it begins.
-        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(4))
-    for step in steps:
-        assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-9)
-        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
-
-
-@pytest.mark.parametrize("delay_s", [DELAY_S, 0.03])
-def test_ranks_take_what_the_planner_predicts_with_its_own_requests(delay_s: float) -> None:
-    plan = planned(transition_ms=1e3 * delay_s)
+def test_ranks_take_what_the_planner_predicts_with_its_own_requests() -> None:
+    delay_s = 0.03
+    options = PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=1e3 * delay_s)
+    plan = make_plan(
+        PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
+    ).plan
     assert plan.requests
     settings = EmulatedGpuSettings.exact_delay(delay_s)
     with emulated_ranks(plan, settings, request_rows(plan)) as ranks:
@@ -266,7 +228,7 @@ def test_rows_of_another_number_of_stages_are_refused(plan: FrequencyPlan) -> No
         pass
 
 
-@pytest.mark.parametrize(("up_s", "down_s"), [(0.005, 0.005), (0.009, 0.004), (0.06, 0.11)])
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.009, 0.004), (0.06, 0.11)])
 def test_the_planner_predicts_what_the_ranks_take(
     plan: FrequencyPlan, up_s: float, down_s: float
 ) -> None:
@@ -300,7 +262,7 @@ def test_by_default_an_iteration_is_as_long_as_the_baselines_and_takes_the_predi
     baseline_s = plan.baseline_iteration_time_s
     with emulated_ranks(plan, DEFAULT_PHYSICS) as ranks:
         # The first step's first clocks are requested as it begins.
-        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(101))
+        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(51))
     time_s = fmean(step[0].time_s for step in steps)
     energy_j = fmean(sum(rank.energy_j or 0.0 for rank in step) for step in steps)
     assert 1 < time_s / baseline_s < 1.005

@@ -20,13 +20,9 @@ from tests.planner.hostile import (
     HostilePlanner,
     Request,
     dripping_body,
-    dripping_head,
-    dripping_interim,
     endless_body,
-    endless_interim,
     hostile_planner,
     packed_lists,
-    twice_packed,
     whole,
 )
 
@@ -51,15 +47,8 @@ REGISTRATION = RankRegistration(
     sm_clocks_mhz=SUPPORTED_MHZ,
 )
 ROOT = Path(__file__).parents[2]
-HOSTILE = (
-    dripping_head,
-    dripping_interim,
-    dripping_body,
-    endless_interim,
-    endless_body,
-    packed_lists,
-    twice_packed,
-)
+# Others: tests/unit/client/test_bounded_calls.py.
+HOSTILE = (dripping_body, endless_body, packed_lists)
 
 pytestmark = pytest.mark.slow
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -43,8 +44,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_a_measured_table_plans_and_fills_a_file_of_ones_own(tmp_path: Path) -> None:
     table, filled = tmp_path / "changes.toml", tmp_path / "mine.toml"
-    options = ("--clocks", "1410", "900", "--devices", "0", "1")
-    done = flyball(*COMMAND, *options, "-o", table)
+    options = ("--clocks", "1410", "900", "--devices", "0")
+    done = flyball(*COMMAND, *options, "1", "-o", table)
     assert (done.returncode, done.stderr) == (0, "")
     assert "(emulated)" in done.stdout
     assert "1410 MHz was not held: it ran at 1110 MHz (power)" in done.stdout
@@ -54,7 +55,10 @@ def test_a_measured_table_plans_and_fills_a_file_of_ones_own(tmp_path: Path) -> 
     assert times.queues_in_node is True
     done = flyball(*COMMAND, *options, "--fill", "a6000", "-o", filled)
     assert done.returncode == 0, done.stderr
-    assert gpu_window_of(str(filled), {}).transitions == times
+    of_one_gpu = replace(times, queues_in_node=None, waiting_powers=())
+    window = gpu_window_of(str(filled), {})
+    assert window.transitions is not None
+    assert replace(window.transitions, waiting_powers=()) == of_one_gpu
     planned = document_of(
         *("plan", example_profile_path(), "--microbatches", "8", "--blocking-power", "80"),
         *("--policy", "envelope", "--transitions", table),

@@ -199,12 +199,14 @@ def test_every_gpu_has_a_window_that_ends_at_its_own_clocks(clocks_mhz: set[int]
     assert window.filter_min_mhz in clocks_mhz
 
 
-@given(st.text(max_size=40))
-def test_a_gpus_name_cannot_break_the_file(
-    tmp_path_factory: pytest.TempPathFactory, product: str
-) -> None:
-    folder = tmp_path_factory.mktemp("table")
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("table")
+
+
+@given(product=st.text(max_size=40))
+def test_a_gpus_name_cannot_break_the_file(table: Path, product: str) -> None:
     window = draft_window("new", (1410, 1395), origin=f"told by {product}")
-    (folder / "new.toml").write_text(window_toml(window, product), encoding="utf-8")
-    read = load_gpu_window("new", folder=folder)
+    (table / "new.toml").write_text(window_toml(window, product), encoding="utf-8")
+    read = load_gpu_window("new", folder=table)
     assert (read.filter_max_mhz, read.filter_min_mhz) == (1410, 1395)

@@ -82,7 +82,7 @@ def objects_of(wire_type: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401 - any 
 
 
 @pytest.mark.parametrize("wire_type", WIRE_TYPES)
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(data=st.data())
 def test_every_wire_type_comes_back_as_it_went(wire_type: type[Any], data: st.DataObject) -> None:
     sent = data.draw(objects_of(wire_type))

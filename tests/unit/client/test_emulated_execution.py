@@ -467,7 +467,7 @@ def test_any_requests_agree_with_small_time_steps(
     def held(mhz: int) -> int:
         return 1200 if limit_w is not None and mhz == 1400 else mhz
 
-    step_s = 1e-5
+    step_s = 2e-5
     progress, energy_j, now_s = 0.0, 0.0, begins_s
     while progress < 1:
         middle_s = now_s + step_s / 2

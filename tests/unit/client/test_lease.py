@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,10 +31,13 @@ def test_hooks_renew_the_lease_and_request_a_restored_clock_once_more(tmp_path: 
             governor.on_instruction_end(upcoming_mhz)
             assert words[word.HOOK_NS] > words[word.REQUESTED_NS]
             assert words[word.REQUEST] == request
-        words[word.IN_FORCE_MHZ] = 0  # restored after the lease
-        for _ in range(2):  # the second one finds the request unserved
-            governor.on_instruction_end()
-            assert words[word.REQUEST] == request + (1 << 32)
+        for hook in (governor.on_instruction_end, partial(governor.set_mhz, 900)):
+            words[word.IN_FORCE_MHZ] = 0  # restored after the lease
+            request += 1 << 32
+            for _ in range(2):  # the second one finds the request unserved
+                hook()
+                assert words[word.REQUEST] == request
+            words[word.SERVED] = request
 
 
 def test_a_restored_clock_is_requested_again_ahead_of_the_timed_one(

@@ -7,7 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.planner.jobs_to_show import HISTORY, PLANNED, STEPS
 
 from flyball_client.api.connection import CAUSES
 from flyball_client.api.errors import (
@@ -18,10 +17,9 @@ from flyball_client.api.errors import (
 )
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_wire import messages
-from flyball_wire.codec import decode, encode
+from flyball_wire.codec import encode
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
-from flyball_wire.read_models import Overview
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
 
@@ -36,19 +34,6 @@ JOB = messages.JobView(
     problem=None,
     created_at="2026-01-01T00:00:00Z",
 )
-RANK_REGISTRATION = messages.RankRegistration(
-    stage=0,
-    host="host-a",
-    gpu_name="emulated A100",
-    gpu_uuid="EMULATED-1",
-    emulated=True,
-    client_version="0.1.0",
-)
-RANK = decode(
-    messages.RegisteredRank,
-    encode(RANK_REGISTRATION)
-    | {"rank": 2, "acknowledged_version": None, "current_step": None, "run_id": "run"},
-)
 PLAN = messages.PlanView(
     job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1}
 )
@@ -60,7 +45,6 @@ RANK_PLAN = messages.RankPlan(
     instructions=(("forward", 0, 1410),),
     predicted_iteration_time_s=2.0,
 )
-MEASUREMENT = messages.StepMeasurement(step=1, plan_version=None, time_s=1.0, energy_j=None)
 STEP = messages.JobStep(
     step=1,
     num_ranks=1,
@@ -72,8 +56,6 @@ STEP = messages.JobStep(
 )
 HEALTH = messages.Health(status="ok", version="0.1.0")
 VERSION = messages.PlanVersion(version=3, first_step=7)
-ACCEPTED = messages.Accepted(stored=1, next_post_s=1.0)
-BATCH = messages.MeasurementBatch(steps=(MEASUREMENT,))
 CHANGE = TargetChange(policy=Policy.UNIFORM)
 ACKNOWLEDGEMENT = messages.Acknowledgement(version=3, current_step=5)
 
@@ -81,14 +63,13 @@ Call = Callable[[PlannerClient], object]
 _J = "/api/v1/jobs/a%2Fb%20c"
 _ID = "a/b c"
 
-# call, method and path, body sent, answer
+# Call, method and path, body sent, answer; others: those of ranks in test_rank_session.py and
+# test_registration.py, those of `flyball top` in test_top_reading.py.
 CALLS: list[tuple[Call, str, object, object]] = [
     (lambda c: c.health(), "GET /healthz", None, HEALTH),
-    (lambda c: c.put_job(_ID, REGISTRATION), f"PUT {_J}", REGISTRATION, JOB),
     (lambda c: c.get_job(_ID), f"GET {_J}", None, JOB),
     (lambda c: c.list_jobs(), "GET /api/v1/jobs", None, (JOB, JOB)),
     (lambda c: c.put_target(_ID, CHANGE), f"PUT {_J}/target", CHANGE, JOB),
-    (lambda c: c.put_rank(_ID, 2, RANK_REGISTRATION), f"PUT {_J}/ranks/2", RANK_REGISTRATION, RANK),
     (
         lambda c: c.get_rank_plan(_ID, 2, after_version=2, wait_s=1.5),
         f"GET {_J}/ranks/2/plan?after_version=2&wait_s=1.5",
@@ -107,31 +88,10 @@ CALLS: list[tuple[Call, str, object, object]] = [
         None,
         VERSION,
     ),
-    (
-        lambda c: c.post_measurements(_ID, 2, BATCH),
-        f"POST {_J}/ranks/2/measurements",
-        BATCH,
-        ACCEPTED,
-    ),
     (lambda c: c.list_plans(_ID), f"GET {_J}/plans", None, (PLAN,)),
     (lambda c: c.get_plan(_ID, 1), f"GET {_J}/plans/1", None, PLAN),
     (lambda c: c.list_steps(_ID), f"GET {_J}/steps", None, (STEP,)),
     (lambda c: c.list_steps(_ID, limit=5), f"GET {_J}/steps?limit=5", None, (STEP,)),
-    (lambda c: c.get_overview(), "GET /api/v1/overview", None, Overview(jobs=(PLANNED,))),
-    (lambda c: c.get_job_overview(_ID), f"GET {_J}/overview", None, PLANNED),
-    (lambda c: c.get_history(_ID), f"GET {_J}/history", None, HISTORY),
-    (
-        lambda c: c.list_stages_of_steps(_ID),
-        f"GET {_J}/steps/stages?after_step=-1",
-        None,
-        STEPS,
-    ),
-    (
-        lambda c: c.list_stages_of_steps(_ID, limit=3, after_step=7),
-        f"GET {_J}/steps/stages?after_step=7&limit=3",
-        None,
-        STEPS[:3],
-    ),
 ]
 
 

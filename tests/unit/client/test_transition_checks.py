@@ -12,6 +12,7 @@ import pytest
 from flyball_client.__main__ import main
 from flyball_client.cli.doctor.transition_checks import applied_table, compared
 from flyball_client.gpu._base import GPU_VARIABLE
+from flyball_client.profiling.transitions import opening
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.measured_transitions import ClockFacts, MeasuredTransitions
@@ -109,6 +110,7 @@ def test_emulated_gpus_are_as_the_table_of_an_a100_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(GPU_VARIABLE, f"emulated:{example_profile_path()}")
+    monkeypatch.setattr(opening, "_NUM_EMULATED", 2)
     main(["doctor", "--transitions", "a100", "--json"])
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
     names = ("", " up", " down", ", calls")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_client.profiling.transitions._base import Loop
@@ -46,6 +46,7 @@ def step(before: Baseline, after: Baseline, at_s: float, *, stall_s: float = 0.0
     return loops_of(work_until, at_s + stall_s + 0.003)
 
 
+@settings(max_examples=25)
 @given(is_up=st.booleans(), requested_s=st.floats(0.0, 0.01), delay_s=st.floats(0.0, 0.02))
 def test_a_step_is_found_within_its_loop(
     *, is_up: bool, requested_s: float, delay_s: float

@@ -62,6 +62,13 @@ def measured(
     return found
 
 
+@pytest.fixture(scope="module")
+def queued() -> MeasuredTransitions:
+    """Of two GPUs whose calls take 6 ms and queue; each clock is in force 5 ms later."""
+    settings = replace(EmulatedGpuSettings.exact_delay(0.005), call_time=RandomTime(p50_s=0.006))
+    return measured(settings, 1410, 1050, num_gpus=2)
+
+
 def percentile_s(hidden: RandomTime, sigmas: float) -> float:
     assert hidden.p99_s is not None
     return hidden.p50_s * math.exp(math.log(hidden.p99_s / hidden.p50_s) * sigmas / SIGMAS_P99)
@@ -89,7 +96,7 @@ def test_the_delays_and_call_times_of_the_default_physics_are_found_within_10_pe
         assert (pair.num, pair.num_left_out) == (40, 0)
 
 
-@pytest.mark.parametrize(("up_s", "down_s"), [(0.0004, 0.002), (0.02, 0.007), (0.05, 0.03)])
+@pytest.mark.parametrize(("up_s", "down_s"), [(0.0004, 0.002), (0.05, 0.03)])
 def test_delays_from_a_fraction_of_a_millisecond_to_many_are_found(
     up_s: float, down_s: float
 ) -> None:
@@ -105,23 +112,18 @@ def test_delays_from_a_fraction_of_a_millisecond_to_many_are_found(
     assert found.times.down_p50_s == down.onset.p50_s
 
 
-def test_the_queue_of_a_node_is_found() -> None:
+def test_the_queue_of_a_node_or_that_there_is_none_is_found(queued: MeasuredTransitions) -> None:
     """Of n GPUs at once, the last waits for n - 1 calls of 6 ms, then 5 ms for its clock."""
-    settings = replace(EmulatedGpuSettings.exact_delay(0.005), call_time=RandomTime(p50_s=0.006))
-    found = measured(settings, 1410, 1050, num_gpus=4)
-    assert [queue.num_gpus for queue in found.at_once] == [1, 2, 4]
-    for queue in found.at_once:
+    assert [queue.num_gpus for queue in queued.at_once] == [1, 2]
+    for queue in queued.at_once:
         last_s = 0.006 * (queue.num_gpus - 1) + 0.005
         assert queue.last.p50_s == pytest.approx(last_s, rel=0.01)
         assert queue.call.p95_s == pytest.approx(0.006 * queue.num_gpus)
-    assert found.times.queues_in_node is True
-    assert found.times.call_p50_s == pytest.approx(0.006)
-
-
-def test_gpus_without_a_queue_are_found() -> None:
-    found = measured(EmulatedGpuSettings.exact_delay(0.005), 1410, 1050, num_gpus=2)
-    assert found.times.queues_in_node is False
-    assert found.at_once[-1].last.p50_s == pytest.approx(0.005, rel=0.01)
+    assert queued.times.queues_in_node is True
+    assert queued.times.call_p50_s == pytest.approx(0.006)
+    without = measured(EmulatedGpuSettings.exact_delay(0.005), 1410, 1050, num_gpus=2)
+    assert without.times.queues_in_node is False
+    assert without.at_once[-1].last.p50_s == pytest.approx(0.005, rel=0.01)
 
 
 def test_clocks_that_are_not_held_are_found_and_pairs_at_one_clock_left_out() -> None:
@@ -244,19 +246,23 @@ def test_changes_that_take_longer_than_the_first_window_are_waited_for() -> None
     assert up.completion.p50_s == pytest.approx(0.4, abs=1e-5)
 
 
-def test_changes_that_never_come_are_an_error() -> None:
+@pytest.mark.parametrize(
+    ("delays_s", "loads"),
+    [
+        ([None] * 60, COMPUTING),
+        # Those of an idle GPU stand in for none: the clock is 1050 MHz as the second load begins.
+        ([None] * 60 + [0.005] * 60, (*TransitionLoad,)),
+    ],
+)
+def test_changes_that_never_come_are_an_error(
+    delays_s: list[float | None], loads: tuple[TransitionLoad, ...]
+) -> None:
     with pytest.raises(TransitionsFailedError, match="no change was seen within 1 s"):
-        scripted([None] * 60)
+        scripted(delays_s, loads)
 
 
-def test_changes_of_an_idle_gpu_do_not_stand_in_for_those_of_a_computing_one() -> None:
-    # The clock is 1050 MHz already when the second load begins.
-    with pytest.raises(TransitionsFailedError, match="no change was seen within 1 s"):
-        scripted([None] * 60 + [0.005] * 60, loads=(*TransitionLoad,))
-
-
-def test_the_table_is_read_as_it_was_measured() -> None:
-    found = measured(DEFAULT_PHYSICS, 1410, 1050, num_gpus=2)
+def test_the_table_is_read_as_it_was_measured(queued: MeasuredTransitions) -> None:
+    found = queued
     text = transitions_toml(found, 'a "GPU",\nmeasured')
     document = tomllib.loads(text)
     times, sources = transitions_of_table(document[TRANSITIONS])
