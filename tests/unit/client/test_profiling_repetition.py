@@ -1,3 +1,5 @@
+"""Points measured on a GPU whose time, power and clock a test scripts."""
+
 from __future__ import annotations
 
 import math
@@ -8,13 +10,77 @@ from collections.abc import Callable
 from statistics import fmean
 
 import pytest
-from tests.unit.client.profiled_gpu import ScriptedGpu
-from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 from flyball_client.gpu._base import ClockLimit, GpuAddress, GpuError
+from flyball_client.profiling.blocking_power import (
+    BlockingPairError,
+    WaitingPower,
+    measure_waiting_power,
+)
+from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.points_file import point_of
-from flyball_client.profiling.repetition import MeasuringRule, Repetition
+from flyball_client.profiling.repetition import MeasuringRule, Repetition, StageProfiler, Sweep
+from flyball_client.profiling.workload import Workload, WorkloadError
 from flyball_profiles.stage_profile import InstructionKind
+
+
+class ScriptedGpu(RecordingGpu):
+    """Not emulated; time passes only while its instruction runs, or where a test moves it.
+
+    Args:
+        time_s: Time of one instruction in s, from (clock in MHz, moment in s).
+        power_w: Power in W, from (clock in MHz, moment in s).
+        counter_period_s: Time between movements of the energy counter; infinite: it never moves.
+    """
+
+    def __init__(
+        self,
+        time_s: Callable[[int, float], float],
+        power_w: Callable[[int, float], float],
+        *,
+        counter_period_s: float = 0.1,
+    ) -> None:
+        super().__init__()
+        self.held_mhz: int | None = None
+        self.moment_s = 50.0
+        self.num_runs = 0
+        self._time_s = time_s
+        self._power_w = power_w
+        self._counter_period_s = counter_period_s
+        self._exact_j = 1000.0
+        self.energy_j = 1000.0
+
+    def now_s(self) -> float:
+        """The moment, s."""
+        return self.moment_s
+
+    def run_once(self) -> None:
+        """The instruction."""
+        self.num_runs += 1
+        self.pass_time(self._time_s(self.sm_clock_mhz(), self.moment_s))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let the GPU draw its power; the counter moves at multiples of its period."""
+        power_w = self._power_w(self.sm_clock_mhz(), self.moment_s)
+        period_s = self._counter_period_s
+        until_s = self.moment_s + seconds
+        if math.isfinite(period_s):
+            moved_at_s = math.floor(until_s / period_s) * period_s
+            if moved_at_s > self.moment_s:
+                self.energy_j = self._exact_j + power_w * (moved_at_s - self.moment_s)
+        self._exact_j += power_w * seconds
+        self.moment_s = until_s
+
+    def sm_clock_mhz(self) -> int:
+        """The clock last told, or what it is held at below that."""
+        asked_mhz = super().sm_clock_mhz()
+        return asked_mhz if self.held_mhz is None else min(asked_mhz, self.held_mhz)
+
+    def clock_limits(self) -> ClockLimit:
+        """Power, where the test holds the clock down."""
+        return ClockLimit.NONE if self.held_mhz is None else ClockLimit.POWER
+
 
 POWER_W = 200.0
 Law = Callable[[int, float], float]
@@ -181,3 +247,104 @@ def test_a_gpu_that_is_lost_while_it_is_watched_ends_the_measurement() -> None:
     with pytest.raises(GpuError, match="GPU is lost"):
         running.measure(MeasuringRule())
     assert "flyball-counter-watch" not in {each.name for each in threading.enumerate()}
+
+
+FAILED = r"^backward at 1400 MHz: ValueError: shapes differ \(test_"
+
+
+@pytest.fixture
+def gpu() -> ScriptedGpu:
+    return ScriptedGpu(lambda mhz, now_s: 10.0 / mhz, lambda mhz, now_s: 50.0 + mhz / 10)
+
+
+def profiler(gpu: ScriptedGpu, workload: Workload) -> StageProfiler:
+    return StageProfiler(gpu=gpu, workload=workload, rule=MeasuringRule(), now_s=gpu.now_s)
+
+
+def test_each_clock_is_set_once_and_given_back_at_the_end(gpu: ScriptedGpu) -> None:
+    workload = Workload(instructions={"forward": gpu.run_once, "backward": gpu.run_once})
+    sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
+    with HeldClock(gpu) as clock:
+        points = list(profiler(gpu, workload).measure(sweep, clock))
+    assert gpu.told == [1400, 1200, 900, 1400, 1200, 900, RESET]
+    for point in points:
+        assert point.time_s == pytest.approx(10.0 / point.frequency_mhz)
+
+
+def test_an_instruction_that_fails_is_named_with_its_clock(gpu: ScriptedGpu) -> None:
+    def run_once() -> None:
+        raise ValueError("shapes\ndiffer")
+
+    workload = Workload(instructions={"backward": run_once})
+    sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
+    with (
+        pytest.raises(WorkloadError, match=FAILED),
+        HeldClock(gpu) as clock,
+    ):
+        list(profiler(gpu, workload).measure(sweep, clock))
+    assert gpu.told[-1] == RESET
+
+
+def test_each_instruction_is_warmed_up_at_its_first_clock_only(gpu: ScriptedGpu) -> None:
+    workload = Workload(instructions={"forward": gpu.run_once})
+    sweep = Sweep(workload.kinds, gpu.supported_sm_clocks_mhz())
+    began_s: list[float] = []
+    with HeldClock(gpu) as clock:
+        warm = StageProfiler(
+            gpu=gpu,
+            workload=workload,
+            rule=MeasuringRule(),
+            warm_up_s=100.0,
+            now_s=gpu.now_s,
+            on_begin=lambda kind, mhz: began_s.append(gpu.now_s()),
+        )
+        list(warm.measure(sweep, clock))
+    assert began_s[1] - began_s[0] > 100.0
+    assert began_s[2] - began_s[1] < 50.0
+
+
+def waiting(power_w: float = 84.0, *, counter_period_s: float = 0.1) -> ScriptedGpu:
+    return ScriptedGpu(
+        lambda mhz, now_s: 1.0, lambda mhz, now_s: power_w, counter_period_s=counter_period_s
+    )
+
+
+def measure(gpu: ScriptedGpu, num_periods: int) -> WaitingPower:
+    return measure_waiting_power(gpu, num_periods=num_periods, now_s=gpu.now_s, pause=gpu.pass_time)
+
+
+@pytest.mark.parametrize("num_periods", [4, 200])
+def test_the_power_of_a_waiting_gpu_is_found_within_its_error(num_periods: int) -> None:
+    gpu = waiting()
+    found = measure(gpu, num_periods)
+    assert abs(found.power_w - 84.0) <= 3 * found.power_error_w
+    assert found.power_error_w < 84.0 * 0.03 / num_periods
+    assert gpu.moment_s - 50.0 == pytest.approx(0.1 * num_periods, abs=0.11)
+    assert found.sm_clock_mhz == 1400
+
+
+def test_a_counter_that_stands_still_is_an_error() -> None:
+    with pytest.raises(GpuError, match="does not move"):
+        measure(waiting(counter_period_s=math.inf), 20)
+
+
+def test_measuring_ends_where_nobody_waits_any_more() -> None:
+    gpu = waiting()
+    num_looks = 0
+
+    def look() -> None:
+        nonlocal num_looks
+        num_looks += 1
+        if num_looks == 30:
+            raise BlockingPairError("rank 1 ended: killed")
+
+    with pytest.raises(BlockingPairError):
+        measure_waiting_power(
+            gpu, num_periods=100, now_s=gpu.now_s, pause=gpu.pass_time, check=look
+        )
+    assert num_looks == 30
+
+
+def test_too_few_periods_tell_nothing() -> None:
+    with pytest.raises(ValueError, match="at least 4"):
+        measure(waiting(), 3)
