@@ -16,7 +16,7 @@ from flyball_client.governor.lock_record import ClockHolder, LockRecord, RankLoc
 
 RANK_NAME = "job 'llm' rank 0"
 # Of a rank that has ended.
-ENDED = ClockHolder(uuid="", control="nvml", rank_name=RANK_NAME, rank_byte=1 << 42)
+_ENDED_BYTE = 1 << 42
 
 
 @contextmanager
@@ -41,11 +41,15 @@ def pretended_rank(
         process.kill()
 
 
-def leave_record(state_dir: Path, uuid: str, *, rank_byte: int = ENDED.rank_byte) -> None:
+def leave_record(state_dir: Path, uuid: str) -> None:
     """Leave a record of a rank that has ended."""
     record = LockRecord.take(state_dir, uuid)
-    record.write(ClockHolder(uuid=uuid, control="nvml", rank_name=RANK_NAME, rank_byte=rank_byte))
+    _write(record, uuid, RANK_NAME, _ENDED_BYTE)
     record.close()
+
+
+def _write(record: LockRecord, uuid: str, rank_name: str, rank_byte: int) -> None:
+    record.write(ClockHolder(uuid=uuid, control="nvml", rank_name=rank_name, rank_byte=rank_byte))
 
 
 def _hold(state_dir: Path, uuid: str, rank_name: str) -> None:
@@ -53,9 +57,7 @@ def _hold(state_dir: Path, uuid: str, rank_name: str) -> None:
     record = LockRecord.take(state_dir, uuid)
     show_governor(record.fd, rank_lock.byte)
     if rank_name:
-        record.write(
-            ClockHolder(uuid=uuid, control="nvml", rank_name=rank_name, rank_byte=rank_lock.byte)
-        )
+        _write(record, uuid, rank_name, rank_lock.byte)
     print("held", flush=True)
     sys.stdin.read()
 

@@ -13,7 +13,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
-from tests.false_nvml.library import FalseNvml, build_library
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
+from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.cgroup import cgroup_fault
 from tests.governed_rank.governed_rank import CONTAINER, GovernedRank, node_dir_in
 from tests.governed_rank.kills import CGROUP, PARTS, STOPPED_GOVERNOR, Part
@@ -26,6 +27,8 @@ from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
 
+__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
+
 NUM_KILLS, NUM_KILLS_OF_SURVIVORS, NUM_SLOW_KILLS = 3, 6, 1
 SEED = 7
 NO_PERMISSION = 4
@@ -34,35 +37,23 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=1",
 NewRank = Callable[..., GovernedRank]
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_library(tmp_path_factory.mktemp("false-nvml"))
-
-
 @pytest.fixture
-def nvml(library: Path, tmp_path: Path) -> Iterator[FalseNvml]:
-    nvml = FalseNvml(library, tmp_path, num_gpus=1)
-    yield nvml
-    nvml.close()
-
-
-@pytest.fixture
-def new_rank(nvml: FalseNvml, tmp_path: Path) -> Iterator[NewRank]:
+def new_rank(false_nvml: FalseNvml, tmp_path: Path) -> Iterator[NewRank]:
     """Starts ranks on one GPU, which end with the test."""
     with ExitStack() as ranks:
-        yield lambda **options: ranks.enter_context(GovernedRank(nvml, tmp_path, **options))
+        yield lambda **options: ranks.enter_context(GovernedRank(false_nvml, tmp_path, **options))
 
 
 @pytest.mark.parametrize("part", PARTS, ids=[part.name for part in PARTS])
 def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
-    part: Part, library: Path, tmp_path: Path
+    part: Part, false_nvml_library: Path, tmp_path: Path
 ) -> None:
     if part is CGROUP and cgroup_fault():
         pytest.skip(f"{cgroup_fault()}; the processes are killed one by one instead")
     num_kills = NUM_KILLS_OF_SURVIVORS if part.num_kills_each > 1 else NUM_KILLS
     num_kills = NUM_SLOW_KILLS if part is STOPPED_GOVERNOR else num_kills
     strikes = strike_at_random(
-        part, num_kills, library=library, folder=tmp_path / "kills", seed=SEED
+        part, num_kills, library=false_nvml_library, folder=tmp_path / "kills", seed=SEED
     )
     slowest_s = max(strike.restored_s for strike in strikes)
     print(f"{part.name}: {len(strikes)} kills, given back within {slowest_s:.3f} s")
@@ -71,21 +62,21 @@ def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
 
 
 def test_a_pair_killed_with_its_rank_leaves_a_record_for_the_next_start(
-    nvml: FalseNvml, new_rank: NewRank
+    false_nvml: FalseNvml, new_rank: NewRank
 ) -> None:
     rank = new_rank()
     rank.wait_until_governed()
     rank.wait_until_stood_by()
     everybody = (rank.pid, *rank.pair)
-    wait_until(lambda: _stop_while_locked(nvml, everybody), "the clock is locked")
+    wait_until(lambda: _stop_while_locked(false_nvml, everybody), "the clock is locked")
     for pid in everybody:
         send(pid, signal.SIGKILL)
     rank.wait_until_gone()
-    assert nvml.locked_mhz()
+    assert false_nvml.locked_mhz()
     # A process that is ending is not seen any more a moment before it lets go of its files.
     wait_until(lambda: find_records(rank.state_dir)[0].is_left, "nobody holds it")
     (found,) = find_records(rank.state_dir)
-    assert found.uuid == nvml.uuid(0)
+    assert found.uuid == false_nvml.uuid(0)
     assert found.holder is not None
     assert found.holder.rank_name == "rank 0"
     num_resets = rank.num_resets()
@@ -98,10 +89,10 @@ def test_a_pair_killed_with_its_rank_leaves_a_record_for_the_next_start(
     successor.end()
 
 
-def _stop_while_locked(nvml: FalseNvml, pids: tuple[int, ...]) -> bool:
+def _stop_while_locked(false_nvml: FalseNvml, pids: tuple[int, ...]) -> bool:
     for pid in pids:
         send(pid, signal.SIGSTOP)
-    if nvml.locked_mhz():
+    if false_nvml.locked_mhz():
         return True
     for pid in pids:
         send(pid, signal.SIGCONT)
@@ -109,7 +100,7 @@ def _stop_while_locked(nvml: FalseNvml, pids: tuple[int, ...]) -> bool:
 
 
 def test_a_clock_is_given_back_to_the_range_that_was_configured(
-    nvml: FalseNvml, new_rank: NewRank
+    false_nvml: FalseNvml, new_rank: NewRank
 ) -> None:
     def governed() -> GovernedRank:
         rank = new_rank(return_mhz=return_mhz)
@@ -128,7 +119,7 @@ def test_a_clock_is_given_back_to_the_range_that_was_configured(
     rank.wait_until_gone()
     rank = governed()  # it finds the clock of the rank before
     rank.end()
-    assert nvml.range_mhz() == return_mhz
+    assert false_nvml.range_mhz() == return_mhz
 
 
 def test_a_governor_killed_as_it_starts_its_standby_costs_no_clocks(new_rank: NewRank) -> None:
@@ -163,10 +154,10 @@ def test_a_second_rank_on_the_same_gpu_trains_on_without_clocks(new_rank: NewRan
 
 
 def test_without_the_right_to_set_clocks_training_goes_on_and_nothing_is_touched(
-    nvml: FalseNvml, new_rank: NewRank
+    false_nvml: FalseNvml, new_rank: NewRank
 ) -> None:
-    nvml.set_range_mhz(1200, 1200)  # somebody else's
-    nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
+    false_nvml.set_range_mhz(1200, 1200)  # somebody else's
+    false_nvml.fail("nvmlDeviceSetGpuLockedClocks", NO_PERMISSION)
     rank = new_rank()
     rank.check_goes_on(is_over=True)
     assert rank.log.count("clocks are no longer set") == 1
@@ -174,7 +165,7 @@ def test_without_the_right_to_set_clocks_training_goes_on_and_nothing_is_touched
     rank.wait_until_ungoverned()
     rank.tell("end")
     wait_until(lambda: not rank.is_alive(), "the rank ends")
-    assert nvml.range_mhz() == (1200, 1200)
+    assert false_nvml.range_mhz() == (1200, 1200)
     assert rank.num_resets() == 0
     assert rank.has_clean_record()
 
@@ -191,20 +182,20 @@ def _stop_pair_and_kill_rank(rank: GovernedRank) -> tuple[int, int]:
 
 
 def test_unlock_ends_stopped_governors_of_a_rank_that_has_ended(
-    nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
+    false_nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
 ) -> None:
     rank = new_rank()
     _stop_pair_and_kill_rank(rank)
     done = subprocess.run(
         [sys.executable, "-P", "-m", "flyball_client", "unlock"],
-        env=nvml.environment | {"FLYBALL_STATE_DIR": str(node_dir_in(tmp_path))},
+        env=false_nvml.environment | {"FLYBALL_STATE_DIR": str(node_dir_in(tmp_path))},
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"{nvml.uuid(0)}: its SM clock was restored to the driver's")
+    assert done.stdout.startswith(f"{rank.nvml.uuid(0)}: its SM clock was restored to the driver's")
     rank.check_all_over()
 
 
@@ -217,11 +208,11 @@ def test_the_next_rank_is_not_kept_out_by_stopped_governors(new_rank: NewRank) -
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
 def test_a_guard_in_another_pid_namespace_restores_what_it_cannot_end(
-    nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
+    false_nvml: FalseNvml, new_rank: NewRank, tmp_path: Path
 ) -> None:
     rank = new_rank()
     pair = _stop_pair_and_kill_rank(rank)
-    with RunningGuard(nvml, node_dir_in(tmp_path), launcher=CONTAINER) as guard:
+    with RunningGuard(false_nvml, node_dir_in(tmp_path), launcher=CONTAINER) as guard:
         wait_until(rank.is_restored, "given back")
         guard.wait_until_said("in the host's PID namespace can end stopped governors")
         assert rank.num_resets() == 1
@@ -232,23 +223,19 @@ def test_a_guard_in_another_pid_namespace_restores_what_it_cannot_end(
 
 
 @pytest.fixture
-def own_governor(
-    nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[ProcessGovernor]:
+def own_governor(loaded_nvml: FalseNvml, tmp_path: Path) -> Iterator[ProcessGovernor]:
     """A governor whose rank is this process."""
-    for name, value in nvml.variables.items():
-        monkeypatch.setenv(name, value)
-    address = GpuAddress(control="nvml", uuid=nvml.uuid(0))
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0))
     with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
         yield governor
 
 
 def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
-    nvml: FalseNvml, own_governor: ProcessGovernor, tmp_path: Path
+    false_nvml: FalseNvml, own_governor: ProcessGovernor, tmp_path: Path
 ) -> None:
     own_governor.start()
     own_governor.set_mhz(1410)
-    wait_until(lambda: nvml.locked_mhz() and all(own_governor.pids), "governed")
+    wait_until(lambda: false_nvml.locked_mhz() and all(own_governor.pids), "governed")
     killed = own_governor.pids
     for pid in reversed(killed):
         send(pid, signal.SIGKILL)
@@ -256,13 +243,13 @@ def test_of_a_pair_that_was_killed_and_started_again_nothing_remains(
     def is_governed_again() -> bool:
         own_governor.on_step_begin()
         own_governor.set_mhz(1200)
-        return nvml.locked_mhz() == 1200 and not set(own_governor.pids) & {0, *killed}
+        return false_nvml.locked_mhz() == 1200 and not set(own_governor.pids) & {0, *killed}
 
     wait_until(is_governed_again, "governed again")
     # Nor as one that nobody has waited for.
     wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in killed), "forgotten")
     own_governor.close()
-    assert nvml.locked_mhz() == 0
+    assert false_nvml.locked_mhz() == 0
     assert find_records(tmp_path / "state") == []
 
 
@@ -305,7 +292,7 @@ def test_without_a_state_folder_or_proc_training_goes_on(
 
 
 def test_a_rank_with_more_files_open_than_select_takes_is_governed(
-    nvml: FalseNvml, own_governor: ProcessGovernor
+    false_nvml: FalseNvml, own_governor: ProcessGovernor
 ) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
@@ -313,9 +300,9 @@ def test_a_rank_with_more_files_open_than_select_takes_is_governed(
     try:
         own_governor.start(strict=True)
         own_governor.set_mhz(1410)
-        wait_until(lambda: nvml.locked_mhz() == 1410, "locked")
+        wait_until(lambda: false_nvml.locked_mhz() == 1410, "locked")
         send(own_governor.pids[0], signal.SIGKILL)
-        wait_until(lambda: nvml.locked_mhz() == 0, "given back by the standby")
+        wait_until(lambda: false_nvml.locked_mhz() == 0, "given back by the standby")
         own_governor.close()
     finally:
         for file in files:

@@ -147,20 +147,22 @@ def test_a_hostile_answer_is_a_failed_call(answer: Answer) -> None:
         caller.close()
 
 
-def test_the_largest_plan_arrives_as_it_was_made() -> None:
+def test_the_largest_plan_arrives_as_it_was_made_and_a_larger_one_is_refused_by_its_version() -> (
+    None
+):
     plan = large_plan(MAX_INSTRUCTIONS)
     with hostile_planner(planner_with(plan)) as planner:
         caller = caller_of(planner)
         received = newest_plan(caller)
         caller.close()
+        with pytest.raises(PlannerUnavailableError, match="no longer needed"):
+            newest_plan(caller)
+        assert len(planner.requests) == 1
     assert received == compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
     assert isinstance(received, CompiledPlan)
     assert received.cycle_mhz is not None
     # The cursor compares rows by identity.
     assert received.cycle_mhz[0] is received.cycle_mhz[2]
-
-
-def test_a_larger_plan_is_refused_by_its_version() -> None:
     with hostile_planner(planner_with(large_plan(MAX_INSTRUCTIONS + 1))) as planner:
         caller = caller_of(planner)
         with pytest.raises(UnusablePlanError, match="16385 instructions") as refused:
@@ -181,15 +183,6 @@ def test_a_refusal_keeps_its_status_and_a_part_of_its_text() -> None:
         caller.close()
     assert refused.value.status == 404
     assert len(str(refused.value)) <= 1000
-
-
-def test_a_closed_caller_makes_no_calls() -> None:
-    with hostile_planner(endless_body) as planner:
-        caller = caller_of(planner)
-        caller.close()
-        with pytest.raises(PlannerUnavailableError, match="no longer needed"):
-            newest_plan(caller)
-        assert planner.requests == []
 
 
 @pytest.mark.parametrize("is_seen", [True, False])

@@ -101,23 +101,20 @@ def test_bad_arguments_are_refused_in_one_line(
 # ------------------------------------------------------------------ on real GPUs
 
 
-def test_a_gpu_that_computes_is_refused(loaded_nvml: FalseNvml) -> None:
+def test_gpus_that_compute_or_are_divided_and_processes_without_rights_or_cuda_are_refused(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded_nvml.set_computing(4321, index=1)
     refused = refusal(flyball(*COMMAND))
     assert "process 4321 computes on False GPU (GPU-1-of-the-false-nvml)" in refused
     assert "nothing was changed" in flyball(*COMMAND, "--dry-run", "--devices", "0").stdout
-
-
-def test_a_gpu_that_mig_divides_is_refused(loaded_nvml: FalseNvml) -> None:
+    assert "this torch sees no CUDA device" in refusal(flyball(*COMMAND, "--devices", "0"))
     loaded_nvml.set_mig(1)
     assert "divided by MIG" in refusal(flyball(*COMMAND))
-
-
-def test_a_process_without_the_right_to_set_clocks_is_refused(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    loaded_nvml.set_mig(0)
     monkeypatch.setattr(opening, "may_set_clocks", lambda: False)
-    assert "no right to set clocks; run as root" in refusal(flyball(*COMMAND))
+    refused = refusal(flyball(*COMMAND, "--devices", "0"))
+    assert "no right to set clocks; run as root" in refused
     assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
 
 
@@ -144,12 +141,6 @@ def test_a_process_that_begins_to_compute_voids_the_measurement(
         change()
     assert len(loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks")) == 2
     assert loaded_nvml.locked_mhz() == 0
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-def test_without_cuda_nothing_is_set(loaded_nvml: FalseNvml) -> None:
-    assert "this torch sees no CUDA device" in refusal(flyball(*COMMAND, "--devices", "0"))
-    assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
 
 
 class WatchedClock:

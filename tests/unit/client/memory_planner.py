@@ -69,9 +69,6 @@ class MemoryPlanner:
         self.plans: list[messages.RankPlan] = []
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
-        self.failing_status: int | None = None
-        self.grants_wait = True
-        self.num_polls = 0
         self.posting_runs: set[str | None] = set()
         self.left_run: str | None = None
 
@@ -113,10 +110,7 @@ class MemoryPlanner:
         """Status and JSON body."""
         with self.changed:
             self.changed.notify_all()
-            if self.failing_status is not None:
-                return self.failing_status, {"detail": "out of order"}
-            longest_s = _LONGEST_WAIT_S if self.grants_wait else 0.0
-            wait_s = min(float(query.get("wait_s", "0")), longest_s)
+            wait_s = min(float(query.get("wait_s", "0")), _LONGEST_WAIT_S)
             data: Any = json.loads(content) if content else None
             rank = _RANK_PATH.match(path)
             if rank is not None and rank[2] is None:
@@ -127,7 +121,6 @@ class MemoryPlanner:
                 self.left_run = decode(messages.Departure, data).run_id
                 return 204, None
             if rank[2] == "/plan":
-                self.num_polls += 1
                 return self._newest_plan(int(query["after_version"]), wait_s)
             return self._take(rank[2], data, wait_s)
 

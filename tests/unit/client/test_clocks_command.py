@@ -91,10 +91,10 @@ def test_an_emulated_gpu_is_called_emulated(
 # ------------------------------------------------------------------ a file for the GPU table
 
 
+@pytest.mark.usefixtures("loaded_nvml")
 def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
-    loaded_nvml: FalseNvml, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert loaded_nvml.num_gpus == 2
     assert main(["clocks", "--toml", "false", "-o", str(tmp_path / "false.toml")]) == 0
     assert capsys.readouterr().out == ""
     window = load_gpu_window("False", folder=tmp_path)

@@ -139,13 +139,13 @@ def test_wrong_arguments_get_one_line_and_status_2(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
 
 
+@pytest.mark.usefixtures("loaded_nvml")
 def test_a_check_that_breaks_off_is_a_problem_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, loaded_nvml: FalseNvml, doctor: Doctor
+    monkeypatch: pytest.MonkeyPatch, doctor: Doctor
 ) -> None:
     def broken(_: object) -> CheckResult:
         raise ZeroDivisionError("of all things")
 
-    assert loaded_nvml.num_gpus == 2
     monkeypatch.setattr("flyball_client.cli.doctor.command.check_state_dir", broken)
     _, checks = doctor()
     assert "ZeroDivisionError('of all things')" in checks["state folder"]["found"]
@@ -164,30 +164,24 @@ def test_only_the_gpus_that_are_named_are_looked_at(loaded_nvml: FalseNvml) -> N
     assert (missing.state, missing.found) == ("problem", "there is no GPU 7")
 
 
-def test_a_driver_that_hangs_or_crashes_is_a_problem(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+def test_a_driver_that_hangs_or_crashes_is_a_problem_and_what_it_prints_is_no_result(
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded_nvml.set_latency_us(600_000_000)
     failure = probe_gpus([], timeout_s=0.7)[-1]
     assert (failure.name, failure.state) == ("GPU checks", "problem")
     assert "the driver did not answer within 0.7 s" in failure.found
     loaded_nvml.set_latency_us(0)
-    # The false NVML aborts when it cannot write its log.
-    monkeypatch.setenv("FALSE_NVML_LOG", "/dev/full")
-    failure = probe_gpus([])[-1]
-    assert failure.state == "problem"
-    assert failure.found == "they were aborted after 'zeusd' by signal SIGABRT"
-
-
-def test_what_the_checks_themselves_print_is_not_taken_for_results(
-    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert loaded_nvml.num_gpus == 2
     (tmp_path / "usercustomize.py").write_text("print('a library says hello')\n")
     (tmp_path / "sitecustomize.py").write_text("print('{\"name\": 1}')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     names = [result.name for result in probe_gpus(["0"])]
     assert (names[0], names[-1]) == ("settings", "GPU 0 clock")
+    # The false NVML aborts when it cannot write its log.
+    monkeypatch.setenv("FALSE_NVML_LOG", "/dev/full")
+    failure = probe_gpus([])[-1]
+    assert failure.state == "problem"
+    assert failure.found == "they were aborted after 'zeusd' by signal SIGABRT"
 
 
 def test_a_lost_or_divided_gpu_does_not_hide_the_others(
@@ -213,25 +207,19 @@ def test_a_lost_or_divided_gpu_does_not_hide_the_others(
 
 
 @pytest.mark.usefixtures("loaded_nvml")
-@pytest.mark.parametrize(
-    ("function", "value", "check", "state"),
-    [
-        ("nvmlDeviceGetSupportedMemoryClocks", (), "model", "problem"),
-        ("nvmlDeviceGetCudaComputeCapability", (6, 1), "model", "problem"),
-        ("nvmlDeviceGetCudaComputeCapability", (7, 0), "model", "ok"),
-        ("nvmlDeviceGetPersistenceMode", 0, "persistence", "warning"),
-        ("nvmlDeviceGetPersistenceMode", 1, "persistence", "ok"),
-    ],
-)
-def test_the_model_needs_volta_and_persistence_mode_should_be_on(
-    monkeypatch: pytest.MonkeyPatch, function: str, value: object, check: str, state: str
+def test_the_model_needs_volta_and_a_counter_and_persistence_mode_should_be_on(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pynvml, function, lambda _: value, raising=False)
-    assert gpu_checks("0")[f"GPU 0 {check}"].state == state
-
-
-@pytest.mark.usefixtures("loaded_nvml")
-def test_an_energy_counter_that_stands_still_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    for function, value, check, state in (
+        ("nvmlDeviceGetCudaComputeCapability", (7, 0), "model", "ok"),
+        ("nvmlDeviceGetCudaComputeCapability", (6, 1), "model", "problem"),
+        ("nvmlDeviceGetSupportedMemoryClocks", (), "model", "problem"),
+        ("nvmlDeviceGetPersistenceMode", 1, "persistence", "ok"),
+        ("nvmlDeviceGetPersistenceMode", 0, "persistence", "warning"),
+    ):
+        with monkeypatch.context() as context:
+            context.setattr(pynvml, function, lambda _, value=value: value, raising=False)
+            assert gpu_checks("0")[f"GPU 0 {check}"].state == state
     monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks._COUNTER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(NvmlGpu, "total_energy_j", lambda _: 5.0)
     assert "did not move within" in gpu_checks("0")["GPU 0 energy"].found
@@ -240,19 +228,11 @@ def test_an_energy_counter_that_stands_still_is_a_problem(monkeypatch: pytest.Mo
 # ------------------------------------------------------------------ clocks and who holds them
 
 
-def test_a_clock_that_nobody_explains_is_a_warning(loaded_nvml: FalseNvml) -> None:
-    loaded_nvml.set_range_mhz(1200, 1200, 1)
-    checks = gpu_checks()
-    assert (checks["GPU 0 clock"].state, checks["GPU 0 clock"].found) == ("ok", "1980 MHz of 1980")
-    assert checks["GPU 1 clock"].state == "warning"
-    assert checks["GPU 1 clock"].found.startswith("1200 MHz of 1980, probably locked: neither")
-    assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in checks["GPU 1 clock"].advice
-
-
 def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
     loaded_nvml: FalseNvml, state_dir: Path, doctor: Doctor
 ) -> None:
-    loaded_nvml.set_range_mhz(1200, 1200)
+    for index in (0, 1):
+        loaded_nvml.set_range_mhz(1200, 1200, index)
     name = f"record {loaded_nvml.uuid(0)}"
     with pretended_rank(state_dir, loaded_nvml.uuid(0), rank_name="llm rank 0") as rank:
         status, checks = doctor()
@@ -261,6 +241,10 @@ def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
         assert checks[name]["found"].startswith(found)
         found = "1200 MHz of 1980, set by a live rank of Flyball (see records)"
         assert checks["GPU 0 clock"]["found"] == found
+    unexplained = checks["GPU 1 clock"]  # without a record
+    assert unexplained["state"] == "warning"
+    assert unexplained["found"].startswith("1200 MHz of 1980, probably locked: neither")
+    assert f"flyball unlock --gpu {loaded_nvml.uuid(1)}" in unexplained["advice"]
     status, checks = doctor()
     assert status == 1
     assert checks[name]["found"] == "its clock was left locked for llm rank 0, which has ended"
@@ -268,32 +252,26 @@ def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
     assert "probably locked" in checks["GPU 0 clock"]["found"]
 
 
-@pytest.mark.parametrize(
-    ("below_mhz", "sm_clock_mhz", "reasons", "state", "found"),
-    [
-        (1500, None, 0, "warning", "1500 MHz of 1980, limited by power"),
-        (0, None, THERMAL_SLOWDOWN, "warning", "1980 MHz of 1980, limited by heat"),
-        (0, 345, IDLE, "ok", "345 MHz of 1980, "),
-        (0, 345, 0, "warning", "345 MHz of 1980, "),
-    ],
-)
 def test_a_limited_clock_is_a_warning_unless_the_gpu_is_idle(
-    loaded_nvml: FalseNvml,
-    monkeypatch: pytest.MonkeyPatch,
-    below_mhz: int,
-    sm_clock_mhz: int | None,
-    reasons: int,
-    state: str,
-    found: str,
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded_nvml.hold_below_mhz(below_mhz)
-    loaded_nvml.set_event_reasons(reasons)
-    if sm_clock_mhz is not None:
-        monkeypatch.setattr(NvmlGpu, "sm_clock_mhz", lambda _: sm_clock_mhz)
-    clock = gpu_checks("0")["GPU 0 clock"]
-    assert clock.state == state
-    assert clock.found.startswith(found)
-    assert ("nvidia-smi -q -d" in clock.advice) == (state == "warning")
+    def check(state: str, found: str) -> None:
+        clock = gpu_checks("0")["GPU 0 clock"]
+        assert clock.state == state
+        assert clock.found.startswith(found)
+        assert ("nvidia-smi -q -d" in clock.advice) == (state == "warning")
+
+    check("ok", "1980 MHz of 1980")
+    loaded_nvml.hold_below_mhz(1500)
+    check("warning", "1500 MHz of 1980, limited by power")
+    loaded_nvml.hold_below_mhz(0)
+    loaded_nvml.set_event_reasons(THERMAL_SLOWDOWN)
+    check("warning", "1980 MHz of 1980, limited by heat")
+    monkeypatch.setattr(NvmlGpu, "sm_clock_mhz", lambda _: 345)
+    loaded_nvml.set_event_reasons(IDLE)
+    check("ok", "345 MHz of 1980, ")
+    loaded_nvml.set_event_reasons(0)
+    check("warning", "345 MHz of 1980, ")
 
 
 # ------------------------------------------------------------------ rights, zeusd, settings
@@ -332,10 +310,10 @@ def test_rights_are_read_from_what_the_kernel_tells(
     assert clock_rights(tmp_path) == rights
 
 
+@pytest.mark.usefixtures("loaded_nvml")
 def test_a_zeusd_that_is_named_and_not_there_is_a_problem_where_nothing_else_may_set_clocks(
-    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert loaded_nvml.num_gpus == 2
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(tmp_path / "zeusd.sock"))
     monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks.clock_rights", lambda: "yes")
     checks = gpu_checks("0")

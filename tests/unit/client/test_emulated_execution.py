@@ -162,18 +162,6 @@ def test_a_timed_call_queues_from_its_moment_on_and_behind_a_request_that_waits(
     assert [moment_s - 1000 for moment_s in moments_s] == pytest.approx([0.005, 0.02, 0.04])
 
 
-def test_of_two_changes_within_an_instruction_each_has_its_share() -> None:
-    """0.02 s at 1400 MHz (a fifth), 0.08 s at 700 MHz (two fifths), the rest at 1400 again."""
-    bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))
-    bench.gpu.lock_sm_clock_mhz(700)
-    bench.wait_until(0.08)
-    bench.gpu.lock_sm_clock_mhz(1400)
-    time_s, energy_j = bench.run()
-    assert time_s == pytest.approx(0.02 + 0.08 + 0.04)
-    assert energy_j == pytest.approx(0.2 * 30 + 0.4 * 25 + 0.4 * 30)
-    assert bench.gpu.sm_clock_mhz() == 1400
-
-
 def test_changes_up_and_down_have_delays_of_their_own_and_the_last_request_stays() -> None:
     bench = Bench.of(replace(IDEAL_GPU, delay_up=exact(0.005), delay_down=exact(0.02)))
 

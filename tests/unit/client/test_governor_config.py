@@ -80,14 +80,11 @@ def test_a_governor_has_its_own_session_and_only_what_it_needs(
     new_config: NewConfig,
     shared_state: SharedState,
     tmp_path: Path,
-    false_nvml: FalseNvml,
-    monkeypatch: pytest.MonkeyPatch,
+    loaded_nvml: FalseNvml,
 ) -> None:
-    for name, value in false_nvml.variables.items():
-        monkeypatch.setenv(name, value)
     secret = os.open(tmp_path / "secret", os.O_CREAT | os.O_RDWR)
     os.set_inheritable(secret, True)
-    address = GpuAddress(control="nvml", uuid=false_nvml.uuid(0), token=TOKEN)
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0), token=TOKEN)
     config = new_config(address)
     process = spawn_governor(config)
     wait_until(lambda: shared_state.words[word.STATE] == word.READY, "it is ready")

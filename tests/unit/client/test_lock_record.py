@@ -71,11 +71,14 @@ def test_a_record_that_is_taken_is_clean_and_only_its_user_can_reach_it(tmp_path
 
 
 def test_a_record_outlives_its_writer_until_it_is_overwritten_or_cleared(tmp_path: Path) -> None:
-    record = LockRecord.take(tmp_path, UUID)
-    record.write(HOLDER)
-    record.close()
-    assert found_in(tmp_path).holder == HOLDER
-    assert found_in(tmp_path).is_left
+    for uuid in ("GPU-2", UUID):
+        record = LockRecord.take(tmp_path, uuid)
+        record.write(HOLDER)
+        record.close()
+    (tmp_path / "notes.txt").write_text("not a record")
+    assert [found.uuid for found in find_records(tmp_path)] == [UUID, "GPU-2"]
+    found = find_records(tmp_path)[0]
+    assert (found.holder, found.is_left) == (HOLDER, True)
     record = LockRecord.take(tmp_path, UUID)
     assert record.holder() == HOLDER
     shorter = ClockHolder(uuid=UUID, control="nvml", rank_name="r", rank_byte=1 << 43)
@@ -84,6 +87,8 @@ def test_a_record_outlives_its_writer_until_it_is_overwritten_or_cleared(tmp_pat
     record.clear()
     assert record.holder() is None
     record.close()
+    assert [found.uuid for found in find_records(tmp_path)] == ["GPU-2"]
+    assert find_records(tmp_path / "no-folder") == []
 
 
 @pytest.mark.parametrize(
@@ -172,19 +177,6 @@ def test_a_record_that_was_half_written_counts_as_a_locked_clock(
     record.close()
 
 
-def test_records_are_found_by_uuid_and_clean_ones_and_others_files_are_not(
-    tmp_path: Path,
-) -> None:
-    for uuid in ("GPU-b", "GPU-a", "GPU-clean"):
-        record = LockRecord.take(tmp_path, uuid)
-        if uuid != "GPU-clean":
-            record.write(HOLDER)
-        record.close()
-    (tmp_path / "notes.txt").write_text("not a record")
-    assert [found.uuid for found in find_records(tmp_path)] == ["GPU-a", "GPU-b"]
-    assert find_records(tmp_path / "no-folder") == []
-
-
 def _as_link(record: Path) -> None:
     target = record.parent.parent / "precious"
     target.write_text("somebody's text")
@@ -240,15 +232,15 @@ def test_a_record_that_others_can_reach_or_that_is_none_is_refused_in_one_line(
 def test_a_state_folder_that_others_can_reach_or_that_is_none_is_refused_in_one_line(
     tmp_path: Path, place: str, why: str
 ) -> None:
-    state_dir = tmp_path / "flyball-1000"
-    elsewhere = tmp_path / "elsewhere"
+    state_dir, elsewhere = tmp_path / "flyball-1000", tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
-    if place == "a link":
-        state_dir.symlink_to(elsewhere)
-    elif place == "a FIFO":
-        os.mkfifo(state_dir)
-    else:
-        state_dir.mkdir(mode=0o755 if place == "open to others" else 0o700)
+    match place:
+        case "a link":
+            state_dir.symlink_to(elsewhere)
+        case "a FIFO":
+            os.mkfifo(state_dir)
+        case _:
+            state_dir.mkdir(mode=0o755 if place == "open to others" else 0o700)
     if place == "another user's":
         os.chown(state_dir, NOBODY, NOBODY)
     if place == "in a folder of all":

@@ -44,7 +44,6 @@ class ScriptedGpu(RecordingGpu):
         super().__init__()
         self.held_mhz: int | None = None
         self.moment_s = 50.0
-        self.num_runs = 0
         self._time_s = time_s
         self._power_w = power_w
         self._counter_period_s = counter_period_s
@@ -57,7 +56,6 @@ class ScriptedGpu(RecordingGpu):
 
     def run_once(self) -> None:
         """The instruction."""
-        self.num_runs += 1
         self.pass_time(self._time_s(self.sm_clock_mhz(), self.moment_s))
 
     def pass_time(self, seconds: float) -> None:

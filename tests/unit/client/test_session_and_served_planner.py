@@ -1,4 +1,4 @@
-"""A session over the network, whose planner goes and returns, drips, or never rests."""
+"""A session over the network, whose planner goes and returns, or never rests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from collections.abc import Iterable
 
 import httpx
 import pytest
-from tests.planner.hostile import HostilePlanner, Request, dripping_head, hostile_planner, whole
+from tests.planner.hostile import HostilePlanner, Request, hostile_planner, whole
 from tests.unit.client.memory_planner import MemoryPlanner, SessionMaker
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session import process_caller
 from flyball_client.session.planner_link import LinkTimes
 
 pytestmark = pytest.mark.slow
@@ -68,36 +67,6 @@ def test_training_goes_on_while_the_planner_is_dead_and_plans_come_when_it_retur
     assert set(range(died_at, returned_at)) <= set(planner.measurements)
     lines = [m for m in caplog.messages if "planner lost" in m or "planner back" in m]
     assert [line.split("planner ")[1].split(",")[0] for line in lines] == ["lost", "back"]
-
-
-def test_a_planner_whose_answers_begin_to_drip_is_lost(
-    gpu: RecordingGpu,
-    make_session: SessionMaker,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(process_caller, "MAX_CALL_S", 0.6)
-    memory, drips = MemoryPlanner(), threading.Event()
-
-    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
-        if drips.is_set():
-            return dripping_head(planner, request)
-        return served(memory, request)
-
-    with (
-        hostile_planner(answer) as planner,
-        PlannerClient(planner.url, timeout_s=0.3, retries=Retries(num_attempts=1)) as client,
-        make_session(gpu, planner=client, without_planner="default-clocks") as session,
-    ):
-        memory.name_first_step(memory.publish(*PLAN), 0)
-        run_until_active(session, memory, 1)
-        drips.set()
-
-        def is_at_default_clocks() -> bool:
-            run_step(session)
-            return session.active_version is None
-
-        wait_until(memory, is_at_default_clocks)
-        assert gpu.told[-1] == RESET
 
 
 def test_a_planner_with_a_new_plan_for_every_call_is_asked_once_a_second(

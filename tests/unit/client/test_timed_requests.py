@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.memory_planner import SessionMaker, compiled_plan, run_noting
-from tests.unit.client.recording_gpu import RESET, RecordingGpu
+from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.client.tiny_profile import HandClock, point
 
 from flyball_client.governor.in_process import InProcessGovernor
@@ -211,15 +211,3 @@ def test_each_hook_makes_the_requests_of_its_plan(
     # The third one's end alone is a default.
     assert ends == [[], [], [(1400, None)], []]
     assert seen[-1] == []
-
-
-def test_without_emulated_time_a_timed_request_is_made_at_a_hook(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    session = make_session(gpu, planner=None)
-    session.plans.put(compiled_plan(*PLAN[:3], requests=((2, 0, 0.0), (3, 2, 1000.0))), 0)
-    session.on_step_begin()
-    session.on_instruction_begin("forward", microbatch=0)
-    assert gpu.told == [1200, 900]
-    session.on_step_failed()
-    assert gpu.told == [1200, 900, RESET]

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from functools import partial
 
 import pytest
-from tests.planner.jobs_to_show import NEW, PLANNED, READING
+from tests.planner.jobs_to_show import READING
 from tests.planner.patience import PATIENCE_S
 from textual.pilot import Pilot
 
 from flyball_client.cli.top.app import TopApp
 from flyball_client.cli.top.reading import Read, Seen, local_time
-from flyball_wire.messages import JobState
 from flyball_wire.read_models import Overview
 
 pytestmark = pytest.mark.slow
 
-JOBS = Overview(jobs=(PLANNED, NEW))
 ADDRESS = "http://planner:7787"
 Script = Callable[[TopApp, Pilot[None]], Awaitable[None]]
 
@@ -42,24 +39,17 @@ async def wait_for(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
             await pilot.pause(0.02)
 
 
-def shown(
-    script: Script,
-    *,
-    read: Read = lambda: READING,
-    seen: Overview | None = None,
-    size: tuple[int, int] = (60, 15),
-) -> TopApp:
-    """Follow the job, or these jobs, while the script runs."""
-    first = Seen(reading=READING if seen is None else seen, read_at=local_time())
+def shown(script: Script, *, read: Read = lambda: READING) -> None:
+    """Follow the job while the script runs."""
+    first = Seen(reading=READING, read_at=local_time())
     app = TopApp(read, first, ADDRESS, interval_s=0.2)
 
     async def run() -> None:
-        async with app.run_test(size=size) as pilot:
+        async with app.run_test(size=(60, 15)) as pilot:
             await wait_for(pilot, lambda: "q ends" in screen(app)[-1])
             await script(app, pilot)
 
     asyncio.run(run())
-    return app
 
 
 def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
@@ -86,17 +76,6 @@ def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
             assert screen(app)[:3] == head
 
     shown(script)
-
-
-def test_what_is_read_anew_is_shown() -> None:
-    later = Overview(jobs=(replace(NEW, state=JobState.PLANNED),))
-
-    async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        await wait_for(pilot, lambda: not any("gpt3-night" in line for line in screen(app)))
-        row = next(line for line in screen(app) if line.startswith("llama-70b"))
-        assert "planned" in row
-
-    shown(script, read=lambda: later, seen=JOBS, size=(100, 30))
 
 
 def test_a_fault_of_ours_ends_it() -> None:
