@@ -298,6 +298,7 @@ def test_the_right_to_set_clocks_is_needed_without_zeusd(monkeypatch: pytest.Mon
         ("CapPrm:\tffff\nCapEff:\t0000000000200000\n", None, "yes"),
         ("CapEff:\t0000000000100000\n", NO_IDS_MAPPED_OTHERWISE, "no"),
         ("Name:\tpython\n", None, "unknown"),
+        ("CapEff:\n", None, "unknown"),
         (None, None, "unknown"),
     ],
 )

@@ -480,6 +480,7 @@ def test_any_requests_agree_with_small_time_steps(
         (lambda: EmulatedGpuSettings(power_limit_w=0.0), "power_limit_w must be positive"),
         (lambda: RandomTime(p50_s=-0.1), "p50_s must not be negative"),
         (lambda: RandomTime(p50_s=0.1, p99_s=0.05), "p99_s must be finite and at least p50_s"),
+        (lambda: RandomTime(p99_s=0.05), "p99_s must be finite and at least p50_s"),
         (lambda: Bench.of(EmulatedGpuSettings(), waiting_w={}), "of at least one clock"),
         (
             lambda: Bench.of(EmulatedGpuSettings(), waiting_w={1400: 1.0, 700: -1.0}),

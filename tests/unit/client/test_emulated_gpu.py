@@ -219,6 +219,7 @@ def test_what_cannot_be_emulated_is_refused_in_words() -> None:
     ("arguments", "text"),
     [
         ({"stage": 1}, "stage must be 0 to 0, not 1"),
+        ({"time_scale": 0.0}, "time_scale must be positive"),
         ({"time_scale": float("nan")}, "time_scale must be positive"),
         ({"counter_period_s": 0.0}, "counter_period_s must be positive"),
         ({"blocking_power_w": float("inf")}, "blocking_power_w must not be negative and finite"),

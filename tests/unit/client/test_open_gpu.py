@@ -197,6 +197,7 @@ def test_a_range_that_the_gpu_does_not_have_is_refused_at_once(
         ("FLYBALL_CLOCK_CONTROL", "root"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "1410"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "1410:210"),
+        ("FLYBALL_RETURN_CLOCKS_MHZ", "0:210"),
         ("FLYBALL_RETURN_CLOCKS_MHZ", "210:1410:1980"),
         ("ZEUSD_SOCK_PATH", "/run/zeusd\n"),
         ("ZEUSD_HOST_PORT", "http://node1:4938"),

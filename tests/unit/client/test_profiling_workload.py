@@ -57,6 +57,7 @@ def test_a_function_of_the_working_folder_is_called_with_what_is_to_be_run(folde
     ("named", "text"),
     [
         ("users_own_module", "'users_own_module' is not MODULE:FUNCTION"),
+        (":stage", "':stage' is not MODULE:FUNCTION"),
         ("users_own_module:", "'users_own_module:' is not MODULE:FUNCTION"),
         ("no_such_module_at_all:f", "cannot import no_such_module_at_all: ModuleNotFoundError"),
         ("..:f", "cannot import ..: "),

@@ -72,6 +72,7 @@ def test_variables_are_read_and_arguments_win() -> None:
     [
         ("FLYBALL_LEASE_S", "soon"),
         ("FLYBALL_LEASE_S", "0"),
+        ("FLYBALL_LEASE_S", "inf"),
         ("FLYBALL_WITHOUT_PLANNER", "panic"),
         ("FLYBALL_STRICT", "maybe"),
         ("FLYBALL_TIMING", "never"),

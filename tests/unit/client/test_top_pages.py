@@ -215,6 +215,7 @@ def test_an_announced_straggler_says_from_when_to_when() -> None:
         ("fastest", "fastest"),
         ("deadline:2.8837280000000014", "deadline 2.88373 s"),
         ("slowdown:0.055", "slowdown 5.5 %"),
+        ("slowdown:5.5%", "slowdown 5.5 %"),
         ("power:1250000", "power 1250000 W"),
         ("power:\x1b[2J", "power:?[2J"),
         ("later:1", "later:1"),
