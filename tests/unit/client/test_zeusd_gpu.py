@@ -141,56 +141,45 @@ def test_a_zeusd_that_is_too_slow_is_not_waited_for(
     assert loaded_nvml.range_mhz() == (0, 0)
 
 
-def in_the_midst_of_the_first_order(zeusd: FalseZeusd, handler: Callable[[], None]) -> None:
-    """Have a signal's handler run while this thread waits for zeusd's first answer."""
-    has_run = threading.Event()
-    waiting = threading.get_ident()
+def test_a_signals_handler_may_restore_the_clock_while_it_is_being_locked_or_break_off(
+    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
+) -> None:
+    gpu = open_gpu(zeusd)
+    waiting, has_run = threading.get_ident(), threading.Event()
 
-    def on_signal(number: int, frame: object) -> None:
-        has_run.set()
-        handler()
+    def break_off() -> None:
+        raise KeyboardInterrupt
+
+    def lock_while_handling(handler: Callable[[], None]) -> None:
+        """Have the handler run while this thread waits for zeusd's first answer."""
+
+        def on_signal(number: int, frame: object) -> None:
+            has_run.set()
+            handler()
+
+        has_run.clear()
+        signal.signal(signal.SIGUSR1, on_signal)
+        gpu.lock_sm_clock_mhz(1410)
 
     def interrupt() -> None:
         if not has_run.is_set():
             signal.pthread_kill(waiting, signal.SIGUSR1)
             has_run.wait(60)
 
-    signal.signal(signal.SIGUSR1, on_signal)
     zeusd.before_answer = interrupt
-
-
-@pytest.fixture
-def restored_signal() -> Iterator[None]:
     previous = signal.getsignal(signal.SIGUSR1)
-    yield
-    signal.signal(signal.SIGUSR1, previous)
-
-
-@pytest.mark.usefixtures("restored_signal")
-def test_a_signals_handler_may_give_the_clock_back_while_it_is_being_locked(
-    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
-) -> None:
-    gpu = open_gpu(zeusd)
-    in_the_midst_of_the_first_order(zeusd, gpu.reset_sm_clock)
-    gpu.lock_sm_clock_mhz(1410)
-    assert zeusd.orders == [LOCK_1410, RESET]
-    assert loaded_nvml.range_mhz() == (0, 0)
-    gpu.lock_sm_clock_mhz(1410)
-    assert loaded_nvml.locked_mhz() == 1410
-    assert zeusd.num_connections == 2
-
-
-@pytest.mark.usefixtures("restored_signal")
-def test_a_lock_that_an_exception_interrupts_is_given_back(
-    zeusd: FalseZeusd, open_gpu: Open, loaded_nvml: FalseNvml
-) -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    gpu = open_gpu(zeusd)
-    in_the_midst_of_the_first_order(zeusd, interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    try:
+        lock_while_handling(gpu.reset_sm_clock)
+        assert zeusd.orders == [LOCK_1410, RESET]
+        assert loaded_nvml.range_mhz() == (0, 0)
         gpu.lock_sm_clock_mhz(1410)
+        assert loaded_nvml.locked_mhz() == 1410
+        assert zeusd.num_connections == 2
+        gpu.reset_sm_clock()
+        with pytest.raises(KeyboardInterrupt):
+            lock_while_handling(break_off)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
     assert loaded_nvml.locked_mhz() == 1410
     gpu.close()
     assert loaded_nvml.range_mhz() == (0, 0)
