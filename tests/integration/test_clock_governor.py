@@ -123,7 +123,7 @@ def test_a_clock_is_given_back_to_the_range_that_was_configured(
 
 
 def test_a_governor_killed_as_it_starts_its_standby_costs_no_clocks(new_rank: NewRank) -> None:
-    for _ in range(3):
+    for _ in range(2):
         rank = new_rank()
         wait_until(rank.governors, "a governor lives")
         pid = rank.governors()[0].pid

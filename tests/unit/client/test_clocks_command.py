@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
+from tests.integration.command_in_process import document_of, flyball, refusal
 
-from flyball_client.__main__ import main
 from flyball_client.cli import clocks
 from flyball_client.cli.clocks import describe_clocks
 from flyball_client.gpu.nvml import list_nvml_gpus
@@ -46,57 +45,41 @@ def test_the_description_names_exactly_the_clocks(clocks_mhz: set[int]) -> None:
     assert named == sorted(clocks_mhz)
 
 
-def test_each_gpu_is_listed_with_its_clocks(
-    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["clocks"]) == 0
-    assert capsys.readouterr().out.splitlines()[:2] == [
+def test_each_gpu_is_listed_with_its_clocks(loaded_nvml: FalseNvml) -> None:
+    assert flyball("clocks").stdout.splitlines()[:2] == [
         f"GPU 0  False GPU  {loaded_nvml.uuid(0)}",
         "  SM clocks, MHz: 210..1980 step 15 (119 clocks)",
     ]
-    assert main(["clocks", "--gpu", loaded_nvml.uuid(1), "--json"]) == 0
-    (gpu,) = json.loads(capsys.readouterr().out)["gpus"]
+    (gpu,) = document_of("clocks", "--gpu", loaded_nvml.uuid(1))["gpus"]
     expected = {"index": 1, "name": "False GPU", "uuid": loaded_nvml.uuid(1), "emulated": False}
     assert gpu == expected | {"sm_clocks_mhz": list(SUPPORTED_MHZ)}
-
-
-def test_a_gpu_without_lockable_clocks_is_listed_as_such(
-    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str]
-) -> None:
     loaded_nvml.fail("nvmlDeviceGetSupportedMemoryClocks", NOT_SUPPORTED)
-    assert main(["clocks"]) == 0
-    assert "this GPU lists none" in capsys.readouterr().out
-    assert main(["clocks", "--toml", "h200"]) == 2
-    assert "a window needs two SM clocks, and the GPU lists 0" in capsys.readouterr().err
+    assert "this GPU lists none" in flyball("clocks").stdout
+    refused = refusal(flyball("clocks", "--toml", "h200"))
+    assert "a window needs two SM clocks, and the GPU lists 0" in refused
 
 
-def test_an_emulated_gpu_is_called_emulated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_emulated_gpu_is_called_emulated(tmp_path: Path) -> None:
     profile = tmp_path / "profile.csv"
     profile.write_text(CSV)
-    assert main(["clocks", "--profile", str(profile)]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    assert flyball("clocks", "--profile", profile).stdout.splitlines() == [
         "emulated GPU of stage 0",
         "  SM clocks, MHz: 900, 1380..1410 step 15 (4 clocks)",
         "emulated GPU of stage 1",
         "  SM clocks, MHz: 1200, 1410 (2 clocks)",
     ]
     for stage in ("2", "-1"):
-        assert main(["clocks", "--profile", str(profile), "--stage", stage]) == 2
-        error = capsys.readouterr().err
-        assert error == f"flyball clocks: {profile}: no stage {stage}; it has 0 to 1\n"
+        refused = refusal(flyball("clocks", "--profile", profile, "--stage", stage))
+        assert refused == f"flyball clocks: {profile}: no stage {stage}; it has 0 to 1"
 
 
 # ------------------------------------------------------------------ a file for the GPU table
 
 
 @pytest.mark.usefixtures("loaded_nvml")
-def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["clocks", "--toml", "false", "-o", str(tmp_path / "false.toml")]) == 0
-    assert capsys.readouterr().out == ""
+def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(tmp_path: Path) -> None:
+    done = flyball("clocks", "--toml", "false", "-o", tmp_path / "false.toml")
+    assert (done.returncode, done.stdout) == (0, "")
     window = load_gpu_window("False", folder=tmp_path)
     # 1980 - 11 x 90 = 990 is half of 1980.
     assert (window.filter_max_mhz, window.filter_min_mhz) == (1980, 990)
@@ -107,18 +90,14 @@ def test_the_table_reads_the_file_that_is_written_and_it_fits_the_gpu(
 
 
 @pytest.mark.usefixtures("loaded_nvml")
-def test_a_file_that_is_there_is_written_over_only_by_force(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_that_is_there_is_written_over_only_by_force(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text("measured for a week")
-    command = ["clocks", "--toml", "mine", "-o", str(file)]
-    assert main(command) == 2
-    assert capsys.readouterr().err == (
-        f"flyball clocks: {file}: exists already; --force overwrites it\n"
-    )
+    command = ("clocks", "--toml", "mine", "-o", file)
+    refused = refusal(flyball(*command))
+    assert refused == f"flyball clocks: {file}: exists already; --force overwrites it"
     assert file.read_text() == "measured for a week"
-    assert main([*command, "--force"]) == 0
+    assert flyball(*command, "--force").returncode == 0
     assert load_gpu_window("mine", folder=tmp_path).filter_max_mhz == 1980
 
 
@@ -140,32 +119,22 @@ def test_a_file_that_is_there_is_written_over_only_by_force(
     ],
 )
 def test_options_that_do_not_fit_are_refused_in_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    text: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = set(tmp_path.iterdir())
-    assert main(["clocks", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert text in refusal(flyball("clocks", *arguments))
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "calls.log"}
 
 
 @pytest.mark.usefixtures("loaded_nvml")
-def test_among_different_gpus_one_must_be_chosen(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_among_different_gpus_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = list_nvml_gpus()
     mixed = (first, replace(second, name="Other GPU"))
     monkeypatch.setattr(clocks, "list_nvml_gpus", lambda: mixed)
-    assert main(["clocks", "--toml", "h200"]) == 2
-    assert "the GPUs of this machine differ; choose one with --gpu" in capsys.readouterr().err
-    assert main(["clocks", "--toml", "h200", "--gpu", "1"]) == 0
-    assert capsys.readouterr().out.startswith("# Other GPU: ")
+    command = ("clocks", "--toml", "h200")
+    assert "GPUs of this machine differ; choose one with --gpu" in refusal(flyball(*command))
+    assert flyball(*command, "--gpu", "1").stdout.startswith("# Other GPU: ")
 
 
 @pytest.mark.parametrize(

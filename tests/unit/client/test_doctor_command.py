@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,10 @@ import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
+from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import live_planner
 from tests.planner.ports import free_port
 
-from flyball_client.__main__ import main
 from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.command import probe_gpus
 from flyball_client.cli.doctor.gpu_checks import check_gpus
@@ -42,24 +41,17 @@ THERMAL_SLOWDOWN = 0x40
 ALL_CAPABILITIES = "CapEff:\t000001ffffffffff\n"
 NO_IDS_MAPPED_OTHERWISE = "         0          0 4294967295\n"
 
-Doctor = Callable[..., tuple[int, dict[str, dict[str, str]]]]
 
-
-@pytest.fixture
-def doctor(capsys: pytest.CaptureFixture[str]) -> Doctor:
-    """Runs `flyball doctor ... --json`: its status and its checks by name."""
-
-    def run(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
-        status = main(["doctor", *arguments, "--json"])
-        document = json.loads(capsys.readouterr().out)
-        checks = {check["name"]: check for check in document["checks"]}
-        states = [check["state"] for check in checks.values()]
-        assert document["num_problems"] == states.count("problem")
-        assert document["num_warnings"] == states.count("warning")
-        assert status == (1 if "problem" in states else 0)
-        return status, checks
-
-    return run
+def doctor(*arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
+    """Return the status of `flyball doctor ... --json`, and its checks by name."""
+    done = flyball("doctor", *arguments, "--json")
+    document = json.loads(done.stdout)
+    checks = {check["name"]: check for check in document["checks"]}
+    states = [check["state"] for check in checks.values()]
+    assert document["num_problems"] == states.count("problem")
+    assert document["num_warnings"] == states.count("warning")
+    assert done.returncode == (1 if "problem" in states else 0)
+    return done.returncode, checks
 
 
 def gpu_checks(*named: str) -> dict[str, CheckResult]:
@@ -71,7 +63,7 @@ def gpu_checks(*named: str) -> dict[str, CheckResult]:
 
 
 def test_where_everything_is_in_place_all_is_fine_and_nothing_was_touched(
-    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doctor: Doctor
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLYBALL_CLOCK_CONTROL", "zeusd")
     monkeypatch.setattr(IN_NAMESPACE, lambda: False)  # of the container that tests may run in
@@ -130,18 +122,13 @@ def test_a_machine_without_a_gpu_hears_what_works_all_the_same(false_nvml: False
         (["--planner-only", "--gpu", "0"], "--planner-only checks no GPU"),
     ],
 )
-def test_wrong_arguments_get_one_line_and_status_2(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
-) -> None:
-    assert main(["doctor", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
+def test_wrong_arguments_get_one_line_and_status_2(arguments: list[str], text: str) -> None:
+    assert text in refusal(flyball("doctor", *arguments))
 
 
 @pytest.mark.usefixtures("loaded_nvml")
 def test_a_check_that_breaks_off_is_a_problem_and_no_traceback(
-    monkeypatch: pytest.MonkeyPatch, doctor: Doctor
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(_: object) -> CheckResult:
         raise ZeroDivisionError("of all things")
@@ -229,7 +216,7 @@ def test_the_model_needs_volta_and_a_counter_and_persistence_mode_should_be_on(
 
 
 def test_a_recorded_clock_is_a_warning_and_a_problem_once_its_rank_has_ended(
-    loaded_nvml: FalseNvml, state_dir: Path, doctor: Doctor
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
@@ -378,9 +365,7 @@ def test_a_python_built_without_a_feature_is_a_problem_and_one_that_is_refused_a
     assert found == {(f"system {feature}", "problem") for feature in features}
 
 
-def test_a_state_folder_and_its_records_must_be_the_users_own(
-    state_dir: Path, doctor: Doctor
-) -> None:
+def test_a_state_folder_and_its_records_must_be_the_users_own(state_dir: Path) -> None:
     _, checks = doctor()
     assert checks["state folder"]["found"] == f"{state_dir} can be created"
     assert not state_dir.exists()
@@ -447,7 +432,6 @@ def test_in_a_pid_namespace_a_guard_is_missed(
     ],
 )
 def test_a_planner_that_cannot_be_reached_is_a_problem(
-    doctor: Doctor,
     monkeypatch: pytest.MonkeyPatch,
     ca_file: str,
     scheme: str,
@@ -463,7 +447,7 @@ def test_a_planner_that_cannot_be_reached_is_a_problem(
 
 
 def test_a_jobs_token_is_taken_and_another_version_of_the_planner_is_a_warning(
-    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(command, "flyball_version", lambda: "7.0")
     with live_planner(token=KEY) as planner:
@@ -478,7 +462,7 @@ def test_a_jobs_token_is_taken_and_another_version_of_the_planner_is_a_warning(
 
 
 def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(
-    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with live_planner(token="another") as planner:  # noqa: S106 - no secret
         monkeypatch.setenv("FLYBALL_PLANNER_URL", str(planner.http.base_url))
@@ -491,7 +475,7 @@ def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(
             assert ours is None or ours not in repr(checks)
 
 
-def test_what_ends_a_plain_connection_may_speak_tls(doctor: Doctor) -> None:
+def test_what_ends_a_plain_connection_may_speak_tls() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def hang_up() -> None:

@@ -17,8 +17,8 @@ from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.pretended_rank import RANK_NAME, leave_record, pretended_rank
 from tests.governed_rank.processes import wait_until
 from tests.governed_rank.running_guard import RunningGuard
+from tests.integration.command_in_process import Done, flyball, refusal
 
-from flyball_client.__main__ import main
 from flyball_client.governor import guard, lock_record
 from flyball_client.governor.guard import GRACE_S, LONGEST_RETRY_S, Guard, find_guard
 from flyball_client.governor.lock_record import find_records
@@ -173,10 +173,7 @@ def test_what_is_refused_is_told_once_and_hides_no_other_record(
 
 
 def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
-    false_nvml: FalseNvml,
-    state_dir: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    false_nvml: FalseNvml, state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node_dir = state_dir.parent
     assert find_guard(node_dir) is None
@@ -186,10 +183,8 @@ def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
         wait_until(lambda: not find_records(state_dir), "the clock is restored")
         assert false_nvml.range_mhz() == (0, 0)
         assert find_guard(node_dir) == running.process.pid
-        assert main(["guard"]) == 75
-        assert capsys.readouterr().err == (
-            f"flyball guard: another guard watches {node_dir}; run one per folder\n"
-        )
+        refused = f"flyball guard: another guard watches {node_dir}; run one per folder\n"
+        assert flyball("guard") == Done(returncode=75, stdout="", stderr=refused)
     assert "was restored" in "".join(running.said)
     assert find_guard(node_dir) is None
     # The file that a guard locks can be locked for reading by all: that is no guard.
@@ -202,7 +197,7 @@ def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
     group_id = os.getgid()
     monkeypatch.setattr(signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr(signal, "sigtimedwait", lambda *_: SimpleNamespace())
-    assert main(["guard", "--group", str(group_id)]) == 0
+    assert flyball("guard", "--group", str(group_id)).returncode == 0
     assert stat.S_IMODE(node_dir.stat().st_mode) == 0o1775
     assert node_dir.stat().st_gid == group_id
 
@@ -218,7 +213,6 @@ def test_one_guard_watches_a_folder_and_the_folder_is_its_groups(
 def test_a_guard_that_cannot_watch_says_so_in_one_line(
     state_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     variable: str,
     text: str,
@@ -227,7 +221,4 @@ def test_a_guard_that_cannot_watch_says_so_in_one_line(
     file.write_text("")
     if variable:
         monkeypatch.setenv(variable, str(file))
-    assert main(["guard", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert text in refusal(flyball("guard", *arguments))

@@ -87,6 +87,6 @@ def test_a_planner_with_a_new_plan_for_every_call_is_asked_once_a_second(
         make_session(gpu, planner=client, times=LinkTimes()) as session,
     ):
         session.start()
-        wait_until(memory, lambda: len(polled_s) == 3)
+        wait_until(memory, lambda: len(polled_s) == 2)
     # From the first plan's arrival, not from its request.
-    assert polled_s[2] - polled_s[0] >= 2.0
+    assert polled_s[1] - polled_s[0] >= 1.0

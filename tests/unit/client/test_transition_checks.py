@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.command_in_process import flyball
 
-from flyball_client.__main__ import main
 from flyball_client.cli.doctor.transition_checks import applied_table, compared
 from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_client.profiling.transitions import opening
@@ -106,24 +106,21 @@ def test_the_table_is_that_of_the_option_else_of_the_ranks_variables(tmp_path: P
 
 
 @pytest.mark.slow
-def test_emulated_gpus_are_as_the_table_of_an_a100_says(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_emulated_gpus_are_as_the_table_of_an_a100_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPU_VARIABLE, f"emulated:{example_profile_path()}")
     monkeypatch.setattr(opening, "_NUM_EMULATED", 2)
-    main(["doctor", "--transitions", "a100", "--json"])
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    done = flyball("doctor", "--transitions", "a100", "--json")
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     names = ("", " up", " down", ", calls")
     assert {checks[f"clock changes{name}"]["state"] for name in names} == {"ok"}
     assert "the table is that of --transitions a100" in checks["clock changes"]["found"]
 
 
-def test_what_cannot_be_measured_is_a_problem(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_measured_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPU_VARIABLE, "emulated:none.csv")
-    assert main(["doctor", "--transitions", "--json"]) == 1
-    checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    done = flyball("doctor", "--transitions", "--json")
+    assert done.returncode == 1
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert checks["clock changes"]["state"] == "problem"
     assert "none.csv" in checks["clock changes"]["found"]
-    assert main(["doctor", "--transitions", "--planner-only"]) == 2
+    assert flyball("doctor", "--transitions", "--planner-only").returncode == 2

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
 from tests.governed_rank.pretended_rank import leave_record, pretended_rank
+from tests.integration.command_in_process import flyball, refusal
 
-from flyball_client.__main__ import main
 from flyball_client.governor.lock_record import find_records
 
 pytestmark = pytest.mark.slow
@@ -26,8 +25,6 @@ NO_PERMISSION = 4
 RESET = "nvmlDeviceResetGpuLockedClocks"
 SET = "nvmlDeviceSetGpuLockedClocks"
 
-Unlock = Callable[..., tuple[int, list[dict[str, Any]]]]
-
 
 @pytest.fixture(autouse=True)
 def control(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,19 +32,14 @@ def control(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("flyball_client.governor.lock_record._TAKE_TIMEOUT_S", 0.05)
 
 
-@pytest.fixture
-def unlock(capsys: pytest.CaptureFixture[str]) -> Unlock:
-    """Runs `flyball unlock ... --json`: its status and what became of each GPU."""
-
-    def run(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
-        status = main(["unlock", *arguments, "--json"])
-        return status, json.loads(capsys.readouterr().out)["gpus"]
-
-    return run
+def unlock(*arguments: str) -> tuple[int, list[dict[str, Any]]]:
+    """Return the status of `flyball unlock ... --json`, and what became of each GPU."""
+    done = flyball("unlock", *arguments, "--json")
+    return done.returncode, json.loads(done.stdout)["gpus"]
 
 
 def test_a_clock_that_killed_governors_left_locked_is_restored(
-    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
@@ -84,7 +76,7 @@ def test_without_nvml_nothing_left_locked_is_no_failure(false_nvml: FalseNvml) -
 
 
 def test_a_clock_whose_governor_lives_is_taken_only_by_force(
-    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
@@ -105,9 +97,7 @@ def test_a_clock_whose_governor_lives_is_taken_only_by_force(
         assert len(find_records(state_dir)) == 1
 
 
-def test_a_gpu_that_refuses_does_not_keep_the_others(
-    loaded_nvml: FalseNvml, unlock: Unlock
-) -> None:
+def test_a_gpu_that_refuses_does_not_keep_the_others(loaded_nvml: FalseNvml) -> None:
     loaded_nvml.set_range_mhz(1200, 1200, 1)
     loaded_nvml.set_mig(1, 0)
     status, (refusing, other) = unlock("--all")
@@ -117,7 +107,7 @@ def test_a_gpu_that_refuses_does_not_keep_the_others(
 
 
 def test_without_the_right_or_the_gpu_the_record_stays(
-    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     for uuid in ("GPU-9-was-taken-out", "0"):  # the second is no UUID, and not GPU 0
         leave_record(state_dir, uuid)
@@ -135,7 +125,7 @@ def test_without_the_right_or_the_gpu_the_record_stays(
 
 
 def test_clocks_go_back_to_the_configured_range_and_an_option_wins(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch, unlock: Unlock
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLYBALL_RETURN_CLOCKS_MHZ", "300:1800")
     _, (gpu,) = unlock("--gpu", "0")
@@ -150,7 +140,7 @@ def test_clocks_go_back_to_the_configured_range_and_an_option_wins(
 
 
 def test_zeusd_gives_clocks_back_where_it_sets_them(
-    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unlock: Unlock
+    loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(1200, 1200, index)
@@ -178,17 +168,14 @@ def test_zeusd_gives_clocks_back_where_it_sets_them(
     ],
 )
 def test_wrong_arguments_get_one_line_and_touch_nothing(
-    loaded_nvml: FalseNvml, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+    loaded_nvml: FalseNvml, arguments: list[str], text: str
 ) -> None:
-    assert main(["unlock", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert text in printed.err
-    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert text in refusal(flyball("unlock", *arguments))
     assert loaded_nvml.calls(RESET) == loaded_nvml.calls(SET) == []
 
 
 def test_no_record_keeps_a_clock_locked_and_none_is_said_to_be_unlocked(
-    loaded_nvml: FalseNvml, state_dir: Path, capsys: pytest.CaptureFixture[str]
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     loaded_nvml.set_range_mhz(510, 510)
     leave_record(state_dir, loaded_nvml.uuid(0))
@@ -196,27 +183,28 @@ def test_no_record_keeps_a_clock_locked_and_none_is_said_to_be_unlocked(
     # As a local user could lock it where records were readable.
     with record.open() as file:
         fcntl.flock(file, fcntl.LOCK_SH)
-        assert main(["unlock"]) == 0
-    assert "its SM clock was restored to the driver's default" in capsys.readouterr().out
+        done = flyball("unlock")
+    assert done.returncode == 0
+    assert "its SM clock was restored to the driver's default" in done.stdout
     assert loaded_nvml.range_mhz() == (0, 0)
     loaded_nvml.set_range_mhz(510, 510)
     record.write_text("")
-    assert main(["unlock"]) == 0
-    printed = capsys.readouterr().out
-    assert "a GPU's lock cannot be read: flyball unlock --all resets every GPU" in printed
-    assert "no clock was left locked" not in printed
+    done = flyball("unlock")
+    assert done.returncode == 0
+    assert "a GPU's lock cannot be read: flyball unlock --all resets every GPU" in done.stdout
+    assert "no clock was left locked" not in done.stdout
     record.unlink()
     os.mkfifo(record)
     for _ in range(2):
         loaded_nvml.set_range_mhz(510, 510)
-        assert main(["unlock"]) == 1
-        refusal, note = capsys.readouterr().out.splitlines()
-        assert str(state_dir) in refusal
-        assert "is refused: it is " in refusal
+        done = flyball("unlock")
+        assert done.returncode == 1
+        refused, note = done.stdout.splitlines()
+        assert str(state_dir) in refused
+        assert "is refused: it is " in refused
         assert "cannot be read" in note
-        assert main(["unlock", "--all"]) == 0
+        assert flyball("unlock", "--all").returncode == 0
         assert loaded_nvml.range_mhz() == (0, 0)
-        capsys.readouterr()
         # A file in the folder's place keeps no GPU locked either.
         shutil.rmtree(state_dir, ignore_errors=True)
         state_dir.write_text("a file in its place")
@@ -224,7 +212,7 @@ def test_no_record_keeps_a_clock_locked_and_none_is_said_to_be_unlocked(
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to read other users' records")
 def test_root_restores_clocks_of_all_users_and_a_user_cannot_claim_roots(
-    loaded_nvml: FalseNvml, state_dir: Path, unlock: Unlock
+    loaded_nvml: FalseNvml, state_dir: Path
 ) -> None:
     for index in (0, 1):
         loaded_nvml.set_range_mhz(510, 510, index)
