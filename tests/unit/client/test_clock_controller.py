@@ -198,6 +198,19 @@ def test_a_timed_request_that_is_being_written_is_none_yet(desk: Desk) -> None:
     assert desk.gpu.told == [1200, 900]
 
 
+@pytest.mark.parametrize("code", [1200, 1400, word.RESTORE])
+def test_a_newer_request_drops_a_timed_one(desk: Desk, code: int) -> None:
+    desk.serve(1200)
+    desk.ask_at(900, 0.01)
+    words = desk.shared_state.words
+    words[word.REQUEST] = (words[word.TIMED_REQUEST] >> 32) + 1 << 32 | code
+    desk.controller.serve()
+    desk.clock.move(1.0)
+    desk.controller.serve()
+    assert 900 not in desk.gpu.told
+    assert desk.controller.until_timed_s() == math.inf
+
+
 # ------------------------------------------------------------------ failures
 
 

@@ -34,3 +34,7 @@ def test_hooks_renew_the_lease_and_request_a_restored_clock_once_more(tmp_path: 
                 hook()
                 assert words[word.REQUEST] == request
             words[word.SERVED] = request
+        governor.set_mhz_later(1200, 1000.0)
+        assert words[word.TIMED_REQUEST] == request + (1 << 32) + 300
+        governor.set_mhz(1400)
+        assert words[word.TIMED_REQUEST] == 0
