@@ -35,6 +35,6 @@ def test_hooks_renew_the_lease_and_request_a_restored_clock_once_more(tmp_path: 
                 assert words[word.REQUEST] == request
             words[word.SERVED] = request
         governor.set_mhz_later(1200, 1000.0)
-        assert words[word.TIMED_REQUEST] == request + (1 << 32) + 300
+        assert words[word.TIMED_REQUEST] == (request >> 32) + 1 << 32 | 1200
         governor.set_mhz(1400)
         assert words[word.TIMED_REQUEST] == 0
