@@ -388,7 +388,7 @@ MISSED = """
 import os
 from flyball_client.cli.doctor.machine_checks import check_guard
 result = check_guard(os.environ)
-print(result.state, result.found, result.advice)
+print(result.state, result.found)
 """
 HELD = """
 import sys
@@ -401,17 +401,23 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
-def test_in_a_pid_namespace_a_guard_is_missed(
-    state_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node_dir = state_dir.parent
+def test_in_a_real_pid_namespace_a_guard_is_missed(state_dir: Path) -> None:
     namespace = ["unshare", "--pid", "--fork", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", MISSED]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     found = "warning ranks here run as process 1 in a PID namespace of their own, and no guard"
-    assert done.stdout.startswith(f"{found} watches {node_dir}: the end of a container")
-    assert "flyball guard on the node" in done.stdout
+    assert done.stdout.startswith(f"{found} watches {state_dir.parent}: the end of a container")
+
+
+def test_a_pid_namespace_without_a_guard_is_a_warning(
+    state_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(IN_NAMESPACE, lambda: True)
+    node_dir = state_dir.parent
+    missed = check_guard(os.environ)
+    assert missed.state == "warning"
+    assert f"no guard watches {node_dir}" in missed.found
+    assert "flyball guard on the node" in missed.advice
     command = [sys.executable, "-c", HELD, str(node_dir)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as guard:
         assert guard.stdout is not None
