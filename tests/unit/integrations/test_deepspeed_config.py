@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import inspect
-import itertools
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,88 +74,57 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "timing": ("synchronize", "stream"),
     "free_memory_bytes": (2_000_000_000, 0),
 }
-SOURCES = ("argument", "variable", "EnvPipe's variable", "flyball", "envpipe")
 
 
-class Given:
-    """Arguments, environment and config, with settings written where a test wants them."""
+def sources_of(setting: Setting) -> list[str]:
+    """The earlier wins."""
+    sources = ["argument", "variable", "flyball"]
+    if setting.envpipe is not None:
+        sources.append("envpipe")
+        if setting.envpipe.variable is not None:
+            sources.insert(2, "EnvPipe's variable")
+    return sources
 
-    def __init__(self) -> None:
-        self.arguments: dict[str, Any] = {}
-        self.environ: dict[str, str] = {}
-        self.config: dict[str, Any] = {"flyball": {}, "envpipe": {}}
 
-    def write(self, setting: Setting, source: str, value: Any) -> None:  # noqa: ANN401
-        """Let this source have the value, in its own spelling."""
-        envpipe = setting.envpipe
+def read_with(setting: Setting, by_source: Mapping[str, Any]) -> Any:  # noqa: ANN401
+    """Return what attach will be given where each source has its value, in its own spelling."""
+    arguments: dict[str, Any] = {}
+    environ: dict[str, str] = {}
+    config: dict[str, dict[str, Any]] = {"flyball": {}, "envpipe": {}}
+    for source, value in by_source.items():
+        is_list = isinstance(value, tuple)
         if source == "argument":
-            self.arguments[setting.key] = value
+            arguments[setting.key] = value
         elif source == "variable":
-            self.environ[setting.variable] = _as_text(value)
+            environ[setting.variable] = ",".join(map(str, value)) if is_list else str(value)
         elif source == "flyball":
-            self.config["flyball"][setting.key] = list(value) if _is_list(value) else value
-        elif envpipe is not None:
-            name = next(theirs for theirs, ours in envpipe.values.items() if ours == value)
+            config["flyball"][setting.key] = list(value) if is_list else value
+        else:
+            assert setting.envpipe is not None
+            values = setting.envpipe.values
+            name = next(theirs for theirs, ours in values.items() if ours == value)
             if source == "envpipe":
-                self.config["envpipe"][envpipe.key] = name
+                config["envpipe"][setting.envpipe.key] = name
             else:
-                assert envpipe.variable is not None
-                self.environ[envpipe.variable] = name
-
-    def read(self, setting: Setting) -> Any:  # noqa: ANN401
-        """Return what attach will be given for it."""
-        return read_attachment(self.config, self.environ, self.arguments).arguments[setting.key]
+                environ[str(setting.envpipe.variable)] = name
+    return read_attachment(config, environ, arguments).arguments[setting.key]
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, tuple)
-
-
-def _as_text(value: Any) -> str:  # noqa: ANN401
-    return ",".join(map(str, value)) if _is_list(value) else str(value)
-
-
-def _sources_of(setting: Setting) -> list[str]:
-    envpipe = setting.envpipe
-    lacking = set()
-    if envpipe is None:
-        lacking = {"EnvPipe's variable", "envpipe"}
-    elif envpipe.variable is None:
-        lacking = {"EnvPipe's variable"}
-    return [source for source in SOURCES if source not in lacking]
-
-
-EACH_SOURCE = [(setting, source) for setting in SETTINGS for source in _sources_of(setting)]
-EACH_PAIR = [
-    (setting, first, second)
-    for setting in SETTINGS
-    for first, second in itertools.combinations(_sources_of(setting), 2)
-]
-
-
-def _id(value: object) -> str:
-    return value.key if isinstance(value, Setting) else str(value)
+each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 
 
 # ------------------------------------------------------------------ where a setting comes from
 
 
-@pytest.mark.parametrize(("setting", "source"), EACH_SOURCE, ids=_id)
-def test_each_source_is_read(setting: Setting, source: str) -> None:
-    for value in TWO_VALUES[setting.key]:
-        given = Given()
-        given.write(setting, source, value)
-        assert given.read(setting) == value
-
-
-@pytest.mark.parametrize(("setting", "first", "second"), EACH_PAIR, ids=_id)
-def test_an_earlier_source_wins_over_a_later_one(setting: Setting, first: str, second: str) -> None:
+@each_setting
+def test_each_source_is_read_and_wins_over_all_later_ones(setting: Setting) -> None:
     values = TWO_VALUES[setting.key]
-    for winner, loser in (values, values[::-1]):
-        given = Given()
-        given.write(setting, first, winner)
-        given.write(setting, second, loser)
-        assert given.read(setting) == winner
+    sources = sources_of(setting)
+    for place, source in enumerate(sources):
+        for winner, loser in (values, values[::-1]):
+            assert read_with(setting, {source: winner}) == winner
+            later = dict.fromkeys(sources[place + 1 :], loser)
+            assert read_with(setting, {source: winner, **later}) == winner
 
 
 def test_the_settings_are_the_arguments_of_attach_that_are_no_objects_or_secrets() -> None:
@@ -177,7 +146,7 @@ def test_nothing_given_leaves_all_to_attach() -> None:
     assert read_attachment({}, {}).arguments == {"job_id": "deepspeed"}
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=_id)
+@each_setting
 def test_null_and_an_empty_variable_count_as_not_set(setting: Setting) -> None:
     blocks: dict[str, Any] = {"flyball": {setting.key: None}, "envpipe": {}}
     environ = {setting.variable: ""}
@@ -192,90 +161,85 @@ def test_null_and_an_empty_variable_count_as_not_set(setting: Setting) -> None:
 
 def test_a_value_that_another_source_overrides_is_not_looked_at() -> None:
     # A template whose placeholders nobody has filled in, with the variables exported.
-    template = {"envpipe": {"type": "ENVPIPE_TYPE", "reconfig": "ENVPIPE_RECONFIGURE"}}
-    environ = {"ENVPIPE_TYPE": "uniform", "ENVPIPE_RECONFIGURE": "balanced"}
-    read = read_attachment(template, environ)
-    assert (read.arguments["policy"], read.arguments["reconfigure"]) == ("uniform", "balanced")
-    with pytest.raises(ValueError, match=r"not 'ENVPIPE_TYPE'$"):
+    template = {"envpipe": dict.fromkeys(("type", "scheduling", "reconfig"), "PLACEHOLDER")}
+    environ = {
+        "ENVPIPE_TYPE": "uniform",
+        "ENVPIPE_SCHEDULING": "ours",
+        "ENVPIPE_RECONFIGURE": "balanced",
+    }
+    read = read_attachment(template, environ).arguments
+    assert (read["policy"], read["schedule"]) == ("uniform", "envpipe")
+    assert read["reconfigure"] == "balanced"
+    with pytest.raises(ValueError, match=r"not 'PLACEHOLDER'$"):
         read_attachment(template, {})
 
 
-# ------------------------------------------------------------------ EnvPipe's own names
-
-
 def test_envpipes_whole_block_becomes_arguments_of_attach() -> None:
-    assert read_attachment({"envpipe": ENVPIPE}, {}).arguments == {
+    read = read_attachment({"envpipe": ENVPIPE}, {})
+    assert read.arguments == {
         "job_id": "deepspeed",
         "policy": "envelope",
         "schedule": "1f1b",
         "reconfigure": "greedy",
         "gpu_type": "a100",
     }
-
-
-@pytest.mark.parametrize(
-    ("key", "variable", "value", "argument", "becomes"),
-    [
-        ("type", "ENVPIPE_TYPE", "envelope", "policy", "envelope"),
-        ("scheduling", "ENVPIPE_SCHEDULING", "ours", "schedule", "envpipe"),
-        ("reconfig", "ENVPIPE_RECONFIGURE", "balanced", "reconfigure", "balanced"),
-        ("gpu", None, "a100", "gpu_type", "a100"),
-    ],
-)
-def test_each_value_that_envpipe_has_is_understood(
-    key: str, variable: str | None, value: str, argument: str, becomes: str
-) -> None:
-    assert read_attachment({"envpipe": {key: value}}, {}).arguments[argument] == becomes
-    if variable is not None:
-        assert read_attachment({}, {variable: value}).arguments[argument] == becomes
-
-
-@pytest.mark.parametrize(
-    ("block", "environ"),
-    [
-        ({"envpipe": {"scheduling": "ours"}}, {}),
-        ({"flyball": {"schedule": "auto"}}, {}),
-        ({"flyball": {}}, {"FLYBALL_SCHEDULE": "gpipe"}),
-    ],
-)
-def test_another_order_is_run_with_pulled_sends_unless_told_otherwise(
-    block: dict[str, Any], environ: dict[str, str]
-) -> None:
-    assert read_attachment(block, environ).arguments["p2p"] == "pulled"
-    with_variable = read_attachment(block, {**environ, "FLYBALL_P2P": "eager"})
-    assert with_variable.arguments["p2p"] == "eager"
-    assert "p2p" not in read_attachment({"envpipe": {"scheduling": "1f1b"}}, {}).arguments
-
-
-@pytest.mark.parametrize("scale", ["4", "8", 4, "1.5"])
-def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) -> None:
-    read = read_attachment({"envpipe": {"reconfigure_threshold_scale": scale}}, {})
     assert read.notes[0].startswith("envpipe.reconfigure_threshold_scale has no effect: ")
+
+
+def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
+    for block in ({"envpipe": {"scheduling": "ours"}}, {"flyball": {"schedule": "auto"}}):
+        assert read_attachment(block, {}).arguments["p2p"] == "pulled"
+        assert read_attachment(block, {"FLYBALL_P2P": "eager"}).arguments["p2p"] == "eager"
 
 
 # ------------------------------------------------------------------ what cannot be used
 
 
 @pytest.mark.parametrize(
+    ("where", "value", "must_be"),
+    [
+        ("envpipe.type", "envpipe", "one of baseline, uniform, envelope"),
+        ("envpipe.reconfig", True, "one of default, greedy, balanced"),
+        ("envpipe.reconfigure_threshold_scale", "four", "a number above 0"),
+        ("flyball.job_id", "a b", "1 to 128 of letters, digits, '.', '_', '+' and '-'"),
+        ("flyball.planner_url", 7787, "like http://HOST:PORT"),
+        ("flyball.policy", "perseus", f"one of {', '.join(Policy)}"),
+        ("flyball.profiling_slowdown", 10, "a share above 0 and at most 1 (0.1)"),
+        ("flyball.reserve", -0.01, "a share from 0 to 0.5 (0.01)"),
+        ("flyball.lease_s", float("inf"), "a number of seconds above 0"),
+        ("flyball.strict", "often", "true or false, 1 or 0"),
+        ("flyball.free_memory_bytes", 1.5, "a whole number of bytes, at least 0"),
+        *(
+            (
+                "flyball.target",
+                target,
+                "fastest, least-energy, slowdown:5%, deadline:2.9 (s) or power:8000 (W)",
+            )
+            for target in ("", "slow", "slowdown:", "deadline:soon", "deadline:5%", "fastest:1", 3)
+        ),
+        *(
+            (
+                "flyball.blocking_power_w",
+                power,
+                "W above 0, one value or one per stage (70 or 70,84)",
+            )
+            for power in ("", "70,", "70,-1", "nan", True, [], [70, 0], [70, "x"], {"0": 70}, [[7]])
+        ),
+    ],
+    ids=str,
+)
+def test_a_value_that_cannot_be_used_is_named_in_one_line(
+    where: str, value: object, must_be: str
+) -> None:
+    block, _, key = where.partition(".")
+    with pytest.raises(ValueError, match="must be") as raised:
+        read_attachment({block: {key: value}}, {})
+    assert str(raised.value) == f"{where} must be {must_be}, not {value!r}"
+
+
+@pytest.mark.parametrize(
     ("block", "says"),
     [
-        (
-            {"envpipe": {"type": "envpipe"}},
-            "envpipe.type must be one of baseline, uniform, envelope, not 'envpipe'",
-        ),
-        (
-            {"envpipe": {"reconfig": True}},
-            "envpipe.reconfig must be one of default, greedy, balanced, not True",
-        ),
-        (
-            {"envpipe": {"reconfigure_threshold_scale": "four"}},
-            "envpipe.reconfigure_threshold_scale must be a number above 0, not 'four'",
-        ),
-        (
-            {"envpipe": {"reconfigure": "greedy"}},
-            "envpipe.reconfigure is unknown; known: type, scheduling, reconfig, gpu,"
-            " reconfigure_threshold_scale",
-        ),
         (
             {"envpipe": "envelope"},
             "envpipe must be an object with keys of type, scheduling, reconfig, gpu,"
@@ -283,73 +247,17 @@ def test_the_threshold_scale_is_taken_and_said_to_have_no_effect(scale: object) 
         ),
         (
             {"flyball": {"token": "secret"}},
-            "flyball.token is unknown; known: job_id, planner_url, policy, schedule, reconfigure,"
-            " target, effort, gpu_type, blocking_power_w, profiling, profiling_slowdown,"
-            " adaptation, reserve, transition_ms, transitions, gpus_at_once, gpus_in_node,"
-            " early_requests, max_switches, min_dwell_ms, tail_ms, transfer_ms, p2p,"
-            " without_planner, lease_s, strict, timing, free_memory_bytes",
-        ),
-        (
-            {"flyball": {"job_id": "a b"}},
-            "flyball.job_id must be 1 to 128 of letters, digits, '.', '_', '+' and '-', not 'a b'",
-        ),
-        (
-            {"flyball": {"planner_url": 7787}},
-            "flyball.planner_url must be like http://HOST:PORT, not 7787",
-        ),
-        (
-            {"flyball": {"policy": "perseus"}},
-            f"flyball.policy must be one of {', '.join(Policy)}, not 'perseus'",
-        ),
-        (
-            {"flyball": {"target": "slowdown"}},
-            "flyball.target must be fastest, least-energy, slowdown:5%, deadline:2.9 (s) or"
-            " power:8000 (W), not 'slowdown'",
-        ),
-        (
-            {"flyball": {"blocking_power_w": [70, 0]}},
-            "flyball.blocking_power_w must be W above 0, one value or one per stage (70 or"
-            " 70,84), not [70, 0]",
-        ),
-        (
-            {"flyball": {"profiling_slowdown": 10}},
-            "flyball.profiling_slowdown must be a share above 0 and at most 1 (0.1), not 10",
-        ),
-        (
-            {"flyball": {"reserve": -0.01}},
-            "flyball.reserve must be a share from 0 to 0.5 (0.01), not -0.01",
-        ),
-        (
-            {"flyball": {"lease_s": float("inf")}},
-            "flyball.lease_s must be a number of seconds above 0, not inf",
-        ),
-        (
-            {"flyball": {"strict": "often"}},
-            "flyball.strict must be true or false, 1 or 0, not 'often'",
-        ),
-        (
-            {"flyball": {"free_memory_bytes": 1.5}},
-            "flyball.free_memory_bytes must be a whole number of bytes, at least 0, not 1.5",
-        ),
-        (
-            {"flyball": []},
-            "flyball must be an object with keys of job_id, planner_url, policy, schedule,"
-            " reconfigure, target, effort, gpu_type, blocking_power_w, profiling,"
-            " profiling_slowdown, adaptation, reserve, transition_ms, transitions,"
-            " gpus_at_once, gpus_in_node, early_requests, max_switches, min_dwell_ms, tail_ms,"
-            " transfer_ms, p2p, without_planner, lease_s, strict, timing, free_memory_bytes,"
-            " not []",
+            f"flyball.token is unknown; known: {', '.join(setting.key for setting in SETTINGS)}",
         ),
     ],
-    ids=lambda value: json.dumps(value) if isinstance(value, dict) else "",
 )
-def test_what_cannot_be_used_is_named_in_one_line(block: dict[str, Any], says: str) -> None:
+def test_a_block_that_cannot_be_used_is_named_in_one_line(block: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=r"must be|is unknown") as raised:
         read_attachment(block, {})
     assert str(raised.value) == says
 
 
-@pytest.mark.parametrize("setting", SETTINGS, ids=_id)
+@each_setting
 def test_a_variable_that_cannot_be_used_is_named(setting: Setting) -> None:
     with pytest.raises(ValueError, match=f"^{setting.variable} must be .*, not ' '$"):
         read_attachment({}, {setting.variable: " "})
@@ -360,28 +268,12 @@ def test_a_variable_that_cannot_be_used_is_named(setting: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["", "70,", "70,-1", "nan", True, [], [70, "x"], {"0": 70}, [[70]]], ids=repr
-)
-def test_powers_that_are_none_are_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^flyball\.blocking_power_w must be W above 0"):
-        read_attachment({"flyball": {"blocking_power_w": value}}, {})
-
-
-@pytest.mark.parametrize(
     "target",
     ["fastest", "least-energy", "slowdown:0.05", "slowdown:5%", "deadline:2.9", "power:8000"],
 )
 def test_every_target_that_is_taken_is_one_that_the_planner_reads(target: str) -> None:
     assert read_attachment({"flyball": {"target": target}}, {}).arguments["target"] == target
     parse_target(target)
-
-
-@pytest.mark.parametrize(
-    "target", ["", "slow", "slowdown:", "deadline:soon", "deadline:5%", "fastest:1", 3]
-)
-def test_a_target_that_is_none_is_refused(target: object) -> None:
-    with pytest.raises(ValueError, match=r"^flyball\.target must be fastest"):
-        read_attachment({"flyball": {"target": target}}, {})
 
 
 def test_an_argument_that_attach_does_not_have_is_refused() -> None:
@@ -523,36 +415,23 @@ def test_a_file_that_cannot_be_a_config_is_named(
     assert str(raised.value) == f"{file}: {says}"
 
 
-@pytest.mark.parametrize("name", ["ds_config.json", "config", "configs/none.json"])
-def test_a_file_that_is_not_there_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ValueError, match=r"no such file, and no DeepSpeed config in base64$"):
-        load_config(tmp_path / name)
-
-
-def test_a_folder_is_no_config(tmp_path: Path) -> None:
+def test_what_is_no_file_is_named_and_not_repeated_at_length(tmp_path: Path) -> None:
+    says = "no such file, and no DeepSpeed config in base64"
+    with pytest.raises(ValueError, match=f"^{tmp_path}/ds_config.json: {says}$"):
+        load_config(tmp_path / "ds_config.json")
     with pytest.raises(ValueError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
         load_config(tmp_path)
-
-
-def test_what_is_no_config_is_not_repeated_at_length() -> None:
-    with pytest.raises(ValueError, match="no such file") as raised:
+    with pytest.raises(ValueError, match=says) as raised:
         load_config("?" * 5000)
     assert len(str(raised.value)) < 300
 
 
-@pytest.mark.parametrize(
-    ("config", "environ", "asked"),
-    [
-        ({"train_batch_size": 8}, {}, False),
-        ({"envpipe": {}}, {}, True),
-        ({"flyball": {}}, {}, True),
-        ({"flyball": None}, {}, False),
-        ({}, {"FLYBALL_TOKEN": "t", "FLYBALL_CLOCK_CONTROL": "nvml", "ENVPIPE_GPU": "x"}, False),
-        *(({}, {setting.variable: "x"}, True) for setting in SETTINGS),
-        *(({}, {f"ENVPIPE_{name}": "x"}, True) for name in ("TYPE", "SCHEDULING", "RECONFIGURE")),
-    ],
-)
-def test_flyball_is_asked_for_by_a_block_or_a_variable(
-    config: dict[str, Any], environ: dict[str, str], asked: bool
-) -> None:
-    assert is_asked_for(config, environ) is asked
+def test_flyball_is_asked_for_by_a_block_or_a_variable() -> None:
+    names = [setting.variable for setting in SETTINGS]
+    for name in (*names, "ENVPIPE_TYPE", "ENVPIPE_SCHEDULING", "ENVPIPE_RECONFIGURE"):
+        assert is_asked_for({}, {name: "x"}), name
+    for block in ("envpipe", "flyball"):
+        assert is_asked_for({block: {}}, {})
+        assert not is_asked_for({"train_batch_size": 8, block: None}, {})
+    others = {"FLYBALL_TOKEN": "t", "FLYBALL_CLOCK_CONTROL": "nvml", "ENVPIPE_GPU": "x"}
+    assert not is_asked_for({}, others)
