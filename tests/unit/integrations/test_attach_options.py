@@ -76,10 +76,6 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
         assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
 
 
-def test_one_blocking_power_needs_no_list() -> None:
-    assert registered_fields({"blocking_power_w": 70.5}) == {"blocking_power_w": (70.5,)}
-
-
 def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:
     a40 = load_gpu_window("a40")
     with resources.as_file(resources.files("flyball_profiles") / "gpus" / "a40.toml") as path:
@@ -90,7 +86,7 @@ def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [np.float32(80), np.array([80.0]), (np.int64(80),), 80])
-def test_blocking_powers_of_numpy_become_plain_numbers(given: object) -> None:
+def test_one_or_several_blocking_powers_of_numpy_too_become_plain_numbers(given: object) -> None:
     options: Any = {"blocking_power_w": given}
     fields = registered_fields(options)
     assert fields == {"blocking_power_w": (80.0,)}
