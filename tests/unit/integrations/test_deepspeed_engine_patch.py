@@ -56,7 +56,8 @@ class Engine:
         return "loss"
 
     def eval_batch(self) -> None:
-        self._INSTRUCTION_MAP[schedule.ForwardPass](self, buffer_id=0)
+        for kind in (schedule.RecvActivation, schedule.ForwardPass):
+            self._INSTRUCTION_MAP[kind](self, buffer_id=0)
 
     def _exec_schedule(self, pipe_schedule: str) -> None:
         self.log.append(f"run {pipe_schedule}")
@@ -82,14 +83,16 @@ def test_the_device_is_synchronized_before_each_hook_of_an_instruction() -> None
 
 
 def test_a_step_that_fails_ends_as_failed_and_an_evaluation_after_it_is_not_hooked() -> None:
-    engine, _ = patched(transfers=TransferLog([]))
+    transfers = TransferLog([])
+    engine, _ = patched(transfers=transfers)
     with pytest.raises(KeyError):
         engine.train_batch([*STEP[:2], (int, 0)])
-    assert engine.log[-1] == "step failed"
+    assert (engine.log[-1], transfers.log[-1]) == ("step failed", "discard")
     assert "step ends" not in engine.log
     engine.log.clear()
+    transfers.log.clear()
     engine.eval_batch()
-    assert engine.log == ["ForwardPass 0"]
+    assert (engine.log, transfers.log) == (["RecvActivation 0", "ForwardPass 0"], [])
     engine.train_batch()
     assert engine.log[-1] == "step ends"
 
@@ -109,11 +112,10 @@ def test_contexts_around_hooks_and_step_are_entered_in_this_order_and_left_after
 
     engine, _ = patched(around_step=lambda: around("step"), around_hooks=lambda: around("hooks"))
     engine.log = log
-    patch_log = log
     engine.train_batch(COMPUTATIONS)
     with pytest.raises(KeyError):
         engine.train_batch([(int, 0)])
-    contexts = [line for line in patch_log if line.startswith(("enter", "leave"))]
+    contexts = [line for line in log if line.startswith(("enter", "leave"))]
     assert contexts == ["enter hooks", "enter step", "leave step", "leave hooks"] * 2
 
 
@@ -127,16 +129,6 @@ def test_removing_restores_the_classes_own_attributes() -> None:
     assert before == Engine._INSTRUCTION_MAP
     engine._exec_schedule("1f1b")
     assert engine.log == ["run other than 1f1b", "run 1f1b"]
-
-
-def test_removing_restores_a_map_that_another_program_has_set_on_the_engine() -> None:
-    engine = Engine()
-    theirs = {**Engine._INSTRUCTION_MAP}
-    vars(engine)["_INSTRUCTION_MAP"] = theirs
-    patch = EnginePatch(engine, HookLog(), synchronize=print, around_step=nullcontext)
-    assert engine._INSTRUCTION_MAP is not theirs
-    patch.remove()
-    assert engine._INSTRUCTION_MAP is theirs
 
 
 def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:
@@ -162,15 +154,9 @@ def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() ->
 
 def transfers_of(instructions: Sequence[Instruction], num_steps: int = 1) -> list[str]:
     """Timed transfers of the last step."""
-    engine = Engine()
-    hooks = HookLog(engine.log)
-    EnginePatch(
-        engine,
-        hooks,
-        synchronize=hooks.synchronize,
-        around_step=nullcontext,
-        transfers=TransferLog(engine.log),
-    )
+    transfers = TransferLog([])
+    engine, _ = patched(transfers=transfers)
+    transfers.log = engine.log
     for _ in range(num_steps):
         engine.log.clear()
         engine.train_batch(instructions)
@@ -196,17 +182,6 @@ def test_every_transfer_is_timed_and_a_send_has_its_microbatch() -> None:
     # Buffers are used again in the next step, in whatever order.
     swapped = [(kind, 1 - buffer_id) for kind, buffer_id in STEP]
     assert transfers_of(swapped, num_steps=2) == expected
-
-
-def test_transfers_of_a_failed_step_and_of_an_evaluation_are_not_told() -> None:
-    log: list[str] = []
-    engine, _ = patched(transfers=TransferLog(log))
-    with pytest.raises(KeyError):
-        engine.train_batch([*STEP[:2], (int, 0)])
-    assert log[-1] == "discard"
-    log.clear()
-    engine._INSTRUCTION_MAP[schedule.RecvActivation](engine, buffer_id=0)
-    assert log == []
 
 
 # ------------------------------------------------------------------ microbatches of buffers

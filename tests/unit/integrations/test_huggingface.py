@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -62,6 +63,14 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(num_threads)
+
+
 @pytest.fixture(scope="module", params=CONFIGS)
 def model(request: pytest.FixtureRequest) -> PreTrainedModel:
     """A whole model in evaluation mode, so that nothing drops out."""
@@ -81,24 +90,20 @@ def stages_of(model: PreTrainedModel, num_stages: int) -> list[torch.nn.Sequenti
 # ------------------------------------------------------------------ the same model
 
 
-@pytest.mark.parametrize("num_stages", [2, 5])
-def test_stages_in_a_row_give_the_loss_of_the_whole_model(
-    model: PreTrainedModel, num_stages: int
+def test_stages_in_a_row_give_the_loss_of_the_whole_model_at_every_length(
+    model: PreTrainedModel,
 ) -> None:
-    text = tokens()
-    hidden = text
-    for stage in stages_of(model, num_stages):
-        hidden = stage(hidden)
-    whole = model(text, labels=text)
-    assert next_token_loss(hidden, text).item() == pytest.approx(whole.loss.item(), abs=1e-6)
-    assert torch.allclose(hidden, whole.logits, atol=1e-6)
-
-
-def test_sequences_of_changing_length_keep_their_positions(model: PreTrainedModel) -> None:
-    stage = stage_module(model, stage=0, num_stages=1)
-    for length in (12, 7, 16, 12):
-        text = tokens(length=length)
-        assert torch.allclose(stage(text), model(text).logits, atol=1e-6)
+    for num_stages in (1, 5):
+        stages = stages_of(model, num_stages)
+        for length in (12, 7, 16, 12):
+            text = tokens(length=length)
+            hidden = text
+            for stage in stages:
+                hidden = stage(hidden)
+            whole = model(text, labels=text)
+            loss = next_token_loss(hidden, text).item()
+            assert loss == pytest.approx(whole.loss.item(), abs=1e-6)
+            assert torch.allclose(hidden, whole.logits, atol=1e-6)
 
 
 def test_positions_are_as_exact_in_a_stage_cast_to_bfloat16() -> None:
@@ -126,13 +131,9 @@ def test_an_evaluation_in_inference_mode_does_not_spoil_training_after_it(
 def test_the_slices_hold_every_layer_once_in_order(model: PreTrainedModel, num_stages: int) -> None:
     slices = stages_of(model, num_stages)
     assert all(len(layers) > 0 for layers in slices)
-    parameters = [list(layer.parameters()) for layers in slices for layer in layers]
-    expected = [list(layer.parameters()) for layer in layers_of(model).in_order]
-    assert len(parameters) == len(expected)
-    for found, wanted in zip(parameters, expected, strict=True):
-        assert [id(one) for one in found] == [id(one) for one in wanted]
-    held = {id(one) for layer in parameters for one in layer}
-    assert held == {id(one) for one in model.parameters()}
+    parameters = [[*map(id, layer.parameters())] for layers in slices for layer in layers]
+    assert parameters == [[*map(id, layer.parameters())] for layer in layers_of(model).in_order]
+    assert {one for layer in parameters for one in layer} == {*map(id, model.parameters())}
 
 
 # ------------------------------------------------------------------ the seed
@@ -163,38 +164,29 @@ def test_without_tied_weights_summing_gradients_asks_nobody() -> None:
 # ------------------------------------------------------------------ what is refused
 
 
-def test_another_architecture_is_refused_with_those_that_are_supported() -> None:
+def test_a_model_that_cannot_be_cut_is_refused() -> None:
     with pytest.raises(ValueError, match=r"type 'bert' into stages; supported: gpt2, llama$"):
         build_causal_lm(BertConfig(), seed=7)
-
-
-def test_a_model_without_a_head_is_refused() -> None:
     with pytest.raises(ValueError, match=r"LlamaModel into stages.*AutoModelForCausalLM$"):
         deepspeed_layers(LlamaModel(CONFIGS["llama"]), num_stages=2)
-
-
-def test_attention_that_needs_a_mask_is_refused() -> None:
+    # Its attention needs a mask.
     config = LlamaConfig(**_LLAMA, attn_implementation="eager")
     with pytest.raises(ValueError, match=r"'eager' into stages.*attn_implementation.*sdpa"):
         stage_module(build_causal_lm(config, seed=7), stage=0, num_stages=2)
 
 
-@pytest.mark.parametrize("num_stages", [0, 8])
-def test_more_stages_than_layers_are_refused(num_stages: int) -> None:
-    # The embedding, four blocks, a norm and the head.
-    expected = f"a model of 7 layers into {num_stages} stages; give 1 to 7 stages"
+def test_stages_that_do_not_exist_are_refused() -> None:
     model = build_causal_lm(CONFIGS["llama"], seed=7)
-    with pytest.raises(ValueError, match=expected):
-        deepspeed_layers(model, num_stages=num_stages)
-    with pytest.raises(ValueError, match=expected):
-        stage_module(model, stage=0, num_stages=num_stages)
-
-
-@pytest.mark.parametrize("stage", [-1, 2])
-def test_a_stage_that_does_not_exist_is_refused(stage: int) -> None:
-    model = build_causal_lm(CONFIGS["llama"], seed=7)
-    with pytest.raises(ValueError, match=f"stage must be 0 to 1, not {stage}"):
-        stage_module(model, stage=stage, num_stages=2)
+    for num_stages in (0, 8):
+        # The embedding, four blocks, a norm and the head.
+        expected = f"a model of 7 layers into {num_stages} stages; give 1 to 7 stages"
+        with pytest.raises(ValueError, match=expected):
+            deepspeed_layers(model, num_stages=num_stages)
+        with pytest.raises(ValueError, match=expected):
+            stage_module(model, stage=0, num_stages=num_stages)
+    for stage in (-1, 2):
+        with pytest.raises(ValueError, match=f"stage must be 0 to 1, not {stage}"):
+            stage_module(model, stage=stage, num_stages=2)
 
 
 # ------------------------------------------------------------------ where to cut

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import pytest
 import torch.distributed
 from tests.unit.client.recording_gpu import RecordingGpu
+from tests.unit.planning.tiny_pipelines import B, F, context_of, profile_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # Megatron's own, at its import
@@ -23,6 +25,7 @@ from flyball_integrations.megatron import pipeline
 from flyball_integrations.megatron.order import interleaved
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 from flyball_integrations.shared import attachment
+from flyball_server.planning.schedules import make_schedule
 from flyball_wire.messages import JobRegistration
 
 _CONFIG = {"timers": None, "microbatch_group_size_per_vp_stage": 2, "overlap_p2p_comm": True}
@@ -38,11 +41,11 @@ CHUNKS = "stage,chunk,instruction,frequency,time,energy\n" + "".join(
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
 
 
-@pytest.fixture
-def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobRegistration]]:
-    """A pipeline of two ranks, seen from the first; what is registered of it."""
-    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
+@pytest.fixture(autouse=True)
+def _first_of_two_ranks(
+    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """A pipeline of two ranks, seen from the first."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     places = {
@@ -56,17 +59,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[JobRegistration
     }
     for name, value in places.items():
         monkeypatch.setattr(parallel_state, name, lambda value=value: value)
-    registrations: list[JobRegistration] = []
-
-    class Registrar:
-        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
-            registrations.append(registration)
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(attachment, "JobRegistrar", Registrar)
-    yield registrations
+    yield
     detach()
 
 
@@ -124,22 +117,16 @@ def test_a_step_without_an_attachment_goes_on_and_is_warned_of_once(
 )
 @pytest.mark.parametrize("hooks", ["patch", "timers"])
 def test_a_megatron_that_lacks_a_name_is_told_by_version(
-    registered: list[JobRegistration],
-    monkeypatch: pytest.MonkeyPatch,
-    hooks: Literal["patch", "timers"],
-    name: str,
+    monkeypatch: pytest.MonkeyPatch, hooks: Literal["patch", "timers"], name: str
 ) -> None:
     monkeypatch.delattr(schedules, name)
     before = dict(vars(schedules))
     with pytest.raises(ValueError, match=rf"megatron-core 0.* has no {name} in .* 0\.16\.1$"):
         attach(config(), job_id="job", num_microbatches=4, hooks=hooks, gpu=RecordingGpu())
     assert vars(schedules) == before
-    assert registered == []
 
 
-def test_what_fails_late_leaves_megatron_alone(
-    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_fails_late_leaves_megatron_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no thread can be started")
 
@@ -190,9 +177,7 @@ def test_where_no_hook_can_run_inside_a_step_each_stage_has_one_clock(
     assert "plan version 2 changes clocks within a step" in caplog.text
 
 
-def test_a_plan_without_instructions_leaves_whole_steps_unplanned(
-    registered: list[JobRegistration],
-) -> None:
+def test_a_plan_without_instructions_leaves_whole_steps_unplanned() -> None:
     session = attach(
         config(**_WHOLE), job_id="job", num_microbatches=4, planner_url=LOOPBACK, gpu=RecordingGpu()
     )
@@ -200,7 +185,6 @@ def test_a_plan_without_instructions_leaves_whole_steps_unplanned(
     for _ in range(2):
         with training_step():
             pass
-    assert registered
     assert [(step.plan_version, step.num_unplanned) for step in session.history][1:] == [(1, 1)]
 
 
@@ -219,7 +203,7 @@ def plan_at(clocks_mhz: tuple[int, ...], *, version: int) -> CompiledPlan:
 
 
 @pytest.fixture
-def interleaving(registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch) -> None:
+def interleaving(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two model chunks on each of the two ranks."""
     name = "get_virtual_pipeline_model_parallel_world_size"
     monkeypatch.setattr(parallel_state, name, lambda: 2)
@@ -278,6 +262,30 @@ def test_groups_of_microbatches_that_do_not_divide_are_megatrons_example() -> No
     assert [microbatch for microbatch, _ in orders[0].forwards] == [0, 1, 2, 0, 1, 2, 3, 4, 3, 4]
     assert [chunk for _, chunk in orders[0].forwards] == [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
     assert [order.num_warmup for order in orders] == [2 + 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_chunks", "num_microbatches"),
+    [(2, 2, 2), (2, 2, 6), (2, 3, 4), (3, 2, 9), (4, 2, 4), (4, 2, 16), (4, 4, 8)],
+)
+def test_the_planner_generates_the_order_that_megatron_runs(
+    num_stages: int, num_chunks: int, num_microbatches: int
+) -> None:
+    stage = {F: [(1410, 1.0, 1.0), (1000, 2.0, 1.0)], B: [(1410, 2.0, 1.0), (1000, 3.0, 1.0)]}
+    profile = profile_of([stage] * num_stages)
+    with_chunks = replace(profile, chunks=(profile,) * num_chunks)
+    generated = make_schedule("interleaved-1f1b", context_of(with_chunks, num_microbatches)).stages
+    of_megatron = interleaved(
+        schedules,
+        num_stages=num_stages,
+        num_chunks=num_chunks,
+        num_microbatches=num_microbatches,
+        group_size=num_stages,
+    )
+    for own, stage_order in zip(generated, of_megatron, strict=True):
+        assert [(kind.value, m, chunk) for kind, m, chunk in own] == list(
+            stage_order.instructions()
+        )
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -2,83 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.integrations.order_world import World
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from tests.unit.integrations.switched_orders import (
-    ALL_IN_FRONT,
-    EXTRA_IN_FRONT,
-    NUM_MICROBATCHES,
-    ONE_F_ONE_B,
-    Meter,
-    computed,
-    engine,
-    plan,
-    stock,
-)
+from deepspeed.runtime.pipe import schedule
 
 from flyball_client.session.active_plan import PendingPlans
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
 from flyball_integrations.shared import order_agreement
 from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
-from flyball_integrations.shared.rank_memory import RankMemory
-from flyball_integrations.shared.stage_orders import StageOrder
+from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
+from flyball_wire.messages import MeasurementDetail
+
+NUM_MICROBATCHES = 3
+ALL_IN_FRONT = StageOrder.of_instructions(
+    ["forward"] * 3 + ["backward"] * 3, [*range(3), *range(3)]
+)
+ONE_F_ONE_B = tuple(one_f_one_b(NUM_MICROBATCHES, 2, stage) for stage in range(2))
+EXTRA_IN_FRONT = (ALL_IN_FRONT, ONE_F_ONE_B[1])
 
 
-class Ranks:
-    """Two stages that agree on what they run.
+class NoMeter:
+    """Stands for the meter of activations, which measures nothing here."""
 
-    Args:
-        world: of two ranks.
-        monkeypatch: undone with the test.
-        free_bytes: of each; an activation takes 100.
-    """
-
-    def __init__(
-        self, world: World, monkeypatch: pytest.MonkeyPatch, *, free_bytes: int = 99
-    ) -> None:
-        monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
-        self._world = world
-        self._free_bytes = free_bytes
-        self.told: list[tuple[RankMemory, ...]] = []
-        self.switches: list[OrderSwitch] = world.on_each(self._switch)
-
-    def step(self, plans: Sequence[CompiledPlan]) -> list[CompiledPlan | None]:
-        """Return what each rank runs in a step, holding this plan."""
-
-        def run(rank: int) -> CompiledPlan | None:
-            with self.switches[rank].around_step():
-                return self.switches[rank].choose_plan((plans[rank],))
-
-        return self._world.on_each(run)
-
-    def _switch(self, rank: int) -> OrderSwitch:
-        place = RankPlace(rank=rank, stage=rank, num_stages=2, num_microbatches=NUM_MICROBATCHES)
-        negotiation = OrderNegotiation(
-            place,
-            agreement=OrderAgreement(stage=rank, num_stages=2),
-            activation_bytes=lambda: 100,
-            free_bytes=lambda: self._free_bytes,
-            on_memory=self.told.append,
-        )
-        meter: Any = Meter()
-        return OrderSwitch(engine(stage_id=rank), negotiation=negotiation, meter=meter)
+    @contextmanager
+    def measuring_step(self) -> Iterator[None]:
+        yield
 
 
-# ------------------------------------------------------------------ while a profile is measured
+def plan(order: StageOrder, *, version: int, num_rows: int) -> CompiledPlan:
+    """One clock throughout, or a cycle of so many rows."""
+    cycle_mhz = tuple((1200 - 15 * row,) * len(order.units) for row in range(num_rows))
+    return CompiledPlan(
+        version=version,
+        kinds=tuple("forward" if unit.is_forward else "backward" for unit in order.units),
+        microbatches=tuple(unit.microbatch for unit in order.units),
+        chunks=(0,) * len(order.units),
+        sm_clocks_mhz=(1200,) * len(order.units),
+        highest_sm_clock_mhz=1400,
+        num_raised=0,
+        cycle_mhz=cycle_mhz or None,
+        measurement_detail=MeasurementDetail.CLOCKS if num_rows else MeasurementDetail.TOTALS,
+    )
 
 
-class FollowingRanks(Ranks):
-    """The same, with room for every order; plans come with their first steps, as from a planner."""
+class FollowingRanks:
+    """Two stages with room for every order; plans come with their first steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(World(2, monkeypatch), monkeypatch, free_bytes=10_000)
+        monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
+        self._world = World(2, monkeypatch)
+        self.switches: list[OrderSwitch] = self._world.on_each(self._switch)
         self._plans = [PendingPlans(switch.choose_plan) for switch in self.switches]
         self._step = 0
         self._in_force = [0, 0]
@@ -98,6 +81,25 @@ class FollowingRanks(Ranks):
         """Return what `run` tells of each."""
         return [self.run() for _ in range(num_steps)]
 
+    def _switch(self, rank: int) -> OrderSwitch:
+        negotiation = OrderNegotiation(
+            RankPlace(rank=rank, stage=rank, num_stages=2, num_microbatches=NUM_MICROBATCHES),
+            agreement=OrderAgreement(stage=rank, num_stages=2),
+            activation_bytes=lambda: 100,
+            free_bytes=lambda: 10_000,
+            on_memory=lambda memory: None,
+        )
+        engine: Any = SimpleNamespace(
+            stage_id=rank,
+            num_stages=2,
+            num_pipe_buffers=0,
+            pipe_buffers={"inputs": [], "outputs": []},
+            device=torch.device("cpu"),
+            is_last_stage=lambda: rank == 1,
+        )
+        meter: Any = NoMeter()
+        return OrderSwitch(engine, negotiation=negotiation, meter=meter)
+
     def _begin(self, rank: int) -> None:
         with self.switches[rank].around_step():
             due = self._plans[rank].take_due(self._step)
@@ -105,8 +107,14 @@ class FollowingRanks(Ranks):
             self._in_force[rank] = due[0].version
 
     def _order_of(self, rank: int) -> str:
-        run = self.switches[rank].schedule_for(stock(stage_id=rank))
-        letters = "".join(name[0] for name, _ in computed(run))
+        stock = schedule.TrainSchedule(NUM_MICROBATCHES, 2, rank)
+        run = self.switches[rank].schedule_for(stock)
+        letters = "".join(
+            type(command).__name__[0]
+            for commands in run
+            for command in commands
+            if isinstance(command, schedule.ForwardPass | schedule.BackwardPass)
+        )
         return f"{'planned' if isinstance(run, PlannedSchedule) else 'own'} {letters}"
 
 

@@ -24,7 +24,7 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
-from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
+from flyball_integrations.shared.transfer_timers import TransferTimer
 from flyball_integrations.torch.order_switch import ForwardMeter
 from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
 
@@ -183,34 +183,6 @@ def test_torchs_waits_are_its_own_again_after_a_step_that_failed() -> None:
         assert schedules._wait_batch_p2p is not own
         raise KeyError
     assert schedules._wait_batch_p2p is own
-
-
-def test_on_a_gpu_waits_are_timed_by_events_and_told_once_it_has_been_waited_for() -> None:
-    told: list[tuple[object, ...]] = []
-    stream_ms = [0.0]
-
-    class Event:
-        def __init__(self, *, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at_ms = stream_ms[0]
-
-        def elapsed_time(self, later: Event) -> float:
-            return later.at_ms - self.at_ms
-
-    timer = DeviceTransferTimer(
-        lambda *names, **times: told.append((*names, *times.values())), make_event=Event
-    )
-    waits = WaitTimes(timer)
-    clock = _Clock()
-    with waits.in_force():
-        schedules._wait_batch_p2p([_Work(clock, 0.0)])
-        stream_ms[0] = 12.0
-        waits.before(Instruction("forward", 3, 1))
-        assert told == []
-        waits.timer.report()
-    assert told == [("receive", "forward", 0.012, 3, 1)]
 
 
 class _Work:

@@ -1,0 +1,32 @@
+"""Fixtures of the tests of several frameworks."""
+
+from __future__ import annotations
+
+import pytest
+
+from flyball_wire.messages import JobRegistration
+
+
+@pytest.fixture
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No planner, token or launcher in the environment."""
+    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def registered(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> list[JobRegistration]:
+    """What ranks register, which no planner gets."""
+    from flyball_integrations.shared import attachment  # noqa: PLC0415 - needs torch
+
+    registrations: list[JobRegistration] = []
+
+    class Registrar:
+        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+            registrations.append(registration)
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr(attachment, "JobRegistrar", Registrar)
+    return registrations
