@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, redirect_stdout
-from io import StringIO
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +14,16 @@ from unittest import mock
 import torch
 import torch.distributed
 from tests.integration.rank_server import Findings
-from tests.integration.trainings import numbers_of, points, rank_0_says, samples, takes_profile
+from tests.integration.trainings import (
+    BLOCKING_POWER_W,
+    meet,
+    numbers_of,
+    points,
+    printed_by,
+    rank_0_says,
+    samples,
+    takes_profile,
+)
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -25,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings
+from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, training_step
 from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
@@ -36,7 +43,6 @@ from flyball_wire.plan_options import TargetChange
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel_loop.py"
 KINDS = ("ddp", "fsdp")
 NUM_RANKS = 2
-BLOCKING_POWER_W = 80.0
 # Of a step of both ranks: SM clock in MHz, time in s, energy in J.
 ROWS = (
     (1410, 1.00, 600.0),
@@ -47,6 +53,12 @@ ROWS = (
     (900, 1.33, 480.0),
 )
 STRAGGLER, SLOWDOWN = 1, 1.21
+# After "slowdown:0.05": targets and the clocks of the steps under them.
+TARGETS = {
+    "ddp": (("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)),
+    "fsdp": (("fastest", 1410),),
+}
+_SIZES = ("--tiny", "--steps", "3")
 _WIDTH = 8
 _PATIENCE_S = 60.0
 # Between steps that take no time, so that a plan can come.
@@ -66,10 +78,9 @@ class Training:
 
     def __init__(self, kind: str) -> None:
         torch.manual_seed(7)
+        norm = nn.BatchNorm1d if kind == "ddp" else nn.LayerNorm
         layers = [
-            nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.BatchNorm1d(_WIDTH), nn.Dropout(0.1))
-            if kind == "ddp"
-            else nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.LayerNorm(_WIDTH), nn.Dropout(0.1))
+            nn.Sequential(nn.Linear(_WIDTH, _WIDTH), norm(_WIDTH), nn.Dropout(0.1))
             for _ in range(3)
         ]
         model = nn.Sequential(*layers, nn.Linear(_WIDTH, _WIDTH))
@@ -205,14 +216,8 @@ class VirtualJob:
     def __init__(self, kind: str, job_id: str, **options: Any) -> None:  # noqa: ANN401 - attach's
         self.job_id = job_id
         self.clock = RankClock()
-        rank = torch.distributed.get_rank()
-        noise = options.pop("noise", 0.0)
-        settings = EmulatedGpuSettings(
-            call_time=IDEAL_GPU.call_time,
-            delay_up=IDEAL_GPU.delay_up,
-            delay_down=IDEAL_GPU.delay_down,
-            noise=noise,
-            seed=rank,
+        settings = replace(
+            IDEAL_GPU, noise=options.pop("noise", 0.0), seed=torch.distributed.get_rank()
         )
         self.gpu = EmulatedGpu(
             step_profile(),
@@ -229,6 +234,8 @@ class VirtualJob:
             job_id=job_id,
             planner_url=os.environ["PLANNER_URL"],
             gpu=self.gpu,
+            target="slowdown:0.05",
+            blocking_power_w=BLOCKING_POWER_W,
             **options,
         )
 
@@ -243,7 +250,7 @@ class VirtualJob:
 
         def end_together(waits: RankWaits) -> None:
             if waits.is_in_step:
-                self._meet()
+                meet(self.clock)
             end(waits)
 
         with mock.patch.object(RankWaits, "end", end_together), training_step(self.training.model):
@@ -259,17 +266,11 @@ class VirtualJob:
             self.step()
         return True
 
-    def run_on(self, sm_clock_mhz: int, *, on_rank: int = 0) -> list[Any]:
-        """Train until a rank runs at this clock, and some steps more; return the last of them."""
-        rank = torch.distributed.get_rank()
-
-        def is_there() -> bool:
-            timings = self.session.last_step_timings
-            clocks_mhz = [one.sm_clock_mhz for one in timings]
-            return rank == on_rank and clocks_mhz == [sm_clock_mhz]
-
-        assert on_rank == 0
-        self.run_until(is_there)
+    def run_on(self, sm_clock_mhz: int) -> list[Any]:
+        """Train until rank 0 runs at this clock, and some steps more; return the last of them."""
+        self.run_until(
+            lambda: [one.sm_clock_mhz for one in self.session.last_step_timings] == [sm_clock_mhz]
+        )
         for _ in range(_NUM_MEASURED):
             self.step()
         measured, (timing,) = self.session.history[-1], self.session.last_step_timings
@@ -282,25 +283,16 @@ class VirtualJob:
             measured.num_overruns,
         ]
 
-    def _meet(self) -> None:
-        now_s = torch.tensor(self.clock.now_s(), dtype=torch.float64)
-        torch.distributed.all_reduce(now_s, op=torch.distributed.ReduceOp.MAX)
-        self.clock.sleep_until(now_s.item())
-
 
 def planned(kind: str) -> Findings:
     """A job with its profile, under one target after another, and then with a straggler."""
-    job = VirtualJob(
-        kind,
-        f"planned-{kind}",
-        target="slowdown:0.05",
-        adaptation="frontier",
-        blocking_power_w=BLOCKING_POWER_W,
-    )
+    job = VirtualJob(kind, f"planned-{kind}", adaptation="frontier")
     job.run_until(lambda: takes_profile(job.planner, job.job_id, step_profile()))
     found: Findings = {"slowdown:0.05": job.run_on(1305)}
-    for target, sm_clock_mhz in (("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)):
-        _set_target(job, target)
+    for target, sm_clock_mhz in TARGETS[kind]:
+        if torch.distributed.get_rank() == 0:
+            job.planner.put_target(job.job_id, TargetChange(target=target))
+        torch.distributed.barrier()
         found[target] = job.run_on(sm_clock_mhz)
     if torch.distributed.get_rank() == STRAGGLER:
         job.gpu.set_slowdown(SLOWDOWN)
@@ -319,13 +311,7 @@ def planned(kind: str) -> Findings:
 def profiled_online(kind: str) -> Findings:
     """A job without a profile, measured while it trains."""
     job = VirtualJob(
-        kind,
-        f"online-{kind}",
-        target="slowdown:0.05",
-        profiling="online",
-        profiling_slowdown=0.5,
-        blocking_power_w=BLOCKING_POWER_W,
-        noise=0.002,
+        kind, f"online-{kind}", profiling="online", profiling_slowdown=0.5, noise=0.002
     )
     is_measured = job.run_until(lambda: _profiling_state(job) in {"finished", "refused"})
     found: Findings = {"is_measured": is_measured, "ran": job.run_on(1305)}
@@ -347,27 +333,6 @@ def _profiling_state(job: VirtualJob) -> str:
         return ""
 
 
-def _set_target(job: VirtualJob, target: str) -> None:
-    if torch.distributed.get_rank() == 0:
-        job.planner.put_target(job.job_id, TargetChange(target=target))
-    torch.distributed.barrier()
-
-
-def example(*arguments: str) -> Findings:
-    """Run the example in the process group that there is."""
-    printed = StringIO()
-    sys.path.insert(0, str(EXAMPLE.parent))
-    with (
-        mock.patch.multiple(
-            torch.distributed, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT
-        ),
-        mock.patch.object(sys, "argv", [str(EXAMPLE), "--tiny", "--steps", "3", *arguments]),
-        redirect_stdout(printed),
-    ):
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
-    return {"printed": printed.getvalue()}
-
-
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """All of it with DDP and with FSDP2."""
     for kind in KINDS:
@@ -375,5 +340,5 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
     yield "online", profiled_online("ddp")
-    yield "ddp example", example("--accumulate", "2")
-    yield "fsdp example", example("--fsdp")
+    for kind, options in (("ddp", ("--accumulate", "2")), ("fsdp", ("--fsdp",))):
+        yield f"{kind} example", {"printed": printed_by(EXAMPLE, *_SIZES, *options)}

@@ -10,15 +10,16 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from tests.integration.data_parallel_scenarios import (
-    BLOCKING_POWER_W,
     KINDS,
     NUM_RANKS,
     ROWS,
     SLOWDOWN,
     STRAGGLER,
+    TARGETS,
     step_profile,
 )
 from tests.integration.rank_server import Findings, RankServer
+from tests.integration.trainings import BLOCKING_POWER_W
 from tests.planner.live import serve_process
 
 from flyball_profiles.stage_profile_csv import write_stage_profile
@@ -63,29 +64,24 @@ def test_a_step_is_one_instruction_also_after_one_that_failed(
         assert (name, microbatch) == ("step", 0)
         assert time_s >= 1.0  # padded to the profile's time by the GPU of FLYBALL_GPU
         assert found["is_emulated"] == 1.0
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_detach_restores_the_model(ranks: Sequence[Findings], kind: str) -> None:
-    for rank in ranks:
-        found = rank[f"{kind} flyball"]
+        # `detach` restores the model.
         assert (found["num_replaced"] > 0, found["is_restored"]) == (True, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("target", "sm_clock_mhz"),
-    [("slowdown:0.05", 1305), ("power:470", 1200), ("least-energy", 1005), ("fastest", 1410)],
-)
-def test_every_rank_runs_at_the_clock_of_the_target(
-    ranks: Sequence[Findings], kind: str, target: str, sm_clock_mhz: int
+def test_every_rank_of_the_only_stage_runs_at_the_clock_of_the_target(
+    ranks: Sequence[Findings], kind: str
 ) -> None:
-    time_s, energy_j = _BY_CLOCK[sm_clock_mhz]
-    for rank in ranks:
-        *measured, num_unplanned, num_overruns = rank[f"{kind} planned"][target]
-        wanted = [sm_clock_mhz, time_s, time_s, energy_j / NUM_RANKS]
-        assert measured == pytest.approx(wanted, rel=1e-3)
-        assert (num_unplanned, num_overruns) == (0, 0)
+    for target, sm_clock_mhz in (("slowdown:0.05", 1305), *TARGETS[kind]):
+        time_s, energy_j = _BY_CLOCK[sm_clock_mhz]
+        for rank in ranks:
+            *measured, num_unplanned, num_overruns = rank[f"{kind} planned"][target]
+            wanted = [sm_clock_mhz, time_s, time_s, energy_j / NUM_RANKS]
+            assert measured == pytest.approx(wanted, rel=1e-3)
+            assert (num_unplanned, num_overruns) == (0, 0)
+    found = ranks[0][f"{kind} planned"]
+    assert found["registration"] == "step"
+    assert found["places"] == [[rank, 0, rank] for rank in range(NUM_RANKS)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,15 +97,6 @@ def test_a_straggler_is_found_and_the_others_slow_down_to_it(
     ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
     assert slowdown == pytest.approx(SLOWDOWN, rel=1e-3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_ranks_are_data_parallel_ones_of_a_single_stage(
-    ranks: Sequence[Findings], kind: str
-) -> None:
-    found = ranks[0][f"{kind} planned"]
-    assert found["registration"] == "step"
-    assert found["places"] == [[rank, 0, rank] for rank in range(NUM_RANKS)]
 
 
 def test_a_step_is_profiled_while_it_trains(ranks: Sequence[Findings]) -> None:

@@ -18,10 +18,8 @@ _FIRST_PLANNED_STEP = 10
 _LATE_FIRST_PLANNED_STEP = 18
 _NUM_STEPS = 20
 # Written by hand: the forwards in front, alternation, and the backwards that are left.
-_ENVPIPE_ORDERS = {
-    "pipeline": ["FFFFFFBBBBBB", "FFFFFBFBBBBB", "FFFBFBFBFBBB", "FBFBFBFBFBFB"],
-    "two pipelines": ["FFFFBBBB", "FFFFBBBB", "FBFBFBFB", "FBFBFBFB"],
-}
+_FOUR_STAGES = ["FFFFFFBBBBBB", "FFFFFBFBBBBB", "FFFBFBFBFBBB", "FBFBFBFBFBFB"]
+_TWO_PIPELINES = ["FFFFBBBB", "FFFFBBBB", "FBFBFBFB", "FBFBFBFB"]
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +81,12 @@ def test_hooks_are_called_for_each_stages_1f1b_in_the_order_of_its_microbatches(
     kinds = {"F": "forward", "B": "backward"}
     for stage, (rank, order) in enumerate(zip(four_ranks, orders, strict=True)):
         step = [
-            [call, kinds[unit[0]], int(unit[1:]), 0]
+            f"{kinds[unit[0]]} {unit[1:]} of 0{call}"
             for unit in order.split()
-            for call in ("begin", "end")
+            for call in ("", " ends")
         ]
         # Neither the evaluation in between nor the step after the removal left a trace.
-        expected = [["step-begin"], *step, ["step-end"]] * 2
+        expected = ["step begins", *step, "step ends"] * 2
         assert rank["hooked"] == {"stage": stage, "calls": expected}
 
 
@@ -103,51 +101,37 @@ def test_attached_without_a_planner_training_has_the_same_bits_at_default_clocks
         assert found["clock_mhz"] == 1410
         num_with_eager_p2p, num_trained = found["num_with_eager_p2p"]
         assert num_with_eager_p2p == num_trained
-
-
-def test_attach_sets_three_attributes_of_the_engine_once_and_detach_removes_them(
-    four_ranks: Sequence[Findings],
-) -> None:
-    for rank in four_ranks:
-        found = rank["away"]
+        # `attach` sets three attributes of the engine, once, and `detach` removes them.
         assert found["replaced"] == ["_INSTRUCTION_MAP", "_flyball_attachment", "train_batch"]
-        assert found["attributes"] == rank["pipeline stock"]["attributes"]
+        assert found["attributes"] == stock["attributes"]
         assert found["is_stock_p2p"]
         assert "detach(engine) first" in found["attached_twice"]
 
 
 @pytest.mark.parametrize("sends", ["eager", "pulled"])
-@pytest.mark.parametrize(
-    ("schedule", "orders"),
-    [
-        ("envpipe", ["FFFFBBBB", "FBFBFBFB"]),
-        # Its last stage holds several losses at once.
-        ("gpipe", ["FFFFBBBB", "FFFFBBBB"]),
-    ],
-)
-def test_another_order_on_two_stages_trains_to_the_same_bits(
-    two_ranks: list[Findings], schedule: str, orders: list[str], sends: str
+def test_gpipes_order_whose_last_stage_holds_several_losses_trains_to_the_same_bits(
+    two_ranks: list[Findings], sends: str
 ) -> None:
-    require_same_bits(two_ranks, f"{schedule} {sends}", "stock", orders)
+    require_same_bits(two_ranks, f"gpipe {sends}", "stock", ["FFFFBBBB", "FFFFBBBB"])
     assert [rank["stock"]["orders"][-1] for rank in two_ranks] == ["FFBFBFBB", "FBFBFBFB"]
 
 
 @pytest.mark.parametrize(
-    ("model", "sends", "layout"),
+    ("model", "sends", "orders"),
     [
-        ("pipeline", "eager", "pipeline"),
-        ("pipeline", "pulled", "pipeline"),
-        ("checkpointing", "pulled", "pipeline"),
-        ("ZeRO-0", "eager", "two pipelines"),
-        ("ZeRO-1", "pulled", "two pipelines"),
+        ("pipeline", "eager", _FOUR_STAGES),
+        ("pipeline", "pulled", _FOUR_STAGES),
+        ("checkpointing", "pulled", _FOUR_STAGES),
+        ("ZeRO-1", "eager", _TWO_PIPELINES),
+        ("ZeRO-1", "pulled", _TWO_PIPELINES),
     ],
 )
 def test_envpipes_order_on_four_ranks_trains_to_the_same_bits(
-    four_ranks: list[Findings], model: str, sends: str, layout: str
+    four_ranks: list[Findings], model: str, sends: str, orders: list[str]
 ) -> None:
     if f"{model} stock" not in four_ranks[0]:
         pytest.skip("this DeepSpeed cannot checkpoint activations on the CPU")
-    require_same_bits(four_ranks, f"{model} {sends}", f"{model} stock", _ENVPIPE_ORDERS[layout])
+    require_same_bits(four_ranks, f"{model} {sends}", f"{model} stock", orders)
 
 
 def test_all_ranks_change_the_order_once_the_last_one_has_the_plan(
@@ -220,6 +204,9 @@ def test_the_job_is_registered_with_the_memory_that_was_measured(
     two_ranks: list[Findings],
 ) -> None:
     registration = two_ranks[0]["registration"]
+    assert (registration["num_stages"], registration["num_microbatches"]) == (2, 4)
+    assert (registration["num_ranks"], registration["effort"]) == (2, "low")
+    assert registration["blocking_power_w"] == [80.0]
     assert registration["schedule"] == "auto:envpipe,gpipe"
     activation_bytes = registration["activation_bytes"]
     assert len(activation_bytes) == 2

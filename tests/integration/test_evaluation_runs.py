@@ -53,7 +53,7 @@ def run(
     last_stage_factor: float = 1.0,
     job_id: str = "",
 ) -> RunResult:
-    """Eight microbatches through four stages of the example; no delay: the default physics.
+    """Six microbatches through four stages of the example; no delay: the default physics.
 
     The same arguments give the same run; `job_id` is for a second one.
     """
@@ -61,7 +61,7 @@ def run(
     configuration = Configuration(
         model=replace(FOUR_STAGES, profile=heavier),
         manner=manner,
-        num_microbatches=8,
+        num_microbatches=6,
         num_pipelines=num_pipelines,
     )
     job_id = job_id or (
@@ -79,7 +79,7 @@ def run(
 
 @pytest.mark.parametrize(
     ("manner", "last_stage_factor"),
-    [*((manner, 1.0) for manner in MANNERS), (ENVPIPE, 1.3), (FRONTIER_1F1B, 1.3)],
+    [*((manner, 1.0) for manner in MANNERS), (FRONTIER_1F1B, 1.3)],
     ids=lambda value: getattr(value, "label", f"last stage x {value}"),
 )
 def test_time_and_energy_are_those_predicted_where_switches_are_free(
@@ -92,11 +92,7 @@ def test_time_and_energy_are_those_predicted_where_switches_are_free(
     assert result.emulated_energy_j == pytest.approx(result.predicted_energy_j, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "manner",
-    [ENVELOPE_1F1B, ENVPIPE, FRONTIER_1F1B, FRONTIER_ENVPIPE],
-    ids=lambda manner: manner.label,
-)
+@pytest.mark.parametrize("manner", [ENVPIPE, FRONTIER_1F1B], ids=lambda manner: manner.label)
 def test_they_are_within_half_a_percent_where_clocks_come_late(
     planner_url: str, manner: Manner
 ) -> None:
@@ -107,14 +103,11 @@ def test_they_are_within_half_a_percent_where_clocks_come_late(
     assert result.emulated_energy_j != pytest.approx(result.predicted_energy_j, rel=1e-6)
 
 
-def test_the_plan_is_run_and_not_the_default_clocks(planner_url: str) -> None:
+def test_the_plan_is_run_and_its_order_holds_more_microbatches_than_1f1b(planner_url: str) -> None:
     baseline = run(planner_url, BASELINE)
-    envpipe = run(planner_url, ENVPIPE)
-    assert envpipe.emulated_energy_j < 0.95 * baseline.emulated_energy_j
-    assert envpipe.emulated_iteration_time_s <= baseline.emulated_iteration_time_s * (1 + 1e-9)
-
-
-def test_envpipes_order_holds_more_microbatches_than_1f1b(planner_url: str) -> None:
+    planned = run(planner_url, ENVPIPE)
+    assert planned.emulated_energy_j < 0.95 * baseline.emulated_energy_j
+    assert planned.emulated_iteration_time_s <= baseline.emulated_iteration_time_s * (1 + 1e-9)
     one_f_one_b = run(planner_url, FRONTIER_1F1B)
     envpipe = run(planner_url, FRONTIER_ENVPIPE)
     assert one_f_one_b.peak_activations == (4, 3, 2, 1)
@@ -145,12 +138,10 @@ def test_with_a_delay_of_5_ms_a_run_has_the_same_figures_again(planner_url: str)
     assert again.num_switches == first.num_switches
 
 
-def test_what_the_planner_refuses_ends_the_run_with_its_reason(planner_url: str) -> None:
+def test_what_the_planner_refuses_or_an_interruption_ends_a_run(planner_url: str) -> None:
     with pytest.raises(EvaluationFailedError, match=r"no such schedule: .*schedule"):
         run(planner_url, replace(BASELINE, label="no such schedule", schedule="fastest-of-all"))
 
-
-def test_an_interruption_ends_it_between_steps(planner_url: str) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import runpy
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed
@@ -13,6 +20,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
+from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
@@ -98,6 +106,45 @@ def steps_of(session: RankSession) -> dict[str, list[Any]]:
     }
 
 
+class _Lines(logging.Handler):
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
+
+
+@contextmanager
+def logged_warnings() -> Iterator[list[str]]:
+    """Lines that Flyball logs within the block, from WARNING on."""
+    lines: list[str] = []
+    handler = _Lines(lines)
+    loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        yield lines
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+def printed_by(script: Path, *arguments: str) -> str:
+    """Run an example in the process group that there is; return its output."""
+    printed = StringIO()
+    with (
+        mock.patch.multiple(
+            torch.distributed, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT
+        ),
+        mock.patch.object(sys, "path", [str(script.parent), *sys.path]),
+        mock.patch.object(sys, "argv", [str(script), *arguments]),
+        redirect_stdout(printed),
+    ):
+        runpy.run_path(str(script), run_name="__main__")
+    return printed.getvalue()
+
+
 def takes_profile(planner: PlannerClient, job_id: str, profile: StageProfile) -> bool:
     """Put the profile; return False while the job is not registered yet."""
     try:
@@ -105,6 +152,13 @@ def takes_profile(planner: PlannerClient, job_id: str, profile: StageProfile) ->
     except PlannerError:
         return False
     return True
+
+
+def meet(clock: RankClock) -> None:
+    """Let this rank's virtual time pass until all ranks have come."""
+    now_s = torch.tensor(clock.now_s(), dtype=torch.float64)
+    torch.distributed.all_reduce(now_s, op=torch.distributed.ReduceOp.MAX)
+    clock.sleep_until(now_s.item())
 
 
 def rank_0_says(decision: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Two pipelines of two stages, run by four ranks on two nodes for test_two_nodes.py.
+"""A pipeline of two stages, run by a rank on each of two nodes for test_two_nodes.py.
 
 Rank 0 gives the job its profile and at the end asks the planner what it knows; every rank writes
 what it saw itself into a JSON file.
@@ -42,7 +42,7 @@ NUM_PLANNED_STEPS = 4
 _MAX_STEPS = 60
 _WIDTH = 16
 
-# MHz, s, J of both ranks of a stage; the second stage has less to do.
+# MHz, s, J; the second stage has less to do.
 _POINTS = {
     (0, InstructionKind.FORWARD): ((1410, 0.1, 60.0), (1305, 0.106, 52.0), (1200, 0.113, 46.0)),
     (0, InstructionKind.BACKWARD): ((1410, 0.2, 124.0), (1305, 0.211, 108.0), (1200, 0.224, 98.0)),
@@ -51,10 +51,9 @@ _POINTS = {
 }
 
 
-def profile() -> StageProfile:
-    """Of stages that two ranks each run."""
-    by_kind = {key: points(rows) for key, rows in _POINTS.items()}
-    return StageProfile(points=by_kind, num_ranks_per_stage=(2, 2))
+PROFILE = StageProfile(
+    points={key: points(rows) for key, rows in _POINTS.items()}, num_ranks_per_stage=(1, 1)
+)
 
 
 def main(folder: Path, planner_url: str) -> None:
@@ -62,7 +61,7 @@ def main(folder: Path, planner_url: str) -> None:
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
     engine = _engine()
-    gpu = EmulatedGpu(profile(), engine.stage_id, blocking_power_w=BLOCKING_POWER_W)
+    gpu = EmulatedGpu(PROFILE, engine.stage_id, blocking_power_w=BLOCKING_POWER_W)
     witness = ClockWitness(gpu)
     session = attach(
         engine,
@@ -73,7 +72,7 @@ def main(folder: Path, planner_url: str) -> None:
         p2p="eager",
         blocking_power_w=[BLOCKING_POWER_W],
     )
-    data = samples(2, _WIDTH, seed=engine.grid.get_data_parallel_rank())
+    data = samples(2, _WIDTH)
     num_planned = 0
     with PlannerClient(planner_url, token=os.environ["FLYBALL_TOKEN"]) as planner:
         is_profiled = False
@@ -81,7 +80,7 @@ def main(folder: Path, planner_url: str) -> None:
             witness.begin_step()
             engine.train_batch(data)
             if engine.global_rank == 0 and not is_profiled:
-                is_profiled = takes_profile(planner, JOB_ID, profile())
+                is_profiled = takes_profile(planner, JOB_ID, PROFILE)
             num_planned += session.active_version is not None
             if rank_0_says(num_planned >= NUM_PLANNED_STEPS):
                 break
@@ -92,7 +91,6 @@ def main(folder: Path, planner_url: str) -> None:
             "rank": engine.global_rank,
             "host": socket.gethostname(),
             "stage": engine.stage_id,
-            "dp_rank": engine.grid.get_data_parallel_rank(),
             "steps": [asdict(step) for step in session.history],
             "last_step_timings": [asdict(timing) for timing in timings],
             "num_dropped": session.num_dropped_measurements,
@@ -100,7 +98,11 @@ def main(folder: Path, planner_url: str) -> None:
         # All have posted what they measured when they have detached.
         torch.distributed.barrier()
         if engine.global_rank == 0:
-            findings |= _what_the_planner_knows(planner)
+            findings |= {
+                "job": asdict(planner.get_job(JOB_ID)),
+                "plans": [asdict(plan) for plan in planner.list_plans(JOB_ID)],
+                "steps of the job": [asdict(step) for step in planner.list_steps(JOB_ID)],
+            }
     (folder / f"rank-{engine.global_rank}.json").write_text(json.dumps(findings))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -124,14 +126,6 @@ def _engine() -> PipelineEngine:
         },
     )
     return engine
-
-
-def _what_the_planner_knows(planner: PlannerClient) -> dict[str, Any]:
-    return {
-        "job": asdict(planner.get_job(JOB_ID)),
-        "plans": [asdict(plan) for plan in planner.list_plans(JOB_ID)],
-        "steps of the job": [asdict(step) for step in planner.list_steps(JOB_ID)],
-    }
 
 
 if __name__ == "__main__":

@@ -19,7 +19,13 @@ from unittest import mock
 import torch
 import torch.distributed
 from tests.integration.rank_server import Findings
-from tests.integration.trainings import BLOCKING_POWER_W, points, rank_0_says, takes_profile
+from tests.integration.trainings import (
+    BLOCKING_POWER_W,
+    meet,
+    points,
+    rank_0_says,
+    takes_profile,
+)
 from torch.distributed import distributed_c10d
 
 from flyball_client.api.planner_client import PlannerClient
@@ -85,9 +91,7 @@ class VirtualTime:
 
     def meet(self) -> None:
         """Wait for all ranks, as an optimizer does that clips gradients by a common norm."""
-        now_s = torch.tensor(self.clock.now_s(), dtype=torch.float64)
-        torch.distributed.all_reduce(now_s, op=torch.distributed.ReduceOp.MAX)
-        self.clock.sleep_until(now_s.item())
+        meet(self.clock)
 
     def _next(self, sender: int, receiver: int) -> tuple[int, int, int]:
         number = self._num_messages[sender, receiver]

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 import pytest
 import torch.distributed
+from tests.planner.live import live_planner
+from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.integrations.order_world import World
@@ -22,6 +24,7 @@ from flyball_integrations.deepspeed.settings import SCHEDULES
 from flyball_integrations.shared import attachment, order_agreement
 from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_server.planning.schedule_choice import candidate_schedules
+from flyball_wire import routes
 from flyball_wire.messages import JobRegistration
 
 LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
@@ -188,6 +191,35 @@ def test_a_job_whose_order_memory_bounds_is_registered_once_that_is_known(
     assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.05)
     assert (registration.blocking_power_w, registration.gpu) == (None, None)
     assert opened.log[-1] == "close gpu"
+
+
+def test_a_planner_gets_the_place_of_a_rank_in_the_frameworks_grid_and_a_job_to_profile_online(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 12)
+    made = engine()
+    # Second of two pipelines, third of its tensor-parallel group.
+    made.grid = SimpleNamespace(get_data_parallel_rank=lambda: 1, get_slice_parallel_rank=lambda: 2)
+    options: dict[str, Any] = {"profiling_slowdown": 0.05, "adaptation": "frontier"}
+    with live_planner() as planner:
+        url = str(planner.http.base_url)
+        attach(made, job_id="job", planner_url=url, profiling="online", **options)
+        path = routes.fill(routes.JOB, job_id="job")
+        wait_until(lambda: bool(planner.http.get(path).json().get("ranks")))
+        job = planner.http.get(path).json()
+        profiling = planner.http.get(routes.fill(routes.PROFILING, job_id="job")).json()
+        detach(made)
+    assert opened.log[-1] == "close gpu"
+    (rank,) = job["ranks"]
+    assert (rank["rank"], rank["stage"]) == (0, 0)
+    assert (rank["dp_rank"], rank["tp_rank"], rank["cp_rank"]) == (1, 2, 0)
+    assert job["state"] == "awaiting-profile"
+    registered = job["registration"]
+    assert registered["num_ranks"] == 12
+    assert (registered["profiling"], registered["profiling_slowdown"]) == ("online", 0.05)
+    assert registered["adaptation"] == "frontier"
+    assert (registered["blocking_power_w"], registered["gpu"]) == (None, None)
+    assert (profiling["state"], profiling["slowdown_limit"]) == ("waiting", 0.05)
 
 
 def test_the_environment_gives_it_an_emulated_gpu_and_the_envpipe_import_too(
