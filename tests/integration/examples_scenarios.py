@@ -5,19 +5,15 @@ Each script runs as `python SCRIPT` would run it, but for the process group, whi
 
 from __future__ import annotations
 
-import logging
 import os
-import runpy
-import sys
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from unittest import mock
 
 import deepspeed
-import torch.distributed
+import transformers  # noqa: F401 - by the process that ranks are forked from
 from tests.integration.rank_server import Findings
+from tests.integration.trainings import logged_warnings, printed_by
 
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
@@ -37,47 +33,24 @@ _NUM_STEPS = 2
 _NUM_STEPS_WITH_PLANNER = 8
 
 
-class _Warnings(logging.Handler):
-    """Keeps what Flyball logs from a warning on."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def trained(script: str, *arguments: str) -> Findings:
     """Return what the script prints of its training, and what Flyball warns of."""
-    warnings = _Warnings()
-    loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
-    for logger in loggers:
-        logger.addHandler(warnings)
-    printed = StringIO()
-    path = str(EXAMPLES / f"{script}.py")
-    try:
-        with mock.patch.object(sys, "argv", [path, *_SIZES, *arguments]), redirect_stdout(printed):
-            runpy.run_path(path, run_name="__main__")
-    finally:
-        for logger in loggers:
-            logger.removeHandler(warnings)
-    steps = [line for line in printed.getvalue().splitlines() if line.startswith("step ")]
-    return {"steps": steps, "warnings": warnings.lines}
+    with logged_warnings() as warnings:
+        printed = printed_by(EXAMPLES / f"{script}.py", *_SIZES, *arguments)
+    steps = [line for line in printed.splitlines() if line.startswith("step ")]
+    return {"steps": steps, "warnings": warnings}
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """Every example; the planner's address is where nobody listens, for all but one."""
-    sys.path.insert(0, str(EXAMPLES))
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
-    with mock.patch.object(torch.distributed, "destroy_process_group"):
-        for name, (script, options) in RUNS.items():
-            has_planner = name == WITH_PLANNER
-            num_steps = _NUM_STEPS_WITH_PLANNER if has_planner else _NUM_STEPS
-            given = (*options, "--steps", str(num_steps))
-            url = os.environ["PLANNER_URL" if has_planner else "NOBODY_THERE"]
-            with mock.patch.dict(os.environ, FLYBALL_PLANNER_URL=url):
-                plain = trained(script, *given)
-                with_flyball = trained(f"{script}_flyball", *given)
-            yield name, {"plain": plain, "flyball": with_flyball}
+    for name, (script, options) in RUNS.items():
+        has_planner = name == WITH_PLANNER
+        num_steps = _NUM_STEPS_WITH_PLANNER if has_planner else _NUM_STEPS
+        given = (*options, "--steps", str(num_steps))
+        url = os.environ["PLANNER_URL" if has_planner else "NOBODY_THERE"]
+        with mock.patch.dict(os.environ, FLYBALL_PLANNER_URL=url):
+            plain = trained(script, *given)
+            with_flyball = trained(f"{script}_flyball", *given)
+        yield name, {"plain": plain, "flyball": with_flyball}

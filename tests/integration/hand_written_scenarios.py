@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import os
-import runpy
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
 from threading import Thread
-from unittest import mock
 
 import torch.distributed
 from tests.integration.rank_server import Findings
-from tests.integration.trainings import takes_profile
+from tests.integration.trainings import printed_by, takes_profile
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.examples import load_example_profile
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hand_written_loop.py"
 # The plan comes early among these, of 0.1 s each, on a busy machine too.
-NUM_STEPS = 60
+NUM_STEPS = 40
 _SIZES = ("--tiny", "--microbatches", "2", "--steps", str(NUM_STEPS))
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """A job that is given its profile, and one that is profiled online."""
-    sys.path.insert(0, str(EXAMPLE.parent))
     os.environ["FLYBALL_PLANNER_URL"] = os.environ["PLANNER_URL"]
     if torch.distributed.get_rank() == 0:
         Thread(target=_put_profile, daemon=True).start()
-    yield "given", _printed("--time-scale", "0.25")
-    yield "online", _printed("--time-scale", "0.2", "--profiling", "online", "--job", "another")
-
-
-def _printed(*arguments: str) -> Findings:
-    """Run the example in the process group that there is."""
-    printed = StringIO()
-    with (
-        mock.patch.multiple(
-            torch.distributed, init_process_group=mock.DEFAULT, destroy_process_group=mock.DEFAULT
-        ),
-        mock.patch.object(sys, "argv", [str(EXAMPLE), *_SIZES, *arguments]),
-        redirect_stdout(printed),
-    ):
-        runpy.run_path(str(EXAMPLE), run_name="__main__")
-    return {"printed": printed.getvalue()}
+    online = ("--profiling", "online", "--job", "another")
+    yield "given", {"printed": printed_by(EXAMPLE, *_SIZES, "--time-scale", "0.25")}
+    yield "online", {"printed": printed_by(EXAMPLE, *_SIZES, "--time-scale", "0.2", *online)}
 
 
 def _put_profile() -> None:

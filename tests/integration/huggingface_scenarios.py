@@ -7,7 +7,6 @@ same weights on the same text.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import deepspeed
 import torch
@@ -36,17 +35,15 @@ _LEARNING_RATE = 0.5
 
 def configs() -> dict[str, PretrainedConfig]:
     """Models without dropout, which would differ from one cut to the next."""
-    llama: dict[str, Any] = {
-        "vocab_size": _VOCABULARY_SIZE,
-        "hidden_size": 32,
-        "intermediate_size": 40,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
     return {
-        "llama": LlamaConfig(**llama),
-        "tied-llama": LlamaConfig(**llama, tie_word_embeddings=True),
+        "llama": LlamaConfig(
+            vocab_size=_VOCABULARY_SIZE,
+            hidden_size=32,
+            intermediate_size=40,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        ),
         "tied-gpt2": GPT2Config(
             vocab_size=_VOCABULARY_SIZE,
             n_embd=32,

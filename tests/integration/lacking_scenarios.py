@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import resource
 import threading
@@ -20,6 +19,7 @@ from tests.integration.megatron_cpu import Training as MegatronTraining
 from tests.integration.megatron_cpu import cuda_is_cpu
 from tests.integration.rank_server import Findings
 from tests.integration.torch_hook_scenarios import Training as TorchTraining
+from tests.integration.trainings import logged_warnings
 from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.gpu._base import GpuAddress
@@ -71,17 +71,6 @@ LACKS: dict[str, Lack] = {
         lambda: {"gpu": RecordingGpu(), "planner_url": NOBODY_LISTENS, "blocking_power_w": 5},
     ),
 }
-
-
-class Lines(logging.Handler):
-    """Flyball's log records from WARNING on."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 @dataclass(frozen=True)
@@ -161,22 +150,17 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
 
 
 def _trained(framework: Framework, options: dict[str, Any]) -> Findings:
-    handler = Lines()
-    loggers = [logging.getLogger(name) for name in ("flyball_client", "flyball_integrations")]
-    for logger in loggers:
-        logger.addHandler(handler)
-    session = framework.attach(job_id="gpt", **options)
-    for _ in range(2):
-        framework.train_a_step()
-    found = {
-        "times_s": [step.time_s for step in session.history],
-        "energies_j": [step.energy_j for step in session.history],
-        "num_switches": session.clock_report.num_switches,
-    }
-    framework.detach()
-    for logger in loggers:
-        logger.removeHandler(handler)
-    return found | {"lines": handler.lines}
+    with logged_warnings() as lines:
+        session = framework.attach(job_id="gpt", **options)
+        for _ in range(2):
+            framework.train_a_step()
+        found = {
+            "times_s": [step.time_s for step in session.history],
+            "energies_j": [step.energy_j for step in session.history],
+            "num_switches": session.clock_report.num_switches,
+        }
+        framework.detach()
+    return found | {"lines": lines}
 
 
 def _refusal(framework: Framework, options: dict[str, Any]) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import runpy
-from collections.abc import Callable, Iterator
+import sys
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.integration.rank_server import RankServer
@@ -27,10 +28,17 @@ from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
 _GUIDE = _ROOT / "docs" / "frameworks.md"
-_NUM_STEPS = 60  # see the scenarios
+_NUM_STEPS = 40  # see the scenarios
 _NUM_MICROBATCHES = 2
 _WIDTH = 64  # of --tiny
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    """Names of the example."""
+    with mock.patch.object(sys, "path", [str(_EXAMPLE.parent), *sys.path]):
+        return runpy.run_path(str(_EXAMPLE))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +94,7 @@ def test_a_loop_without_a_profile_runs_probe_plans_in_its_own_order(runs: dict[s
 
 
 def test_the_progress_of_profiling_is_printed_where_it_changes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers: list[ProfilingStatus | PlannerError] = [
         *(PlannerError("away"), PlannerError("away"), _probing(3), _probing(3), _probing(8)),
@@ -101,8 +109,7 @@ def test_the_progress_of_profiling_is_printed_where_it_changes(
                 raise answer
             return answer
 
-    monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
-    progress = runpy.run_path(str(_EXAMPLE))["ProfilingProgress"](Answering(), "another")
+    progress = example["ProfilingProgress"](Answering(), "another")
     while answers:
         progress.poll()
     assert capsys.readouterr().out.splitlines() == [
@@ -131,10 +138,9 @@ def _probing(num_steps: int) -> ProfilingStatus:
 
 
 def test_a_slowdown_above_all_of_an_iteration_is_no_option(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    example: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
-    parser = runpy.run_path(str(_EXAMPLE))["loop_parser"]()
+    parser = example["loop_parser"]()
     assert parser.parse_args(["--profiling-slowdown", "1"]).profiling_slowdown == 1.0
     for wrong in ("0", "-0.1", "1.01", "nan", "inf"):
         with pytest.raises(SystemExit):
@@ -143,23 +149,23 @@ def test_a_slowdown_above_all_of_an_iteration_is_no_option(
 
 
 def test_the_loops_losses_are_those_of_the_model_in_one_process(
-    runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch
+    runs: dict[str, Run], example: dict[str, Any]
 ) -> None:
     output = runs["given"].printed
-    monkeypatch.syspath_prepend(str(_EXAMPLE.parent))
-    example = runpy.run_path(str(_EXAMPLE))
     printed = [float(loss) for loss in re.findall(r"step \d+: loss (\d+\.\d+)", output)]
-    assert printed == pytest.approx(_losses(example["build_layer"], example["samples"]), abs=1e-6)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected = _losses(example)
+    torch.set_num_threads(num_threads)
+    assert printed == pytest.approx(expected, abs=1e-6)
     assert len(set(printed)) == _NUM_STEPS
 
 
-def _losses(
-    build_layer: Callable[..., nn.Module], samples: Callable[..., Iterator[list[torch.Tensor]]]
-) -> list[float]:
-    model = nn.Sequential(*(build_layer(stage, width=_WIDTH) for stage in range(2)))
+def _losses(example: dict[str, Any]) -> list[float]:
+    model = nn.Sequential(*(example["build_layer"](stage, width=_WIDTH) for stage in range(2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     losses = []
-    for microbatches in islice(samples(_NUM_MICROBATCHES, width=_WIDTH), _NUM_STEPS):
+    for microbatches in islice(example["samples"](_NUM_MICROBATCHES, width=_WIDTH), _NUM_STEPS):
         parts = [
             nn.functional.mse_loss(model(sample), sample) / len(microbatches)
             for sample in microbatches

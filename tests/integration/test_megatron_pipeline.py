@@ -52,11 +52,17 @@ def _runs(ranks: Sequence[Findings]) -> list[tuple[str, str, Findings, Findings]
     ]
 
 
-def test_hooks_see_each_rank_run_megatrons_order_with_microbatch_and_chunk(
+def test_hooks_see_megatrons_order_and_an_evaluation_between_steps_is_no_step(
     ranks: Sequence[Findings],
 ) -> None:
     for order, _, found, _ in _runs(ranks):
-        assert found["first_step"] == order
+        assert found["first_step"] == found["second_step"] == order
+        assert found["steps_after_evaluation"] == 1
+        # A step goes on until the optimizer's part is over where it is asked to.
+        assert found["steps_inside_a_step"] == 1
+        # The one after `detach` is not counted.
+        assert found["steps"] == 2
+        assert "call detach() first" in found["attached_twice"]
 
 
 def test_gradients_and_losses_are_the_same_bits_with_and_without(
@@ -69,50 +75,25 @@ def test_gradients_and_losses_are_the_same_bits_with_and_without(
     for rank in ranks:
         for run in _ORDERS:
             assert all(any(gradient) for gradient in rank[run]["gradients"])
-    assert len(ranks[-1]["1f1b"]["losses"]) == 4
-
-
-@pytest.mark.parametrize("schedule", _ORDERS)
-def test_where_nothing_is_hooked_inside_a_step_it_runs_at_the_plans_clock(
-    ranks: Sequence[Findings], schedule: str
-) -> None:
-    for rank in ranks:
-        found = rank[schedule]["whole"]
-        assert (found["losses"], found["gradients"]) == (
-            rank[schedule]["losses"],
-            rank[schedule]["gradients"],
-        )
-        assert found["rebound"] == []
-        assert found["ran"] == [["step", 1200]]
-        assert found["steps"] == [[1, 0]]
-
-
-def test_the_pipelines_gradients_are_those_of_the_model_in_one_process(
-    ranks: Sequence[Findings],
-) -> None:
-    for rank in ranks:
-        for run in _ORDERS:
+            # They are those of the model in one process.
             for gradient, reference in zip(
                 rank[run]["gradients"], rank[run]["reference"], strict=True
             ):
                 assert gradient == pytest.approx(reference, rel=1e-5, abs=1e-7)
+    assert len(ranks[-1]["1f1b"]["losses"]) == 4
 
 
-def test_an_evaluation_between_steps_is_no_step_and_confuses_nothing(
+def test_where_nothing_is_hooked_inside_a_step_it_runs_at_the_plans_clock(
     ranks: Sequence[Findings],
 ) -> None:
-    for order, _, found, _ in _runs(ranks):
-        assert found["steps_after_evaluation"] == 1
-        assert found["second_step"] == order
-
-
-def test_a_step_goes_on_until_the_optimizers_part_is_over_where_it_is_asked_to(
-    ranks: Sequence[Findings],
-) -> None:
-    for _, _, found, _ in _runs(ranks):
-        assert found["steps_inside_a_step"] == 1
-        # The one after `detach` is not counted.
-        assert found["steps"] == 2
+    for rank in ranks:
+        for schedule in _ORDERS:
+            found, stock = rank[schedule]["whole"], rank[schedule]
+            assert found["losses"] == stock["losses"]
+            assert found["gradients"] == stock["gradients"]
+            assert found["rebound"] == []
+            assert found["ran"] == [["step", 1200]]
+            assert found["steps"] == [[1, 0]]
 
 
 def test_detach_leaves_no_trace_and_the_timers_way_changes_no_function(
@@ -124,17 +105,8 @@ def test_detach_leaves_no_trace_and_the_timers_way_changes_no_function(
         rebound = [name for name in found["rebound"] if name != "_flyball_attachment"]
         if way == "timers":
             assert rebound == []
-        else:
-            assert {"forward_step", "backward_step"} < set(rebound)
-
-
-def test_timers_that_were_there_go_on_and_receives_are_timed(ranks: Sequence[Findings]) -> None:
-    for _, way, found, _ in _runs(ranks):
-        if way == "timers":
+            # Timers that were there go on, and receives are timed.
             assert found["forward_compute_s"] > 0
             assert found["receive_s"] > 0
-
-
-def test_attaching_twice_is_refused(ranks: Sequence[Findings]) -> None:
-    for _, _, found, _ in _runs(ranks):
-        assert "call detach() first" in found["attached_twice"]
+        else:
+            assert {"forward_step", "backward_step"} < set(rebound)

@@ -16,8 +16,6 @@ TORCHTITAN = max(Path(sys.prefix).glob("torchtitan-*"), default=None)
 if TORCHTITAN is None:
     pytest.skip(f"needs torchtitan in {sys.prefix}: make test", allow_module_level=True)
 
-_SCHEDULES = ("1F1B", "GPipe")
-
 
 @pytest.fixture(scope="module")
 def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> list[Findings]:
@@ -30,21 +28,15 @@ def ranks(rank_server: RankServer, tmp_path_factory: pytest.TempPathFactory) -> 
     )
 
 
-@pytest.mark.parametrize("schedule", _SCHEDULES)
-def test_its_training_is_the_same_to_the_last_bit(ranks: Sequence[Findings], schedule: str) -> None:
+def test_its_training_follows_the_plan_and_is_the_same_to_the_last_bit(
+    ranks: Sequence[Findings],
+) -> None:
     for rank in ranks:
-        stock, found = rank[f"{schedule} stock"], rank[f"{schedule} flyball"]
-        assert found["losses"] == stock["losses"]
-        assert found["parameters"] == stock["parameters"]
+        assert rank["flyball"]["losses"] == rank["stock"]["losses"]
+        assert rank["flyball"]["parameters"] == rank["stock"]["parameters"]
+        assert rank["flyball"]["steps"] == [[None, 0], [1, 0], [1, 0]]
     # Of four microbatches in three steps, on the last stage.
-    assert [len(rank[f"{schedule} stock"]["losses"]) for rank in ranks] == [0, 12]
-
-
-def test_its_steps_follow_the_plan(ranks: Sequence[Findings]) -> None:
-    for rank in ranks:
-        assert rank["1F1B flyball"]["steps"] == [[None, 0], [1, 0], [1, 0]]
-        assert rank["GPipe flyball"]["steps"] == [[None, 0]] * 3
-        assert rank["GPipe flyball"]["ran"] == ["forward"] * 4 + ["backward"] * 4
+    assert [len(rank["stock"]["losses"]) for rank in ranks] == [0, 12]
 
 
 def test_the_recipe_has_the_line_that_is_run_here() -> None:

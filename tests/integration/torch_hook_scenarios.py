@@ -35,7 +35,7 @@ LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
 V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES = (*SINGLE, *LOOPED, *V_SHAPED)
 NUM_MICROBATCHES = 8
-_NUM_STEPS = 3
+_NUM_STEPS = 2
 # Compared at step 8, exchanged at 9, run from 10 on.
 _NUM_STEPS_TO_CHANGE = 13
 _WIDTH = 8
@@ -158,27 +158,6 @@ def trained_with_flyball(name: str) -> Findings:
     }
 
 
-def accumulated_gradients() -> Findings:
-    """Two schedule steps for each step of the optimizer, which ends the second."""
-    found: Findings = {}
-    for name, is_given in (("with optimizer", True), ("without", False)):
-        training = Training("Interleaved1F1B")
-        optimizer = training.optimizer if is_given else None
-        session = attach(training.schedule, job_id="accumulated", gpu=_gpu(), optimizer=optimizer)
-        num_ended = []
-        for _ in range(2):
-            training.optimizer.zero_grad()
-            for _ in range(2):
-                training.step_of_schedule()
-                num_ended.append(len(session.history))
-            training.optimizer.step()
-            num_ended.append(len(session.history))
-        detach(training.schedule)
-        num_hooks = len(training.optimizer._optimizer_step_post_hooks)
-        found[name] = {"num_ended": num_ended, "num_optimizer_hooks": num_hooks}
-    return found
-
-
 def attached_where_one_rank_fails() -> Findings:
     """Overlapped pairs, and rank 2 gives what is refused; then all ranks do it right."""
     training = Training("DualPipeV")
@@ -242,7 +221,6 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
     for name in SCHEDULES:
         yield f"{name} stock", trained_as_torch_does(name)
         yield name, trained_with_flyball(name)
-    yield "accumulated", accumulated_gradients()
     yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_TO_CHANGE)
     yield "order", trained_in_order((8, 6, 3, 1)[-torch.distributed.get_world_size() :])
     yield "one rank fails", attached_where_one_rank_fails()
@@ -264,7 +242,7 @@ def stage_indices(name: str, rank: int, num_ranks: int) -> list[int]:
 
 
 def _is_evaluated(name: str, step: int, num_steps: int) -> bool:
-    """After two steps; torch itself cannot evaluate where both ends of a V are on one rank."""
+    """Between steps; torch itself cannot evaluate where both ends of a V are on one rank."""
     return name not in V_SHAPED and step in {0, num_steps - 2}
 
 

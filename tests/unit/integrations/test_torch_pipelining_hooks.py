@@ -113,10 +113,13 @@ def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
     with _patched(schedule, hooks, optimizer=optimizer):
         train(schedule)
         assert hooks.log[-1] == "backward 0 of 0 ends"
+        train(schedule)  # gradients are accumulated: this begins another step
+        assert hooks.log.count("step ends") == 1
         optimizer.step()
         assert hooks.log[-1] == "step ends"
         optimizer.step()
-        assert hooks.log.count("step ends") == 1
+        assert hooks.log.count("step begins") == hooks.log.count("step ends") == 2
+    assert len(optimizer._optimizer_step_post_hooks) == 0
     hooks.log.clear()
     train(schedule)
     optimizer.step()
