@@ -60,7 +60,6 @@ class Chunk(nn.Module):  # type: ignore[misc]  # torch is not typed here
         super().__init__()
         self.config = config
         self.model_type = ModelType.encoder_or_decoder
-        # The same weights wherever the layer is: a reference can be computed in one process.
         torch.manual_seed(100 + virtual_stage)
         self.layer = nn.Linear(WIDTH, WIDTH)
         self._input: torch.Tensor | None = None
@@ -161,21 +160,3 @@ def _forward_step(data: Iterator[torch.Tensor], model: Chunk) -> tuple[torch.Ten
 def _loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = output.square().mean()
     return loss, {"loss": loss.detach().clone()}
-
-
-def reference_gradients(num_layers: int, num_microbatches: int) -> list[list[float]]:
-    """Return what the layers' gradients are without any pipeline, in the order of the model."""
-    layers = []
-    for virtual_stage in range(num_layers):
-        torch.manual_seed(100 + virtual_stage)
-        layers.append(nn.Linear(WIDTH, WIDTH))
-    data = samples()
-    for _ in range(num_microbatches):
-        value = next(data)
-        for layer in layers:
-            value = torch.tanh(layer(value))
-        (value.square().mean() / num_microbatches).backward()
-    return [
-        torch.cat([parameter.grad.flatten() for parameter in layer.parameters()]).tolist()
-        for layer in layers
-    ]

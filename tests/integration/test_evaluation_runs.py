@@ -128,8 +128,7 @@ def test_data_parallel_pipelines_take_as_long_as_one_and_their_energies_add_up(
 
 def test_with_a_delay_of_5_ms_a_run_has_the_same_figures_again(planner_url: str) -> None:
     first, again = (
-        run(planner_url, FRONTIER_1F1B, delay_s=0.005, job_id=job_id)
-        for job_id in ("once", "twice")
+        run(planner_url, ENVPIPE, delay_s=0.005, job_id=job_id) for job_id in ("once", "twice")
     )
     assert again.emulated_iteration_time_s == pytest.approx(
         first.emulated_iteration_time_s, rel=1e-10

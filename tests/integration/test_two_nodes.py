@@ -148,7 +148,7 @@ def test_one_plan_takes_effect_on_both_nodes_in_the_same_step(run: Run) -> None:
         assert len(versions) - first_step >= 4
         assert set(clocks[first_step:]) == {planned}
     # Not all at one clock, or following the plan would mean nothing.
-    assert len({clock for _, clock in run.clocks[1][-1]}) > 1
+    assert len({clock for _, clock in run.clocks[0][-1]}) > 1
 
 
 def test_the_energies_of_both_nodes_are_summed_and_the_time_is_the_slowest_ranks(run: Run) -> None:
@@ -186,10 +186,10 @@ def test_receives_show_how_long_a_stage_waits_for_its_neighbour_on_the_other_nod
         if found["stage"] == 0:
             assert receives["F0"] == 0.0
             # The second stage computes forward and backward of microbatch 0 meanwhile, less
-            # this stage's forward of microbatch 1: at least 0.07 + 0.14 - 0.113 s.
-            assert receives["B0"] > 0.09
+            # this stage's forward of microbatch 1: at least 0.1 + 0.2 - 0.11 s.
+            assert receives["B0"] > 0.18
         else:
             # The first stage's forward takes 0.1 s at least.
             assert receives["F0"] > 0.09
             assert began_s["F0"] >= receives["F0"]
-        assert all(timing["compute_time_s"] > 0.06 for timing in timings)
+        assert all(timing["compute_time_s"] > 0.09 for timing in timings)

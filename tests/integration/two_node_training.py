@@ -17,51 +17,33 @@ from typing import Any
 import deepspeed
 import torch
 import torch.distributed
-from deepspeed.pipe import PipelineModule
-from deepspeed.runtime.pipe.engine import PipelineEngine
+from tests.integration.deepspeed_scenarios import Training
 from tests.integration.trainings import (
     BLOCKING_POWER_W,
-    points,
+    alike_stages,
+    emulated_gpu,
     rank_0_says,
-    samples,
     takes_profile,
 )
-from torch import nn
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_integrations.deepspeed.pipeline import attach, detach
 from flyball_lab.demo.run_folder import ClockWitness
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
 
 JOB_ID = "two-nodes"
-NUM_MICROBATCHES = 4
 # The first of them is a warm-up.
 NUM_PLANNED_STEPS = 4
 _MAX_STEPS = 60
-_WIDTH = 16
-
-# MHz, s, J; the second stage has less to do.
-_POINTS = {
-    (0, InstructionKind.FORWARD): ((1410, 0.1, 60.0), (1305, 0.106, 52.0), (1200, 0.113, 46.0)),
-    (0, InstructionKind.BACKWARD): ((1410, 0.2, 124.0), (1305, 0.211, 108.0), (1200, 0.224, 98.0)),
-    (1, InstructionKind.FORWARD): ((1410, 0.07, 42.0), (1305, 0.074, 37.0), (1200, 0.079, 33.0)),
-    (1, InstructionKind.BACKWARD): ((1410, 0.14, 86.0), (1305, 0.148, 75.0), (1200, 0.157, 66.0)),
-}
-
-
-PROFILE = StageProfile(
-    points={key: points(rows) for key, rows in _POINTS.items()}, num_ranks_per_stage=(1, 1)
-)
 
 
 def main(folder: Path, planner_url: str) -> None:
     torch.set_num_threads(1)
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
-    engine = _engine()
-    gpu = EmulatedGpu(PROFILE, engine.stage_id, blocking_power_w=BLOCKING_POWER_W)
+    training = Training(num_stages=2, num_microbatches=4)
+    engine = training.engine
+    gpu = emulated_gpu(engine.stage_id, 2, time_scale=1.0)
     witness = ClockWitness(gpu)
     session = attach(
         engine,
@@ -72,15 +54,14 @@ def main(folder: Path, planner_url: str) -> None:
         p2p="eager",
         blocking_power_w=[BLOCKING_POWER_W],
     )
-    data = samples(2, _WIDTH)
     num_planned = 0
     with PlannerClient(planner_url, token=os.environ["FLYBALL_TOKEN"]) as planner:
         is_profiled = False
         for _ in range(_MAX_STEPS):
             witness.begin_step()
-            engine.train_batch(data)
+            training.step()
             if engine.global_rank == 0 and not is_profiled:
-                is_profiled = takes_profile(planner, JOB_ID, PROFILE)
+                is_profiled = takes_profile(planner, JOB_ID, alike_stages(2))
             num_planned += session.active_version is not None
             if rank_0_says(num_planned >= NUM_PLANNED_STEPS):
                 break
@@ -106,26 +87,6 @@ def main(folder: Path, planner_url: str) -> None:
     (folder / f"rank-{engine.global_rank}.json").write_text(json.dumps(findings))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-
-
-def _engine() -> PipelineEngine:
-    torch.manual_seed(7)
-    model = PipelineModule(
-        layers=[nn.Linear(_WIDTH, _WIDTH) for _ in range(4)],
-        num_stages=2,
-        loss_fn=nn.functional.mse_loss,
-        partition_method="uniform",
-    )
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2),
-        config={
-            "train_micro_batch_size_per_gpu": 2,
-            "gradient_accumulation_steps": NUM_MICROBATCHES,
-            "steps_per_print": 10**9,
-        },
-    )
-    return engine
 
 
 if __name__ == "__main__":

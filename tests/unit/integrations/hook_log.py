@@ -12,27 +12,31 @@ class HookLog:
     def __init__(self, log: list[str] | None = None) -> None:
         self.log: list[str] = [] if log is None else log
 
+    def add(self, line: str) -> None:
+        """Write a line."""
+        self.log.append(line)
+
     def on_step_begin(self) -> None:
-        self.log.append("step begins")
+        self.add("step begins")
 
     def on_step_end(self) -> None:
-        self.log.append("step ends")
+        self.add("step ends")
 
     def on_step_failed(self) -> None:
-        self.log.append("step failed")
+        self.add("step failed")
 
     def on_instruction_begin(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        self.log.append(f"{kind} {microbatch} of {chunk}")
+        self.add(f"{kind} {microbatch} of {chunk}")
 
     def on_instruction_end(
         self, kind: str, *, microbatch: int | None = None, chunk: int = 0
     ) -> None:
-        self.log.append(f"{kind} {microbatch} of {chunk} ends")
+        self.add(f"{kind} {microbatch} of {chunk} ends")
 
     def synchronize(self) -> None:
-        self.log.append("synchronize")
+        self.add("synchronize")
 
 
 class TransferLog(TransferTimer):

@@ -41,14 +41,14 @@ class World:
     def __init__(self, num_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_ranks = num_ranks
         self.failing = False
-        self.num_collectives = 0
+        self.num_collectives = self.num_freed = 0
         self._rank = 0
         self._calls: list[_Call] = []
         self._num_begun = [0] * num_ranks
         monkeypatch.setattr(torch.distributed, "new_group", self._new_group)
         monkeypatch.setattr(torch.distributed, "all_reduce", self._all_reduce)
         monkeypatch.setattr(torch.distributed, "all_gather", self._all_gather)
-        monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda group: None)
+        monkeypatch.setattr(torch.distributed, "destroy_process_group", self._free)
 
     @contextmanager
     def turn_of(self, rank: int) -> Iterator[None]:
@@ -67,6 +67,9 @@ class World:
     def _new_group(self, *, backend: str) -> _Group:
         assert backend == "gloo"
         return _Group(self.num_ranks)
+
+    def _free(self, group: _Group) -> None:
+        self.num_freed += 1
 
     def _begin(self, tensor: torch.Tensor) -> _Call:
         if self.failing:

@@ -1,9 +1,10 @@
-"""Orders that two ranks agree on: plans, probe plans and comparisons, from step to step."""
+"""Orders that two ranks agree on or refuse: plans, probe plans, comparisons, step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_integrations.deepspeed.order_switch import OrderSwitch, PlannedSchedule
 from flyball_integrations.shared import order_agreement
 from flyball_integrations.shared.order_agreement import OrderAgreement, OrderNegotiation, RankPlace
+from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_integrations.shared.stage_orders import StageOrder, one_f_one_b
 from flyball_wire.messages import MeasurementDetail
 
@@ -56,24 +58,43 @@ def plan(order: StageOrder, *, version: int, num_rows: int) -> CompiledPlan:
 
 
 class FollowingRanks:
-    """Two stages with room for every order; plans come with their first steps."""
+    """Two stages, by default with room for every order; plans come with their first steps."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
-        self._world = World(2, monkeypatch)
-        self.switches: list[OrderSwitch] = self._world.on_each(self._switch)
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        activation_bytes: int = 100,
+        free_bytes: int | None = 10_000,
+        is_reachable: bool = True,
+    ) -> None:
+        monkeypatch.setattr(order_agreement, "gather_memory", self._gather)
+        self.told: list[tuple[RankMemory, ...]] = []
+        self._activation_bytes = activation_bytes
+        self._free_bytes = free_bytes
+        self._is_reachable = is_reachable
+        self.world = World(2, monkeypatch)
+        self.switches: list[OrderSwitch] = self.world.on_each(self._switch)
         self._plans = [PendingPlans(switch.choose_plan) for switch in self.switches]
         self._step = 0
         self._in_force = [0, 0]
 
-    def put(self, orders: Sequence[StageOrder], *, version: int, num_rows: int = 0) -> None:
+    def put(
+        self,
+        orders: Sequence[StageOrder],
+        *,
+        version: int,
+        num_rows: int = 0,
+        last_kind: str = "backward",
+    ) -> None:
         """A version that takes effect with the next step."""
-        for switch, order in zip(self._plans, orders, strict=True):
-            switch.put(plan(order, version=version, num_rows=num_rows), self._step)
+        for plans, order in zip(self._plans, orders, strict=True):
+            made = plan(order, version=version, num_rows=num_rows)
+            plans.put(replace(made, kinds=(*made.kinds[:-1], last_kind)), self._step)
 
     def run(self) -> tuple[list[int], list[str]]:
         """One step: of each rank the version whose clocks are set, and the order that is run."""
-        self._world.on_each(self._begin)
+        self.world.on_each(self._begin)
         self._step += 1
         return list(self._in_force), [self._order_of(rank) for rank in range(2)]
 
@@ -85,9 +106,9 @@ class FollowingRanks:
         negotiation = OrderNegotiation(
             RankPlace(rank=rank, stage=rank, num_stages=2, num_microbatches=NUM_MICROBATCHES),
             agreement=OrderAgreement(stage=rank, num_stages=2),
-            activation_bytes=lambda: 100,
-            free_bytes=lambda: 10_000,
-            on_memory=lambda memory: None,
+            activation_bytes=lambda: self._activation_bytes,
+            free_bytes=self._free,
+            on_memory=self.told.append,
         )
         engine: Any = SimpleNamespace(
             stage_id=rank,
@@ -99,6 +120,16 @@ class FollowingRanks:
         )
         meter: Any = NoMeter()
         return OrderSwitch(engine, negotiation=negotiation, meter=meter)
+
+    def _free(self) -> int:
+        if self._free_bytes is None:
+            raise RuntimeError("CUDA is gone")
+        return self._free_bytes
+
+    def _gather(self, memory: RankMemory, **_: object) -> tuple[RankMemory, ...]:
+        if not self._is_reachable:
+            raise RuntimeError("connection closed by peer")
+        return (memory, memory)
 
     def _begin(self, rank: int) -> None:
         with self.switches[rank].around_step():
@@ -165,3 +196,55 @@ def test_a_run_that_starts_over_waits_for_its_memory_before_it_probes_again(
     ranks = FollowingRanks(monkeypatch)
     ranks.put(ONE_F_ONE_B, version=7, num_rows=2)
     assert ranks.run_steps(4) == [([0, 0], OWN)] * 2 + [([7, 7], OWN)] * 2
+
+
+@pytest.mark.parametrize(
+    ("activation_bytes", "free_bytes", "said"),
+    [
+        (100, 99, []),
+        (0, 10_000, []),
+        (100, None, [f"rank {rank}: free memory cannot be read: CUDA is gone" for rank in (0, 1)]),
+    ],
+)
+def test_an_order_that_memory_has_no_room_for_is_not_run_and_said_once(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    activation_bytes: int,
+    free_bytes: int | None,
+    said: list[str],
+) -> None:
+    ranks = FollowingRanks(monkeypatch, activation_bytes=activation_bytes, free_bytes=free_bytes)
+    ranks.run_steps(3)
+    ranks.put(EXTRA_IN_FRONT, version=1)
+    assert ranks.run_steps(12) == [([0, 0], OWN)] * 12
+    assert caplog.messages == [
+        *said,
+        "rank 0 cannot run the order of plan version 1: it holds 1 microbatches more than 1F1B,"
+        " and memory is free for 0",
+        "plan version 1 is not run, the current one continues: rank 0 cannot run it; see the log"
+        " there",
+    ]
+
+
+def test_an_order_of_other_kinds_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = FollowingRanks(monkeypatch)
+    ranks.run_steps(3)
+    ranks.put(ONE_F_ONE_B, version=1, last_kind="backward_input")
+    assert ranks.run_steps(12) == [([0, 0], OWN)] * 12
+    assert "only whole forwards and backwards can be run" in caplog.messages[0]
+
+
+def test_ranks_that_cannot_be_reached_leave_1f1b_in_force(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = FollowingRanks(monkeypatch, is_reachable=False)
+    ranks.run_steps(3)
+    ranks.put(EXTRA_IN_FRONT, version=1)
+    assert ranks.run_steps(12) == [([0, 0], OWN)] * 12
+    assert ranks.told == []
+    unknown = "the memory of the ranks is unknown, and 1F1B continues: connection closed by peer"
+    assert caplog.messages == [unknown] * 2
+    ranks.world.on_each(lambda rank: ranks.switches[rank].close())
+    assert ranks.world.num_freed == 2

@@ -145,3 +145,4 @@ def test_it_can_be_closed_in_any_step(monkeypatch: pytest.MonkeyPatch, num_steps
     ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
     ranks.steps(num_steps)
     ranks.world.on_each(lambda rank: ranks.agreements[rank].close())
+    assert ranks.world.num_freed == 2

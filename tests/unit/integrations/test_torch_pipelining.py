@@ -29,17 +29,13 @@ from flyball_integrations.torch.pipelining import (
     registration_of,
 )
 
+pytestmark = pytest.mark.usefixtures("no_settings")
+
 
 @pytest.fixture(autouse=True, scope="module")
 def _world() -> Iterator[None]:
     with world_of_one():
         yield
-
-
-@pytest.fixture(autouse=True)
-def _no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TOKEN", "LOCAL_RANK"):
-        monkeypatch.delenv(name, raising=False)
 
 
 # ------------------------------------------------------------------ attach and detach

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_client.session.instruction_timings import Transfer
 from flyball_integrations.shared.transfer_timers import DeviceTransferTimer, TransferTimer
-
-Told = list[tuple[str, str, float, int | None]]
 
 
 class Device:
@@ -15,7 +12,6 @@ class Device:
 
     def __init__(self) -> None:
         self.now_ms = 0.0
-        self.num_events = 0
         self.num_waits = 0
         self.fails = False
         self._pending: list[Event] = []
@@ -23,7 +19,6 @@ class Device:
     def make_event(self, *, enable_timing: bool) -> Event:
         """An event, as torch.cuda.Event makes it."""
         assert enable_timing
-        self.num_events += 1
         return Event(self)
 
     def launched(self, event: Event) -> None:
@@ -67,27 +62,24 @@ class Event:
 
 class Listener:
     def __init__(self) -> None:
-        self.told: Told = []
+        self.told: list[tuple[object, ...]] = []
 
-    def __call__(
-        self,
-        transfer: Transfer,
-        kind: str,
-        *,
-        time_s: float,
-        microbatch: int | None = None,
-        chunk: int = 0,
-    ) -> None:
+    def __call__(self, *transfer: object, chunk: int, **of_transfer: object) -> None:
         assert chunk == 0
-        self.told.append((transfer, kind, time_s, microbatch))
+        self.told.append((*transfer, *of_transfer.values()))
 
 
-def transfer(
-    timer: DeviceTransferTimer, device: Device, ms: float, microbatch: int | None = None
-) -> None:
-    timer.begin()
-    device.now_ms += ms
-    timer.end("receive" if microbatch is None else "send", "forward", microbatch)
+class Timed:
+    """A timer of a device's transfers, and what it tells."""
+
+    def __init__(self) -> None:
+        self.device, self.listener = Device(), Listener()
+        self.timer = DeviceTransferTimer(self.listener, make_event=self.device.make_event)
+
+    def transfer(self, ms: float, microbatch: int | None = None) -> None:
+        self.timer.begin()
+        self.device.now_ms += ms
+        self.timer.end("receive" if microbatch is None else "send", "forward", microbatch)
 
 
 def test_on_the_host_a_transfer_is_told_when_its_call_returns() -> None:
@@ -106,54 +98,46 @@ def test_on_the_host_a_transfer_is_told_when_its_call_returns() -> None:
 def test_on_a_device_transfers_are_told_once_it_has_been_waited_for_and_not_waited_for_here() -> (
     None
 ):
-    device, listener = Device(), Listener()
-    timer = DeviceTransferTimer(listener, make_event=device.make_event)
-    transfer(timer, device, 250)
-    transfer(timer, device, 500, microbatch=2)
-    assert listener.told == []
-    device.synchronize()
-    timer.report()
-    assert listener.told == [
+    timed = Timed()
+    timed.transfer(250)
+    timed.transfer(500, microbatch=2)
+    assert timed.listener.told == []
+    timed.device.synchronize()
+    timed.timer.report()
+    assert timed.listener.told == [
         ("receive", "forward", 0.25, None),
         ("send", "forward", 0.5, 2),
     ]
-    timer.report()
-    assert len(listener.told) == 2
-    assert device.num_waits == 0
-
-
-def test_the_sends_after_the_last_computation_are_told_when_the_step_ends() -> None:
-    device, listener = Device(), Listener()
-    timer = DeviceTransferTimer(listener, make_event=device.make_event)
-    timer.end_step()
-    assert device.num_waits == 0
-    transfer(timer, device, 250, microbatch=1)
-    timer.end_step()
-    assert listener.told == [("send", "forward", 0.25, 1)]
-    assert device.num_waits == 1
+    timed.timer.report()
+    timed.timer.end_step()
+    assert len(timed.listener.told) == 2
+    assert timed.device.num_waits == 0
+    # The sends after the last computation are told when the step ends.
+    timed.transfer(250, microbatch=1)
+    timed.timer.end_step()
+    assert timed.listener.told[2:] == [("send", "forward", 0.25, 1)]
+    assert timed.device.num_waits == 1
 
 
 def test_transfers_of_a_step_that_was_broken_off_are_never_told() -> None:
-    device, listener = Device(), Listener()
-    timer = DeviceTransferTimer(listener, make_event=device.make_event)
-    transfer(timer, device, 250)
-    timer.discard()
-    timer.report()
-    timer.end_step()
-    assert listener.told == []
+    timed = Timed()
+    timed.transfer(250)
+    timed.timer.discard()
+    timed.timer.report()
+    timed.timer.end_step()
+    assert timed.listener.told == []
 
 
 def test_events_that_fail_end_the_timing_with_one_line_and_nothing_is_raised(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    device, listener = Device(), Listener()
-    timer = DeviceTransferTimer(listener, make_event=device.make_event)
-    transfer(timer, device, 250)
-    timer.report()  # nobody has waited for the device
-    device.fails = True
-    transfer(timer, device, 250)
-    timer.end_step()
-    assert listener.told == []
+    timed = Timed()
+    timed.transfer(250)
+    timed.timer.report()  # nobody has waited for the device
+    timed.device.fails = True
+    timed.transfer(250)
+    timed.timer.end_step()
+    assert timed.listener.told == []
     (record,) = caplog.records
     assert record.getMessage() == (
         "receives and sends are no longer timed: Both events must be completed before"
@@ -162,10 +146,9 @@ def test_events_that_fail_end_the_timing_with_one_line_and_nothing_is_raised(
 
 
 def test_a_device_that_cannot_record_ends_the_timing_too(caplog: pytest.LogCaptureFixture) -> None:
-    device = Device()
-    timer = DeviceTransferTimer(Listener(), make_event=device.make_event)
-    timer.begin()
-    device.fails = True
-    timer.end("send", "forward", 0)
-    timer.begin()
+    timed = Timed()
+    timed.timer.begin()
+    timed.device.fails = True
+    timed.timer.end("send", "forward", 0)
+    timed.timer.begin()
     assert len(caplog.records) == 1
