@@ -15,8 +15,6 @@ from unittest.mock import patch
 import deepspeed
 from tests.integration import deepspeed_scenarios
 from tests.integration.deepspeed_scenarios import Training as DeepSpeedTraining
-from tests.integration.megatron_cpu import Training as MegatronTraining
-from tests.integration.megatron_cpu import cuda_is_cpu
 from tests.integration.rank_server import Findings
 from tests.integration.torch_hook_scenarios import Training as TorchTraining
 from tests.integration.trainings import logged_warnings
@@ -26,7 +24,6 @@ from flyball_client.gpu._base import GpuAddress
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations import envpipe as in_envpipe
 from flyball_integrations.deepspeed import pipeline as in_deepspeed
-from flyball_integrations.megatron import pipeline as in_megatron
 from flyball_integrations.torch import pipelining as in_torch
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 
@@ -91,26 +88,8 @@ def _in_torch() -> Framework:
     )
 
 
-def _in_deepspeed() -> Framework:
-    training = DeepSpeedTraining(num_stages=2, num_microbatches=4)
-    return Framework(
-        partial(in_deepspeed.attach, training.engine),
-        partial(in_deepspeed.detach, training.engine),
-        training.step,
-    )
-
-
-def _in_megatron() -> Framework:
-    training = MegatronTraining(num_microbatches=4)
-    return Framework(
-        partial(in_megatron.attach, training.config, num_microbatches=4),
-        in_megatron.detach,
-        training.run,
-    )
-
-
 def _in_envpipe() -> Framework:
-    """EnvPipe's import in a script: `deepspeed.initialize` attaches."""
+    """EnvPipe's import in a script of DeepSpeed's: `deepspeed.initialize` attaches."""
     engines: list[DeepSpeedTraining] = []
 
     def initialize(*, job_id: str, strict: bool = False) -> RankSession:
@@ -133,20 +112,18 @@ def _in_envpipe() -> Framework:
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
-    """Train two steps in each framework on each such machine; then attach strictly."""
+    """Train two steps on each such machine; then attach strictly."""
     leave_out_deepspeed_helper()
     deepspeed.init_distributed("gloo")
-    with cuda_is_cpu():
-        for make in (_in_torch, _in_deepspeed, _in_envpipe, _in_megatron):
-            framework = make()
-            framework.train_a_step()  # opens what the framework itself needs
-            for lack, (lacking, options) in LACKS.items():
-                if make is _in_envpipe and lack != "NVML":
-                    continue  # a config names no GPU, with which the others are tried
-                with lacking():
-                    found = _trained(framework, options())
-                    strict = _refusal(framework, options())
-                yield f"{make.__name__} without {lack}", found | {"strict": strict}
+    # A config names no GPU, with which the others are tried.
+    for make, lacks in ((_in_torch, LACKS), (_in_envpipe, {"NVML": LACKS["NVML"]})):
+        framework = make()
+        framework.train_a_step()  # opens what the framework itself needs
+        for lack, (lacking, options) in lacks.items():
+            with lacking():
+                found = _trained(framework, options())
+                strict = _refusal(framework, options())
+            yield f"{make.__name__} without {lack}", found | {"strict": strict}
 
 
 def _trained(framework: Framework, options: dict[str, Any]) -> Findings:

@@ -92,15 +92,12 @@ def test_a_child_process_that_ignores_sigterm_is_killed_after_its_grace(tmp_path
     assert child.exit_status() == -signal.SIGKILL
 
 
-def test_a_signal_is_noticed_at_the_next_check_and_not_before() -> None:
+def test_a_signal_is_noticed_at_the_next_check_or_ends_a_pause() -> None:
     with Interruption() as interruption:
         interruption.check()
         os.kill(os.getpid(), signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             interruption.check()
-
-
-def test_a_signal_ends_a_pause() -> None:
     with Interruption() as interruption:
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         previous = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGTERM))

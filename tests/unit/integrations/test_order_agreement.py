@@ -139,10 +139,12 @@ def test_a_collective_that_fails_ends_the_agreement_and_not_training(
     assert all("in the current one: connection closed by peer" in m for m in caplog.messages)
 
 
-@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
-def test_it_can_be_closed_in_any_step(monkeypatch: pytest.MonkeyPatch, num_steps: int) -> None:
-    ranks = Ranks(monkeypatch)
-    ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
-    ranks.steps(num_steps)
-    ranks.world.on_each(lambda rank: ranks.agreements[rank].close())
-    assert ranks.world.num_freed == 2
+def test_it_can_be_closed_in_any_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for num_steps in range(4):
+        ranks = Ranks(monkeypatch)
+        ranks.held = [offer(1, EXTRA), offer(1, PLAIN)]
+        ranks.steps(num_steps)
+        for rank, agreement in enumerate(ranks.agreements):
+            with ranks.world.turn_of(rank):
+                agreement.close()
+        assert ranks.world.num_freed == 2

@@ -110,8 +110,7 @@ def test_a_module_without_a_backward_is_refused() -> None:
         torch_workload(module, torch.randn(3, 8), input_gradients=False)
 
 
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize(("stage", "split"), [(0, False), (1, True), (2, True)])
 def test_stages_of_a_hugging_face_model_are_workloads(stage: int, split: bool) -> None:
     config = LlamaConfig(
         vocab_size=64,
