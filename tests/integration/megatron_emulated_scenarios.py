@@ -18,7 +18,7 @@ from tests.integration.virtual_training import (
 
 from flyball_integrations.megatron.pipeline import attach, detach, training_step
 
-_NUM_MICROBATCHES = 4
+_NUM_MICROBATCHES = 6
 # In the heaviest stage.
 _FORWARD_S = 0.1
 

@@ -1,4 +1,4 @@
-"""Schedules of torch and Megatron on four emulated GPUs with a real planner: as predicted.
+"""Schedules of torch and Megatron on three emulated GPUs with a real planner: as predicted.
 
 In virtual time (virtual_training.py): what is measured is the same on any machine.
 """
@@ -64,7 +64,7 @@ def findings(
             found[framework] = rank_server.run(
                 f"{framework}_emulated_scenarios",
                 tmp_path_factory.mktemp(framework),
-                num_ranks=4,
+                num_ranks=3,
                 PLANNER_URL=str(planner.http.base_url),
                 MOMENTS_FILE=str(folder / framework),
             )

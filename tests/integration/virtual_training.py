@@ -35,7 +35,7 @@ from flyball_lab.emulation.emulated_pipeline import RankClock
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
-NUM_RANKS = 4
+NUM_RANKS = 3
 _NUM_MEASURED = 3
 _PATIENCE_S = 60.0
 # Between steps that take no time, so that a plan can come; while one is on its way to all ranks
@@ -45,7 +45,7 @@ _ON_ITS_WAY_S = 0.1
 # More messages than are ever under way from one rank to another.
 _NUM_MOMENTS = 256
 # Of the pipeline ranks, heaviest last: the head weighs more than a block.
-_WEIGHTS = (0.9, 0.8, 0.85, 1.0)
+_WEIGHTS = (0.9, 0.8, 1.0)
 # SM clock MHz: time and power, beside those at the highest.
 _CLOCKS = {1410: (1.0, 1.0), 1305: (1.06, 0.87), 1200: (1.14, 0.76), 1050: (1.29, 0.64)}
 _POWER_W = 300.0
