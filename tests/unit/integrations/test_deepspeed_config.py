@@ -380,16 +380,13 @@ def test_attach_gets_what_is_given_and_only_rank_0_is_told(
 # ------------------------------------------------------------------ reading a config
 
 
-def test_a_file_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
+def test_a_file_or_base64_is_read_as_deepspeed_reads_it(tmp_path: Path) -> None:
     file = tmp_path / "ds_config.json"
     file.write_text('{\n  # EnvPipe, as before\n  "envpipe": {"type": "uniform"}\n}')
-    for config in (file, str(file)):
-        assert read_attachment(config, {}).arguments["policy"] == "uniform"
-        assert is_asked_for(config, {})
-
-
-def test_base64_of_any_length_is_read_as_deepspeed_reads_it() -> None:
-    # So long that it can be no file's name.
+    for given in (file, str(file)):
+        assert read_attachment(given, {}).arguments["policy"] == "uniform"
+        assert is_asked_for(given, {})
+    # Base64, so long that it can be no file's name.
     config = {"envpipe": {"type": "uniform"}, "filling": "?>" * 3000}
     text = base64.urlsafe_b64encode(json.dumps(config).encode()).decode()
     assert "_" in text or "-" in text

@@ -123,6 +123,7 @@ def test_transfers_of_a_step_that_was_broken_off_are_never_told() -> None:
     timed = Timed()
     timed.transfer(250)
     timed.timer.discard()
+    timed.device.synchronize()
     timed.timer.report()
     timed.timer.end_step()
     assert timed.listener.told == []
