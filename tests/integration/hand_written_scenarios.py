@@ -17,7 +17,7 @@ from flyball_profiles.examples import load_example_profile
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hand_written_loop.py"
 # The plan comes early among these, of 0.1 s each, on a busy machine too.
-NUM_STEPS = 40
+NUM_STEPS = 60
 _SIZES = ("--tiny", "--microbatches", "2", "--steps", str(NUM_STEPS))
 
 

@@ -28,7 +28,7 @@ from flyball_wire.online_profiling import ProfilingState, ProfilingStatus
 _ROOT = Path(__file__).parents[2]
 _EXAMPLE = _ROOT / "examples" / "hand_written_loop.py"
 _GUIDE = _ROOT / "docs" / "frameworks.md"
-_NUM_STEPS = 40  # see the scenarios
+_NUM_STEPS = 60  # see the scenarios
 _NUM_MICROBATCHES = 2
 _WIDTH = 64  # of --tiny
 _PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
