@@ -20,15 +20,15 @@ from flyball_server.planning.frontier.relaxation import (
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
-    joint_model,
-    make_data_parallel_plan,
+    choose_jointly,
+    join_pipelines,
 )
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.plan import PlanPrediction
-from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
+from flyball_server.planning.planner import PlanRequest, model_of_request
+from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.single_clocks import single_clock_curves
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy, Reconfigure
@@ -212,18 +212,19 @@ def make_frontier(
     """
     if not 2 <= num_points <= MAX_NUM_POINTS:
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
-    request = request.with_options(max_switches=None, min_dwell_ms=None)
-    first = request.pipelines[0] if isinstance(request, DataParallelRequest) else request
-    model = _model(request)
+    pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
+    models = [model_of_request(pipeline) for pipeline in pipelines]
+    model = join_pipelines(models) if len(models) > 1 else models[0]
+    first = pipelines[0].with_options(max_switches=None, min_dwell_ms=None)
     at_once = model.without_transitions()
     baseline_s = time_and_energy(at_once, at_once.baseline())[0]
     chosen = noise_reserve(at_once, first.options, baseline_s)
     reserve = chosen.share if chosen else first.options.reserve or 0.0
     solver = DeadlineSolver(at_once, reserve=reserve)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
-    fastest: PlanPrediction | None = None
     if model.transitions is None:
-        choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
+        reserve_choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
+        points = tuple(map(_point_of, plans))
     else:
         plans = late_plans(
             model,
@@ -231,54 +232,70 @@ def make_frontier(
             keeps_reserve=reserve > 0,
             asks_early=first.options.early_requests,
         )
-        fastest = _planned(request, policy=Policy.FRONTIER, target=DEFAULT_TARGET)
-        choice = fastest.reserve_choice
-    points = _points(plans, fastest)
+        fastest = choose_jointly(
+            first.with_options(policy=Policy.FRONTIER, target=DEFAULT_TARGET), models, model
+        )
+        reserve_choice = fastest.reserve_choice
+        points = tuple(undominated([*map(_point_of, plans), _point_of_choice(model, fastest)]))
     times_s = np.linspace(points[0].iteration_time_s, points[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
+    baseline, *envpipe = (
+        _compared(first, models, model, policy, reconfigure)
+        for policy, reconfigure in ((Policy.BASELINE, Reconfigure.DEFAULT), *COMPARED_ENVPIPE)
+    )
     return Frontier(
         points=points,
-        baseline=_compared(request, Policy.BASELINE, Reconfigure.DEFAULT),
-        envpipe=tuple(
-            _compared(request, policy, reconfigure) for policy, reconfigure in COMPARED_ENVPIPE
-        ),
+        baseline=baseline,
+        envpipe=tuple(envpipe),
         constant=constant,
         global_clock=global_clock,
         reserve=reserve,
-        reserve_choice=choice,
+        reserve_choice=reserve_choice,
         transitions=model.transitions,
     )
 
 
-def _points(
-    plans: Sequence[DeadlinePlan], fastest: PlanPrediction | None
-) -> tuple[FrontierPoint, ...]:
-    """Return the points of these plans and of the one for target `fastest`, none beaten by another.
-
-    Args:
-        plans: in rising time and falling energy.
-        fastest: None: `plans` begin with it.
-    """
-    points = [
-        FrontierPoint(
-            deadline_s=plan.relaxed.deadline_s,
-            iteration_time_s=plan.iteration_time_s,
-            energy_j=plan.energy_j,
-            lower_bound_j=plan.lower_bound_j,
-            gap_percent=100 * (plan.energy_j / plan.lower_bound_j - 1),
-        )
-        for plan in plans
-    ]
-    if fastest is None or fastest.lower_bound_j is None or fastest.gap_percent is None:
-        return tuple(points)
-    first = FrontierPoint(
-        deadline_s=fastest.baseline_iteration_time_s,
-        iteration_time_s=fastest.iteration_time_s,
-        energy_j=fastest.energy_j,
-        lower_bound_j=fastest.lower_bound_j,
-        gap_percent=fastest.gap_percent,
+def _compared(
+    request: PlanRequest,
+    models: Sequence[PipelineModel],
+    joint: PipelineModel,
+    policy: Policy,
+    reconfigure: Reconfigure,
+) -> ComparedPlan:
+    request = request.with_options(
+        policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET, reserve=0.0
     )
-    return tuple(undominated([*points, first]))
+    choice = choose_jointly(request, models, joint)
+    time_s, energy_j = time_and_energy(joint, choice.assignment)
+    return ComparedPlan(
+        name=policy if policy == Policy.BASELINE else f"{policy}, {reconfigure}",
+        iteration_time_s=time_s,
+        energy_j=energy_j,
+    )
+
+
+def _point_of(plan: DeadlinePlan) -> FrontierPoint:
+    return FrontierPoint(
+        deadline_s=plan.relaxed.deadline_s,
+        iteration_time_s=plan.iteration_time_s,
+        energy_j=plan.energy_j,
+        lower_bound_j=plan.lower_bound_j,
+        gap_percent=100 * (plan.energy_j / plan.lower_bound_j - 1),
+    )
+
+
+def _point_of_choice(model: PipelineModel, choice: PolicyChoice) -> FrontierPoint:
+    """Return the point of the plan for target `fastest`."""
+    time_s, energy_j = time_and_energy(model.with_requests(choice.requests), choice.assignment)
+    bound_j = choice.lower_bound_j
+    assert bound_j is not None  # noqa: S101 - of policy `frontier`
+    return FrontierPoint(
+        deadline_s=time_and_energy(model, model.baseline())[0],
+        iteration_time_s=time_s,
+        energy_j=energy_j,
+        lower_bound_j=bound_j,
+        gap_percent=100 * (energy_j / bound_j - 1),
+    )
 
 
 def late_plans(
@@ -338,29 +355,3 @@ def late_plans(
 def frontier_document(curve: Frontier, *, solve_s: float) -> dict[str, Any]:
     """Return what `flyball frontier --json` prints; `solve_s` is how long the planning took, s."""
     return {**asdict(curve), "solve_s": solve_s}
-
-
-def _model(request: PlanRequest | DataParallelRequest) -> PipelineModel:
-    if isinstance(request, DataParallelRequest):
-        return joint_model(request)
-    return model_of_request(request)
-
-
-def _compared(
-    request: PlanRequest | DataParallelRequest, policy: Policy, reconfigure: Reconfigure
-) -> ComparedPlan:
-    plan = _planned(
-        request, policy=policy, reconfigure=reconfigure, target=DEFAULT_TARGET, reserve=0.0
-    )
-    return ComparedPlan(
-        name=policy if policy == Policy.BASELINE else f"{policy}, {reconfigure}",
-        iteration_time_s=plan.iteration_time_s,
-        energy_j=plan.energy_j,
-    )
-
-
-def _planned(request: PlanRequest | DataParallelRequest, **changed: object) -> PlanPrediction:
-    """Return the plan of the request with some options changed."""
-    if isinstance(request, DataParallelRequest):
-        return make_data_parallel_plan(request.with_options(**changed)).plan
-    return make_plan(request.with_options(**changed)).plan

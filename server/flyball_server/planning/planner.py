@@ -14,7 +14,6 @@ from flyball_server.planning.documents.planned_instructions import (
     PlannedStages,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.memoize import kept_by_digest, profile_digest
 from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.pipeline_model import (
     Assignment,
@@ -205,29 +204,6 @@ def choose_clocks(request: PlanRequest, model: PipelineModel) -> PolicyChoice:
     )
 
 
-def _pipeline_digest(request: PlanRequest) -> bytes:
-    options = request.options
-    rest = (
-        request.num_microbatches,
-        options.blocking_power_w,
-        options.schedule,
-        options.activation_bytes,
-        options.free_memory_bytes,
-        options.checkpoint,
-        options.order,
-        options.virtual_stages,
-        options.transition_ms,
-        options.transitions,
-        options.gpus_at_once,
-        options.gpus_in_node,
-        options.tail_ms,
-        options.transfer_ms,
-    )
-    return repr(rest).encode() + profile_digest(request.profile)
-
-
-# Of 64 stages x 256 microbatches it takes half a second to build, and some 20 MB.
-@kept_by_digest(_pipeline_digest, num_kept=2)
 def model_of_request(request: PlanRequest) -> PipelineModel:
     """Return the pipeline that the request describes.
 
@@ -343,7 +319,7 @@ def planned_requests(model: PipelineModel) -> tuple[PlannedRequest, ...]:
     clocked = model.clocked
     rows: list[PlannedRequest] = []
     for instruction, request in sorted(model.requests.items()):
-        stage = clocked.stage[instruction]
+        stage = clocked.dag.stage[instruction]
         first = clocked.first[stage]
         next_position = clocked.last[stage] - first + 1  # of the next iteration
         rows.append(

@@ -82,7 +82,7 @@ def one_stage(transitions: ClockTransitions) -> PipelineModel:
 def before_each(model: PipelineModel, clocks: list[int]) -> list[int]:
     """Clock of the instruction before each on its stage; of a stage's first one its last."""
     clocked = model.clocked
-    before = [clocks[each] for each in clocked.order_predecessor]
+    before = [clocks[each] for each in clocked.dag.order_predecessor]
     for first, last in zip(clocked.first, clocked.last, strict=True):
         before[first] = clocks[last]
     return before
@@ -97,9 +97,9 @@ def test_requests_are_made_by_the_delays_ahead() -> None:
     model = one_stage(varying((1.0, 1.5, 2.0), (0.25, 0.5, 0.75), starts_settled=True))
     assert early_requests(model.clocked, CLOCKS, model.transitions) == {  # type: ignore[arg-type]
         # Two forwards of 1.5 s are before it, the second of them shorter than 2 s.
-        2: ClockRequest(after=0, is_at_end=False, offset_s=1.0),
+        2: ClockRequest(after=0, offset_s=1.0),
         # A backward of 2 s is before it.
-        4: ClockRequest(after=3, is_at_end=False, offset_s=1.75),
+        4: ClockRequest(after=3, offset_s=1.75),
     }
 
 
@@ -113,8 +113,7 @@ def test_a_clock_is_in_force_as_its_instruction_begins() -> None:
     assert run.duration_s == pytest.approx([1.5, 1.5, 1.0, 2.0, 3.0, 3.0])
     assert run.energy_j == pytest.approx([90, 90, 100, 200, 180, 180])
     assert run.late_s == pytest.approx([0.0] * 6)
-    changes = [(change.request_s, change.effect_s) for change in run.changes]
-    assert changes == [pytest.approx((1.0, 3.0)), pytest.approx((5.75, 6.0))]
+    assert [effect_s for effect_s, _ in run.in_force[0]] == pytest.approx([0.0, 3.0, 6.0])
 
 
 def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
@@ -122,7 +121,7 @@ def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
     clocks = [HIGH, HIGH, HIGH, HIGH, HIGH, LOW]
     model = one_stage(varying((0.5,) * 3, (0.5,) * 3))
     requests = early_requests(model.clocked, clocks, model.transitions)  # type: ignore[arg-type]
-    assert requests[0] == ClockRequest(after=5, is_at_end=False, offset_s=2.5)
+    assert requests[0] == ClockRequest(after=5, offset_s=2.5)
     run = TransitionSimulator(model.with_requests(requests)).run(clocks)
     assert run.duration_s == pytest.approx([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
     assert TransitionSimulator(model).run(clocks).duration_s[0] == pytest.approx(1 + 0.5 / 3)
@@ -131,11 +130,10 @@ def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
 def test_a_request_is_made_no_later_than_its_instruction_begins() -> None:
     """An instruction that ends sooner than planned takes the next one's request with it."""
     model = one_stage(ClockTransitions.exact(0.5))
-    late = {2: ClockRequest(after=1, is_at_end=False, offset_s=9.0)}
-    at_begin = {2: ClockRequest(after=1, is_at_end=True, offset_s=0.0)}
-    runs = [TransitionSimulator(model).run(CLOCKS, requests=one) for one in (late, at_begin)]
+    late = model.with_requests({2: ClockRequest(after=1, offset_s=9.0)})
+    runs = [TransitionSimulator(one).run(CLOCKS) for one in (late, model)]
     assert runs[0].finish_s == pytest.approx(runs[1].finish_s)
-    assert runs[0].changes == runs[1].changes
+    assert runs[0].in_force == runs[1].in_force
 
 
 @pytest.mark.parametrize(

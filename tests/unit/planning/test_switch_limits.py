@@ -39,7 +39,7 @@ def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
     """Return the times between two requests of each stage, one iteration after the other, s."""
     clocks, clocked = model.clocked.clocks(assignment), model.clocked
     run = TransitionSimulator(model).run(clocks)
-    period_s = run.end_s + clocked.tail_s
+    period_s = run.end_s + clocked.dag.tail_s
     dwells: list[float] = []
     for first, last in zip(clocked.first, clocked.last, strict=True):
         requests_s = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -15,7 +16,6 @@ from flyball_server.jobs.replanning.solve import solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.memoize import profile_digest
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
@@ -36,7 +36,26 @@ def request_digest(slowed: SlowedRequest) -> str:
     ]
     slowdowns = sorted(map(repr, slowed.slowdowns))
     rest_text = repr((rest, slowdowns, slowed.num_pipelines if slowdowns else 1))
-    return hashlib.sha256(rest_text.encode() + profile_digest(request.profile)).hexdigest()
+    return hashlib.sha256(rest_text.encode() + _profile_digest(request.profile)).hexdigest()
+
+
+def _profile_digest(profile: StageProfile) -> bytes:
+    """Return a digest of a profile's content."""
+    digest = hashlib.sha256(repr(profile.num_ranks_per_stage).encode())
+    for key, points in profile.points.items():
+        digest.update(repr(key).encode())
+        figures = [
+            figure
+            for point in points
+            for figure in (
+                *(point.frequency_mhz, point.time_s, point.energy_j, point.rank_waiting_s),
+                *(point.time_error_s, point.jitter),
+            )
+        ]
+        digest.update(array("d", figures).tobytes())
+    for chunk in profile.chunks:
+        digest.update(_profile_digest(chunk))
+    return digest.digest()
 
 
 @dataclass(frozen=True, kw_only=True)

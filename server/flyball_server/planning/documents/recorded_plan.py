@@ -167,7 +167,7 @@ def _requests_of(
     first, last = model.clocked.first, model.clocked.last
     return {
         first[stage] + position % (last[stage] - first[stage] + 1): ClockRequest(
-            after=first[stage] + after_position, is_at_end=False, offset_s=offset_s
+            after=first[stage] + after_position, offset_s=offset_s
         )
         for stage, position, after_position, offset_s in requests
     }

@@ -6,6 +6,7 @@ instruction runs at the clock before, which may be any clock of its stage.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,14 +23,12 @@ class ClockRequest:
     It is made no later than the instruction begins.
 
     Attributes:
-        after: instruction of the same stage whose begin or end it follows, before its own one, or
-            for a stage's first instruction in the iteration before; between them no clock changes.
-        is_at_end: after the end; False: after the begin.
+        after: instruction of the same stage whose begin it follows, before its own one, or for a
+            stage's first instruction in the iteration before; between them no clock changes.
         offset_s: time after that in s, not negative.
     """
 
     after: int
-    is_at_end: bool
     offset_s: float = 0.0
 
 
@@ -41,14 +40,8 @@ class ClockedInstructions:
     steady-state period, each of these is an instruction of its own, stage after stage.
 
     Attributes:
-        node: per instruction, its node in the DAG.
-        stage: per instruction, its stage.
-        order_predecessor: per instruction, the one before it on its stage, or NONE.
-        data_predecessor: per instruction, the one that makes its input, or NONE.
-        topological_order: all instructions, each after its predecessors.
-        transfer_s: per instruction, time from the end of the one that makes its input to its
-            being there, s.
-        tail_s: part of an iteration after its last instruction, s.
+        dag: DAG of the instructions.
+        node: per instruction, its node in the model's DAG.
         first, last: per stage, its first and its last instruction.
         clocks_mhz: per stage, its clocks in MHz, falling; a clock is an index into these.
         group: per instruction, an index into the three attributes below.
@@ -58,13 +51,8 @@ class ClockedInstructions:
             and policy `constant` have it.
     """
 
+    dag: DependencyDag
     node: Sequence[int]
-    stage: Sequence[int]
-    order_predecessor: Sequence[int]
-    data_predecessor: Sequence[int]
-    topological_order: Sequence[int]
-    transfer_s: Sequence[float]
-    tail_s: float
     first: tuple[int, ...]
     last: tuple[int, ...]
     clocks_mhz: tuple[tuple[int, ...], ...]
@@ -77,6 +65,14 @@ class ClockedInstructions:
     def num_instructions(self) -> int:
         """Number of instructions of an iteration."""
         return len(self.node)
+
+    @functools.cached_property
+    def before(self) -> list[int]:
+        """Per instruction, the one before it on its stage; of the first one the last one."""
+        before = list(self.dag.order_predecessor)
+        for first, last in zip(self.first, self.last, strict=True):
+            before[first] = last
+        return before
 
     def clocks(self, assignment: Sequence[int]) -> list[int]:
         """Return each instruction's clock in a plan.
@@ -118,13 +114,8 @@ def clocked_instructions(
     last = {stage: instruction for instruction, stage in numbered}
     first = {stage: instruction for instruction, stage in reversed(numbered)}
     return ClockedInstructions(
+        dag=of_step,
         node=nodes,
-        stage=of_step.stage,
-        order_predecessor=of_step.order_predecessor,
-        data_predecessor=of_step.data_predecessor,
-        topological_order=of_step.topological_order,
-        transfer_s=of_step.input_delay_s,
-        tail_s=dag.tail_s,
         first=tuple(map(first.__getitem__, range(schedule.num_stages))),
         last=tuple(map(last.__getitem__, range(schedule.num_stages))),
         clocks_mhz=clocks_mhz,

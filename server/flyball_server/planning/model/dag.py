@@ -137,16 +137,41 @@ def build_dag(schedule: Schedule) -> DependencyDag:
 
     Of a steady-state period it has one node for each kind of a stage, as microbatch 0, which
     stands for all microbatches of the period, and no edge between stages
-    (`schedules/pipedream.py` says why that is enough).
+    (`schedules/one_f_one_b.py` says why that is enough).
 
     Raises:
         PlanningError: the order deadlocks.
     """
-    nodes = [
-        (stage, instruction)
-        for stage, instructions in enumerate(schedule.stages)
-        for instruction in dict.fromkeys(map(schedule.node_of, instructions))
-    ]
+    return _dag_of(
+        schedule,
+        [
+            (stage, instruction)
+            for stage, instructions in enumerate(schedule.stages)
+            for instruction in dict.fromkeys(map(schedule.node_of, instructions))
+        ],
+    )
+
+
+def step_dag(schedule: Schedule) -> DependencyDag:
+    """Return the DAG of a schedule's steps; of a steady-state period, a chain for each stage.
+
+    The period lasts as long as its slowest stage, whatever the others wait for.
+
+    Raises:
+        PlanningError: the order deadlocks.
+    """
+    return _dag_of(
+        schedule,
+        [
+            (stage, instruction)
+            for stage, instructions in enumerate(schedule.stages)
+            for instruction in instructions
+        ],
+    )
+
+
+def _dag_of(schedule: Schedule, nodes: list[_Node]) -> DependencyDag:
+    """Return the DAG of these nodes, each stage's in its order."""
     order_predecessor = [
         index - 1 if index and nodes[index - 1][0] == stage else NONE
         for index, (stage, _) in enumerate(nodes)
@@ -160,29 +185,6 @@ def build_dag(schedule: Schedule) -> DependencyDag:
         order_predecessor=tuple(order_predecessor),
         data_predecessor=tuple(data_predecessor),
         topological_order=_topological_order(nodes, order_predecessor, data_predecessor),
-    )
-
-
-def step_dag(schedule: Schedule) -> DependencyDag:
-    """Return the DAG of a schedule's steps; of a steady-state period, a chain for each stage.
-
-    The period lasts as long as its slowest stage, whatever the others wait for.
-    """
-    if not schedule.is_periodic:
-        return build_dag(schedule)
-    nodes = [
-        (stage, place, instruction)
-        for stage, instructions in enumerate(schedule.stages)
-        for place, instruction in enumerate(instructions)
-    ]
-    return DependencyDag(
-        stage=tuple(stage for stage, _, _ in nodes),
-        instruction=tuple(instruction for _, _, instruction in nodes),
-        order_predecessor=tuple(
-            node - 1 if place else NONE for node, (_, place, _) in enumerate(nodes)
-        ),
-        data_predecessor=(NONE,) * len(nodes),
-        topological_order=tuple(range(len(nodes))),
     )
 
 

@@ -174,7 +174,7 @@ def plan_models(
     """
     joint = join_pipelines(models)
     report(SEARCHING)
-    choice = _choose(request, models, joint)
+    choice = choose_jointly(request, models, joint)
     models = _with_requests(models, choice.requests)
     joint = joint.with_requests(choice.requests)
     prediction = prediction_of(request, joint, models[0].schedule, choice)
@@ -200,15 +200,6 @@ def plan_models(
         joint=joint,
         assignment=choice.assignment,
     )
-
-
-def joint_model(request: DataParallelRequest) -> PipelineModel:
-    """Return the pipelines that the request describes, as one.
-
-    Raises:
-        PlanningError: a part of the request cannot be used; names its field.
-    """
-    return join_pipelines([model_of_request(pipeline) for pipeline in request.pipelines])
 
 
 def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
@@ -306,9 +297,19 @@ def _simulate_until(end_s: float, model: PipelineModel, assignment: Assignment) 
     )
 
 
-def _choose(
+def choose_jointly(
     request: PlanRequest, models: Sequence[PipelineModel], joint: PipelineModel
 ) -> PolicyChoice:
+    """Return the clocks that the request's policy chooses for all pipelines together.
+
+    Args:
+        request: its policy and options.
+        models: models of the pipelines.
+        joint: these as one; of a single pipeline its model.
+
+    Raises:
+        PlanningError, TargetUnreachableError: as for `make_data_parallel_plan`.
+    """
     policy = request.options.policy
     # EnvPipe's policies find the outer envelope of one pipeline, the frontier the deadline of all.
     if policy in ENVPIPE_POLICIES:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions
-from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.dag import NONE, IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
@@ -71,10 +71,10 @@ class InstructionRows:
         model: the pipeline.
 
     Attributes:
+        clocked: the instructions.
         levels: in order of time.
         row_of: per instruction, its row.
         first, last: per stage, the rows of its first and last instruction.
-        ends: per stage, its first and its last instruction.
         previous: per row, the row before it on its stage; of a stage's first row its last.
         table: per row, index of its time and energy at its stage's highest clock; shape
             (num_rows, 1).
@@ -89,23 +89,23 @@ class InstructionRows:
     """
 
     def __init__(self, model: PipelineModel) -> None:
-        self._clocked = clocked = model.clocked
-        in_levels, self.levels = _levels(clocked)
-        self.row_of = np.empty_like(in_levels)
+        self.clocked = clocked = model.clocked
+        in_levels = np.concatenate([instructions for instructions, _, _ in clocked.dag.levels])
+        self.row_of: IndexArray = np.empty_like(in_levels)
         self.row_of[in_levels] = np.arange(len(in_levels))
-        self.ends = tuple(zip(clocked.first, clocked.last, strict=True))
         self.first = self.row_of[list(clocked.first)]
         self.last = self.row_of[list(clocked.last)]
-        before = np.concatenate([level.before for level in self.levels])
-        self.stage = stage = np.array(clocked.stage)[in_levels]
-        self.previous = np.where(before == len(in_levels), self.last[stage], before)
+        self.stage = stage = np.array(clocked.dag.stage)[in_levels]
+        self.previous = self.row_of[clocked.before][in_levels]
         self._node = np.array(clocked.node)[in_levels]
         self.times_s: FloatArray = np.concatenate([np.array(one) for one in clocked.times_s])
         self.energies_j: FloatArray = np.concatenate([np.array(one) for one in clocked.energies_j])
         self._clock_of_choice = np.concatenate([np.array(one) for one in clocked.clock_of_choice])
         first_choice = np.cumsum([0, *map(len, clocked.clock_of_choice)])
         self._first_choice = first_choice[np.array(clocked.group)[in_levels], None]
-        self.table = np.concatenate([level.table for level in self.levels])
+        first_time = np.cumsum([0, *map(len, clocked.times_s)])
+        self.table = first_time[np.array(clocked.group)[in_levels], None]
+        self.levels = _levels(clocked, self.row_of, self.table)
         power_w = np.array(model.stage_blocking_power_w)
         self.power_w = power_w[stage, None]
         self.power_of_place_w = np.empty_like(self.times_s)
@@ -119,7 +119,7 @@ class InstructionRows:
             self.above_waiting_w = np.array(
                 [np.pad(of_stage, (0, most - len(of_stage))) for of_stage in of_stages]
             )
-        self.tail_s = clocked.tail_s
+        self.tail_s = clocked.dag.tail_s
         self._num_within: dict[float, int] = {}
 
     def clocks(self, choices: IndexArray) -> IndexArray:
@@ -185,7 +185,7 @@ class InstructionRows:
     def most_within(self, time_s: float) -> int:
         """Return the most instructions, one after the other on a stage, that may end in a time."""
         if time_s not in self._num_within:
-            self._num_within[time_s] = _most_within(self._clocked, time_s)
+            self._num_within[time_s] = _most_within(self.clocked, time_s)
         return self._num_within[time_s]
 
     def first_delay_s(
@@ -268,7 +268,8 @@ class PlanBatch(ABC):
         is_changed, finish_s = self._is_changed(choices), run.start_s + run.duration_s
         lead_s = self._lead_s(choices)
         period_s = run.iteration_time_s[:, None]
-        for first, last in self._rows.ends:
+        clocked = self._rows.clocked
+        for first, last in zip(clocked.first, clocked.last, strict=True):
             of_stage = slice(first, last + 1)
             before_s = np.roll(finish_s[:, of_stage], 1, axis=1)
             before_s[:, 0] -= period_s[:, 0]
@@ -299,41 +300,32 @@ def replaced(before: Ran, now: Ran, is_late: NDArray[np.bool_] | np.bool_) -> Ra
     return start_s, duration_s, energy_j
 
 
-def _levels(clocked: ClockedInstructions) -> tuple[IndexArray, list[Level]]:
-    """Return all instructions, level by level, and the levels."""
-    num = clocked.num_instructions
-    depth = np.zeros(num + 1, dtype=np.int64)
-    depth[num] = -1  # stands for NONE
-    order, data = clocked.order_predecessor, clocked.data_predecessor
-    for instruction in clocked.topological_order:
-        depth[instruction] = 1 + max(depth[order[instruction]], depth[data[instruction]])
-    in_levels = np.argsort(depth[:num], kind="stable")
-    row_of = np.empty(num + 1, dtype=np.int64)
-    row_of[in_levels], row_of[num] = np.arange(num), num
-    before, source = row_of[np.array(order)][in_levels], row_of[np.array(data)][in_levels]
-    first_time = np.cumsum([0, *map(len, clocked.times_s)])
-    table = first_time[np.array(clocked.group)[in_levels], None]
-    stage = np.array(clocked.stage)[in_levels]
-    transfer_s = np.array(clocked.transfer_s)[in_levels, None]
-    ends = np.cumsum(np.bincount(depth[:num]))
-    return in_levels, [
-        Level(
-            rows=(rows := slice(begin, end)),
-            stage=stage[rows],
-            before=before[rows],
-            source=source[rows],
-            transfer_s=transfer_s[rows],
-            table=table[rows],
-            is_first=(before[rows] == num)[:, None],
+def _levels(clocked: ClockedInstructions, row_of: IndexArray, table: IndexArray) -> list[Level]:
+    """Return the levels; `table` is by row."""
+    dag, stage = clocked.dag, np.array(clocked.dag.stage)
+    row_of = np.append(row_of, len(row_of))  # the last one stands for NONE
+    levels: list[Level] = []
+    begin = 0
+    for instructions, before, source in dag.levels:
+        rows = slice(begin, begin := begin + len(instructions))
+        levels.append(
+            Level(
+                rows=rows,
+                stage=stage[instructions],
+                before=row_of[before],
+                source=row_of[source],
+                transfer_s=dag.input_delay_array_s[instructions],
+                table=table[rows],
+                is_first=(before == NONE)[:, None],
+            )
         )
-        for begin, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
-    ]
+    return levels
 
 
 def _most_within(clocked: ClockedInstructions, time_s: float) -> int:
     """Return the most instructions, one after the other on a stage, that may end within a time."""
     shortest_s = np.array([min(clocked.times_s[group]) for group in clocked.group])
-    stage = np.array(clocked.stage)
+    stage = np.array(clocked.dag.stage)
     most = 0
     for one in range(len(clocked.first)):
         of_stage_s = shortest_s[stage == one]

@@ -22,27 +22,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
+from flyball_server.planning.model.clocked_instructions import ClockedInstructions
 from flyball_server.planning.model.dag import NONE
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Of iterations one after the other, from one whose first clocks are in force.
 NUM_ITERATIONS = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClockChange:
-    """One change of a stage's clock; times from the iteration's begin in s.
-
-    Attributes:
-        instruction: instruction whose clock it is.
-        request_s: time of the request; below 0 where it came in the iteration before.
-        effect_s: time of its effect.
-    """
-
-    instruction: int
-    request_s: float
-    effect_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +41,6 @@ class TransitionRun:
         late_s: part of the duration at other clocks than the instruction's own, s.
         in_force: per stage, from when on which clock is in force, in order of time; the first one
             is so as the iteration begins, the last ones may come after its end.
-        changes: changes that were requested, in the order in which they were found; those of an
-            iteration's first instructions included.
     """
 
     start_s: list[float]
@@ -67,7 +50,6 @@ class TransitionRun:
     above_waiting_j: list[float]
     late_s: list[float]
     in_force: list[list[tuple[float, int]]]
-    changes: list[ClockChange]
 
     @property
     def end_s(self) -> float:
@@ -129,14 +111,10 @@ class TransitionSimulator:
             ]
         self._times_s = [clocked.times_s[group] for group in clocked.group]
         self._energies_j = [clocked.energies_j[group] for group in clocked.group]
-        # Of a stage's first instruction it is the last one of the iteration before.
-        self._before = list(clocked.order_predecessor)
-        for first, last in zip(clocked.first, clocked.last, strict=True):
-            self._before[first] = last
 
     def delays_s(self, clocks: Sequence[int]) -> list[float]:
         """Return the median delay of each instruction's request, s; 0 where none is made."""
-        before = self._before
+        before = self._clocked.before
         # A lower index is a higher clock.
         return [
             0.0
@@ -149,16 +127,14 @@ class TransitionSimulator:
 
     def num_switches(self, clocks: Sequence[int]) -> int:
         """Return the number of requests of an iteration, that of each stage's first clock too."""
-        return sum(
-            clock != clocks[before] for clock, before in zip(clocks, self._before, strict=True)
-        )
+        before = self._clocked.before
+        return sum(clock != clocks[one] for clock, one in zip(clocks, before, strict=True))
 
     def run(
         self,
         clocks: Sequence[int],
         delays_s: Sequence[float] | None = None,
         *,
-        requests: Mapping[int, ClockRequest] | None = None,
         least_period_s: float = 0.0,
     ) -> TransitionRun:
         """Return one iteration, after others of the same plan.
@@ -167,8 +143,6 @@ class TransitionSimulator:
             clocks: per instruction, its clock, as `ClockedInstructions.clocks` returns them.
             delays_s: per instruction, the delay of its request in s, not negative; None: the
                 median, up and down.
-            requests: by instruction, requests that are not made when the instruction before ends;
-                None: the model's.
             least_period_s: time from one iteration's begin to the next one's, where that is
                 longer than this pipeline's own, s.
 
@@ -176,7 +150,7 @@ class TransitionSimulator:
             ValueError: the clock changes between a request and its instruction.
         """
         delays_s = self.delays_s(clocks) if delays_s is None else delays_s
-        after = self._checked(clocks, self._requests if requests is None else requests)
+        after = self._checked(clocks)
         clocked = self._clocked
         at = _StageClocks(
             in_force=[clocks[first] for first in clocked.first],
@@ -184,13 +158,13 @@ class TransitionSimulator:
         )
         run = self._iteration(clocks, delays_s, after, at)
         for _ in range(1 if self._starts_settled else NUM_ITERATIONS - 1):
-            period_s = max(run.end_s + self._clocked.tail_s, least_period_s)
+            period_s = max(run.end_s + clocked.dag.tail_s, least_period_s)
             if self._starts_settled or not self._is_late(clocks, delays_s, at, run, period_s):
                 break
             at = at.later(period_s, [run.finish_s[last] for last in clocked.last])
             run = self._iteration(clocks, delays_s, after, at)
         if self._above_w is not None:
-            period_s = max(run.end_s + clocked.tail_s, least_period_s)
+            period_s = max(run.end_s + clocked.dag.tail_s, least_period_s)
             is_early = {instruction for instruction, _ in after.values()}
             for stage, of_clock_w in enumerate(self._above_w):
                 effects = self._until_next_begin(stage, run, clocks, delays_s, is_early)
@@ -225,16 +199,14 @@ class TransitionSimulator:
         effect_s = run.finish_s[last] + delays_s[first]
         return [*(each for each in effects if each[0] < effect_s), (effect_s, clocks[first])]
 
-    def _checked(
-        self, clocks: Sequence[int], requests: Mapping[int, ClockRequest]
-    ) -> dict[int, tuple[int, ClockRequest]]:
-        """Return instruction and request by the instruction that the request follows."""
-        after: dict[int, tuple[int, ClockRequest]] = {}
-        for instruction, request in requests.items():
-            before = self._before[instruction]
+    def _checked(self, clocks: Sequence[int]) -> dict[int, tuple[int, float]]:
+        """Return instruction and offset in s by the instruction that its request follows."""
+        after: dict[int, tuple[int, float]] = {}
+        for instruction, request in self._requests.items():
+            before = self._clocked.before[instruction]
             kept = clocks[before]
             while before not in (NONE, request.after) and clocks[before] == kept:
-                before = self._clocked.order_predecessor[before]
+                before = self._clocked.dag.order_predecessor[before]
             if before == NONE or before != request.after or clocks[before] != kept:
                 raise ValueError(
                     f"instruction {instruction} cannot be requested after {request.after}: it is"
@@ -242,7 +214,7 @@ class TransitionSimulator:
                 )
             is_settled = self._starts_settled and instruction in self._clocked.first
             if clocks[instruction] != kept and not is_settled:
-                after[request.after] = instruction, request
+                after[request.after] = instruction, request.offset_s
         return after
 
     def _is_late(
@@ -268,19 +240,19 @@ class TransitionSimulator:
         self,
         clocks: Sequence[int],
         delays_s: Sequence[float],
-        after: Mapping[int, tuple[int, ClockRequest]],
+        after: Mapping[int, tuple[int, float]],
         at: _StageClocks,
     ) -> TransitionRun:
         """Run the instructions; `at` is of the iteration's begin, and then of its end."""
         clocked, times_s, energies_j = self._clocked, self._times_s, self._energies_j
-        order, data, stage_of = clocked.order_predecessor, clocked.data_predecessor, clocked.stage
-        transfer_s = clocked.transfer_s
-        num = clocked.num_instructions
+        dag, num = clocked.dag, clocked.num_instructions
+        order, data, stage_of = dag.order_predecessor, dag.data_predecessor, dag.stage
+        transfer_s = dag.input_delay_s
         start_s, duration_s, energy_j, late_s = ([0.0] * num for _ in range(4))
         finish_s = [0.0] * (num + 1)  # the last one stands for NONE
         requests = _Requests(clocked, clocks, delays_s, at)
         is_early = {instruction for instruction, _ in after.values()}
-        for instruction in clocked.topological_order:
+        for instruction in dag.topological_order:
             stage, before = stage_of[instruction], order[instruction]
             free_s, source_s = finish_s[before], finish_s[data[instruction]]
             source_s += transfer_s[instruction]
@@ -293,8 +265,8 @@ class TransitionSimulator:
             elif clocks[instruction] != clocks[before]:
                 requests.make(instruction, free_s)
             early = after.get(instruction)
-            if early is not None and not early[1].is_at_end:
-                requests.make(early[0], now_s + early[1].offset_s)
+            if early is not None:
+                requests.make(early[0], now_s + early[1])
             clock, on_their_way = at.in_force[stage], at.on_their_way[stage]
             if not on_their_way:
                 took_s = times_s[instruction][clock]
@@ -308,8 +280,6 @@ class TransitionSimulator:
                 )
             duration_s[instruction] = took_s
             finish_s[instruction] = now_s + took_s
-            if early is not None and early[1].is_at_end:
-                requests.make(early[0], finish_s[instruction] + early[1].offset_s)
         finish_s.pop()
         return TransitionRun(
             start_s=start_s,
@@ -319,7 +289,6 @@ class TransitionSimulator:
             above_waiting_j=[0.0] * len(clocked.first),
             late_s=late_s,
             in_force=requests.effects,
-            changes=requests.changes,
         )
 
 
@@ -333,7 +302,6 @@ class _Requests:
         at: the stages at the iteration's begin; changes that are requested are put on their way.
 
     Attributes:
-        changes: changes that were requested, in the order in which they were found.
         effects: per stage, times of effect in s and clocks of all that took or will take effect.
     """
 
@@ -345,8 +313,8 @@ class _Requests:
         at: _StageClocks,
     ) -> None:
         self._clocked, self._clocks, self._delays_s, self._at = clocked, clocks, delays_s, at
-        self.changes: list[ClockChange] = []
-        self._newest: list[ClockChange | None] = [None] * len(clocked.first)
+        # Per stage, the instruction whose clock was requested last, and when.
+        self._newest: list[tuple[int, float]] = [(NONE, 0.0)] * len(clocked.first)
         self.effects: list[_OnTheirWay] = [
             [(0.0, clock), *on_their_way]
             for clock, on_their_way in zip(at.in_force, at.on_their_way, strict=True)
@@ -354,26 +322,23 @@ class _Requests:
 
     def make(self, instruction: int, now_s: float) -> None:
         """Request an instruction's clock."""
-        stage, effect_s = self._clocked.stage[instruction], now_s + self._delays_s[instruction]
+        stage, effect_s = self._clocked.dag.stage[instruction], now_s + self._delays_s[instruction]
         # All effects of an iteration begin with the clock in force at its begin.
         for effects, num_kept in ((self._at.on_their_way[stage], 0), (self.effects[stage], 1)):
             while len(effects) > num_kept and effects[-1][0] >= effect_s:  # overtaken
                 effects.pop()
             effects.append((effect_s, self._clocks[instruction]))
-        change = ClockChange(instruction=instruction, request_s=now_s, effect_s=effect_s)
-        self.changes.append(change)
-        self._newest[stage] = change
+        self._newest[stage] = instruction, now_s
 
     def hasten(self, instruction: int, now_s: float) -> None:
         """Request an instruction's clock now, where its request would come later."""
-        newest = self._newest[self._clocked.stage[instruction]]
-        if newest is not None and newest.instruction == instruction and newest.request_s > now_s:
-            self.changes.remove(newest)
+        newest, request_s = self._newest[self._clocked.dag.stage[instruction]]
+        if newest == instruction and request_s > now_s:
             self.make(instruction, now_s)
 
     def make_first(self, instruction: int) -> None:
         """Request the clock of a stage's first instruction, if it was not the last one's."""
-        stage, requested_s = self._clocked.stage[instruction], self._at.requested_s
+        stage, requested_s = self._clocked.dag.stage[instruction], self._at.requested_s
         last = self._clocked.last[stage]
         if requested_s is not None and self._clocks[instruction] != self._clocks[last]:
             self.make(instruction, requested_s[stage])
