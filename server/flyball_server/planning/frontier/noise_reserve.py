@@ -56,14 +56,11 @@ class IterationNoise:
 
     def __init__(self, model: PipelineModel) -> None:
         self._dag, self._first_points = model.dag, [points[0] for points in model.points]
-        tables = {id(points): points for points in model.points}
-        place = {key: number for number, key in enumerate(tables)}
-        self._table = np.array([place[id(points)] for points in model.points])
-        of_tables = list(tables.values())
-        most = max(map(len, of_tables))
-        self._times_s = _padded(of_tables, most, lambda point: point.time_s)
-        self._jitter = _padded(of_tables, most, lambda point: point.jitter)
-        self._error = _padded(of_tables, most, lambda point: point.time_error_s / point.time_s)
+        groups, group_of_node = model.groups
+        self._table, tables = np.array(group_of_node), [points for _, points in groups]
+        self._times_s = _padded(tables, lambda point: point.time_s)
+        self._jitter = _padded(tables, lambda point: point.jitter)
+        self._error = _padded(tables, lambda point: point.time_error_s / point.time_s)
         self.is_known = bool(max(self._jitter.max(), self._error.max()) >= LEAST_NOISE)
         self.jitter = _root_mean_square([point.jitter for point in self._first_points])
         self.time_error = _root_mean_square(
@@ -96,13 +93,13 @@ class IterationNoise:
 
 
 def _padded(
-    tables: Sequence[Sequence[OperatingPoint]],
-    num_columns: int,
-    of_point: Callable[[OperatingPoint], float],
+    tables: Sequence[Sequence[OperatingPoint]], of_point: Callable[[OperatingPoint], float]
 ) -> FloatArray:
-    """Return a row of values per table, its last one repeated; shape (num_tables, num_columns)."""
-    rows = [list(map(of_point, table)) for table in tables]
-    return np.array([[*row, *[row[-1]] * (num_columns - len(row))] for row in rows])
+    """Return a row of values per table, its last one repeated; shape (num_tables, any)."""
+    most = max(map(len, tables))
+    return np.array(
+        [[of_point(one[min(at, len(one) - 1)]) for at in range(most)] for one in tables]
+    )
 
 
 def _root_mean_square(values: Sequence[float]) -> float:

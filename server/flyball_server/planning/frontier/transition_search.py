@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,12 +120,10 @@ class TransitionSearch:
         self._num_clocks = np.array(list(map(len, clocked.clocks_mhz)))[stage]
         most = int(self._num_clocks.max())
         self._clock_of_choice = _padded(clocked.clock_of_choice, most)[group]
-        self._choice_of_clock = _padded(
-            [_choices(of_choice, most) for of_choice in clocked.clock_of_choice], most
+        self._choice_of_clock = np.array(
+            [_choices(of_choice, most) for of_choice in clocked.clock_of_choice]
         )[group]
-        self._times_s = np.array(
-            [[*times_s, *[times_s[-1]] * (most - len(times_s))] for times_s in clocked.times_s]
-        )[group]
+        self._times_s = _padded(clocked.times_s, most)[group]
         stages: IndexArray = np.arange(len(clocked.first) + 1)
         ends: IndexArray = np.searchsorted(stage, stages)
         self._first, self._end = ends[stage], ends[stage + 1]
@@ -387,6 +386,6 @@ def _choices(clock_of_choice: Sequence[int], num_clocks: int) -> list[int]:
     ]
 
 
-def _padded(rows: Sequence[Sequence[int]], num_columns: int) -> IndexArray:
+def _padded(rows: Sequence[Sequence[Any]], num_columns: int) -> NDArray[Any]:
     """Return rows of at most so many columns, their last entries repeated."""
     return np.array([[*row, *[row[-1]] * (num_columns - len(row))] for row in rows])

@@ -152,22 +152,22 @@ def _curve(policy: Policy, plans: Sequence[SingleClockPlan]) -> tuple[ComparedPl
 
 @dataclass(frozen=True, kw_only=True)
 class _Aims:
-    """Targets, each as two figures of a plan: how far it is from meeting it, and its cost.
+    """Targets of one kind, each as two figures of a plan: its distance from the target, its cost.
 
     Attributes:
-        deadline_s: per target, latest end of an iteration in s; shape (num_targets,).
-        budget_w: per target, highest average power in W; where it is finite, the cost is time,
-            else energy; shape (num_targets,).
+        limits: per target, latest end of an iteration in s, or highest average power in W; shape
+            (num_targets,).
+        is_power: true for power, where the cost is time; else it is energy.
         usual_power_w: average power of the baseline in W; scales a tie.
     """
 
-    deadline_s: FloatArray
-    budget_w: FloatArray
+    limits: FloatArray
+    is_power: bool
     usual_power_w: float
 
     def some(self, targets: IndexArray) -> _Aims:
         """Return the targets of these indices."""
-        return replace(self, deadline_s=self.deadline_s[targets], budget_w=self.budget_w[targets])
+        return replace(self, limits=self.limits[targets])
 
     def score(self, time_s: FloatArray, energy_j: FloatArray) -> FloatArray:
         """Return a score per plan, lower for a better one, above 0 where it misses the target.
@@ -176,15 +176,12 @@ class _Aims:
             time_s: iteration time of each plan in s; shape (num_targets, any ...).
             energy_j: energy of an iteration of each plan in J, of the same shape.
         """
-        shape = (-1,) + (1,) * (time_s.ndim - 1)
-        late_s = time_s - self.deadline_s.reshape(shape) * (1 + RELATIVE_TIME_TOLERANCE)
-        if not np.isfinite(self.budget_w).any():
-            return np.where(late_s > 0, late_s, -1 / energy_j)
-        budget_w = self.budget_w.reshape(shape)
-        has_budget = np.isfinite(budget_w)
-        most_j = np.where(has_budget, budget_w, 0.0) * time_s * (1 + RELATIVE_TIME_TOLERANCE)
-        excess = np.where(has_budget, energy_j - most_j, late_s)
-        cost = np.where(has_budget, time_s + _TIE * energy_j / self.usual_power_w, energy_j)
+        limits = self.limits.reshape((-1,) + (1,) * (time_s.ndim - 1))
+        if self.is_power:
+            excess = energy_j - limits * time_s * (1 + RELATIVE_TIME_TOLERANCE)
+            cost = time_s + _TIE * energy_j / self.usual_power_w
+        else:
+            excess, cost = time_s - limits * (1 + RELATIVE_TIME_TOLERANCE), energy_j
         return np.where(excess > 0, excess, -1 / cost)
 
 
@@ -203,10 +200,9 @@ class SingleClocks:
 
     def __init__(self, model: PipelineModel) -> None:
         self._model = model
-        alike, of_node = model.dag.alike
-        self._alike_of_node = np.array(of_node)
-        points = dict(zip(of_node, model.points, strict=True))
-        counts = np.bincount(self._alike_of_node)
+        groups, of_node = model.groups
+        self._group_of_node = np.array(of_node)
+        counts = np.bincount(self._group_of_node)
         power_w = (
             model.waiting_power_w
             if model.waiting_powers
@@ -214,16 +210,16 @@ class SingleClocks:
         )
         self._clocks_mhz: list[IndexArray] = []  # per stage, falling
         for stage in range(len(power_w)):
-            of_stage = [points[row] for row, key in enumerate(alike) if key[0] == stage]
-            clocks = {point.frequency_mhz for options in of_stage for point in options}
+            of_stage = [points for one, points in groups if one == stage]
+            clocks = {point.frequency_mhz for points in of_stage for point in points}
             self._clocks_mhz.append(np.array(sorted(clocks, reverse=True)))
         self._num_levels = np.array([len(clocks) for clocks in self._clocks_mhz])
         # Columns: the levels of stage 0, then those of stage 1, ...
         self._first_column = np.cumsum(self._num_levels) - self._num_levels
         # Where a kind lacks a stage's clock, the clock changes all the same, and late.
         self._changes_late = False
-        shape = (len(alike), int(self._num_levels.sum()))
-        self._point_of = np.zeros(shape, dtype=np.int64)  # of alike nodes, at a stage's level
+        shape = (len(groups), int(self._num_levels.sum()))
+        self._point_of = np.zeros(shape, dtype=np.int64)  # of a group, at a stage's level
         self._duration_s = np.zeros(shape)
         # Of a stage's level: power of waiting, and energy beyond that.
         self._waiting_power_w = np.concatenate(
@@ -233,16 +229,16 @@ class SingleClocks:
             ]
         )
         self._busy_j = np.zeros(shape[1])
-        for row, (stage, _, _) in enumerate(alike):
+        for row, (stage, points) in enumerate(groups):
             first = self._first_column[stage]
             columns = slice(first, first + self._num_levels[stage])
-            clocks_mhz = np.array([point.frequency_mhz for point in points[row]])
+            clocks_mhz = np.array([point.frequency_mhz for point in points])
             self._changes_late |= bool(model.transitions) and len(clocks_mhz) < len(
                 self._clocks_mhz[stage]
             )
             index = _lowest_from(clocks_mhz, self._clocks_mhz[stage])
-            time_s = np.array([point.time_s for point in points[row]])[index]
-            energy_j = np.array([point.energy_j for point in points[row]])[index]
+            time_s = np.array([point.time_s for point in points])[index]
+            energy_j = np.array([point.energy_j for point in points])[index]
             self._point_of[row, columns] = index
             self._duration_s[row, columns] = time_s
             waiting_w = self._waiting_power_w[columns]
@@ -254,37 +250,29 @@ class SingleClocks:
         self._usual_power_w = float(self._energies_j(highest, times_s)[0]) / self.baseline_time_s
 
     def constant(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
-        """Return per target the best plan found with one clock per stage."""
+        """Return per target the best plan found with one clock per stage; all of one kind."""
         aims = self._aims(targets)
         return self._plans(self._improved(self._best_common(aims), aims), aims)
 
     def same_for_all(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
-        """Return per target the best plan with one clock for all stages."""
+        """Return per target the best plan with one clock for all stages; all of one kind."""
         aims = self._aims(targets)
         return self._plans(self._best_common(aims), aims)
 
     def _aims(self, targets: Sequence[Target]) -> _Aims:
-        has_budget = np.array([target.kind == "power" for target in targets])
-        value = np.array(
-            [
-                target.value
-                if target.kind == "power"
-                else deadline_of(target, self.baseline_time_s)
-                for target in targets
-            ]
-        )
-        return _Aims(
-            deadline_s=np.where(has_budget, np.inf, value),
-            budget_w=np.where(has_budget, value, np.inf),
-            usual_power_w=self._usual_power_w,
-        )
+        is_power = targets[0].kind == "power"
+        limits = [
+            target.value if is_power else deadline_of(target, self.baseline_time_s)
+            for target in targets
+        ]
+        return _Aims(limits=np.array(limits), is_power=is_power, usual_power_w=self._usual_power_w)
 
     def _plans(self, levels: IndexArray, aims: _Aims) -> list[SingleClockPlan]:
         times_s = self._exact_times_s(levels)
         energies_j = self._energies_j(levels, times_s)
         # One column of a stage's levels each; 0 in those of the other stages.
-        point_of_alike = self._point_of[:, self._first_column + levels].max(axis=2)
-        assignments = point_of_alike[self._alike_of_node].T.tolist()
+        point_of_group = self._point_of[:, self._first_column + levels].max(axis=2)
+        assignments = point_of_group[self._group_of_node].T.tolist()
         if self._changes_late:
             figures = [time_and_energy(self._model, assignment) for assignment in assignments]
             times_s, energies_j = np.array(figures).T
@@ -317,8 +305,8 @@ class SingleClocks:
             levels: per choice and stage; shape (num_choices, num_stages).
         """
         dag = self._model.dag
-        of_alike_s = self._duration_s[:, self._first_column + levels].sum(axis=2)
-        durations_s = of_alike_s[self._alike_of_node]
+        of_group_s = self._duration_s[:, self._first_column + levels].sum(axis=2)
+        durations_s = of_group_s[self._group_of_node]
         finish_s = earliest_finishes_s(dag, durations_s)
         times_s: FloatArray = finish_s.max(axis=0)
         least_s = times_s * (1 - RELATIVE_TIME_TOLERANCE)
@@ -327,7 +315,7 @@ class SingleClocks:
                 path = critical_path(
                     dag, durations_s[:, choice].tolist(), finish_s[:, choice].tolist()
                 )
-                counts = np.bincount(self._alike_of_node[path], minlength=len(of_alike_s))
+                counts = np.bincount(self._group_of_node[path], minlength=len(of_group_s))
                 path_s = counts @ self._duration_s
                 if dag.tail_s or dag.transfer_s:  # whatever the clocks: stage 0 has it
                     delays_s = times_s[choice] - durations_s[path, choice].sum()
@@ -343,7 +331,7 @@ class SingleClocks:
     def _best_common(self, aims: _Aims) -> IndexArray:
         """Return per target the levels of the best clock that all stages have in common."""
         levels, times_s, energies_j = self._common
-        shape = (len(aims.deadline_s), len(times_s))
+        shape = (len(aims.limits), len(times_s))
         scores = aims.score(np.broadcast_to(times_s, shape), np.broadcast_to(energies_j, shape))
         best: IndexArray = levels[scores.argmin(axis=1)]
         return best
