@@ -63,23 +63,18 @@ class ScheduleChoice:
     considered: tuple[ConsideredSchedule, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """A candidate's plan, as every plan is judged."""
-
-    choice: PolicyChoice
-    iteration_time_s: float
-    energy_j: float
-
-
 @dataclass(kw_only=True)
 class _Candidate:
+    """An order that can be run; choice, time and energy are of its plan, once there is one."""
+
     name: str
     model: PipelineModel
     solver: DeadlineSolver
     target: Target
     bound_j: float
-    plan: _Plan | None = None
+    choice: PolicyChoice | None = None
+    iteration_time_s: float | None = None
+    energy_j: float = math.inf
 
     @property
     def target_text(self) -> str:
@@ -148,7 +143,7 @@ def choose_schedule(
         report(f"planning {name}")
         search.add(name, model)
     best = search.best()
-    if best is None or best.plan is None:
+    if best is None or best.choice is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in search.why_not.items())
         raise TargetUnreachableError(
             f"no order meets {options.target!r}: {reasons}",
@@ -158,7 +153,7 @@ def choose_schedule(
     return ScheduleChoice(
         name=best.name,
         model=best.model,
-        choice=best.plan.choice,
+        choice=best.choice,
         target=best.target_text,
         is_final=chosen is None,
         considered=tuple(search.considered(name) for name in models),
@@ -214,7 +209,7 @@ class _Search:
         best: _Candidate | None = None
         for candidate in sorted(self._candidates.values(), key=lambda one: one.bound_j):
             # 1F1B is planned in any case, to say what another order brings.
-            is_beaten = best and best.plan and candidate.bound_j >= best.plan.energy_j
+            is_beaten = best is not None and candidate.bound_j >= best.energy_j
             if is_beaten and candidate.name != REFERENCE:
                 continue
             self._make_plan(candidate)
@@ -223,24 +218,26 @@ class _Search:
         return best
 
     def _is_better(self, one: _Candidate, other: _Candidate | None) -> bool:
-        if one.plan is None or other is None or other.plan is None:
-            return one.plan is not None
+        if one.iteration_time_s is None or other is None or other.iteration_time_s is None:
+            return one.choice is not None
         if self._target.kind == "power":
-            ratio = one.plan.iteration_time_s / other.plan.iteration_time_s
+            ratio = one.iteration_time_s / other.iteration_time_s
             if abs(ratio - 1) > SAME_TIME:
                 return ratio < 1
-        return one.plan.energy_j < other.plan.energy_j
+        return one.energy_j < other.energy_j
 
     def considered(self, name: str) -> ConsideredSchedule:
-        candidate = self._candidates.get(name)
-        plan = candidate.plan if candidate else None
-        bound_j = plan.choice.lower_bound_j if plan else (candidate.bound_j if candidate else None)
+        one, why_not = self._candidates.get(name), self.why_not.get(name)
+        bound_j = time_s = energy_j = None
+        if one is not None and why_not is None:
+            bound_j = one.choice.lower_bound_j if one.choice else one.bound_j
+            time_s, energy_j = one.iteration_time_s, one.energy_j if one.choice else None
         return ConsideredSchedule(
             schedule=name,
-            lower_bound_j=None if name in self.why_not else bound_j,
-            iteration_time_s=plan.iteration_time_s if plan else None,
-            energy_j=plan.energy_j if plan else None,
-            why_not=self.why_not.get(name),
+            lower_bound_j=bound_j,
+            iteration_time_s=time_s,
+            energy_j=energy_j,
+            why_not=why_not,
         )
 
     def _make_plan(self, candidate: _Candidate) -> None:
@@ -259,8 +256,10 @@ class _Search:
             self.why_not[candidate.name] = error.message
             return
         candidate.model = model.with_requests(choice.requests)
-        time_s, energy_j = time_and_energy(candidate.model, choice.assignment)
-        candidate.plan = _Plan(choice=choice, iteration_time_s=time_s, energy_j=energy_j)
+        candidate.choice = choice
+        candidate.iteration_time_s, candidate.energy_j = time_and_energy(
+            candidate.model, choice.assignment
+        )
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:

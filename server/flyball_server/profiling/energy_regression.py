@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 
 from flyball_server.profiling.instruction_times import CurvePrior, StageTimes
 from flyball_server.profiling.mixed_model import (
+    FittedModel,
     FloatArray,
     MixedModel,
-    Posterior,
     VarianceComponent,
-    covariance_of,
 )
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
@@ -71,20 +70,9 @@ class StepBlocks:
         return covariance
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepNoise:
-    """Standard deviations, in the energies' unit.
-
-    Attributes:
-        scatter: deviation of a step's energy, by its instructions.
-        lateness: deviation of one reading of the counter, by its lateness.
-    """
-
-    scatter: float
-    lateness: float
-
-
-def step_noise(table: StepTable, blocking_power_w: float, expected: StepNoise) -> StepNoise:
+def step_noise(
+    table: StepTable, energies: FloatArray, expected: tuple[float, float]
+) -> tuple[float, float]:
     """Return the most probable noise, from how the steps of a block differ.
 
     Energies of one block less their mean, turned along the principal axes of what lateness does
@@ -92,26 +80,27 @@ def step_noise(table: StepTable, blocking_power_w: float, expected: StepNoise) -
 
     Args:
         table: the stage's steps.
-        blocking_power_w: about what all its ranks draw while they wait.
-        expected: before any step was seen, J: medians of log-normal priors.
+        energies: energies of its instructions in each step; NaN where unknown; shape (n,).
+        expected: standard deviation of a step's energy by its instructions' scatter, and of one
+            reading of the counter by its lateness, before any step was seen: medians of log-normal
+            priors.
+
+    Returns:
+        The two standard deviations.
     """
-    known = np.flatnonzero(np.isfinite(table.energy_j))
+    known = np.flatnonzero(np.isfinite(energies))
     is_first, _ = _first_of_blocks(table, known)
-    energies = table.energy_j[known] - blocking_power_w * table.idle_s[known]
-    parts = [_principal(block) for block in np.split(energies, np.flatnonzero(is_first)[1:])]
-    axis, square = (np.concatenate(each) for each in zip(*parts, strict=True))
+    blocks = np.split(energies[known], np.flatnonzero(is_first)[1:])
+    axis, square = (np.concatenate(each) for each in zip(*map(_principal, blocks), strict=True))
     factors = np.exp(_SPREAD * np.linspace(-2, 2, 33))
-    scatter2 = np.square(expected.scatter * factors)[:, None]
-    lateness2 = np.square(expected.lateness * factors)[None, :]
+    scatter2, lateness2 = (np.square(each * factors) for each in expected)
     density = -0.5 * np.add.outer(np.log(factors) ** 2, np.log(factors) ** 2) / _SPREAD**2
     for each_axis, each_square in zip(axis, square, strict=True):
-        variance = scatter2 + each_axis * lateness2
+        variance = scatter2[:, None] + each_axis * lateness2[None, :]
         density -= 0.5 * (np.log(variance) + each_square / variance)
     best = np.unravel_index(int(np.argmax(density)), density.shape)
-    return StepNoise(
-        scatter=expected.scatter * float(factors[best[0]]),
-        lateness=expected.lateness * float(factors[best[1]]),
-    )
+    scatter, lateness = expected
+    return scatter * float(factors[best[0]]), lateness * float(factors[best[1]])
 
 
 def _principal(energies: FloatArray) -> tuple[FloatArray, FloatArray]:
@@ -152,72 +141,55 @@ _NOISE_SPREAD = 0.5
 _NOISE_SHARE = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class EnergyRegression:
-    """Readings of one stage, and what its powers are expected to be.
+def energy_regression(
+    points: StagePoints,
+    table: StepTable,
+    times: StageTimes,
+    *,
+    unit_j_per_s: float,
+    blocking_power: float | None,
+) -> FittedModel:
+    """Return the readings of one stage, and what its powers are expected to be.
 
-    Powers are of one rank, in units of `unit_w`, one at each point, then the blocking power
-    where it is unknown.
+    Powers are of one rank, in units of `unit_w`, one at each point, then the blocking power where
+    it is unknown. The noise has two scales in s: of a step's energy, by its instructions' scatter,
+    and of one reading of the counter.
 
-    Attributes:
-        model: model of the powers.
-        noise: covariance of the readings' errors, found from them.
-        prior: prior of the powers, its variances found from the readings.
-        step_noise: standard deviation of a step's energy by its instructions' scatter, s.
-        lateness_noise: noise of one reading of the counter, s.
+    Args:
+        points: operating points of the stage.
+        table: its steps.
+        times: at its points.
+        unit_j_per_s: power of all the stage's ranks that counts as 1, W.
+        blocking_power: in that unit; None: estimated.
     """
-
-    points: StagePoints
-    model: MixedModel
-    noise: FloatArray
-    prior: Posterior
-    step_noise: float
-    lateness_noise: float
-
-    @classmethod
-    def of_steps(
-        cls,
-        points: StagePoints,
-        table: StepTable,
-        times: StageTimes,
-        *,
-        unit_j_per_s: float,
-        blocking_power: float | None,
-    ) -> EnergyRegression:
-        """Find the variances of a stage's steps.
-
-        Args:
-            points: operating points of the stage.
-            table: its steps.
-            times: at its points.
-            unit_j_per_s: power of all the stage's ranks that counts as 1, W.
-            blocking_power: in that unit; None: estimated.
-        """
-        blocks = StepBlocks.of_table(table)
-        energies = blocks.energy_j / unit_j_per_s
-        busy_s = blocks.counts * times.mean_s
-        powers = POWER_PRIOR.components(len(points.classes), points.clocks_mhz)
-        mean = np.ones(points.num_points)
-        if blocking_power is None:
-            busy_s = np.column_stack([busy_s, blocks.idle_s])
-            mean = np.append(mean, _BLOCKING_POWER)
-            powers = (*map(_beside_blocking_power, powers), _blocking_power_part(len(mean)))
-        else:
-            energies -= blocking_power * blocks.idle_s
-        about = _BLOCKING_POWER if blocking_power is None else blocking_power
-        noise = _noise(blocks, _step_noise(table, times, about, unit_j_per_s))
-        model = MixedModel(
-            readings=energies, design=busy_s, prior_mean=mean, prior=powers, noise=noise
+    blocks = StepBlocks.of_table(table)
+    energies = blocks.energy_j / unit_j_per_s
+    busy_s = blocks.counts * times.mean_s
+    powers = POWER_PRIOR.components(len(points.classes), points.clocks_mhz)
+    mean = np.ones(points.num_points)
+    if blocking_power is None:
+        busy_s = np.column_stack([busy_s, blocks.idle_s])
+        mean = np.append(mean, _BLOCKING_POWER)
+        powers = (*map(_beside_blocking_power, powers), _blocking_power_part(len(mean)))
+    else:
+        energies -= blocking_power * blocks.idle_s
+    about = _BLOCKING_POWER if blocking_power is None else blocking_power
+    variances = table.counts @ np.square(_NOISE_SHARE * times.mean_s)
+    scatter, lateness = step_noise(
+        table,
+        table.energy_j / unit_j_per_s - about * table.idle_s,
+        (float(np.sqrt(variances.mean())), _LATENESS_S),
+    )
+    noise = [
+        VarianceComponent(covariance=covariance, guess=guess, spread=_NOISE_SPREAD)
+        for covariance, guess in (
+            (np.diag(blocks.num_steps), scatter),
+            (blocks.lateness_covariance(), lateness),
         )
-        scales = model.scales()
-        return cls(
-            points=points,
-            model=model,
-            noise=covariance_of(noise, scales.noise),
-            prior=Posterior(mean=mean, covariance=covariance_of(powers, scales.prior)),
-            step_noise=scales.noise[0],
-            lateness_noise=scales.noise[1],
-        )
+    ]
+    return MixedModel(
+        readings=energies, design=busy_s, prior_mean=mean, prior=powers, noise=noise
+    ).fitted()
 
 
 def _beside_blocking_power(part: VarianceComponent) -> VarianceComponent:
@@ -230,31 +202,3 @@ def _blocking_power_part(num_powers: int) -> VarianceComponent:
     covariance = np.zeros((num_powers, num_powers))
     covariance[-1, -1] = 1.0
     return VarianceComponent(covariance=covariance, guess=_BLOCKING_POWER_ERROR, spread=0.0)
-
-
-def _step_noise(
-    table: StepTable, times: StageTimes, blocking_power: float, unit_j_per_s: float
-) -> StepNoise:
-    """Return the noise of single steps, in the regression's unit."""
-    variances = table.counts @ np.square(_NOISE_SHARE * times.mean_s)
-    expected = StepNoise(
-        scatter=unit_j_per_s * float(np.sqrt(variances.mean())),
-        lateness=unit_j_per_s * _LATENESS_S,
-    )
-    found_j = step_noise(table, blocking_power * unit_j_per_s, expected)
-    return StepNoise(
-        scatter=found_j.scatter / unit_j_per_s, lateness=found_j.lateness / unit_j_per_s
-    )
-
-
-def _noise(blocks: StepBlocks, of_steps: StepNoise) -> list[VarianceComponent]:
-    return [
-        VarianceComponent(
-            covariance=np.diag(blocks.num_steps), guess=of_steps.scatter, spread=_NOISE_SPREAD
-        ),
-        VarianceComponent(
-            covariance=blocks.lateness_covariance(),
-            guess=of_steps.lateness,
-            spread=_NOISE_SPREAD,
-        ),
-    ]

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.profiling.mixed_model import (
-    FloatArray,
-    MixedModel,
-    Posterior,
-    VarianceComponent,
-    conditioned,
-    covariance_of,
-)
+from flyball_server.profiling.mixed_model import FloatArray, MixedModel, VarianceComponent
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
 # Of the window of clocks on a log scale: over so much a curve stays much the same. Where power
@@ -140,13 +133,7 @@ def estimate_times(points: StagePoints, table: StepTable) -> StageTimes:
             )
         ],
     )
-    scales = model.scales()
-    posterior = conditioned(
-        readings,
-        model.design,
-        covariance_of(model.noise, scales.noise),
-        Posterior(mean=model.prior_mean, covariance=covariance_of(model.prior, scales.prior)),
-    )
+    posterior = model.fitted().posterior()
     mean_s = np.exp(posterior.mean)
     return StageTimes(
         mean_s=mean_s,

@@ -71,8 +71,8 @@ class MixedModel:
     prior: Sequence[VarianceComponent]
     noise: Sequence[VarianceComponent]
 
-    def scales(self) -> Scales:
-        """Standard deviation s of each component, the most probable ones."""
+    def fitted(self) -> FittedModel:
+        """Return the model with the standard deviation of each component, the most probable one."""
         matrices = np.array(
             [
                 *(self.design @ part.covariance @ self.design.T for part in self.prior),
@@ -81,46 +81,51 @@ class MixedModel:
         )
         residual = self.readings - self.design @ self.prior_mean
         found = _most_probable(residual, matrices, (*self.prior, *self.noise))
-        return Scales(prior=found[: len(self.prior)], noise=found[len(self.prior) :])
+        of_prior, of_noise = found[: len(self.prior)], found[len(self.prior) :]
+        return FittedModel(
+            readings=self.readings,
+            design=self.design,
+            prior=Posterior(mean=self.prior_mean, covariance=covariance_of(self.prior, of_prior)),
+            noise=covariance_of(self.noise, of_noise),
+            noise_scales=of_noise,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scales:
-    """Standard deviations of a model's components."""
+class FittedModel:
+    """Readings of unknowns with known variances.
 
-    prior: tuple[float, ...]
-    noise: tuple[float, ...]
+    Attributes:
+        readings: y; shape (n,).
+        design: X; shape (n, p).
+        prior: prior of b.
+        noise: covariance of the readings' errors; shape (n, n).
+        noise_scales: standard deviation of each component of the noise.
+    """
+
+    readings: FloatArray
+    design: FloatArray
+    prior: Posterior
+    noise: FloatArray
+    noise_scales: tuple[float, ...]
+
+    def posterior(self, prior: Posterior | None = None) -> Posterior:
+        """Return the unknowns, given the readings and a prior; None: the model's own."""
+        prior = prior or self.prior
+        to_readings = self.design @ prior.covariance
+        gain = np.linalg.solve(to_readings @ self.design.T + self.noise, to_readings).T
+        remaining = prior.covariance - gain @ to_readings
+        return Posterior(
+            mean=prior.mean + gain @ (self.readings - self.design @ prior.mean),
+            covariance=(remaining + remaining.T) / 2,
+        )
 
 
 def covariance_of(parts: Sequence[VarianceComponent], scales: Sequence[float]) -> FloatArray:
     """Return the sum of the components."""
-    return _weighted(scales, [part.covariance for part in parts])
-
-
-def conditioned(
-    readings: FloatArray, design: FloatArray, noise: FloatArray, prior: Posterior
-) -> Posterior:
-    """Return the unknowns, given readings of them.
-
-    Args:
-        readings: shape (n,).
-        design: shape (n, p).
-        noise: covariance of the readings' errors; shape (n, n).
-        prior: prior of the unknowns.
-    """
-    to_readings = design @ prior.covariance
-    gain = np.linalg.solve(to_readings @ design.T + noise, to_readings).T
-    remaining = prior.covariance - gain @ to_readings
-    return Posterior(
-        mean=prior.mean + gain @ (readings - design @ prior.mean),
-        covariance=(remaining + remaining.T) / 2,
-    )
-
-
-def _weighted(scales: Sequence[float], matrices: Sequence[FloatArray]) -> FloatArray:
-    total = np.zeros_like(matrices[0])
-    for scale, matrix in zip(scales, matrices, strict=True):
-        total += scale * scale * matrix
+    total = np.zeros_like(parts[0].covariance)
+    for part, scale in zip(parts, scales, strict=True):
+        total += scale * scale * part.covariance
     return total
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.profiling.energy_regression import EnergyRegression
+from flyball_server.profiling.energy_regression import energy_regression
 from flyball_server.profiling.instruction_times import CurvePrior, StageTimes
 from flyball_server.profiling.mixed_model import (
+    FittedModel,
     FloatArray,
     Posterior,
-    conditioned,
     covariance_of,
 )
 from flyball_server.profiling.stage_points import StagePoints, StepTable
@@ -28,42 +28,39 @@ _FACTORS = (0.5, 1.0, 2.0, 4.0, 8.0)
 _FACTOR_SPREAD = 1.0
 
 
-def stage_powers(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterior]:
-    """Return the powers of each stage, given its own readings and those of the stages like it."""
+def stage_powers(
+    points: Mapping[int, StagePoints], models: Mapping[int, FittedModel]
+) -> dict[int, Posterior]:
+    """Return the powers of each stage, given its own readings and those of the stages like it.
+
+    Stages of the same classes and clocks are alike: they have the same kind of GPU.
+
+    Args:
+        points: points of each stage.
+        models: regression of each stage.
+    """
     powers: dict[int, Posterior] = {}
-    for alike in _groups(regressions):
-        for stage, prior in _expected(alike).items():
-            model = alike[stage].model
-            powers[stage] = conditioned(model.readings, model.design, alike[stage].noise, prior)
+    for shared in dict.fromkeys(points[stage] for stage in models):
+        alike = {stage: model for stage, model in models.items() if points[stage] == shared}
+        for stage, prior in _expected(shared, alike).items():
+            powers[stage] = alike[stage].posterior(prior)
     return powers
 
 
-def _groups(
-    regressions: Mapping[int, EnergyRegression],
-) -> list[dict[int, EnergyRegression]]:
-    """Stages of the same classes and clocks: they have the same kind of GPU."""
-    groups: dict[object, dict[int, EnergyRegression]] = {}
-    for stage, regression in regressions.items():
-        groups.setdefault(regression.points, {})[stage] = regression
-    return list(groups.values())
-
-
-def _expected(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterior]:
+def _expected(points: StagePoints, models: Mapping[int, FittedModel]) -> dict[int, Posterior]:
     """Return what to expect of each stage's powers before its own readings."""
-    if len(regressions) == 1:
-        return {stage: regression.prior for stage, regression in regressions.items()}
-    vague = _vague(list(regressions.values()))
-    evidence = {
-        stage: _Evidence.of_readings(regression, vague.mean)
-        for stage, regression in regressions.items()
-    }
-    departure = _departure(next(iter(regressions.values())))
+    if len(models) == 1:
+        return {stage: model.prior for stage, model in models.items()}
+    vague = Posterior(  # of a stage on average
+        mean=np.mean([model.prior.mean for model in models.values()], axis=0),
+        covariance=np.mean([model.prior.covariance for model in models.values()], axis=0),
+    )
+    evidence = {stage: _Evidence.of_readings(model, vague.mean) for stage, model in models.items()}
+    departure = _departure(points, len(vague.mean))
 
     def of_factor(factor: float) -> tuple[float, dict[int, Posterior]]:
         expected = _predicted(vague, evidence, factor**2 * departure)
-        density = sum(
-            _log_density(regression, expected[stage]) for stage, regression in regressions.items()
-        )
+        density = sum(_log_density(model, expected[stage]) for stage, model in models.items())
         return density - 0.5 * (np.log(factor) / _FACTOR_SPREAD) ** 2, expected
 
     density, expected = of_factor(_FACTORS[0])
@@ -75,21 +72,11 @@ def _expected(regressions: Mapping[int, EnergyRegression]) -> dict[int, Posterio
     return expected
 
 
-def _vague(regressions: Sequence[EnergyRegression]) -> Posterior:
-    """Return the prior of the common powers: those of a stage, on average."""
-    return Posterior(
-        mean=np.mean([each.prior.mean for each in regressions], axis=0),
-        covariance=np.mean([each.prior.covariance for each in regressions], axis=0),
-    )
-
-
-def _departure(regression: EnergyRegression) -> FloatArray:
+def _departure(points: StagePoints, num_powers: int) -> FloatArray:
     """Covariance of a stage's departure from the common powers."""
-    points = regression.points
     parts = _BETWEEN_STAGES.components(len(points.classes), points.clocks_mhz)
     covariance = covariance_of(parts, [part.guess for part in parts])
-    has_blocking_power = len(regression.prior.mean) > points.num_points
-    if has_blocking_power:
+    if num_powers > points.num_points:  # the blocking power too
         covariance = np.pad(covariance, (0, 1))
         covariance[-1, -1] = _BLOCKING_POWER_BETWEEN_STAGES**2
     return covariance
@@ -108,9 +95,8 @@ class _Evidence:
     weighted: FloatArray
 
     @classmethod
-    def of_readings(cls, regression: EnergyRegression, mean: FloatArray) -> _Evidence:
-        model = regression.model
-        weights = np.linalg.solve(regression.noise, model.design)
+    def of_readings(cls, model: FittedModel, mean: FloatArray) -> _Evidence:
+        weights = np.linalg.solve(model.noise, model.design)
         return cls(
             precision=model.design.T @ weights,
             weighted=weights.T @ (model.readings - model.design @ mean),
@@ -142,10 +128,9 @@ def _predicted(
     return expected
 
 
-def _log_density(regression: EnergyRegression, expected: Posterior) -> float:
+def _log_density(model: FittedModel, expected: Posterior) -> float:
     """Return the log density of the stage's readings, up to a constant."""
-    model = regression.model
-    total = model.design @ expected.covariance @ model.design.T + regression.noise
+    total = model.design @ expected.covariance @ model.design.T + model.noise
     residual = model.readings - model.design @ expected.mean
     _, log_determinant = np.linalg.slogdet(total)
     return float(-0.5 * (log_determinant + residual @ np.linalg.solve(total, residual)))
@@ -209,10 +194,11 @@ def estimate_energies(stages: Mapping[int, MeasuredStage]) -> dict[int, StageEne
     if not powers_w:
         return {}
     unit_w = float(np.median(list(powers_w.values())))
-    regressions = {stage: _regression(stages[stage], unit_w) for stage in powers_w}
+    models = {stage: _regression(stages[stage], unit_w) for stage in powers_w}
+    points = {stage: each.points for stage, each in stages.items()}
     return {
-        stage: _in_joules(stages[stage], regressions[stage], powers, unit_w)
-        for stage, powers in stage_powers(regressions).items()
+        stage: _in_joules(stages[stage], models[stage].noise_scales, powers, unit_w)
+        for stage, powers in stage_powers(points, models).items()
     }
 
 
@@ -226,9 +212,9 @@ def _mean_busy_power_w(stage: MeasuredStage) -> float | None:
     return total_j / (stage.num_ranks * busy_s)
 
 
-def _regression(stage: MeasuredStage, unit_w: float) -> EnergyRegression:
+def _regression(stage: MeasuredStage, unit_w: float) -> FittedModel:
     power_w = stage.blocking_power_w
-    return EnergyRegression.of_steps(
+    return energy_regression(
         stage.points,
         stage.table,
         stage.times,
@@ -238,7 +224,7 @@ def _regression(stage: MeasuredStage, unit_w: float) -> EnergyRegression:
 
 
 def _in_joules(
-    stage: MeasuredStage, regression: EnergyRegression, powers: Posterior, unit_w: float
+    stage: MeasuredStage, noise_s: tuple[float, ...], powers: Posterior, unit_w: float
 ) -> StageEnergies:
     num_points, times = stage.points.num_points, stage.times
     unit_j_per_s = stage.num_ranks * unit_w
@@ -257,6 +243,6 @@ def _in_joules(
         blocking_power_w=max(0.0, unit_w * float(powers.mean[-1])) if given_w is None else given_w,
         covariance=covariance,
         num_ranks=stage.num_ranks,
-        step_noise_j=regression.step_noise * unit_j_per_s,
-        lateness_noise_j=regression.lateness_noise * unit_j_per_s,
+        step_noise_j=noise_s[0] * unit_j_per_s,
+        lateness_noise_j=noise_s[1] * unit_j_per_s,
     )
