@@ -141,19 +141,9 @@ class PlanPrediction:
         return 100 * (self.energy_j / self.lower_bound_j - 1)
 
 
-def num_switches(stages: PlannedStages) -> int:
-    """Return the clock changes of an iteration, that to each stage's first clock too."""
-    clocks_mhz = [[instruction.frequency_mhz for instruction in stage] for stage in stages]
-    return sum(
-        before_mhz != mhz
-        for of_stage in clocks_mhz
-        for before_mhz, mhz in zip([*of_stage[-1:], *of_stage[:-1]], of_stage, strict=True)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class FrequencyPlan(PlanPrediction):
-    """Plan for one pipeline.
+class PipelineClocks:
+    """Clocks of one pipeline.
 
     Attributes:
         stages: per stage, its instructions in the order of execution.
@@ -172,31 +162,36 @@ class FrequencyPlan(PlanPrediction):
 
     @property
     def num_switches(self) -> int:
-        """Number of clock changes of an iteration, over all stages."""
-        return num_switches(self.stages)
+        """Number of clock changes of an iteration, that to each stage's first clock too."""
+        clocks_mhz = [[instruction.frequency_mhz for instruction in stage] for stage in self.stages]
+        return sum(
+            before_mhz != mhz
+            for of_stage in clocks_mhz
+            for before_mhz, mhz in zip([*of_stage[-1:], *of_stage[:-1]], of_stage, strict=True)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlannedPipeline:
+class FrequencyPlan(PipelineClocks, PlanPrediction):
+    """Plan for one pipeline."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedPipeline(PipelineClocks):
     """One data-parallel pipeline's part of a plan.
 
     Attributes:
         dp_rank: its data-parallel rank, from 0; of several the lowest.
         iteration_time_s: predicted end of its iteration, s; it then waits for the slowest.
         energy_j: predicted for one iteration, waiting for the slowest included, J.
-        stages: per stage, its instructions in the order of execution.
         dp_ranks: the data-parallel ranks that it stands for, rising, where it is several that
             run alike (`energy_j` is then of all of them); empty: `dp_rank` alone.
-        requests, slowdowns: as in `FrequencyPlan`.
     """
 
     dp_rank: int
     iteration_time_s: float
     energy_j: float
-    stages: PlannedStages
     dp_ranks: tuple[int, ...] = ()
-    requests: tuple[PlannedRequest, ...] = ()
-    slowdowns: tuple[Slowdown, ...] = ()
 
     @property
     def stands_for(self) -> tuple[int, ...]:
@@ -227,9 +222,9 @@ class DataParallelPlan(PlanPrediction):
     @property
     def num_switches(self) -> int:
         """Number of clock changes of an iteration, over all stages of all pipelines."""
-        return sum(num_switches(pipeline.stages) for pipeline in self.by_dp_rank)
+        return sum(pipeline.num_switches for pipeline in self.by_dp_rank)
 
     @property
     def num_stages(self) -> int:
         """Number of stages of each pipeline."""
-        return len(self.pipelines[0].stages)
+        return self.pipelines[0].num_stages

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.profiling.instruction_times import StageTimes, estimate_times
+from flyball_server.profiling.instruction_times import estimate_times
 from flyball_server.profiling.mixed_model import FloatArray
 from flyball_server.profiling.observations import ProbeSetup, StageStep
 from flyball_server.profiling.stage_energies import (
@@ -19,7 +19,7 @@ from flyball_server.profiling.stage_points import StagePoints, StepTable
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageFindings:
+class StageFindings(MeasuredStage):
     """Knowledge of one stage.
 
     Attributes:
@@ -27,9 +27,6 @@ class StageFindings:
     """
 
     stage: int
-    points: StagePoints
-    table: StepTable
-    times: StageTimes
     energies: StageEnergies | None
 
     def time_share_error(self) -> FloatArray:
@@ -82,12 +79,6 @@ def find(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[StageFindings
             )
     energies = estimate_energies(measured)
     return [
-        StageFindings(
-            stage=stage,
-            points=each.points,
-            table=each.table,
-            times=each.times,
-            energies=energies.get(stage),
-        )
+        StageFindings(**vars(each), stage=stage, energies=energies.get(stage))
         for stage, each in measured.items()
     ]

@@ -24,6 +24,7 @@ from flyball_server.planning.plan import (
     ConsideredSchedule,
     DataParallelPlan,
     FrequencyPlan,
+    PipelineClocks,
     PlannedPipeline,
     PlanPrediction,
     Slowdown,
@@ -113,9 +114,7 @@ def plan_document(plan: FrequencyPlan, *, solve_s: float) -> dict[str, Any]:
     """Return the plan as JSON-ready data; `solve_s` is the planning time in s."""
     return {
         **_prediction(plan, solve_s),
-        **_requests_entry(plan.requests),
-        **_slowdowns_entry(plan.slowdowns),
-        "stages": stage_entries(plan.stages),
+        **_clocks_entry(plan),
     }
 
 
@@ -134,25 +133,44 @@ def _pipeline_entry(pipeline: PlannedPipeline) -> dict[str, Any]:
         **alike,
         "iteration_time_s": pipeline.iteration_time_s,
         "energy_j": pipeline.energy_j,
-        **_requests_entry(pipeline.requests),
-        **_slowdowns_entry(pipeline.slowdowns),
-        "stages": stage_entries(pipeline.stages),
+        **_clocks_entry(pipeline),
     }
 
 
-def _requests_entry(requests: tuple[PlannedRequest, ...]) -> dict[str, Any]:
-    """`[stage, position, after_position, "begin", offset_s]` of each; nothing without any."""
-    rows = [
+def _clocks_entry(clocks: PipelineClocks) -> dict[str, Any]:
+    """Return a pipeline's stages, and where there are any, its requests and slowdown factors.
+
+    A request is `[stage, position, after_position, "begin", offset_s]`, a slowdown factor
+    `[stage, kind, factor]`, kind null for all kinds.
+    """
+    requests = [
         [stage, position, after_position, _BEGIN, offset_s]
-        for stage, position, after_position, offset_s in requests
+        for stage, position, after_position, offset_s in clocks.requests
     ]
-    return {"requests": rows} if rows else {}
+    slowdowns = [
+        [slowed.stage, None if slowed.kind is None else _NAMES[slowed.kind], slowed.slowdown]
+        for slowed in clocks.slowdowns
+    ]
+    return {
+        **({"requests": requests} if requests else {}),
+        **({"slowdowns": slowdowns} if slowdowns else {}),
+        "stages": stage_entries(clocks.stages),
+    }
+
+
+def _clocks_of(fields: dict[str, Any], within: str = "") -> dict[str, Any]:
+    """Return the arguments of `PipelineClocks` that `_clocks_entry` wrote."""
+    stages = stages_from_entries(fields.get("stages"), f"{within}stages")
+    return {
+        "stages": stages,
+        "requests": _requests(fields.get("requests", []), stages, f"{within}requests"),
+        "slowdowns": _slowdowns(fields.get("slowdowns", []), len(stages), f"{within}slowdowns"),
+    }
 
 
 def _requests(
     value: object, stages: tuple[tuple[PlannedInstruction, ...], ...], where: str
 ) -> tuple[PlannedRequest, ...]:
-    """Return what `_requests_entry` wrote."""
     requests: list[PlannedRequest] = []
     for number, entry in enumerate(list_of(value, where)):
         here = f"{where}[{number}]"
@@ -176,18 +194,7 @@ def _requests(
     return tuple(requests)
 
 
-def _slowdowns_entry(slowdowns: tuple[Slowdown, ...]) -> dict[str, Any]:
-    """`[stage, kind, factor]` of each, kind null for all kinds; nothing without any."""
-    rows = [
-        [slowed.stage, None if slowed.kind is None else _NAMES[slowed.kind], slowed.slowdown]
-        for slowed in slowdowns
-    ]
-    return {"slowdowns": rows} if rows else {}
-
-
 def _slowdowns(value: object, num_stages: int, where: str) -> tuple[Slowdown, ...]:
-    """Return what `_slowdowns_entry` wrote."""
-
     def read(entry: object, here: str) -> Slowdown:
         row = list_of(entry, here)
         kind = _KINDS.get(str(row[1])) if len(row) == 3 else None
@@ -223,14 +230,7 @@ def plan_from_document(document: object) -> FrequencyPlan:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = mapping_of(document, "plan")
-    prediction = _prediction_of(fields)
-    stages = stages_from_entries(fields.get("stages"), "stages")
-    return FrequencyPlan(
-        **prediction,
-        stages=stages,
-        requests=_requests(fields.get("requests", []), stages, "requests"),
-        slowdowns=_slowdowns(fields.get("slowdowns", []), len(stages), "slowdowns"),
-    )
+    return FrequencyPlan(**_prediction_of(fields), **_clocks_of(fields))
 
 
 def is_data_parallel(document: object) -> bool:
@@ -445,15 +445,13 @@ def _planned_pipeline(entry: object, where: str, dp_rank: int) -> PlannedPipelin
         raise PlanningError(f"must increase, from {dp_rank} on", field=f"{where}.dp_ranks")
     if dp_ranks and dp_ranks[-1] >= MAX_PIPELINES:
         raise PlanningError(f"must be below {MAX_PIPELINES}", field=f"{where}.dp_ranks")
-    stages = stages_from_entries(fields.get("stages"), f"{where}.stages")
+    clocks = _clocks_of(fields, f"{where}.")
     return PlannedPipeline(
         dp_rank=dp_rank,
         iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
         energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
-        stages=stages,
         dp_ranks=dp_ranks,
-        requests=_requests(fields.get("requests", []), stages, f"{where}.requests"),
-        slowdowns=_slowdowns(fields.get("slowdowns", []), len(stages), f"{where}.slowdowns"),
+        **clocks,
     )
 
 

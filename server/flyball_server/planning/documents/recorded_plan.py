@@ -15,6 +15,7 @@ from flyball_server.planning.model.pipeline_model import Assignment, PipelineMod
 from flyball_server.planning.plan import (
     DataParallelPlan,
     FrequencyPlan,
+    PipelineClocks,
     PlannedPipeline,
     PlanPrediction,
 )
@@ -120,7 +121,7 @@ def _model_of_pipeline(
 def _model_of_stages(
     profile: StageProfile,
     plan: PlanPrediction,
-    part: FrequencyPlan | PlannedPipeline,
+    part: PipelineClocks,
     *,
     blocking_power_w: tuple[float, ...],
 ) -> tuple[PipelineModel, Assignment]:

@@ -7,19 +7,14 @@ is worked out for all instructions at once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
-from flyball_server.planning.model.transition_rows import InstructionRows, Level, Ran, replaced
+from flyball_server.planning.model.transition_rows import InstructionRows, Ran, replaced
 from flyball_server.planning.model.transitions import NUM_ITERATIONS
-
-Bounds = tuple[FloatArray, FloatArray]
-"""Lowest and highest, s."""
 
 
 class ShortTransitions:
@@ -88,23 +83,27 @@ class ShortTransitions:
         least_s[self._rows.first] = -np.inf
         most_s[self._rows.first] -= self._rows.tail_s
         is_slower = self._longer < 0  # at its own clock than at the one before
-        windows = _Windows(
-            is_slower=is_slower,
-            slow_delay_s=np.where(is_slower, least_s, most_s),
-            fast_delay_s=np.where(is_slower, most_s, least_s),
-        )
+        slow_delay_s = np.where(is_slower, least_s, most_s)
+        fast_delay_s = np.where(is_slower, most_s, least_s)
         slow_s, fast_s = (
             self._duration_s(slice(None), delay_s.copy())
-            for delay_s in (windows.slow_delay_s, windows.fast_delay_s)
+            for delay_s in (slow_delay_s, fast_delay_s)
         )
         ends = np.zeros((2, self._clocks.shape[0] + 1, self._clocks.shape[1]))
         for level in self._rows.levels:
             cancellation_point()
             at = level.rows
-            before = ends[0, level.before], ends[1, level.before]
-            source_s = ends[:, level.source] + level.transfer_s
-            ends[0, at] = self._earliest_s(level, windows, before, source_s[0], fast_s[at])
-            ends[1, at] = self._latest_s(level, windows, before, source_s[1], slow_s[at])
+            first_s, last_s = before = ends[0, level.before], ends[1, level.before]
+            ready_s, late_s = ends[:, level.source] + level.transfer_s
+            # Where it does not wait for its input, and where it does.
+            straight_s = np.maximum(first_s, ready_s) + fast_s[at]
+            straight_s[last_s < ready_s] = np.inf
+            waited_s = self._waited_s(at, ~is_slower[at], before, ready_s, fast_delay_s[at])
+            waited_s[first_s >= ready_s] = np.inf
+            np.minimum(straight_s, waited_s, out=ends[0, at])
+            waited_s = self._waited_s(at, is_slower[at], before, late_s, slow_delay_s[at])
+            waited_s[first_s >= late_s] = -np.inf
+            np.maximum(last_s + slow_s[at], waited_s, out=ends[1, at])
         end_s: FloatArray = ends[1].max(axis=0)
         return end_s
 
@@ -120,63 +119,28 @@ class ShortTransitions:
         duration_s += self._own_s[at]
         return duration_s
 
-    def _latest_s(
+    def _waited_s(
         self,
-        level: Level,
-        windows: _Windows,
-        before: Bounds,
-        late_s: FloatArray,
-        slow_s: FloatArray,
+        at: slice,
+        is_requested_first: NDArray[np.bool_],
+        before: tuple[FloatArray, FloatArray],
+        input_s: FloatArray,
+        delay_s: FloatArray,
     ) -> FloatArray:
-        """Return the latest ends of a level, s.
+        """Return ends of instructions that wait for their input, s.
 
         Args:
-            level: the instructions.
-            windows: of all.
-            before: bounds of the end of the instruction before, s.
-            late_s: latest end of the one that makes the input, s.
-            slow_s: longest duration where it does not wait, s.
+            at: rows of the instructions.
+            is_requested_first: true: the instruction before ends at its earliest; else its latest.
+            before: bounds of that end, s.
+            input_s: begin of the instructions, s.
+            delay_s: delay of their changes, s.
         """
-        at, (first_s, last_s) = level.rows, before
-        requested_s = np.where(windows.is_slower[at], first_s, np.minimum(last_s, late_s))
-        waited_s = self._duration_s(at, requested_s - late_s + windows.slow_delay_s[at])
-        waited_s += late_s
-        waited_s[first_s >= late_s] = -np.inf
-        high_s: FloatArray = np.maximum(last_s + slow_s, waited_s, out=waited_s)
-        return high_s
-
-    def _earliest_s(
-        self,
-        level: Level,
-        windows: _Windows,
-        before: Bounds,
-        ready_s: FloatArray,
-        fast_s: FloatArray,
-    ) -> FloatArray:
-        """Return the earliest ends of a level, s; arguments as above, for the earliest."""
-        at, (first_s, last_s) = level.rows, before
-        requested_s = np.where(windows.is_slower[at], np.minimum(last_s, ready_s), first_s)
-        waited_s = self._duration_s(at, requested_s - ready_s + windows.fast_delay_s[at])
-        waited_s += ready_s
-        waited_s[first_s >= ready_s] = np.inf
-        straight_s = np.maximum(first_s, ready_s) + fast_s
-        straight_s[last_s < ready_s] = np.inf
-        low_s: FloatArray = np.minimum(straight_s, waited_s, out=waited_s)
-        return low_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Windows:
-    """Per instruction and plan, when its change makes it longest, and when shortest.
-
-    Attributes:
-        is_slower: whether it takes longer at its own clock than at the one before.
-        slow_delay_s, fast_delay_s: s after the request; shape (num_rows, num_plans).
-    """
-
-    is_slower: NDArray[np.bool_]
-    slow_delay_s: FloatArray
-    fast_delay_s: FloatArray
+        first_s, last_s = before
+        requested_s = np.where(is_requested_first, first_s, np.minimum(last_s, input_s))
+        waited_s = self._duration_s(at, requested_s - input_s + delay_s)
+        waited_s += input_s
+        return waited_s
 
 
 def run_short(
