@@ -26,8 +26,7 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.job_stores import make_job_store
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.views.job_figures import SharedReading

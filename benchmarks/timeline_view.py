@@ -23,8 +23,7 @@ from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.job_stores import make_job_store
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_wire.messages import JobSpec

@@ -14,10 +14,9 @@ from flyball_lab.demo.options import demo_profile
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
 

@@ -12,8 +12,7 @@ from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.plan import FrequencyPlan
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec

@@ -7,14 +7,40 @@ pipelines that each have clocks of their own.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.documents.planned_instructions import PlannedRequest, PlannedStages
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
+
+
+class PlannedInstruction(NamedTuple):
+    """One instruction of a stage and the SM clock it runs at."""
+
+    kind: InstructionKind
+    microbatch: int
+    frequency_mhz: int
+    chunk: int = 0
+
+
+class PlannedRequest(NamedTuple):
+    """Request of an instruction's clock before the instruction before it ends.
+
+    It is made `offset_s` after the begin of another instruction of the stage, but no later than
+    the instruction begins. `position` and `after_position` count the stage's instructions from 0;
+    a `position` of their number is the first instruction of the next iteration.
+    """
+
+    stage: int
+    position: int
+    after_position: int
+    offset_s: float
+
+
+PlannedStages = tuple[tuple[PlannedInstruction, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

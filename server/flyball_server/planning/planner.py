@@ -8,11 +8,6 @@ from typing import Any
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.documents.planned_instructions import (
-    PlannedInstruction,
-    PlannedRequest,
-    PlannedStages,
-)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.pipeline_model import (
@@ -22,7 +17,13 @@ from flyball_server.planning.model.pipeline_model import (
     check_draw,
 )
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan import (
+    FrequencyPlan,
+    PlannedInstruction,
+    PlannedRequest,
+    PlannedStages,
+    PlanPrediction,
+)
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import single_clock_plans

@@ -38,19 +38,10 @@ from flyball_server.profiling.walk import Arm, coarse_levels, needed_points, wal
 _MOST_SCATTER = 0.5
 
 
-def why_unusable(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
-    """Return what no further step can mend, in one sentence; None: nothing."""
-    return _first(findings, lambda of_stage: _unusable(setup, of_stage))
-
-
-def why_uncertain(setup: ProbeSetup, findings: Sequence[StageFindings]) -> str | None:
-    """Return which point is not known well enough, in one sentence; None: none."""
-    return _first(findings, lambda of_stage: _uncertain(setup, of_stage))
-
-
 def _first(
     findings: Sequence[StageFindings], problem_of: Callable[[StageFindings], str | None]
 ) -> str | None:
+    """Return the first stage's problem, in one sentence; None: there is none."""
     for of_stage in findings:
         problem = problem_of(of_stage)
         if problem is not None:
@@ -59,6 +50,7 @@ def _first(
 
 
 def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
+    """Return what no further step can mend."""
     known = np.isfinite(findings.table.energy_j)
     if not known.any():
         return "no step's energy could be read from its energy counters"
@@ -79,6 +71,7 @@ def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
 
 
 def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
+    """Return which point is not known well enough."""
     points, needed = findings.points, needed_points(findings)
     probed = needed[findings.times.num_probes[needed] > 0]
     for index, of_class in enumerate(points.classes):
@@ -317,7 +310,7 @@ def next_move(
     if baseline is None or len(findings) < setup.schedule.num_stages:
         return Refused(problem=_no_clean_steps(num_steps))
     so_far = result_of(setup, findings, num_steps, probing_cost(steps, baseline))
-    problem = why_unusable(setup, findings)
+    problem = _first(findings, lambda of_stage: _unusable(setup, of_stage))
     design = None if problem else _next_design(setup, findings, remaining)
     if design is not None:
         arms, block = design
@@ -325,7 +318,7 @@ def next_move(
         plan = probe_plan(setup, findings, arms, block=block, baseline=baseline, margin=margin)
         return Probe(plan=plan, so_far=so_far)
     if problem is None:
-        problem = why_uncertain(setup, findings)
+        problem = _first(findings, lambda of_stage: _uncertain(setup, of_stage))
         newest = versions[-1].version
         if problem is not None and all(step.version != newest for step in steps):
             problem = (

@@ -10,12 +10,16 @@ from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageP
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.measurements.step_reading import step_kinds
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan import (
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedInstruction,
+    PlanPrediction,
+)
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import VirtualStages
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model

@@ -22,7 +22,6 @@ from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
 )
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import make_frontier
@@ -37,7 +36,7 @@ from flyball_server.planning.model.data_parallel import (
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
-from flyball_server.planning.plan import DataParallelPlan
+from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_wire.plan_options import Effort, Policy, Reconfigure
 
@@ -247,7 +246,8 @@ def test_bound_below_best_of_all_below_plan_and_no_plan_late(
     request: DataParallelRequest, slowdown: float
 ) -> None:
     models = models_of_plausible(request)
-    plan = make_data_parallel_plan(request.with_options(target=f"slowdown:{slowdown}")).plan
+    pipelines = [one.with_options(target=f"slowdown:{slowdown}") for one in request.pipelines]
+    plan = make_data_parallel_plan(DataParallelRequest(pipelines=tuple(pipelines))).plan
     deadline_s = plan.baseline_iteration_time_s * (1 + slowdown)
     best_j = best_energy_j(models, deadline_s)
     assert plan.iteration_time_s <= deadline_s

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.plan import PlannedInstruction
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan_options import Policy, Reconfigure
 

@@ -18,10 +18,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     num_timed_steps,
 )
 from flyball_server.jobs.versions.rank_plans import rank_plan
-from flyball_server.planning.documents.planned_instructions import (
-    PlannedInstruction,
-    PlannedRequest,
-)
+from flyball_server.planning.plan import PlannedInstruction, PlannedRequest
 from flyball_wire.messages import InstructionReport
 
 

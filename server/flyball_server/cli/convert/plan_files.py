@@ -16,12 +16,11 @@ from flyball_server.planning.documents.plan_document import (
     plan_from_document,
     typed_of,
 )
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import FrequencyPlan, PlanPrediction
+from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction, PlanPrediction
 from flyball_server.planning.schedules._base import Instruction, Schedule
 
 POLICY = "converted"

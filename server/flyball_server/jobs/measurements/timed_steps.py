@@ -14,9 +14,8 @@ from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.jobs.stragglers.detector import clock_times
-from flyball_server.planning.documents.planned_instructions import PlannedStages
 from flyball_server.planning.model.dag import DependencyDag, build_dag
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
+from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages
 from flyball_server.planning.policies.measured_reconfigure import InstructionTimes, is_as_ordered
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction, Schedule, one_chunk_each

@@ -12,7 +12,7 @@ from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader, JobWriter
 from flyball_server.jobs.versions.rank_plans import rank_instructions
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
+from flyball_server.planning.plan import PlannedInstruction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,8 +28,12 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import instruction_entries
-from flyball_server.planning.documents.planned_instructions import PlannedInstruction
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline
+from flyball_server.planning.plan import (
+    DataParallelPlan,
+    FrequencyPlan,
+    PlannedInstruction,
+    PlannedPipeline,
+)
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import PlanVersion, RankPlan
 

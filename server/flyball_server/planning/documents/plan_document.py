@@ -14,18 +14,16 @@ from typing import Any, TypeVar, cast
 
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.documents.planned_instructions import (
-    PlannedInstruction,
-    PlannedRequest,
-    PlannedStages,
-)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import (
     ConsideredSchedule,
     DataParallelPlan,
     FrequencyPlan,
     PipelineClocks,
+    PlannedInstruction,
     PlannedPipeline,
+    PlannedRequest,
+    PlannedStages,
     PlanPrediction,
     Slowdown,
 )

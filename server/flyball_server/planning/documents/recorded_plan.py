@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-from flyball_server.planning.documents.planned_instructions import PlannedRequest
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.dag import NONE, nodes_in_order
@@ -17,6 +16,7 @@ from flyball_server.planning.plan import (
     FrequencyPlan,
     PipelineClocks,
     PlannedPipeline,
+    PlannedRequest,
     PlanPrediction,
 )
 from flyball_server.planning.schedules._base import Instruction, Schedule

@@ -64,10 +64,6 @@ class ModelCurves:
         """`curve_of_node` as an array; shape (num_nodes,)."""
         return np.array(self.curve_of_node, dtype=np.int64)
 
-    def of_node(self, node: int) -> CostCurve:
-        """Return the node's curve."""
-        return self.curves[self.curve_of_node[node]]
-
 
 def cost_curve(points: Sequence[OperatingPoint], blocking_power_w: float) -> CostCurve:
     """Staircase and hull of measured points.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
@@ -52,12 +52,6 @@ class DataParallelRequest:
     """
 
     pipelines: tuple[PlanRequest, ...]
-
-    def with_options(self, **changes: Any) -> DataParallelRequest:  # noqa: ANN401 - any option
-        """Return the request with some options changed for all pipelines."""
-        return DataParallelRequest(
-            pipelines=tuple(pipeline.with_options(**changes) for pipeline in self.pipelines)
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

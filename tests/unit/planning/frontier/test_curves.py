@@ -89,5 +89,5 @@ def test_the_staircase_is_what_no_other_point_beats_and_the_hull_is_below_it(
 def test_waiting_counts_for_all_ranks_of_a_stage() -> None:
     points = [(1410, 1.0, 30.0), (1000, 2.0, 20.0)]
     model = model_of(profile_of([{F: points, B: points}], [3]), 1, blocking_power_w=[4.0])
-    hull = model_curves(model).of_node(0).hull
+    hull = model_curves(model).curves[0].hull
     assert [point.cost_j for point in hull] == pytest.approx([30 - 12, 20 - 24])
