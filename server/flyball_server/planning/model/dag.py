@@ -137,7 +137,7 @@ def build_dag(schedule: Schedule) -> DependencyDag:
 
     Of a steady-state period it has one node for each kind of a stage, as microbatch 0, which
     stands for all microbatches of the period, and no edge between stages
-    (`schedules/one_f_one_b.py` says why that is enough).
+    (docs/theory.md, "Names", says why that is enough).
 
     Raises:
         PlanningError: the order deadlocks.
