@@ -37,9 +37,7 @@ class Answer:
         return cast("dict[str, Any]", problem)
 
 
-def call(
-    method: str, path: str, body: bytes | None = None, *headers: str, version: str = "1.1"
-) -> bytes:
+def call(method: str, path: str, body: bytes | None = None, *headers: str) -> bytes:
     """The bytes of a call that asks for the connection to be closed after the answer.
 
     Args:
@@ -47,9 +45,8 @@ def call(
         path: likewise.
         body: with its length declared; None: neither.
         headers: lines without their ends; a `Content-Length` among them replaces ours.
-        version: of HTTP.
     """
-    lines = [f"{method} {path} HTTP/{version}", "Host: localhost", "Connection: close", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Connection: close", *headers]
     is_declared = any(line.lower().startswith(("content-length", "transfer-")) for line in headers)
     if body is not None and not is_declared:
         lines.append(f"Content-Length: {len(body)}")
@@ -88,38 +85,21 @@ def send(address: tuple[str, int], sent: bytes, *, ends: bool = False) -> bytes:
 
 def answers(received: bytes) -> list[Answer]:
     """The answers in what came back, one after another."""
-    stream = io.BytesIO(received)
+    stream = _Stream(received)
     found: list[Answer] = []
     while stream.tell() < len(received):
-        answer = http.client.HTTPResponse(cast("socket.socket", _Stream(stream)))
+        answer = http.client.HTTPResponse(cast("socket.socket", stream))
         answer.begin()
         headers = {name.lower(): value for name, value in answer.getheaders()}
         found.append(Answer(status=answer.status, headers=headers, body=answer.read()))
     return found
 
 
-class _Stream:
-    """What http.client reads from, which keeps its place between answers."""
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        self._stream = stream
+class _Stream(io.BytesIO):
+    """What http.client reads from, which one answer's end does not close."""
 
     def makefile(self, _mode: str) -> io.BytesIO:
-        return _Open(self._stream)
+        return self
 
-
-class _Open(io.BytesIO):
-    """The same stream, not closed by one answer's end."""
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def read(self, size: int | None = -1) -> bytes:
-        return self._stream.read(size)
-
-    def readline(self, size: int | None = -1) -> bytes:
-        return self._stream.readline(size)
-
-    def readinto(self, buffer: Any) -> int:  # noqa: ANN401 - any writable buffer
-        return self._stream.readinto(buffer)
+    def close(self) -> None:
+        pass

@@ -20,6 +20,7 @@ PROFILE = f"{JOB}/profile"
 STEPS = f"{JOB}/ranks/0/measurements"
 REGISTRATION = json.dumps(registration())
 MAX_BODY_BYTES = 2**20
+CHUNKED, CHUNK_BYTES = "Transfer-Encoding: chunked", MAX_BODY_BYTES + 1
 # A body may be parsed into some thirty times its size; a library or two may be loaded late.
 MAX_GROWTH_MIB = 160
 SAID_BY_UVICORN = b"Invalid HTTP request received."
@@ -82,6 +83,7 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
         (json_call("PUT", JOB, "{}", "Content-Length: 1000000000"), 413),
         (json_call("PUT", JOB, " " * (MAX_BODY_BYTES + 1)), 413),
         (json_call("PUT", JOB, "", "Content-Length: 9999999", "Expect: 100-continue"), 413),
+        (json_call("PUT", JOB, f"{CHUNK_BYTES:x}\r\n" + " " * CHUNK_BYTES, CHUNKED), 413),
         (json_call("PUT", JOB, REGISTRATION, "Content-Length: 10"), 422),
         (json_call("PUT", JOB, "{}", "Content-Length: 2", "Content-Length: 2"), 422),
         (json_call("PUT", JOB, "{}", "Content-Length: 9"), 408),
@@ -119,8 +121,8 @@ def test_a_body_that_comes_drop_by_drop_is_not_waited_for(planner: Planner) -> N
         b"",
         b"GET /heal",
         json_call("PUT", JOB, REGISTRATION[:20], f"Content-Length: {len(REGISTRATION)}"),
-        json_call("PUT", JOB, "fffffffffff\r\n{}", "Transfer-Encoding: chunked"),
-        json_call("PUT", JOB, "2;" + "a" * 100_000 + "\r\n{}", "Transfer-Encoding: chunked"),
+        json_call("PUT", JOB, "fffffffffff\r\n{}", CHUNKED),
+        json_call("PUT", JOB, "2;" + "a" * 100_000 + "\r\n{}", CHUNKED),
     ],
 )
 def test_a_call_that_breaks_off_is_dropped_and_changes_nothing(
@@ -135,22 +137,16 @@ def test_a_call_that_breaks_off_is_dropped_and_changes_nothing(
     "sent",
     [
         json_call("PUT", JOB, "{}", "Content-Length: -5"),
-        json_call("PUT", JOB, "{}", "Content-Length: +2"),
         json_call("PUT", JOB, "{}", "Content-Length: 1" + "0" * 30),
         json_call("PUT", JOB, "{}", "Content-Length: 2", "Content-Length: 3"),
-        json_call("PUT", JOB, "zz\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
-        json_call("PUT", JOB, "-2\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
-        json_call("PUT", JOB, "2\r\n{}XX0\r\n\r\n", "Transfer-Encoding: chunked"),
+        json_call("PUT", JOB, "zz\r\n{}\r\n0\r\n\r\n", CHUNKED),
         json_call("PUT", JOB, "{}", "Transfer-Encoding: gzip, chunked"),
         call("GET", "/healthz", None, *(f"X-{i}: {'a' * 1000}" for i in range(200))),
         call("GET", "/healthz", None, "X: " + "a" * 200_000),
-        call("GET", "/healthz", None, "X y: 1"),
         call("GET", "/healthz", None, "X: a\0b"),
         call("GET", "/healthz", None, "Host: other"),
-        call("GET", "/\xff"),
         call("G\x01T", "/healthz"),
         b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n",
-        b"GET /healthz\r\n\r\n",
         bytes.fromhex("16030100c8010000c40303") + bytes(200),
         bytes(range(256)) * 10,
     ],
@@ -167,19 +163,16 @@ def test_what_is_not_http_is_a_400_before_any_of_our_code(planner: Planner, sent
         ('{"num_stages": ' + "[" * 100_000 + "]" * 100_000 + "}", 400, "The body cannot be read"),
         ('{"num_stages": ' + '{"a":' * 900 + "1" + "}" * 901, 422, "num_stages: "),
         ('{"num_stages": ' + "9" * 100_000 + "}", 400, "The body cannot be read as JSON"),
-        ('{"num_stages": ' + "9" * 4000 + "}", 422, "num_microbatches: Field required"),
         ('{"num_stages": NaN, "num_microbatches": 2}', 422, "num_stages: "),
         (REGISTRATION.replace("70.0", "1e999"), 422, "blocking_power_w: must be a finite number"),
-        (REGISTRATION.replace("70.0", "9" * 400), 422, "blocking_power_w.0: "),
         (REGISTRATION.replace("70.0", "9" * 100_000 + ".0"), 422, "blocking_power_w: must be"),
         (REGISTRATION.replace("70.0", "NaN"), 422, "blocking_power_w: must be a finite number"),
         (REGISTRATION.replace('"1f1b"', '"\\ud800"'), 422, "schedule: "),
-        (REGISTRATION.replace('"1f1b"', '"\\u0000"'), 422, "schedule: "),
         (REGISTRATION.replace('"schedule"', '"\\ud800"'), 422, "body: "),
         (REGISTRATION.replace('"schedule"', '"\\u0000\\n"'), 422, ""),
         (REGISTRATION[:-1] + ', "num_stages": 2}', 422, "body: has a field twice in one object"),
+        (REGISTRATION.replace("[70.0]", '{"a": 1, "a": 1}'), 422, "body: has a field twice in one"),
         (b"\xff" + REGISTRATION.encode(), 400, "The body cannot be read as JSON"),
-        (gzip.compress(REGISTRATION.encode()), 400, "The body cannot be read as JSON"),
     ],
 )
 def test_json_that_cannot_be_used_is_a_problem(
@@ -196,7 +189,6 @@ def test_json_that_cannot_be_used_is_a_problem(
         ("PUT", JOB, "{" + ",".join(f'"{i}": 1' for i in range(90_000)) + "}", "body"),
         ("PUT", JOB, REGISTRATION.replace("70.0", "true," * 200_000 + "1"), "blocking_power_w.0"),
         ("PUT", PROFILE, '{"rows": [' + "0," * 500_000 + "0]}", "rows.0"),
-        ("POST", STEPS, '{"steps": [' + "0," * 500_000 + "0]}", "steps.0"),
         ("POST", STEPS, '{"steps": [{' + ",".join(f'"{i}":1' for i in range(90_000)) + "}]}",
          "steps.0"),
     ],
@@ -213,7 +205,6 @@ def test_a_body_full_of_faults_is_one_fault(
     ("path", "headers", "says"),
     [
         (JOB, ("Content-Type: application/json, text/csv",), "application/json"),
-        (JOB, ("Content-Type: application/jsonp",), "application/json"),
         (JOB, ("Content-Type: text/csv",), "application/json"),
         (JOB, ("Content-Type: application/json", "Content-Encoding: gzip"), "content encoding"),
         (PROFILE, ("Content-Type: text/csv", "Content-Encoding: br"), "content encoding"),
@@ -237,9 +228,7 @@ def test_a_profile_that_is_no_text_names_its_line(planner: Planner, body: bytes)
     assert answer.problem["detail"].startswith("profile:1: ")
 
 
-@pytest.mark.parametrize(
-    "method", ["FOO", "TRACE", "CONNECT", "OPTIONS", "PROPFIND", "get", "A" * 1000]
-)
+@pytest.mark.parametrize("method", ["CONNECT", "OPTIONS", "PROPFIND", "get", "A" * 1000])
 def test_an_unusual_method_is_a_405_that_names_the_usual_ones(
     planner: Planner, method: str
 ) -> None:
@@ -290,8 +279,7 @@ def test_what_follows_a_body_that_was_too_long_is_never_taken_for_a_call(
     planner: Planner,
 ) -> None:
     smuggled = b" " * MAX_BODY_BYTES + b"PUT /api/v1/jobs/smuggled HTTP/1.1\r\n\r\n"
-    found = planner.answered(json_call("PUT", JOB, smuggled))
-    assert [answer.status for answer in found] == [413]
+    assert planner.one(json_call("PUT", JOB, smuggled)).status == 413
     assert planner.serving.http.get("/api/v1/jobs/smuggled").status_code == 404
 
 

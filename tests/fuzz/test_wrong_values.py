@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -29,14 +29,23 @@ WRONG: dict[str, tuple[object, ...]] = {
 RIGHT: dict[str, object] = {"integer": 1, "number": 1.5, "boolean": True, "string": "a"}
 
 
+class Call(NamedTuple):
+    """A call with a body, as the description has it."""
+
+    method: str
+    path: str
+    schema: Schema
+    example: Schema
+
+
 class Bodies:
     """The bodies that an API's description speaks of."""
 
     def __init__(self, document: Schema) -> None:
         self._document = document
 
-    def calls(self) -> Iterator[tuple[str, str, Schema]]:
-        """Method, path and schema of each call with a JSON body."""
+    def calls(self) -> Iterator[Call]:
+        """Each call with a JSON body."""
         for template, methods in self._document["paths"].items():
             path = template
             for part, value in PARTS.items():
@@ -44,7 +53,15 @@ class Bodies:
             for method, operation in methods.items():
                 content = operation.get("requestBody", {}).get("content", {})
                 if "application/json" in content:
-                    yield method.upper(), path, content["application/json"]["schema"]
+                    of_json = content["application/json"]
+                    yield Call(method.upper(), path, of_json["schema"], self._example(of_json))
+
+    def _example(self, of_json: Schema) -> Schema:
+        """The example in the description, with every field that may be null."""
+        examples = of_json.get("examples", {"example": {"value": of_json.get("example")}})
+        properties = self._resolved(of_json["schema"])["properties"]
+        nullable = [name for name, item in properties.items() if NULL in item.get("anyOf", ())]
+        return {**dict.fromkeys(nullable), **examples["example"]["value"]}
 
     def right(self, schema: Schema) -> object:
         """A value of the right types, the fields that must be given and no others."""
@@ -99,15 +116,9 @@ class Bodies:
         return resolved
 
 
-def _bodies() -> Bodies:
-    return Bodies(create_app(load_settings(), TemporaryJobStore()).openapi())
-
-
-BODIES = _bodies()
-CALLS = tuple(BODIES.calls())
-by_call = pytest.mark.parametrize(
-    ("method", "path", "schema"), CALLS, ids=[f"{method} {path}" for method, path, _ in CALLS]
-)
+BODIES = Bodies(create_app(load_settings(), TemporaryJobStore()).openapi())
+NULL = {"type": "null"}
+by_call = pytest.mark.parametrize("call", [*BODIES.calls()], ids=lambda call: " ".join(call[:2]))
 
 
 @pytest.fixture(scope="module")
@@ -119,20 +130,50 @@ def planner() -> Iterator[LivePlanner]:
         yield live
 
 
-def sent(planner: LivePlanner, method: str, path: str, body: str) -> httpx.Response:
+def sent(planner: LivePlanner, call: Call, body: str) -> httpx.Response:
     """The answer to a body as it is written."""
     headers = {"Content-Type": "application/json"}
-    return planner.http.request(method, path, content=body, headers=headers)
+    return planner.http.request(call.method, call.path, content=body, headers=headers)
 
 
 @by_call
-def test_a_value_of_a_wrong_type_is_refused_by_its_place(
-    planner: LivePlanner, method: str, path: str, schema: Schema
-) -> None:
-    for place, kind in BODIES.places(schema):
+def test_a_value_of_a_wrong_type_is_refused_by_its_place(planner: LivePlanner, call: Call) -> None:
+    for place, kind in BODIES.places(call.schema):
         for wrong in WRONG[kind]:
-            body = json.dumps(BODIES.with_value(schema, place, wrong))
-            answer = sent(planner, method, path, body)
+            body = json.dumps(BODIES.with_value(call.schema, place, wrong))
+            answer = sent(planner, call, body)
             assert answer.status_code == 422, (place, wrong, answer.text)
             named = [error["loc"] for error in answer.json()["errors"]]
             assert named == [".".join(map(str, place))], (body, answer.text)
+
+
+# Of each kind that a field may take, and none of which is in any rule.
+SENTINELS = (91827364, -91827364, 91827.364, "s91827364", "s9'18\"27364", [91827364], "f:91827364")
+
+
+def wrong_bodies(body: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
+    """The body with a sentinel in the place of each value, and as the name of a field."""
+    yield from SENTINELS
+    if isinstance(body, list):
+        for wrong in wrong_bodies(body[0]):
+            yield [wrong, *body[1:]]
+    elif isinstance(body, dict):
+        yield {**body, "n91827364": 1}
+        for name in body:
+            for wrong in wrong_bodies(body[name]):
+                yield {**body, name: wrong}
+
+
+@by_call
+def test_no_value_and_no_name_of_a_refused_body_is_echoed(planner: LivePlanner, call: Call) -> None:
+    num_refused = 0
+    for body in wrong_bodies(call.example):
+        answer = sent(planner, call, json.dumps(body))
+        assert answer.status_code < 500
+        if answer.status_code == 404:  # it says what is not there
+            assert answer.json()["detail"] == f"Job job has no plan version {body['version']}"
+        elif answer.status_code >= 400:
+            num_refused += 1
+            for part in ("91827", "918.3", "9.18"):
+                assert part not in answer.text, (body, answer.text)
+    assert num_refused > 5

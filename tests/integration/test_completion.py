@@ -30,26 +30,23 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-LINES = [
-    (("pla",), "plan"),
-    (("--ver",), "--version"),
-    (("plan", "--mic"), "--microbatches"),
-    (("plan", "--policy", "const"), "constant"),
-    (("plan", "a.csv", "--effort", ""), "low normal high"),
-    (("plan", "exam"), ""),
-    (("jobs", "straggl"), "straggler"),
-    (("jobs", "profile", "put", "--pl"), "--planner"),
-]
+LINES = {
+    ("pla",): "plan",
+    ("--ver",): "--version",
+    ("plan", "--mic"): "--microbatches",
+    ("plan", "--policy", "const"): "constant",
+    ("plan", "a.csv", "--effort", ""): "low normal high",
+    ("plan", "exam"): "",
+    ("jobs", "straggl"): "straggler",
+    ("jobs", "profile", "put", "--pl"): "--planner",
+}
 
 
-@pytest.mark.parametrize(("line", "offered"), LINES)
-def test_a_tab_offers_commands_options_and_their_choices(
-    script: Path, line: tuple[str, ...], offered: str
-) -> None:
-    done = subprocess.run(
-        ["bash", "-c", _TAB, script, *line], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert (done.stdout.split(), done.stderr) == (offered.split(), "")
+def test_a_tab_offers_commands_options_and_their_choices(script: Path) -> None:
+    for line, offered in LINES.items():
+        command = ["bash", "-c", _TAB, script, *line]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert (done.stdout.split(), done.stderr) == (offered.split(), "")
 
 
 def test_zsh_takes_the_same_script_through_its_bashcompinit(script: Path) -> None:
@@ -58,51 +55,30 @@ def test_zsh_takes_the_same_script_through_its_bashcompinit(script: Path) -> Non
     assert done[2:] == script.read_text().splitlines()[1:]
 
 
-@pytest.fixture(scope="module")
-def fish() -> str:
-    """The program."""
+def test_fish_offers_the_same_with_descriptions_and_files(tmp_path: Path) -> None:
+    """In a folder of its own, whose files fish offers too."""
     with skipped_where_missing():
-        return fish_path()
+        fish = fish_path()
+    script = tmp_path / "flyball.fish"
+    script.write_text(flyball("--completion", "fish").stdout)
 
-
-@pytest.fixture(scope="module")
-def fish_script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("completion") / "flyball.fish"
-    path.write_text(flyball("--completion", "fish").stdout)
-    return path
-
-
-def offers_of_fish(fish: str, script: Path, line: tuple[str, ...], folder: Path) -> dict[str, str]:
-    """Offers with their descriptions, in a folder of one's own, whose files fish offers too."""
-    typed = " ".join(("flyball", *line))
-    done = subprocess.run(
-        [fish, "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"', script, typed],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        cwd=folder,
-        env={**os.environ, "HOME": str(folder)},
-    )
-    assert done.stderr == ""
-    offers = (offer.partition("\t") for offer in done.stdout.splitlines())
-    return {word: description for word, _, description in offers}
-
-
-@pytest.mark.parametrize(("line", "offered"), LINES)
-def test_fish_offers_the_same_with_descriptions(
-    fish: str, fish_script: Path, line: tuple[str, ...], offered: str, tmp_path: Path
-) -> None:
-    found = offers_of_fish(fish, fish_script, line, tmp_path)
-    assert set(found) == set(offered.split())
-
-
-def test_fish_describes_commands_and_options_and_offers_files(
-    fish: str, fish_script: Path, tmp_path: Path
-) -> None:
     def offers(*line: str) -> dict[str, str]:
-        return offers_of_fish(fish, fish_script, line, tmp_path)
+        command = (fish, "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"')
+        done = subprocess.run(
+            [*command, script, " ".join(("flyball", *line))],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            cwd=tmp_path,
+            env={**os.environ, "HOME": str(tmp_path)},
+        )
+        assert done.stderr == ""
+        found = (offer.partition("\t") for offer in done.stdout.splitlines())
+        return {word: description for word, _, description in found}
 
+    for line, offered in LINES.items():
+        assert set(offers(*line)) == set(offered.split())
     (tmp_path / "a.csv").touch()
     assert offers("pl") == {"plan": SUMMARIES["plan"]}
     assert set(offers("")) >= {*SUMMARIES, "help"}
@@ -110,8 +86,7 @@ def test_fish_describes_commands_and_options_and_offers_files(
     assert "a.csv" in offers("plan", "a")
     assert "a.csv" in offers("plan", "--order", "a")
     assert "a.csv" not in offers("plan", "x.csv", "--effort", "")
-    described = offers("plan", "--reserve")["--reserve"]
-    assert "%(" not in described
+    assert "%(" not in offers("plan", "--reserve")["--reserve"]
     assert "plan" not in offers("plan", "pl")
 
 

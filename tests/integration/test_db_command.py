@@ -80,14 +80,11 @@ def told(planner: ServeProcess) -> dict[str, Any]:
     paths = [of_job(route) for route in (routes.JOB, routes.STEPS, routes.REPORT)]
     paths += [of_job(routes.PLAN, version=version) for version in (1, 2)]
     paths += [of_job(routes.RANK_PLAN, rank=rank) for rank in (0, 1)]
-    profile = planner.http.get(of_job(routes.PROFILE)).raise_for_status().text
-    answers: dict[str, Any] = {
-        path: planner.http.get(path).raise_for_status().json() for path in paths
-    }
-    answers["profile"] = profile
+    answers = {path: planner.http.get(path).raise_for_status().json() for path in paths}
     for rank in answers[of_job(routes.JOB)]["ranks"]:
         rank.pop("last_seen_at", None)
-    return answers
+    profile = planner.http.get(of_job(routes.PROFILE)).raise_for_status().text
+    return {**answers, "profile": profile}
 
 
 def test_a_fresh_planner_on_a_restored_backup_tells_what_the_first_one_told(
@@ -133,18 +130,17 @@ def test_backups_go_from_other_versions_of_postgresql_where_they_are(
 def test_a_backup_is_not_overwritten_and_not_left_half_done(
     new_database: NewDatabase, tmp_path: Path
 ) -> None:
-    database, backup = new_database(), tmp_path / "here" / "planner.backup"
+    database, empty, backup = new_database(), new_database(), tmp_path / "here" / "planner.backup"
     backup.parent.mkdir()
     create(database)
     backup.write_text("mine")
-    assert "exists; give another name" in refusal(
-        flyball("db", "backup", backup, "--database", database)
-    )
+    for file, of, said in (
+        (backup, database, "exists; give another name"),
+        (tmp_path / "nowhere" / "planner.backup", database, "cannot be written"),
+        (backup.with_name("another"), empty, ""),
+    ):
+        assert said in refusal(flyball("db", "backup", file, "--database", of))
     assert backup.read_text() == "mine"
-    missing = tmp_path / "nowhere" / "planner.backup"
-    assert "cannot be written" in refusal(flyball("db", "backup", missing, "--database", database))
-    empty = new_database()
-    refusal(flyball("db", "backup", backup.with_name("another"), "--database", empty))
     assert list(backup.parent.iterdir()) == [backup]
 
 
@@ -193,18 +189,13 @@ def test_sqlites_file_is_replaced_on_request_only_while_no_planner_runs(tmp_path
         assert planner.http.get(of_job(routes.JOB)).json()["newest_version"] == 2
 
 
-def test_a_database_is_not_restored_from_itself(tmp_path: Path) -> None:
-    """SQLite would wait for ever for the lock that it holds on the copy's other end."""
-    file = tmp_path / "planner.sqlite"
-    create(f"sqlite:///{file}")
-    (tmp_path / "link").symlink_to(file)
-    asked = ("db", "restore", tmp_path / "link", "--database", f"sqlite:///{file}", "--replace")
-    assert "is the database itself" in refusal(flyball(*asked))
-
-
 def test_a_damaged_database_is_not_backed_up(tmp_path: Path) -> None:
     database, backup = tmp_path / "planner.sqlite", tmp_path / "planner.backup"
     create(f"sqlite:///{database}")
+    # From itself it is not restored: SQLite would wait for its own lock for ever.
+    (tmp_path / "link").symlink_to(database)
+    asked = ("db", "restore", tmp_path / "link", "--database", f"sqlite:///{database}", "--replace")
+    assert "is the database itself" in refusal(flyball(*asked))
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         (page,) = connection.execute(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.command_in_process import (
-    PROFILE_HEADER,
+    document_of,
     flyball,
     refusal,
     run_apart,
@@ -18,13 +18,10 @@ from tests.integration.command_in_process import (
 ASKED = ("--microbatches", "2", "--blocking-power", "5", "--policy", "envelope")
 
 
-def not_json(constant: str) -> float:
-    raise ValueError(constant)
-
-
 def trace_in(path: Path) -> dict[str, Any]:
     """A file that must be JSON as RFC 8259 has it: no NaN, no Infinity."""
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"), parse_constant=not_json)
+    text = path.read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text, parse_constant=pytest.fail)
     return document
 
 
@@ -48,7 +45,7 @@ def test_the_trace_has_the_plan_that_simulate_shows(
     done = run_apart("export", profile, plan, "--chrome-trace", path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{path}: 8 instructions (predicted), ")
-    simulated = json.loads(flyball("simulate", profile, plan, "--json").stdout)
+    simulated = document_of("simulate", profile, plan)
     trace = trace_in(path)
     assert trace["otherData"]["energy_j"] == simulated["energy_j"]
     instructions = [event for event in trace["traceEvents"] if event["ph"] == "X"]
@@ -69,9 +66,7 @@ def test_clocks_that_come_late_stand_where_they_take_effect(
         (event["ts"], event["args"]["MHz"]) for event in events if event["name"] == "stage 0 clock"
     ]
     # F1's clock is requested as F0 ends, B1's as B0 ends.
-    simulated = json.loads(
-        flyball("simulate", profile, plan, "--transition-ms", "250", "--json").stdout
-    )
+    simulated = document_of("simulate", profile, plan, "--transition-ms", "250")
     assert clocks[:2] == [(0, 1410), (1_250_000, 1000)]
     assert [mhz for _, mhz in clocks] == [1410, 1000, 1410]
     late_ms = [event["args"]["late_ms"] for event in events if event["ph"] == "X"]
@@ -79,7 +74,7 @@ def test_clocks_that_come_late_stand_where_they_take_effect(
     assert sum(late_ms) == pytest.approx(simulated["late_s"] * 1e3) == 250.0
 
 
-def test_a_tail_and_transfers_are_given_to_an_export_too(
+def test_data_parallel_pipelines_are_processes_and_have_the_tail_and_the_transfers_given(
     profile: Path, plan: Path, tmp_path: Path
 ) -> None:
     path, separate = tmp_path / "trace.json", tmp_path / "separate.json"
@@ -92,14 +87,7 @@ def test_a_tail_and_transfers_are_given_to_an_export_too(
         assert trace["otherData"]["iteration_time_s"] == 10.0
         ends_us = [event["ts"] + event["dur"] for event in trace["traceEvents"] if "dur" in event]
         assert max(ends_us) == 9.5e6
-
-
-def test_data_parallel_pipelines_are_processes(profile: Path, tmp_path: Path) -> None:
-    plan, path = tmp_path / "separate.json", tmp_path / "trace.json"
-    made = flyball("plan", profile, *ASKED, "--data-parallel", "separate", "-o", plan)
-    assert made.returncode == 0
-    assert flyball("export", profile, plan, "--chrome-trace", path).returncode == 0
-    events = trace_in(path)["traceEvents"]
+    events = trace["traceEvents"]
     names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
     assert names == ["pipeline, dp_rank 0 (predicted)", "pipeline, dp_rank 1 (predicted)"]
 
@@ -108,22 +96,16 @@ def test_what_it_cannot_use_is_refused_in_one_line_and_nothing_is_written(
     profile: Path, plan: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "trace.json"
-    bad_profile = tmp_path / "bad.csv"
-    bad_profile.write_text(PROFILE_HEADER + "0,forward,fast,1,1,0\n", encoding="utf-8")
     other_clocks = tmp_path / "other.csv"
     other_clocks.write_text(
         profile.read_text(encoding="utf-8").replace(",1000,", ",900,"), encoding="utf-8"
     )
-    bad_plan = tmp_path / "bad.json"
-    bad_plan.write_text("{", encoding="utf-8")
     wanted = ("--chrome-trace", path)
 
     def said(*arguments: str | Path) -> str:
         return refusal(flyball("export", *arguments))
 
     assert "--chrome-trace" in said(profile, plan)
-    assert f"{bad_profile}:2: " in said(bad_profile, plan, *wanted)
-    assert f"{bad_plan}: not a plan in JSON" in said(profile, bad_plan, *wanted)
     assert f"{tmp_path / 'no.json'}: " in said(profile, tmp_path / "no.json", *wanted)
     assert "1000 MHz, which the profile does not have" in said(other_clocks, plan, *wanted)
     three = ("--blocking-power", "1,2,3")

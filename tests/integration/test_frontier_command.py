@@ -30,8 +30,7 @@ def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     document = printed(flyball("frontier", profile, *ASKED, "--points", "6", "--json"))
     assert set(document) == {
         "points", "baseline", "envpipe", "constant", "global_clock", "reserve", "reserve_choice",
-            "transitions",
-        "solve_s",
+        "transitions", "solve_s",
     }  # fmt: skip
     assert document["reserve"] == 0.0
     points = document["points"]
@@ -48,7 +47,6 @@ def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     energies_j = [point["energy_j"] for point in points]
     assert times_s == sorted(set(times_s))
     assert energies_j == sorted(set(energies_j), reverse=True)
-    assert document["solve_s"] > 0
 
 
 def test_the_same_input_gives_the_same_plans_in_every_process_and_order_of_rows(
@@ -69,21 +67,16 @@ def test_the_same_input_gives_the_same_plans_in_every_process_and_order_of_rows(
         assert first | {"solve_s": 0} == second | {"solve_s": 0}
 
 
-def test_without_json_it_is_a_table(profile: Path) -> None:
-    done = flyball("frontier", profile, *ASKED, "--points", "4")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert sum(line.startswith("frontier ") for line in lines) >= 4
-    assert sum(line.startswith("EnvPipe ") for line in lines) == 3
-    assert any(line.startswith("baseline ") for line in lines)
-
-
-def test_a_plot_is_a_png_or_an_svg_with_labels(profile: Path, tmp_path: Path) -> None:
+def test_without_json_it_is_a_table_and_a_plot_has_labels(profile: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     svg, png = tmp_path / "frontier.svg", tmp_path / "frontier.png"
     for picture in (svg, png):
         done = flyball("frontier", profile, *ASKED, "--points", "4", "--plot", picture)
         assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("frontier ") for line in lines) >= 4
+    assert sum(line.startswith("EnvPipe ") for line in lines) == 3
+    assert any(line.startswith("baseline ") for line in lines)
     drawn = ElementTree.parse(svg).getroot()  # noqa: S314 - made by the lines above
     assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
     text = svg.read_text(encoding="utf-8")
@@ -92,15 +85,10 @@ def test_a_plot_is_a_png_or_an_svg_with_labels(profile: Path, tmp_path: Path) ->
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_a_bad_option_is_refused_in_one_line(profile: Path) -> None:
+    for arguments, named in (
         (("--points", "1"), "--points: must be from 2 to 10000, not 1"),
         (("--points", "many"), "--points"),
         (("--plot", "frontier.gif"), "--plot: frontier.gif must end in .svg or .png"),
-    ],
-)
-def test_a_bad_option_is_refused_in_one_line(
-    profile: Path, arguments: tuple[str, str], named: str
-) -> None:
-    assert named in refusal(flyball("frontier", profile, *ASKED, *arguments))
+    ):
+        assert named in refusal(flyball("frontier", profile, *ASKED, *arguments))

@@ -12,6 +12,7 @@ from tests.planner.disks import SmallDisk, small_disk_at
 from flyball_server.jobs.store.job_stores import make_job_store
 
 SHAPE = ("--microbatches", "4", "--blocking-power", "10")
+Command = Callable[[Path, Path], Done]
 
 
 @pytest.fixture
@@ -29,19 +30,16 @@ def plan(folder: Path, file: Path) -> Done:
 
 
 def plot_of_frontier(folder: Path, file: Path) -> Done:
-    return flyball("frontier", one_pipeline(folder), *SHAPE, "--plot", file)
+    return flyball("frontier", one_pipeline(folder), *SHAPE, "--points", "2", "--plot", file)
 
 
-def trace(folder: Path, file: Path) -> Done:
-    made = folder / "plan.json"
-    assert plan(folder, made).returncode == 0
-    return flyball("export", folder / "profile.csv", made, "--chrome-trace", file)
+def of_plan(command: str, option: str) -> Command:
+    def run(folder: Path, file: Path) -> Done:
+        made = folder / "plan.json"
+        assert plan(folder, made).returncode == 0
+        return flyball(command, folder / "profile.csv", made, option, file)
 
-
-def plot_of_timeline(folder: Path, file: Path) -> Done:
-    made = folder / "plan.json"
-    assert plan(folder, made).returncode == 0
-    return flyball("simulate", folder / "profile.csv", made, "--plot", file)
+    return run
 
 
 def converted(folder: Path, file: Path) -> Done:
@@ -52,47 +50,46 @@ def joined(folder: Path, file: Path) -> Done:
     return flyball("profile", "join", one_pipeline(folder), "-o", file, "--force")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Command] = {
     "plan.json": plan,
     "frontier.png": plot_of_frontier,
     "frontier.svg": plot_of_frontier,
-    "timeline.png": plot_of_timeline,
-    "trace.json": trace,
+    "timeline.png": of_plan("simulate", "--plot"),
+    "trace.json": of_plan("export", "--chrome-trace"),
     "wide.csv": converted,
     "joined.csv": joined,
 }
 
 
 @pytest.mark.parametrize(("name", "command"), COMMANDS.items(), ids=COMMANDS)
-@pytest.mark.parametrize("was_there", [False, True], ids=["new file", "existing file"])
 def test_a_result_without_room_leaves_the_disk_as_it_was(
-    name: str,
-    command: Callable[[Path, Path], Done],
-    was_there: bool,
-    disk: SmallDisk,
-    tmp_path: Path,
+    name: str, command: Command, disk: SmallDisk, tmp_path: Path
 ) -> None:
     if name.endswith(("png", "svg")):
         pytest.importorskip("matplotlib", reason="the extra `plot` is not installed")
     file = disk.folder / name
-    if was_there:
-        file.write_text("of before")
-    before = contents(disk.folder)
-    with disk.filled():
-        line = refusal(command(tmp_path, file))
-        assert contents(disk.folder) == before
-    assert f"{file}" in line
-    assert "cannot be written" in line
+    for text in (None, "of before"):
+        if text is not None:
+            file.write_text(text)
+        before = contents(disk.folder)
+        with disk.filled():
+            line = refusal(command(tmp_path, file))
+            assert contents(disk.folder) == before
+        assert f"{file}" in line
+        assert "cannot be written" in line
     assert command(tmp_path, file).returncode == 0
     assert set(contents(disk.folder)) == {name}
 
 
-def test_a_restore_without_room_leaves_no_database(disk: SmallDisk, tmp_path: Path) -> None:
-    of_planner, backup = tmp_path / "planner.sqlite", tmp_path / "planner.backup"
-    store = make_job_store(f"sqlite:///{of_planner}")
+def test_a_backup_or_a_restore_without_room_leaves_nothing(disk: SmallDisk, tmp_path: Path) -> None:
+    of_planner, backup = f"sqlite:///{tmp_path / 'planner.sqlite'}", tmp_path / "planner.backup"
+    store = make_job_store(of_planner)
     store.open()
     store.close()
-    flyball("db", "backup", backup, "--database", f"sqlite:///{of_planner}")
+    with disk.filled():
+        refusal(flyball("db", "backup", disk.folder / "backup", "--database", of_planner))
+    assert contents(disk.folder) == {}
+    flyball("db", "backup", backup, "--database", of_planner)
     database = disk.folder / "restored.sqlite"
     restore = ("db", "restore", backup, "--database", f"sqlite:///{database}")
     with disk.filled():
@@ -103,13 +100,3 @@ def test_a_restore_without_room_leaves_no_database(disk: SmallDisk, tmp_path: Pa
     with disk.filled():
         refusal(flyball(*restore, "--replace"))
     assert contents(disk.folder) == before
-
-
-def test_a_backup_without_room_leaves_nothing(disk: SmallDisk, tmp_path: Path) -> None:
-    database = f"sqlite:///{tmp_path / 'planner.sqlite'}"
-    store = make_job_store(database)
-    store.open()
-    store.close()
-    with disk.filled():
-        refusal(flyball("db", "backup", disk.folder / "backup", "--database", database))
-    assert contents(disk.folder) == {}

@@ -48,11 +48,8 @@ def test_list_has_a_line_for_each_job(live: LivePlanner) -> None:
     assert head == ["JOB", "STATE", "RANKS", "PLAN", "POLICY", "TARGET", "GPUS"]
     by_name = {row[0]: row[1:] for row in rows}
     assert by_name["job"][:2] == ["planned", "2/2"]
-    assert by_name["waits"] == [
-        *("awaiting-profile", "0/2", "-", "frontier"),
-        "fastest",
-        "emulated",
-    ]
+    waits = ["awaiting-profile", "0/2", "-", "frontier", "fastest", "emulated"]
+    assert by_name["waits"] == waits
     overview = live.http.get("/api/v1/overview").json()["jobs"]
     assert [row["job_id"] for row in document("list")] == [row["job_id"] for row in overview]
 
@@ -87,13 +84,21 @@ def test_target_changes_what_is_given_and_no_more(live: LivePlanner) -> None:
     assert document("target", "job", "fastest", "--effort", "normal")["state"] == "planned"
 
 
-def test_a_profile_is_put_and_the_job_planned(live: LivePlanner, tmp_path: Path) -> None:
-    file = tmp_path / "profile.csv"
+def test_a_profile_is_put_and_the_job_planned_and_deleted(
+    live: LivePlanner, tmp_path: Path
+) -> None:
+    file, put = tmp_path / "profile.csv", ("profile", "put", "new")
+    live.put_job("new").raise_for_status()
+    # A bad line is named before anything is sent.
+    file.write_text(profile_csv().replace("0,forward,1200,0.11", "0,forward,1200,fast"))
+    assert f"{file}:3: " in refusal(flyball("jobs", *put, file))
     file.write_text(profile_csv())
-    live.put_job("profiled").raise_for_status()
-    line = jobs("profile", "put", "profiled", file)
-    assert line == "profiled: planned, plan 1 (frontier, target fastest)\n"
-    assert document("profile", "put", "profiled", file)["newest_version"] == 1
+    assert jobs(*put, file) == "new: planned, plan 1 (frontier, target fastest)\n"
+    assert document(*put, file)["newest_version"] == 1
+    assert document("delete", "new") == {"job_id": "new", "deleted": True}
+    assert live.http.get("/api/v1/jobs/new").status_code == 404
+    live.put_job("new").raise_for_status()
+    assert jobs("delete", "new") == "new: deleted, with its plans and measurements\n"
 
 
 def test_a_straggler_is_announced_listed_and_withdrawn(live: LivePlanner) -> None:
@@ -122,14 +127,6 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
     assert jobs("timetable", "job", "--delete") == none
 
 
-def test_a_job_without_ranks_is_deleted(live: LivePlanner) -> None:
-    live.put_job("old").raise_for_status()
-    assert document("delete", "old") == {"job_id": "old", "deleted": True}
-    assert live.http.get("/api/v1/jobs/old").status_code == 404
-    live.put_job("older").raise_for_status()
-    assert jobs("delete", "older") == "older: deleted, with its plans and measurements\n"
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -153,9 +150,3 @@ def test_a_job_without_ranks_is_deleted(live: LivePlanner) -> None:
 )
 def test_what_cannot_be_done_is_one_line(arguments: str, says: str) -> None:
     assert says in refusal(flyball("jobs", *arguments.split()))
-
-
-def test_a_bad_line_of_a_profile_is_named_before_anything_is_sent(tmp_path: Path) -> None:
-    file = tmp_path / "profile.csv"
-    file.write_text(profile_csv().replace("0,forward,1200,0.11", "0,forward,1200,fast"))
-    assert f"{file}:3: " in refusal(flyball("jobs", "profile", "put", "job", file))

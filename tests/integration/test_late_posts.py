@@ -43,45 +43,31 @@ def leave(planner: LivePlanner, rank: int, **body: str) -> httpx.Response:
     return planner.http.post(path(routes.RANK_DEPARTURE, rank=rank), json=body)
 
 
-def num_ranks_of_steps(planner: LivePlanner) -> list[int]:
-    return [each["num_ranks"] for each in planner.http.get(path(routes.STEPS)).json()]
-
-
-def begin_new_run(planner: LivePlanner) -> tuple[str, str]:
-    """Of the old run and of the new one: both ranks are known in it."""
+def begin_old_run(planner: LivePlanner) -> str:
+    """The run, whose ranks have left."""
     planner.put_profile().raise_for_status()
-    old = {register(planner, rank) for rank in (0, 1)}
+    (run_id,) = {register(planner, rank) for rank in (0, 1)}
     for rank in (0, 1):
         leave(planner, rank).raise_for_status()
+    return run_id
+
+
+def test_late_posts_of_the_old_run_are_refused_and_change_nothing_in_the_new_one(
+    planner: LivePlanner,
+) -> None:
+    old = begin_old_run(planner)
     planner.put_job(policy="uniform", num_microbatches=3).raise_for_status()
-    new = {register(planner, rank) for rank in (0, 1)}
-    (old_run_id,), (new_run_id,) = old, new
-    return old_run_id, new_run_id
-
-
-def test_late_measurements_of_the_old_run_are_refused_and_not_stored(planner: LivePlanner) -> None:
-    old, new = begin_new_run(planner)
+    (new,) = {register(planner, rank) for rank in (0, 1)}
     late = post(planner, 0, run_id=old)
     assert late.status_code == 409
     assert "another start" in late.json()["detail"]
-    assert num_ranks_of_steps(planner) == []
+    assert planner.http.get(path(routes.STEPS)).json() == []
     assert post(planner, 0, run_id=new).json()["stored"] == 1
-    assert num_ranks_of_steps(planner) == [1]
-
-
-def test_a_late_acknowledgement_of_the_old_run_names_no_first_step(planner: LivePlanner) -> None:
-    old, new = begin_new_run(planner)
     held = path(routes.RANK_ACKNOWLEDGEMENT, rank=0)
     body = {"version": 1, "current_step": 4}
     assert planner.http.post(held, json={**body, "run_id": old}).status_code == 409
     assert planner.acknowledge(1, 1, 4).json()["first_step"] is None
     assert planner.http.post(held, json={**body, "run_id": new}).json()["first_step"] is not None
-
-
-def test_a_late_departure_of_the_old_run_takes_no_rank_of_the_new_one_away(
-    planner: LivePlanner,
-) -> None:
-    old, new = begin_new_run(planner)
     assert leave(planner, 0, run_id=old).status_code == 409
     ranks = planner.http.get(path(routes.JOB)).json()["ranks"]
     assert [each["has_left"] for each in ranks] == [False, False]
@@ -92,10 +78,7 @@ def test_a_rank_that_a_job_put_again_does_not_know_is_to_register_first(
     planner: LivePlanner,
 ) -> None:
     """Its planner has lost the job meanwhile, and another rank has put it again."""
-    planner.put_profile().raise_for_status()
-    old = {register(planner, rank) for rank in (0, 1)}.pop()
-    for rank in (0, 1):
-        leave(planner, rank).raise_for_status()
+    old = begin_old_run(planner)
     planner.http.delete(path(routes.JOB)).raise_for_status()
     planner.put_job(policy="uniform").raise_for_status()
     planner.put_profile().raise_for_status()

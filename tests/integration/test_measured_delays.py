@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from statistics import fmean
 from typing import Any
 
 import pytest
 from tests.integration.command_in_process import flyball
-from tests.integration.emulated_ranks import emulated_rank
+from tests.integration.emulated_ranks import EmulatedTraining, emulated_rank, started
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.loop_state import JobLoopState
@@ -30,9 +27,6 @@ JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 4, 6, 70.0
 DELAY_S = 0.005
 TAIL_S, HOPS_S = 0.06, (0.008, 0.004, 0.012)
 NOISE = 0.01
-PATIENCE_S = 60.0
-# A step must not pass so fast that the ranks' posts of it are far apart.
-STEP_S = 0.02
 
 
 def profile() -> StageProfile:
@@ -53,53 +47,52 @@ def planner() -> Iterator[LivePlanner]:
         yield live
 
 
-class Training:
+class Job:
     """A job of emulated ranks with a tail and transfers that its planner does not know of."""
 
     def __init__(
-        self,
-        client: PlannerClient,
-        ranks: Sequence[EmulatedRank],
-        *,
-        tail_s: float,
-        hops_s: tuple[float, ...],
+        self, planner: LivePlanner, client: PlannerClient, ranks: EmulatedTraining
     ) -> None:
-        self._client, self._ranks = client, ranks
-        self.tail_s, self._hops_s = tail_s, hops_s
-        self.times_s: dict[int, list[float]] = defaultdict(list)
+        self._planner, self._client, self._ranks = planner, client, ranks
 
     @property
     def newest(self) -> int:
         """Newest version of the job's plan."""
         return self._client.get_job(JOB).newest_version or 0
 
+    @property
+    def loop_state(self) -> JobLoopState:
+        """The planner's state of the job's loop."""
+        with self._planner.state.services.store.reading() as reader:
+            return reader.find_loop_state(JOB)
+
     def plan(self, version: int) -> dict[str, Any]:
         """Return a version's document."""
         return self._client.get_plan(JOB, version).plan
 
-    def run(self, is_over: Callable[[], bool]) -> None:
-        """Run steps until this is so; their times are kept by version, without its first."""
-        deadline_s = time.monotonic() + PATIENCE_S
-        before: int | None = None
-        while not is_over():
-            assert time.monotonic() < deadline_s, "it takes too long"
-            began_s = time.monotonic()
-            measured = run_step(
-                self._ranks,
-                num_stages=NUM_STAGES,
-                transfer_time_s=self._hops_s,
-                tail_time_s=self.tail_s,
-            )
-            versions = {of_rank.plan_version for of_rank in measured}
-            version = versions.pop() if len(versions) == 1 else None
-            if version is not None and version == before:
-                self.times_s[version].append(max(of_rank.time_s for of_rank in measured))
-            before = version
-            time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
+    def delays(self, of: str = "report") -> dict[str, Any]:
+        """Return what the planner shows of the job's delays."""
+        shown: dict[str, Any] = self._planner.http.get(f"/api/v1/jobs/{JOB}/{of}").json()["delays"]
+        return shown
 
-    def run_on(self, version: int, num_steps: int) -> None:
-        """Run until this version has run for a number of steps."""
-        self.run(lambda: len(self.times_s[version]) >= num_steps)
+    def run_until_timed(self, version: int, *, tail_s: float | None = None) -> None:
+        """Run until the version was measured, and what follows from it is planned."""
+        if tail_s is not None:
+            self._ranks.tail_s = tail_s
+        self._ranks.run(lambda: self._is_planned_by(version))
+
+    def error_of(self, version: int) -> float:
+        """Return the error of a predicted iteration time, a share of the measured one."""
+        measured_s = fmean(self._ranks.times_s[version])
+        predicted_s: float = self.plan(version)["iteration_time_s"]
+        return abs(predicted_s / measured_s - 1)
+
+    def _is_planned_by(self, version: int) -> bool:
+        with self._planner.state.services.store.reading() as reader:
+            stored = reader.find_job(JOB)
+            assert stored is not None
+            is_planned = stored.planned_revision == stored.inputs_revision
+            return is_planned and reader.find_loop_state(JOB).timed_version >= version
 
 
 @contextmanager
@@ -111,32 +104,24 @@ def training(
     noise: float = 0.0,
     delay_s: float = DELAY_S,
     **options: Any,  # noqa: ANN401 - as JobRegistration has them
-) -> Iterator[Training]:
+) -> Iterator[Job]:
     """Ranks of a job with these options, each on a GPU of one node."""
-    url = str(planner.http.base_url)
-    with PlannerClient(url) as client:
-        client.put_job(
-            JOB,
-            JobRegistration(
-                num_stages=NUM_STAGES,
-                num_microbatches=NUM_MICROBATCHES,
-                blocking_power_w=(BLOCKING_POWER_W,),
-                emulated=True,
-                **{"transition_ms": 1e3 * DELAY_S} | options,
-            ),
-        )
+    registration = JobRegistration(
+        num_stages=NUM_STAGES,
+        num_microbatches=NUM_MICROBATCHES,
+        blocking_power_w=(BLOCKING_POWER_W,),
+        emulated=True,
+        **{"transition_ms": 1e3 * DELAY_S} | options,
+    )
+    node = EmulatedNode()
+    settings = replace(EmulatedGpuSettings.exact_delay(delay_s), noise=noise)
+    with PlannerClient(str(planner.http.base_url)) as client:
+        client.put_job(JOB, registration)
         client.put_profile_csv(JOB, write_stage_profile(profile()))
         order = client.get_plan(JOB, 1).plan["stages"]
-        node = EmulatedNode()
-        settings = replace(EmulatedGpuSettings.exact_delay(delay_s), noise=noise)
         ranks = [_rank(client, node, stage, order[stage], settings) for stage in range(NUM_STAGES)]
-        for rank in ranks:
-            rank.session.start()
-        try:
-            yield Training(client, ranks, tail_s=tail_s, hops_s=hops_s)
-        finally:
-            for rank in ranks:
-                rank.session.close()
+        with started(ranks, tail_s=tail_s, hops_s=hops_s) as running:
+            yield Job(planner, client, running)
 
 
 def _rank(
@@ -159,26 +144,17 @@ def _rank(
     return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
 
 
-def error_of(training: Training, version: int) -> float:
-    """Return the error of a version's predicted iteration time, a share of the measured one."""
-    measured_s = fmean(training.times_s[version])
-    predicted_s: float = training.plan(version)["iteration_time_s"]
-    return abs(predicted_s / measured_s - 1)
-
-
-@pytest.mark.parametrize("noise", [0.0, NOISE])
 def test_a_hidden_tail_and_hidden_transfers_are_found_and_planned_with(
-    planner: LivePlanner, noise: float
+    planner: LivePlanner,
 ) -> None:
-    with training(planner, noise=noise) as job:
-        job.run(lambda: job.newest > 1)
-        job.run(lambda: _loop_state(planner).timed_version == 2)
+    with training(planner, noise=NOISE) as job:
+        job.run_until_timed(2)
         before, after = job.plan(1), job.plan(2)
         assert "tail_ms" not in before
         assert after["tail_ms"] == pytest.approx(1e3 * TAIL_S, rel=0.1)
         assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
-        assert error_of(job, 1) > 0.05
-        assert error_of(job, 2) < 0.005
+        assert job.error_of(1) > 0.05
+        assert job.error_of(2) < 0.005
         # Its own steps say the same.
         assert job.newest == 2
 
@@ -187,8 +163,7 @@ def test_a_job_whose_profile_has_no_noise_gets_a_reserve_from_its_own_steps(
     planner: LivePlanner,
 ) -> None:
     with training(planner, tail_s=0.0, hops_s=(0.0,) * 3, noise=3 * NOISE) as job:
-        job.run(lambda: job.newest > 1)
-        job.run(lambda: _loop_state(planner).timed_version == 2)
+        job.run_until_timed(2)
         before, after = job.plan(1), job.plan(2)
         assert not {"reserve", "reserve_choice"} & set(before)
         assert "tail_ms" not in after
@@ -197,11 +172,8 @@ def test_a_job_whose_profile_has_no_noise_gets_a_reserve_from_its_own_steps(
         assert job.newest == 2
 
 
-@pytest.mark.parametrize("options", [{}, {"gpu": "a100"}])
-def test_hidden_delays_of_clock_changes_are_found_and_planned_with(
-    planner: LivePlanner, options: dict[str, Any]
-) -> None:
-    """25 ms, of which the plan counts nothing or the table's 5.8 and 4.1 ms."""
+def test_hidden_delays_of_clock_changes_are_found_and_planned_with(planner: LivePlanner) -> None:
+    """25 ms, of which the plan counts the table's 5.8 and 4.1 ms."""
     with training(
         planner,
         tail_s=0.0,
@@ -210,16 +182,15 @@ def test_hidden_delays_of_clock_changes_are_found_and_planned_with(
         delay_s=0.025,
         transition_ms=None,
         reserve=0.0,
-        **options,
+        gpu="a100",
     ) as job:
-        job.run(lambda: job.newest > 1)
-        job.run(lambda: _loop_state(planner).timed_version == 2)
+        job.run_until_timed(2)
         after = job.plan(2)
         found = [after["transitions"][f"{name}_p50_s"] for name in ("up", "down")]
         assert found == pytest.approx([0.025, 0.025], rel=0.15)
-        assert error_of(job, 2) < error_of(job, 1)
+        assert job.error_of(2) < job.error_of(1)
         assert job.newest == 2
-        report = planner.http.get(f"/api/v1/jobs/{JOB}/report").json()["delays"]
+        report = job.delays()
         assert [report["up_ms"], report["down_ms"]] == pytest.approx([1e3 * one for one in found])
         assert f"clock changes {report['up_ms']:.3g} ms late up, " in report["text"]
 
@@ -238,60 +209,38 @@ def test_delays_that_are_small_or_given_change_no_plan(
     planner: LivePlanner, hidden: dict[str, Any], given: dict[str, Any]
 ) -> None:
     with training(planner, **hidden, **given) as job:
-        job.run(lambda: _loop_state(planner).timed_version == 1)
-        assert _loop_state(planner).inputs.delays is None
+        job.run_until_timed(1)
+        assert job.loop_state.inputs.delays is None
         assert job.newest == 1
-        assert error_of(job, 1) < 0.01
+        assert job.error_of(1) < 0.01
 
 
 def test_a_tail_that_changes_with_each_version_ends_in_a_few_plans(planner: LivePlanner) -> None:
     """The change is 2.5 to 3 % of an iteration, and the limits are 0.5, 1, 2 and 4 %."""
     with training(planner, hops_s=(0.0,) * 3) as job:
         for version in range(1, 9):
-            job.tail_s = TAIL_S if version % 2 else TAIL_S / 3
-            job.run(partial(_is_timed, planner, version))
+            job.run_until_timed(version, tail_s=TAIL_S if version % 2 else TAIL_S / 3)
             if job.newest == version:
                 break
         assert job.newest == 4
 
 
-def _is_timed(planner: LivePlanner, version: int) -> bool:
-    """Return whether the version was measured, and what follows from it is planned."""
-    with planner.state.services.store.reading() as reader:
-        stored = reader.find_job(JOB)
-        assert stored is not None
-        is_planned = stored.planned_revision == stored.inputs_revision
-        return is_planned and reader.find_loop_state(JOB).timed_version >= version
-
-
-def _loop_state(planner: LivePlanner) -> JobLoopState:
-    with planner.state.services.store.reading() as reader:
-        return reader.find_loop_state(JOB)
-
-
-def test_a_given_tail_stays_and_the_transfers_are_measured(planner: LivePlanner) -> None:
-    with training(planner, tail_ms=20.0) as job:
-        job.run(lambda: job.newest > 1)
-        after = job.plan(2)
-        assert after["tail_ms"] == 20.0
-        assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
-
-
-def test_report_and_overview_say_which_times_are_given_and_which_measured(
+def test_a_given_tail_stays_and_the_transfers_are_measured_and_shown_as_such(
     planner: LivePlanner,
 ) -> None:
-    with training(planner, tail_ms=60.0) as job:
-        given = planner.http.get(f"/api/v1/jobs/{JOB}/report").json()["delays"]
-        job.run(lambda: job.newest > 1)
-        report = planner.http.get(f"/api/v1/jobs/{JOB}/report").json()["delays"]
-        overview = planner.http.get(f"/api/v1/jobs/{JOB}/overview").json()["delays"]
+    with training(planner, tail_ms=20.0) as job:
+        given = job.delays()
+        job.run_until_timed(1)
+        after, report = job.plan(2), job.delays()
+        assert report == job.delays("overview")
         printed = flyball("report", JOB, "--planner", str(planner.http.base_url)).stdout
-    assert given["text"] == "a tail of 60 ms, given"
-    assert report == overview
+    assert after["tail_ms"] == 20.0
+    assert after["transfer_ms"] == pytest.approx([1e3 * hop for hop in HOPS_S], rel=0.1)
+    assert given["text"] == "a tail of 20 ms, given"
     assert (report["tail_source"], report["transfer_source"]) == ("given", "measured")
     # On a busy machine ranks may take the plan some steps late.
     assert FEWEST_USABLE_STEPS <= report["num_steps"] <= MOST_TIMED_STEPS
     assert report["version"] == 1
     measured = f"transfers of 8, 4, 12 ms, measured in {report['num_steps']} steps of plan 1"
-    assert report["text"] == f"a tail of 60 ms, given; {measured}"
+    assert report["text"] == f"a tail of 20 ms, given; {measured}"
     assert f"planned beside the instructions: {report['text']}\n" in printed

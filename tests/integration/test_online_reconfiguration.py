@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
-from tests.integration.emulated_ranks import emulated_rank
-from tests.planner.live import LivePlanner, live_planner
+from tests.integration.emulated_ranks import emulated_rank, started
+from tests.planner.live import live_planner
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
 from flyball_server.jobs.registry.inspection import get_plan
-from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_wire.messages import Adaptation, JobRegistration, MeasurementDetail, StepMeasurement
+from flyball_wire.messages import Adaptation, JobRegistration, MeasurementDetail
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 JOB, NUM_STAGES, NUM_MICROBATCHES, BLOCKING_POWER_W = "job", 3, 4, 70.0
-PATIENCE_S = 60.0
-# A step must not pass so fast that the ranks' posts of it are far apart.
-STEP_S = 0.02
 
 
 def profile(*weights: float) -> StageProfile:
@@ -57,51 +49,39 @@ def offline_plan(of_profile: StageProfile, reconfigure: Reconfigure) -> Frequenc
     ).plan
 
 
-@pytest.fixture
-def planner() -> Iterator[LivePlanner]:
-    with live_planner(reconcilers=(ReconfigurationReconciler(),)) as live:
-        yield live
-
-
-@contextmanager
-def emulated_ranks(planner_url: str) -> Iterator[list[EmulatedRank]]:
-    """A rank per stage, on GPUs as they truly are, started and in the end closed."""
-    plan = offline_plan(SUPPOSED, Reconfigure.DEFAULT)
-    with PlannerClient(planner_url) as client:
-        ranks = [_rank(client, plan, stage) for stage in range(NUM_STAGES)]
-        for rank in ranks:
-            rank.session.start()
-        try:
-            yield ranks
-        finally:
-            for rank in ranks:
-                rank.session.close()
-
-
-def _rank(client: PlannerClient, plan: FrequencyPlan, stage: int) -> EmulatedRank:
+def rank_of(client: PlannerClient, plan: FrequencyPlan, stage: int) -> EmulatedRank:
+    """On a GPU as it truly is."""
     clock = RankClock()
     gpu = EmulatedGpu(TRUE, stage, blocking_power_w=BLOCKING_POWER_W, clock=clock)
     order = ((item.kind.value, item.microbatch) for item in plan.stages[stage])
     return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
 
 
-def test_measured_waits_lead_to_the_clocks_of_the_true_times(planner: LivePlanner) -> None:
+def test_measured_waits_lead_to_the_clocks_of_the_true_times() -> None:
     """The profile says that the last stage is the slowest by far; the waits tell otherwise."""
-    url = str(planner.http.base_url)
-    with PlannerClient(url) as client, emulated_ranks(url) as ranks:
-        client.put_job(
-            JOB,
-            JobRegistration(
-                num_stages=NUM_STAGES,
-                num_microbatches=NUM_MICROBATCHES,
-                policy=Policy.ENVELOPE,
-                adaptation=Adaptation.RECONFIGURE,
-                blocking_power_w=(BLOCKING_POWER_W,),
-                emulated=True,
-            ),
-        )
+    supposed = offline_plan(SUPPOSED, Reconfigure.DEFAULT)
+    registration = JobRegistration(
+        num_stages=NUM_STAGES,
+        num_microbatches=NUM_MICROBATCHES,
+        policy=Policy.ENVELOPE,
+        adaptation=Adaptation.RECONFIGURE,
+        blocking_power_w=(BLOCKING_POWER_W,),
+        emulated=True,
+    )
+    with (
+        live_planner(reconcilers=(ReconfigurationReconciler(),)) as planner,
+        PlannerClient(str(planner.http.base_url)) as client,
+        started([rank_of(client, supposed, stage) for stage in range(NUM_STAGES)]) as training,
+    ):
+        client.put_job(JOB, registration)
         client.put_profile_csv(JOB, write_stage_profile(SUPPOSED))
-        times_s = _train_until_settled(planner.state.services, ranks)
+
+        def has_settled() -> bool:
+            last = get_plan(planner.state.services, JOB, max(training.times_s, default=1))
+            return last.measurement_detail == MeasurementDetail.TOTALS
+
+        training.run(has_settled)
+        times_s = training.times_s
         last = max(times_s)
         plan = client.get_plan(JOB, last).plan
     wanted, never_raised = (
@@ -112,27 +92,5 @@ def test_measured_waits_lead_to_the_clocks_of_the_true_times(planner: LivePlanne
     assert clocks_mhz == [[item.frequency_mhz for item in stage] for stage in wanted.stages]
     assert clocks_mhz != [[item.frequency_mhz for item in stage] for stage in never_raised.stages]
     assert sorted(times_s) == list(range(1, last + 1))
-    assert times_s[1] > 1.03 * wanted.baseline_iteration_time_s
-    assert times_s[last] == pytest.approx(wanted.baseline_iteration_time_s, rel=1e-9)
-
-
-def _train_until_settled(services: JobServices, ranks: list[EmulatedRank]) -> dict[int, float]:
-    """Train until a version runs that asks for totals; what a step took on each version, s."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    times_s: dict[int, float] = {}
-    while True:
-        assert time.monotonic() < deadline_s, f"it never settled: {times_s}"
-        began_s = time.monotonic()
-        measured = run_step(ranks, num_stages=NUM_STAGES)
-        version = _version_of(measured)
-        if version is not None:
-            times_s[version] = max(of_rank.time_s for of_rank in measured)
-            if get_plan(services, JOB, version).measurement_detail == MeasurementDetail.TOTALS:
-                return times_s
-        time.sleep(max(0.0, began_s + STEP_S - time.monotonic()))
-
-
-def _version_of(measured: tuple[StepMeasurement, ...]) -> int | None:
-    """Return which all ranks ran; None: several, or none."""
-    versions = {of_rank.plan_version for of_rank in measured}
-    return versions.pop() if len(versions) == 1 else None
+    assert times_s[1][-1] > 1.03 * wanted.baseline_iteration_time_s
+    assert times_s[last][-1] == pytest.approx(wanted.baseline_iteration_time_s, rel=1e-9)

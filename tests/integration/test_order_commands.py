@@ -12,7 +12,6 @@ from tests.unit.planning.tiny_pipelines import B, F, I, R, W, timed_profile
 
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
-ONE = [["forward", 0], ["backward", 0]]
 TWO = [["forward", 0], ["backward", 0], ["forward", 1], ["backward", 1]]
 V = [["forward", 0], ["forward", 0, 1], ["backward", 0, 1], ["backward", 0]]
 
@@ -101,24 +100,13 @@ def test_a_plan_file_of_any_schedule_simulates_to_what_it_says(
     [
         ("order.json", "", "order.json: not an order ("),
         ("order.json", {}, "order.json: order: must be an object with a list of stages"),
-        (
-            "order.json",
-            {"stages": [TWO, TWO[:2]]},
-            "--order: stage 1 does not run all 2 microbatches",
-        ),
-        (
-            "order.json",
-            {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
-            "PROFILE.csv: has no chunks, and 2 are run; measure each chunk",
-        ),
+        ("order.json", {"stages": [TWO, TWO[:2]]}, "--order: stage 1 does not run all 2 microb"),
+        ("order.json", {"stages": [V, V], "virtual_stages": [[0, 3], [1, 2]]},
+         "PROFILE.csv: has no chunks, and 2 are run; measure each chunk"),
         ("order.csv", "", "--order: every stage must run something"),
-        (
-            "order.csv",
-            "0F0,0B0\n1F0,1Q0\n",
-            "order.csv: line 2: '1Q0' is not an action such as 2F0",
-        ),
+        ("order.csv", "0F0,0B0\n1F0,1Q0\n", "line 2: '1Q0' is not an action such as 2F0"),
     ],
-)
+)  # fmt: skip
 def test_an_order_that_cannot_be_used_is_refused_in_one_line(
     tmp_path: Path, profile: Path, name: str, order: object, said: str
 ) -> None:
@@ -127,28 +115,17 @@ def test_an_order_that_cannot_be_used_is_refused_in_one_line(
     assert said in refusal(flyball("plan", profile, *asked(num_microbatches), "--order", path))
 
 
-def test_an_order_that_cannot_be_read_is_refused_with_its_path(
+def test_a_schedule_that_cannot_be_made_or_read_is_refused_by_the_option_to_mend(
     tmp_path: Path, profile: Path
 ) -> None:
     missing, latin = tmp_path / "missing.json", tmp_path / "latin.csv"
     latin.write_bytes(b"0F0,\xff\n")
-    for path, said in (
-        (missing, f"{missing}: No such file"),
-        (tmp_path, "Is a directory"),
-        (latin, f"{latin}: not an order"),
-    ):
-        assert said in refusal(flyball("plan", profile, *asked(), "--order", path))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
+    for options, said in (
+        (("--order", missing), f"{missing}: No such file"),
+        (("--order", tmp_path), "Is a directory"),
+        (("--order", latin), f"{latin}: not an order"),
         (("--schedule", "explicit"), "--order: schedule explicit needs an order"),
         (("--checkpoint", "always"), "--checkpoint: is for schedule torchgpipe, not 1f1b"),
         (("--schedule", "pipedream-2bw"), "--microbatches: must be at least 2, one per stage"),
-    ],
-)
-def test_a_schedule_that_cannot_be_made_is_refused_by_the_option_to_mend(
-    profile: Path, options: tuple[str, ...], said: str
-) -> None:
-    assert said in refusal(flyball("plan", profile, *asked(), *options))
+    ):
+        assert said in refusal(flyball("plan", profile, *asked(), *options))

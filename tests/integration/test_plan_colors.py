@@ -16,22 +16,26 @@ SEPARATE = ("--data-parallel", "separate")
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
+Commands = tuple[tuple[str, ...], ...]
+
+
 @pytest.fixture
-def profile(tmp_path: Path) -> str:
-    return str(two_pipelines(tmp_path))
+def commands(tmp_path: Path) -> Commands:
+    """Commands that print rows."""
+    profile, plan = str(two_pipelines(tmp_path)), str(tmp_path / "plan.json")
+    planned = ("plan", profile, *ASKED)
+    assert flyball(*planned, "-o", plan).returncode == 0
+    return (
+        (*planned, "--timeline"),
+        (*planned, *SEPARATE, "--timeline"),
+        ("simulate", profile, plan, "--timeline"),
+    )
 
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "TERM"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def plan(tmp_path: Path, profile: str) -> str:
-    path = str(tmp_path / "plan.json")
-    assert flyball("plan", profile, *ASKED, "-o", path).returncode == 0
-    return path
 
 
 def shown(*arguments: str, **environment: str) -> str:
@@ -47,73 +51,54 @@ def without_colours(text: str) -> str:
     return "".join(line for line in lines if not line.startswith("MHz: "))
 
 
-def commands(profile: str, plan: str) -> list[tuple[str, ...]]:
-    return [
-        ("plan", profile, *ASKED, "--timeline"),
-        ("plan", profile, *ASKED, *SEPARATE, "--timeline"),
-        ("simulate", profile, plan, "--timeline"),
-    ]
-
-
-def test_a_terminal_gets_colours_and_the_same_text(profile: str, plan: str) -> None:
-    for command in commands(profile, plan):
+def test_a_terminal_gets_colours_and_the_same_text_unless_it_is_to_have_none(
+    commands: Commands,
+) -> None:
+    for command in commands:
         text = shown(*command)
         assert "\x1b[1;38;5;" in text, command
         assert text.count("MHz: 1000 ") == 1
         assert without_colours(text) == flyball(*command).stdout
+    for environment in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert shown(*commands[0], **environment) == flyball(*commands[0]).stdout
 
 
-@pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
-def test_a_terminal_that_is_to_have_none_gets_none(
-    profile: str, environment: dict[str, str]
+def test_what_is_no_terminal_gets_no_colours_unless_always(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command = ("plan", profile, *ASKED, "--timeline")
-    assert shown(*command, **environment) == flyball(*command).stdout
-
-
-def test_what_is_no_terminal_gets_no_colours_whatever_the_environment_says(
-    profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plain = [flyball(*command).stdout for command in commands(profile, plan)]
+    plain = [flyball(*command).stdout for command in commands]
     assert all("\x1b" not in text and "MHz: " not in text for text in plain)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLORTERM", "truecolor")
     for options in ((), ("--color", "auto"), ("--color", "never")):
-        again = [flyball(*command, *options).stdout for command in commands(profile, plan)]
-        assert again == plain
-
-
-def test_always_colours_a_pipe_too(
-    profile: str, plan: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+        assert [flyball(*command, *options).stdout for command in commands] == plain
+    for name in ("FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "1")
-    for command in commands(profile, plan):
-        always = flyball(*command, "--color", "always").stdout
-        assert "\x1b[1;38;5;" in always
-        assert without_colours(always) == flyball(*command).stdout
-
-
-def test_json_and_files_have_no_colours(tmp_path: Path, profile: str, plan: str) -> None:
-    path = tmp_path / "again.json"
-    done = flyball("plan", profile, *ASKED, "--json", "--color", "always", "-o", str(path))
-    assert json.loads(done.stdout)["policy"] == "envelope"
-    assert path.read_text() == done.stdout
-    done = flyball("simulate", profile, plan, "--json", "--color", "always")
-    assert json.loads(done.stdout)["iteration_time_s"] == 9.0
-
-
-def test_a_word_that_is_none_of_the_three_is_refused(profile: str, plan: str) -> None:
-    for command in commands(profile, plan):
+    always = ("--color", "always")
+    for command, text in zip(commands, plain, strict=True):
+        coloured = flyball(*command, *always).stdout
+        assert "\x1b[1;38;5;" in coloured
+        assert without_colours(coloured) == text
         error = refusal(flyball(*command, "--color", "sometimes"))
         assert "--color: invalid choice: 'sometimes'" in error
+    # JSON and files have none.
+    *planned, _ = commands[0]
+    path = Path(planned[1]).with_name("again.json")
+    printed = flyball(*planned, "--json", *always, "-o", path).stdout
+    assert json.loads(printed)["policy"] == "envelope"
+    assert path.read_text() == printed
+    *simulated, _ = commands[2]
+    printed = flyball(*simulated, "--json", *always).stdout
+    assert json.loads(printed)["iteration_time_s"] == 9.0
 
 
 def test_without_rich_there_are_no_colours_and_always_says_why(
-    profile: str, monkeypatch: pytest.MonkeyPatch
+    commands: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code = "import sys; sys.modules['rich'] = None; " + FLYBALL[2]
-    command = ("plan", profile, *ASKED, "--timeline")
+    command = commands[0]
     with on_a_terminal(sys.executable, "-c", code, *command, size=(200, 60)) as running:
         assert running.end() == 0
         assert "\x1b" not in running.written.decode()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -57,31 +58,26 @@ def solving_pid(planning: solves.Planner) -> int:
     return solves.pid_in(planning.solving) or 0
 
 
-def test_a_new_target_stops_the_solve_for_the_old_one(planning: solves.Planner) -> None:
+def is_gone(pid: int) -> bool:
+    return not solves.is_there(pid)
+
+
+@pytest.mark.parametrize("num_processes", [1, 0])
+def test_a_new_target_stops_the_solve_for_the_old_one(tmp_path: Path, num_processes: int) -> None:
+    planning = solves.Planner(tmp_path, asks=num_processes == 0)
     with (
-        live_planner(planner=planning, planning_processes=1) as planner,
+        live_planner(planner=planning, planning_processes=num_processes) as planner,
         in_background(planner) as threads,
     ):
         planner.put_job().raise_for_status()
         first = threads.submit(planner.put_profile)
-        pid = solving_pid(planning)
+        if planning.asks:
+            wait_until((tmp_path / "asking").exists)
+            is_over = (tmp_path / "ended").exists
+        else:
+            is_over = partial(is_gone, solving_pid(planning))
         second = planner.http.put(TARGET, json={"target": "least-energy"})
-        wait_until(lambda: not solves.is_there(pid))
-        for answer in (first.result(PATIENCE_S), second):
-            assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
-        assert answer.json()["registration"]["target"] == "least-energy"
-
-
-def test_without_processes_a_new_target_stops_the_solve_for_the_old_one_too(
-    tmp_path: Path,
-) -> None:
-    asking = solves.Planner(tmp_path, asks=True)
-    with live_planner(planner=asking) as planner, in_background(planner) as threads:
-        planner.put_job().raise_for_status()
-        first = threads.submit(planner.put_profile)
-        wait_until((tmp_path / "asking").exists)
-        second = planner.http.put(TARGET, json={"target": "least-energy"})
-        wait_until((tmp_path / "ended").exists)
+        wait_until(is_over)
         for answer in (first.result(PATIENCE_S), second):
             assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
         assert answer.json()["registration"]["target"] == "least-energy"
@@ -100,19 +96,11 @@ def test_a_change_by_another_planner_on_the_store_stops_a_solve_too(
         with planner.state.services.store.writing("job") as writer:
             writer.delete_job("job")
         assert first.result(PATIENCE_S).status_code == 404
-        wait_until(lambda: not solves.is_there(pid))
-
-
-def test_a_process_that_is_killed_is_replaced_and_its_plan_is_made(tmp_path: Path) -> None:
-    dying = solves.Planner(tmp_path, num_deaths=1)
-    with live_planner(planner=dying, planning_processes=2) as planner:
-        planner.put_job(target="power:9").raise_for_status()
-        answer = planner.put_profile()
-        assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
+        wait_until(lambda: is_gone(pid))
 
 
 def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Path) -> None:
-    dying = solves.Planner(tmp_path, num_deaths=2)
+    dying = solves.Planner(tmp_path, num_deaths=3)
     with (
         live_planner(planner=dying, planning_processes=2, reconcilers=()) as planner,
         in_background(planner) as threads,
@@ -129,7 +117,9 @@ def test_a_plan_whose_processes_die_again_fails_alone_and_says_why(tmp_path: Pat
         assert (job["state"], job["problem"]) == ("planning-failed", answer.json()["detail"])
         assert solves.is_there(pid)
         assert not endless.done()
+        # One that dies once is replaced, and its plan is made.
         assert planner.put_profile().json()["state"] == "planned"
+        assert len(list(tmp_path.glob("death-*"))) == 3
 
 
 def test_calls_that_wait_for_a_plan_keep_no_other_waiting(planning: solves.Planner) -> None:
@@ -196,7 +186,7 @@ def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be
         status = served.process.wait(PATIENCE_S)
         calling.join(PATIENCE_S)
         assert status == (-ending if ending is signal.SIGKILL else 0)
-        wait_until(lambda: not any(map(solves.is_there, children)))
+        wait_until(lambda: all(map(is_gone, children)))
     with serve_process(database) as again:
         # Found unplanned: it is being planned already, and the new effort stops that.
         answer = again.http.put(TARGET, json={"effort": "low"}).raise_for_status()
@@ -252,27 +242,25 @@ def test_plans_are_solved_on_dask_where_that_is_asked_for(
         assert served.end(signal.SIGINT)[0] == 0
 
 
-def test_a_solve_that_is_cancelled_leaves_its_worker_of_dask_to_the_next(
+def test_a_solve_on_dask_ends_when_it_is_cancelled_and_when_its_planner_is_gone(
     tmp_path: Path, dask_cluster: str
 ) -> None:
     executor = DaskWorkers(dask_cluster.replace("dask", "tcp"))  # one worker of one thread
+    asking, ended = tmp_path / "asking", tmp_path / "ended"
     try:
         endless = executor.submit(solves.ask_on, tmp_path)
-        wait_until((tmp_path / "asking").exists)
+        wait_until(asking.exists)
         assert endless.cancel()
         assert isinstance(endless.exception(PATIENCE_S), SolveStoppedError)
-        wait_until((tmp_path / "ended").exists)
-        assert executor.submit(abs, -1).result(PATIENCE_S) == 1
+        wait_until(ended.exists)
+        # The worker is left to the next one.
+        asking.unlink()
+        ended.unlink()
+        executor.submit(solves.ask_on, tmp_path)
+        wait_until(asking.exists)
     finally:
         executor.shutdown()
-
-
-def test_a_solve_on_dask_whose_planner_is_gone_ends(tmp_path: Path, dask_cluster: str) -> None:
-    executor = DaskWorkers(dask_cluster.replace("dask", "tcp"))
-    executor.submit(solves.ask_on, tmp_path)
-    wait_until((tmp_path / "asking").exists)
-    executor.shutdown()
-    wait_until((tmp_path / "ended").exists)
+    wait_until(ended.exists)
 
 
 def test_a_scheduler_that_does_not_answer_fails_the_solve(monkeypatch: pytest.MonkeyPatch) -> None:

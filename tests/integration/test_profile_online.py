@@ -23,12 +23,6 @@ def online(planner: LivePlanner) -> Online:
     return partial(flyball, "profile", "online", "job", "--planner", str(planner.http.base_url))
 
 
-def found(planner: LivePlanner, result: ProfilingResult) -> None:
-    """As if profiling had come so far."""
-    with planner.state.services.store.writing("job") as writer:
-        writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
-
-
 def point(frequency_mhz: int, num_probes: int) -> ProbedPoint:
     return ProbedPoint(
         stage=0,
@@ -55,32 +49,25 @@ def test_a_job_with_a_given_profile_says_so_and_its_profile_can_be_kept(
     assert "exists already; --force overwrites it" in refusal(online("-o", file))
 
 
-def test_a_job_that_waits_for_its_ranks_has_no_profile_to_keep(
+def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
     planner: LivePlanner, online: Online, tmp_path: Path
 ) -> None:
     planner.put_job(profiling="online").raise_for_status()
     assert "waiting for all ranks to register" in online().stdout
     assert "job has no profile yet" in refusal(online("-o", tmp_path / "none.csv"))
     assert not (tmp_path / "none.csv").exists()
-
-
-def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
-    planner: LivePlanner, online: Online
-) -> None:
-    planner.put_job(profiling="online").raise_for_status()
-    found(
-        planner,
-        ProfilingResult(
-            state=ProfilingState.FINISHED,
-            num_steps=150,
-            points=(point(1410, 900), point(1395, 0)),
-            blocking_power_w=(83.0, 84.0),
-            blocking_power_error_w=(0.5, 0.6),
-            largest_slowdown=0.08,
-            extra_time_s=12.0,
-            extra_energy_j=-500.0,
-        ),
+    result = ProfilingResult(
+        state=ProfilingState.FINISHED,
+        num_steps=150,
+        points=(point(1410, 900), point(1395, 0)),
+        blocking_power_w=(83.0, 84.0),
+        blocking_power_error_w=(0.5, 0.6),
+        largest_slowdown=0.08,
+        extra_time_s=12.0,
+        extra_energy_j=-500.0,
     )
+    with planner.state.services.store.writing("job") as writer:
+        writer.save_loop_state(writer.find_loop_state("job").evolve(profiling=result))
     done = online()
     out = done.stdout
     assert done.returncode == 0
@@ -93,11 +80,3 @@ def test_what_was_found_is_shown_with_its_errors_and_called_emulated(
     document = json.loads(online("--json").stdout)
     assert document["points"][1]["num_probes"] == 0
     assert (document["state"], document["output"]) == ("finished", None)
-
-
-def test_without_an_address_it_says_which_to_give(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.delenv("FLYBALL_PLANNER_URL", raising=False)
-    line = refusal(flyball("profile", "online", "job"))
-    assert "give --planner URL, or set FLYBALL_PLANNER_URL" in line

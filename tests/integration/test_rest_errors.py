@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.samples import HEADER, profile_csv, rank_registration, registration
+from tests.planner.samples import HEADER, profile_csv
 from tests.planner.stores import HaltingStore
 
-from flyball_server.http.openapi.examples import JSON_PROFILE
-from flyball_server.planning.plan import FrequencyPlan
-from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
 OTHER = routes.fill(routes.JOB, job_id="other")
 PROFILE = routes.fill(routes.PROFILE, job_id="job")
 AS_JSON = {"Content-Type": "application/json"}
-MAX_BODY_BYTES = 2**20
 VERSION_9 = {"version": 9, "current_step": 0}
 JSON_ROW = (
     '{"rows": [{"stage": 0, "instruction": "forward", "frequency": 1410, "time": NaN,'
@@ -32,7 +27,7 @@ JSON_ROW = (
 @pytest.fixture(scope="module")
 def planner() -> Iterator[LivePlanner]:
     """One planner with a planned job, which the refused calls of this file leave as it is."""
-    with live_planner(max_body_bytes=MAX_BODY_BYTES) as live:
+    with live_planner() as live:
         live.put_planned_job()
         yield live
 
@@ -50,6 +45,12 @@ def problem(answer: httpx.Response, status: int) -> str:
     return detail
 
 
+TIMES = (
+    '{"up_p5_s": %s, "up_p50_s": 1, "up_p95_s": 1, "down_p5_s": 0, "down_p50_s": 0,'
+    ' "down_p95_s": 0}'
+)
+
+
 @pytest.mark.parametrize(
     ("name", "value", "says"),
     [
@@ -61,38 +62,22 @@ def problem(answer: httpx.Response, status: int) -> str:
         ("effort", '"High"', "effort: Input should be 'low', 'normal' or 'high'"),
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),
         ("blocking_power_w", "null", "blocking_power_w: give it in W, or name a gpu"),
-        ("gpu", '"abacus"', "gpu: unknown GPU; known: "),
         ("gpu", '"./a100.toml"', "gpu: unknown GPU; known: "),
-        (
-            "blocking_power_w",
-            'null, "gpu": "v100"',
-            "blocking_power_w: the table of v100 has none; measure it with flyball profile"
-            " blocking-power and give it in W, or have it measured in training with profiling",
-        ),
+        ("blocking_power_w", 'null, "gpu": "v100"',
+         "blocking_power_w: the table of v100 has none; measure it with flyball profile"
+         " blocking-power and give it in W, or have it measured in training with profiling"),
         ("activation_bytes", "[1, 1]", "free_memory_bytes: give activation_bytes and"),
         ("reserve", '0.1, "policy": "uniform"', "reserve: is for policy frontier, not uniform"),
         ("transition_ms", "-1", "transition_ms: must be from 0 to 10000 ms"),
-        ("max_switches", '1, "policy": "uniform"', "max_switches: is for policy frontier, not"),
         ("min_dwell_ms", "-1", "min_dwell_ms: must be from 0 to 60000 ms"),
         ("tail_ms", "-1", "tail_ms: must be from 0 to 600000 ms"),
         ("transfer_ms", "[1, 1]", "transfer_ms: 2 values for 2 stages; give one, or one for each"),
-        ("transition_ms", '"5"', "transition_ms: Input should be a valid number"),
         ("transitions", '{"secret": 1}', "transitions: there is an unknown field; known: up_p5_s"),
-        (
-            "transitions",
-            '{"up_p5_s": true, "up_p50_s": 1, "up_p95_s": 1, "down_p5_s": 0, "down_p50_s": 0,'
-            ' "down_p95_s": 0}',
-            "transitions.up_p5_s: Input should be a valid number",
-        ),
-        (
-            "transitions",
-            '{"up_p5_s": 2, "up_p50_s": 1, "up_p95_s": 1, "down_p5_s": 0, "down_p50_s": 0,'
-            ' "down_p95_s": 0}',
-            "transitions: up_p50_s must be from up_p5_s to 10 s",
-        ),
+        ("transitions", TIMES % "true", "transitions.up_p5_s: Input should be a valid number"),
+        ("transitions", TIMES % 2, "transitions: up_p50_s must be from up_p5_s to 10 s"),
         ("colour", '"red"', "body: there is an unknown field; known: "),
     ],
-)
+)  # fmt: skip
 def test_a_registration_that_cannot_be_used_names_the_field(
     planner: LivePlanner, name: str, value: str, says: str
 ) -> None:
@@ -113,90 +98,18 @@ def test_several_wrong_fields_are_all_named_and_no_value_is_echoed(planner: Live
     assert "secret" not in answer.text
 
 
-RANK = routes.fill(routes.RANK, job_id="job", rank=0)
-BODIES: dict[str, dict[str, Any]] = {
-    f"PUT {JOB}": registration(),
-    f"PUT {JOB}/target": {"policy": "frontier", "target": "fastest", "effort": "low"},
-    f"PUT {RANK}": rank_registration(0) | {"dp_rank": 0, "sm_clocks_mhz": [1410]},
-    f"POST {RANK}/acknowledgement": {"version": 1, "current_step": 0, "run_id": None},
-    f"POST {RANK}/departure": {"run_id": None},
-    f"POST {RANK}/measurements": {
-        "steps": [{"step": 0, "plan_version": 1, "time_s": 1.0, "energy_j": 1.0}]
-    },
-    f"POST {JOB}/stragglers": {"rank": 0, "slowdown": 1.5, "from_time": None, "until_time": None},
-    f"PUT {JOB}/timetable": {
-        "windows": [{"from_time": "08:00", "until_time": "09:00", "target": "fastest"}],
-        "timezone": "UTC",
-    },
-    f"PUT {JOB}/comparison": {"num_pairs": 60},
-    f"PUT {PROFILE}": JSON_PROFILE,
-}
-# Of each kind that a field may take, and none of which is in any rule.
-SENTINELS = (91827364, -91827364, 91827.364, "s91827364", "s9'18\"27364", [91827364], "f:91827364")
-
-
-def wrong_bodies(body: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
-    """The body with a sentinel in the place of each value, and as the name of a field."""
-    yield from SENTINELS
-    if isinstance(body, list):
-        for wrong in wrong_bodies(body[0]):
-            yield [wrong, *body[1:]]
-    elif isinstance(body, dict):
-        yield {**body, "n91827364": 1}
-        for name in body:
-            for wrong in wrong_bodies(body[name]):
-                yield {**body, name: wrong}
-
-
-@pytest.fixture(scope="module")
-def changed() -> Iterator[LivePlanner]:
-    """Another planner with a planned job: some of what is sent is no fault."""
-    with live_planner() as live:
-        live.put_planned_job()
-        yield live
-
-
-@pytest.mark.parametrize("call", BODIES)
-def test_no_value_and_no_name_of_a_refused_body_is_echoed(changed: LivePlanner, call: str) -> None:
-    method, path = call.split()
-    num_refused = 0
-    for body in wrong_bodies(BODIES[call]):
-        answer = changed.http.request(method, path, json=body)
-        assert answer.status_code < 500
-        if answer.status_code == 404:  # it says what is not there
-            assert answer.json()["detail"] == f"Job job has no plan version {body['version']}"
-        elif answer.status_code >= 400:
-            num_refused += 1
-            for part in ("91827", "918.3", "9.18"):
-                assert part not in answer.text, (body, answer.text)
-    assert num_refused > 5
-
-
-def test_no_value_of_a_refused_csv_is_echoed(changed: LivePlanner) -> None:
+def test_no_value_of_a_refused_csv_is_echoed(planner: LivePlanner) -> None:
     rows = profile_csv().splitlines()
     for sentinel in ("91827364", "-91827364", "9182.7e364", "'91827364'", "x91827364", '"91827"'):
         cells = rows[1].split(",")
         for place in range(len(cells)):
             line = ",".join([*cells[:place], sentinel, *cells[place + 1 :]])
             text = "\n".join([rows[0], line, *rows[2:]])
-            answer = changed.put_profile(text)
+            answer = planner.put_profile(text)
             assert answer.status_code < 500
             assert answer.status_code == 200 or "91827" not in answer.text, (text, answer.text)
-        answer = changed.put_profile("\n".join([f"{rows[0]},{sentinel}", *rows[1:]]))
+        answer = planner.put_profile("\n".join([f"{rows[0]},{sentinel}", *rows[1:]]))
         assert "91827" not in answer.text
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        '{"rows": [], "rows": []}',
-        '{"rows": [{"stage": 0, "instruction": "forward", "stage": 1}]}',
-    ],
-)
-def test_a_field_that_stands_twice_is_refused(planner: LivePlanner, body: str) -> None:
-    answer = planner.http.put(PROFILE, content=body, headers=AS_JSON)
-    assert "twice in one object" in problem(answer, 422)
-    assert answer.json()["errors"][0]["loc"] == "body"
 
 
 @pytest.mark.parametrize(
@@ -221,21 +134,6 @@ def test_a_profile_that_cannot_be_used_names_the_place(
     answer = planner.http.put(PROFILE, content=text, headers={"Content-Type": content_type})
     assert problem(answer, 422).startswith(says)
     assert answer.json()["errors"][0]["loc"] == answer.json()["detail"].split(": ")[0]
-
-
-def test_a_chunked_body_above_the_limit_is_a_413(planner: LivePlanner) -> None:
-    chunks = (b" " * 2**16 for _ in range(MAX_BODY_BYTES // 2**16 + 1))
-    assert "1048576 bytes" in problem(planner.http.put(JOB, content=chunks), 413)
-
-
-@pytest.mark.parametrize("job_id", ["a b", "a" * 129, "%0A", "%C3%A4"])
-def test_a_job_name_out_of_the_rule_is_refused_everywhere(
-    planner: LivePlanner, job_id: str
-) -> None:
-    for path in (f"/api/v1/jobs/{job_id}", f"/api/v1/jobs/{job_id}/plans"):
-        assert problem(planner.http.get(path), 422).startswith("job_id: ")
-    answer = planner.http.put(f"/api/v1/jobs/{job_id}", json=registration())
-    assert problem(answer, 422).startswith("job_id: ")
 
 
 @pytest.mark.parametrize(
@@ -291,32 +189,14 @@ def test_a_parameter_out_of_bounds_is_named(planner: LivePlanner, path: str, nam
     assert problem(planner.http.get(f"{JOB}/{path}"), 422).startswith(f"{name}: ")
 
 
-def test_a_fault_of_the_planner_itself_is_a_500_that_tells_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def broken(request: PlanRequest) -> FrequencyPlan:
-        raise ZeroDivisionError("the secret of the fault")
-
-    with live_planner(planner=broken) as planner:
-        planner.put_job()
-        answer = planner.put_profile()
-        assert "see its log" in problem(answer, 500)
-        assert "secret" not in answer.text
-        assert answer.headers["Connection"] == "close"
-        assert planner.http.get(routes.HEALTH).status_code == 200
-    assert "the secret of the fault" in caplog.text
-
-
 def test_a_store_that_cannot_answer_is_a_503_and_the_log_says_why(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level(logging.ERROR, "flyball_server.http.problem_handlers")
     store = HaltingStore()
     with live_planner(store=store, reconcilers=()) as planner:
         store.fails = True
         answer = planner.http.get(routes.JOBS)
         assert "see the planner's log" in problem(answer, 503)
         assert "here" not in answer.text
-    assert ("flyball_server.http.problem_handlers", logging.ERROR) in [
-        record[:2] for record in caplog.record_tuples
-    ]
     assert "a test's" in caplog.text

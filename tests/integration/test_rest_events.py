@@ -42,12 +42,8 @@ def first_steps(
     """Return the numbers of the steps at the beginning of a stream."""
     params = {"wait_s": 0, **query}
     answer = planner.http.get(EVENTS, params=params, headers=headers).raise_for_status()
-    return [
-        step["step"]
-        for event in parse_events(answer.text)
-        if event.name == "steps"
-        for step in event.data
-    ]
+    sent = [event.data for event in parse_events(answer.text) if event.name == "steps"]
+    return [step["step"] for steps in sent for step in steps]
 
 
 def names(listener: Listener) -> list[str]:
@@ -95,7 +91,10 @@ def test_a_change_is_sent_at_once_and_only_once(planner: LivePlanner) -> None:
             "overview", lambda data: [job["num_registered"] for job in data["jobs"]] == [2]
         )
         assert set(names(all_jobs)) == {"overview"}
+    notes = planner.http.get(JOB).json()["notes"]
+    assert notes
     with listening(planner.http, EVENTS, **LONG) as listener:
+        listener.wait_for("notes", lambda sent: sent == notes)
         listener.wait_for("comparison")
         planner.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
         listener.wait_for("history", lambda data: len(data) == 2)
@@ -105,13 +104,16 @@ def test_a_change_is_sent_at_once_and_only_once(planner: LivePlanner) -> None:
         listener.wait_for("history", lambda data: data[-1]["first_step"] is not None)
         assert "steps" not in names(listener)
         assert (names(listener).count("stragglers"), names(listener).count("comparison")) == (1, 1)
-
-
-def test_a_stream_of_a_deleted_job_ends(planner: LivePlanner) -> None:
-    planner.put_job().raise_for_status()
-    with listening(planner.http, EVENTS, **LONG) as listener:
+        windows = [{"from_time": "00:00", "until_time": "06:00", "target": "least-energy"}]
+        path = routes.fill(routes.TIMETABLE, job_id="job")
+        planner.http.put(path, json={"timezone": "UTC", "windows": windows}).raise_for_status()
+        listener.wait_for("timetable", lambda status: status["timetable"] is not None)
+    # A stream of a deleted job ends.
+    planner.put_job("other").raise_for_status()
+    other = routes.fill(routes.JOB_EVENTS, job_id="other")
+    with listening(planner.http, other, **LONG) as listener:
         listener.wait_for("comparison")
-        planner.http.delete(JOB).raise_for_status()
+        planner.http.delete(routes.fill(routes.JOB, job_id="other")).raise_for_status()
         wait_until(lambda: listener.is_over)
         assert names(listener)[-1] == "gone"
         assert listener.named("gone") == [{}]
@@ -139,42 +141,24 @@ def test_steps_are_sent_when_posted_and_again_when_complete(planner: LivePlanner
 def test_a_client_that_reconnects_gets_the_steps_it_missed(planner: LivePlanner) -> None:
     planner.put_planned_job()
     for rank in (0, 1):
-        post(planner, rank, *range(6))
-
-    assert first_steps(planner) == [0, 1, 2, 3, 4, 5]
-    assert first_steps(planner, after_step=3) == [4, 5]
-    assert first_steps(planner, after_step=5) == first_steps(planner, after_step=99) == []
-    for last_id in ("3", "99"):  # 99: of a longer run of the job
-        back = first_steps(planner, {"Last-Event-ID": last_id}, after_step=2)
-        assert back == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_stream_begins_with_as_many_steps_as_are_asked_for(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    for rank in (0, 1):
         post(planner, rank, *range(300))
     assert first_steps(planner) == [*range(100, 300)]
     assert first_steps(planner, num_steps=250) == [*range(50, 300)]
     assert first_steps(planner, num_steps=2000, after_step=20) == [*range(21, 300)]
-    # A stream that goes on has sent them.
-    assert first_steps(planner, {"Last-Event-ID": "299"}, num_steps=2000) == [*range(100, 300)]
+    assert first_steps(planner, after_step=299) == first_steps(planner, after_step=999) == []
+    # A stream that goes on has sent them; 999 is of a longer run of the job.
+    for last_id in ("203", "299", "999"):
+        back = first_steps(planner, {"Last-Event-ID": last_id}, after_step=202, num_steps=2000)
+        assert back == [*range(100, 300)]
     with listening(planner.http, EVENTS, num_steps=2000, **LONG) as listener:
         listener.wait_for("steps", lambda steps: len(steps) == 300)
         post(planner, 0, 300)
         listener.wait_for("steps", lambda steps: [each["step"] for each in steps] == [300])
         assert [len(sent) for sent in listener.named("steps")] == [300, 1]
-
-
-def test_notes_and_a_changed_timetable_are_sent(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    notes = planner.http.get(JOB).json()["notes"]
-    assert notes
-    with listening(planner.http, EVENTS, **LONG) as listener:
-        listener.wait_for("notes", lambda sent: sent == notes)
-        windows = [{"from_time": "00:00", "until_time": "06:00", "target": "least-energy"}]
-        path = routes.fill(routes.TIMETABLE, job_id="job")
-        planner.http.put(path, json={"timezone": "UTC", "windows": windows}).raise_for_status()
-        listener.wait_for("timetable", lambda status: status["timetable"] is not None)
+    answer = planner.http.get(EVENTS, headers={"Last-Event-ID": "x"})
+    assert answer.status_code == 422
+    assert "\n" not in answer.json()["detail"]
+    wait_until(lambda: planner.state.waiters.num_waiting == 0)
 
 
 def test_pairs_of_a_comparison_that_begins_during_a_stream_are_sent(planner: LivePlanner) -> None:
@@ -211,14 +195,6 @@ def test_sigterm_ends_a_planner_with_an_open_stream(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------ refusals and failures
-
-
-def test_a_wrong_last_event_id_is_refused_before_the_stream_begins(planner: LivePlanner) -> None:
-    planner.put_job().raise_for_status()
-    answer = planner.http.get(EVENTS, headers={"Last-Event-ID": "x"})
-    assert answer.status_code == 422
-    assert "\n" not in answer.json()["detail"]
-    assert planner.state.waiters.num_waiting == 0
 
 
 def test_streams_beyond_the_limit_are_a_503(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,44 +23,35 @@ PLANS = routes.fill(routes.PLANS, job_id="job")
 FRONTIER = routes.fill(routes.FRONTIER, job_id="job")
 
 
-def test_a_job_is_new_once_and_the_same_again_changes_nothing(planner: LivePlanner) -> None:
+def test_a_job_is_new_once_and_planned_with_its_profile_and_each_target(
+    planner: LivePlanner,
+) -> None:
     first, second = planner.put_job(), planner.put_job()
     assert (first.status_code, second.status_code) == (201, 200)
     assert first.json() == second.json() == planner.http.get(JOB).json()
     body = first.json()
     assert body["state"] == "awaiting-profile"
-    assert body["registration"]["num_ranks"] == 2
-    assert body["registration"]["emulated"] is True
+    assert (body["registration"]["num_ranks"], body["registration"]["emulated"]) == (2, True)
     assert body["ranks"] == []
     assert (body["newest_version"], body["active_version"], body["problem"]) == (None, None, None)
     assert body["created_at"].endswith("+00:00")
-
-
-def test_a_csv_profile_makes_a_plan_of_measured_clocks(planner: LivePlanner) -> None:
-    planner.put_job()
+    unplanned = planner.http.get(FRONTIER)
+    assert unplanned.status_code == 409
+    assert unplanned.json()["detail"] == "Job job has no profile yet; put one first"
     answer = planner.put_profile()
-    assert answer.status_code == 200
-    assert answer.json()["state"] == "planned"
+    assert (answer.status_code, answer.json()["state"]) == (200, "planned")
     (view,) = planner.http.get(PLANS).json()
-    assert view["version"] == 1
-    assert view["first_step"] is None
+    assert (view["version"], view["first_step"]) == (1, None)
     plan = plan_from_document(view["plan"])
-    assert plan.policy == "frontier"
-    assert plan.blocking_power_w == (70.0, 70.0)
+    assert (plan.policy, plan.blocking_power_w) == ("frontier", (70.0, 70.0))
     assert view["plan"]["solve_s"] > 0
     assert {each.frequency_mhz for stage in plan.stages for each in stage} <= {1410, 1200}
     assert planner.http.get(f"{PLANS}/1").json() == view
-
-
-def test_a_changed_target_makes_a_version_and_the_old_one_stays(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    first = planner.http.get(f"{PLANS}/1").json()
     answer = planner.http.put(TARGET, json={"policy": "baseline"})
-    assert answer.status_code == 200
-    assert answer.json()["newest_version"] == 2
+    assert (answer.status_code, answer.json()["newest_version"]) == (200, 2)
     assert answer.json()["registration"]["policy"] == "baseline"
     old, new = planner.http.get(PLANS).json()
-    assert old == first
+    assert old == view
     assert new["plan"]["saving_percent"] == 0
 
 
@@ -82,19 +73,30 @@ def test_a_frontier_is_of_the_jobs_effort_and_forgotten_when_that_changes(
     assert found == ["normal", "low", "normal"]
 
 
+def test_a_chosen_point_of_the_frontier_becomes_a_new_version_for_the_ranks(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    chosen = planner.http.get(FRONTIER, params={"points": 10}).json()["points"][-1]
+    put = planner.http.put(TARGET, json={"target": f"deadline:{chosen['deadline_s']!r}"})
+    assert put.status_code == 200, put.text
+    first, newest = planner.http.get(PLANS).json()
+    assert newest["version"] == first["version"] + 1
+    assert newest["plan"]["policy"] == "frontier"
+    assert newest["plan"]["iteration_time_s"] <= chosen["deadline_s"]
+    assert newest["plan"]["energy_j"] <= chosen["energy_j"] * 1.01
+    assert newest["plan"]["gap_percent"] is not None
+
+
 def test_a_rank_that_registers_the_job_again_does_not_wait_for_a_planning(
     planner: LivePlanner,
 ) -> None:
     planner.put_planned_job()
     # As whoever plans it has, for as long as that takes.
     with planner.state.services.store.lock(planning_lock("job")):
-        path = routes.fill(routes.JOB, job_id="job")
-        answer = planner.http.put(path, json=registration(), timeout=20)
+        answer = planner.http.put(JOB, json=registration(), timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
-
-
-def test_a_new_target_is_planned_while_a_frontier_is_being_found(planner: LivePlanner) -> None:
-    planner.put_planned_job()
+    # A new target is planned while a frontier is being found.
     with planner.state.services.store.lock(frontier_lock("job")):
         answer = planner.http.put(TARGET, json={"target": "least-energy"}, timeout=20)
     assert (answer.status_code, answer.json()["newest_version"]) == (200, 2)

@@ -8,14 +8,13 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Send
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
-from tests.planner.samples import registration
 
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
@@ -23,98 +22,52 @@ from flyball_client.session.planner_calls import PlannerReachability
 from flyball_server.serving.planner_server import request_deadline_protocol
 from flyball_wire import routes
 
-JOB = routes.fill(routes.JOB, job_id="job")
 RANK_PLAN = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
 LONG = {"wait_s": "500", "after_version": "1"}
 
 
-@contextmanager
-def connected(planner: LivePlanner) -> Iterator[socket.socket]:
-    """A socket to the planner."""
-    url = planner.http.base_url
-    with closing(socket.create_connection((url.host, url.port or 0), timeout=PATIENCE_S)) as made:
-        yield made
-
-
-def received(connection: socket.socket) -> str:
-    """All that comes until the other side closes."""
-    parts = []
-    while part := connection.recv(2**16):
-        parts.append(part)
-    return b"".join(parts).decode()
-
-
-def test_a_body_that_does_not_arrive_is_a_408_and_the_connection_is_closed() -> None:
-    with live_planner(body_timeout_s=1) as planner, connected(planner) as connection:
-        head = f"PUT {JOB} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nonly this"
-        connection.sendall(head.encode())
-        answer = received(connection)
-    assert answer.startswith("HTTP/1.1 408 ")
-    assert "did not arrive within 1 s" in answer
-    assert '"errors":[]' in answer
-
-
-def test_a_job_of_more_instructions_than_are_planned_is_a_422() -> None:
-    # Two stages of 5 microbatches: 10 forwards and 10 backwards.
-    with live_planner(max_instructions=20) as planner:
-        body = registration(num_microbatches=5)
-        assert planner.http.put(JOB, json=body).status_code == 201
-        answer = planner.http.put(JOB, json=registration(num_microbatches=6))
+def test_more_instructions_or_points_than_are_planned_are_a_422() -> None:
+    # Two stages of 5 microbatches: 10 forwards and 10 backwards. Two kinds, two clocks: 8 points.
+    with live_planner(max_instructions=20, max_profile_points=7) as planner:
+        assert planner.put_job(num_microbatches=5).status_code == 201
+        answer = planner.put_job(num_microbatches=6)
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["loc"] == "num_microbatches"
         assert "at most 5 with 2 stages" in answer.json()["detail"]
-        huge = registration(num_microbatches=10**30)
-        assert planner.http.put(JOB, json=huge).status_code == 422
-
-
-def test_a_profile_of_more_points_than_are_taken_is_a_422() -> None:
-    # Two stages, two kinds, two clocks.
-    with live_planner(max_profile_points=8) as planner:
-        planner.put_job()
-        assert planner.put_profile().status_code == 200
-    with live_planner(max_profile_points=7) as planner:
-        planner.put_job()
         answer = planner.put_profile()
         assert answer.status_code == 422
         assert "at most 7 points (FLYBALL_MAX_PROFILE_POINTS)" in answer.json()["detail"]
+    with live_planner(max_instructions=20, max_profile_points=8) as planner:
+        planner.put_job(num_microbatches=5)
+        assert planner.put_profile().status_code == 200
 
 
-def test_one_long_poll_more_than_are_held_is_a_503_that_says_when_to_come_again() -> None:
+def test_one_long_poll_more_than_are_held_is_a_503_that_says_when_to_come_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "flyball_client")
+    presence, pauses = PlannerReachability("rank 0"), list[float]()
     with live_planner(max_waiting=1) as planner, ThreadPoolExecutor(1) as threads:
         planner.put_planned_job()
         held = threads.submit(planner.http.get, RANK_PLAN, params=LONG)
         wait_until(lambda: planner.state.waiters.num_waiting == 1)
         answer = planner.http.get(RANK_PLAN, params=LONG)
-        assert answer.status_code == 503
-        assert answer.headers["Retry-After"] == "5"
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
         assert "retry in 5 s" in answer.json()["detail"]
         # What need not be held is answered as ever.
         assert planner.http.get(RANK_PLAN).status_code == 200
         assert planner.http.get(RANK_PLAN, params={"after_version": "1"}).status_code == 204
-        planner.http.put(f"{JOB}/target", json={"policy": "uniform"}).raise_for_status()
-        assert held.result(PATIENCE_S).json()["version"] == 2
-
-
-def test_the_client_takes_a_busy_planner_for_one_that_is_there(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    caplog.set_level(logging.INFO, "flyball_client")
-    presence = PlannerReachability("rank 0")
-    with live_planner(max_waiting=1) as planner, ThreadPoolExecutor(1) as threads:
-        planner.put_planned_job()
-        held = threads.submit(planner.http.get, RANK_PLAN, params=LONG)
-        wait_until(lambda: planner.state.waiters.num_waiting == 1)
-        pauses: list[float] = []
+        # The client takes a busy planner for one that is there, and does not ask again at once.
         with PlannerClient(str(planner.http.base_url), sleep=pauses.append) as client:
             with pytest.raises(PlannerBusyError, match="is busy: The planner's limit") as caught:
                 client.get_rank_plan("job", 0, after_version=1, wait_s=30)
             presence.lost("plans", caught.value)
         assert caught.value.retry_after_s == 5
         assert isinstance(caught.value, PlannerUnavailableError)
-        assert pauses == []  # it is not asked again at once
-        planner.http.put(f"{JOB}/target", json={"policy": "uniform"}).raise_for_status()
-        held.result(PATIENCE_S)
-    assert not presence.is_lost
+        target = routes.fill(routes.TARGET, job_id="job")
+        planner.http.put(target, json={"policy": "uniform"}).raise_for_status()
+        assert held.result(PATIENCE_S).json()["version"] == 2
+    assert (presence.is_lost, pauses) == (False, [])
     assert [line for line in caplog.messages if "rank 0" in line] == []
 
 
@@ -159,21 +112,18 @@ def is_broken_off(connection: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.parametrize(
-    "begun",
-    ["", "GET / HTTP/1.1\r\nHost:", "PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\nabc"],
-    ids=["silent", "half a head", "half a body"],
-)
 def test_a_request_that_never_arrives_does_not_hold_its_connection(
-    begun: str, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("flyball_server.serving.planner_server._MARGIN_S", 0.0)
-    with (
-        served_patiently(0.2) as address,
-        closing(socket.create_connection(address, PATIENCE_S)) as connection,
-    ):
-        connection.sendall(begun.encode())
-        assert is_broken_off(connection)
+    head = b"PUT / HTTP/1.1\r\nHost: h\r\nContent-Length: 9\r\n\r\n"
+    with served_patiently(0.2) as address, ExitStack() as opened:
+        # Silent, half a head, half a body.
+        for begun in (b"", head[:20], head + b"abc"):
+            made = socket.create_connection(address, PATIENCE_S)
+            connection = opened.enter_context(closing(made))
+            connection.sendall(begun)
+            assert is_broken_off(connection)
 
 
 def test_a_request_that_has_arrived_may_be_answered_late(monkeypatch: pytest.MonkeyPatch) -> None:

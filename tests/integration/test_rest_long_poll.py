@@ -49,6 +49,8 @@ def test_an_activation_is_answered_when_the_last_rank_acknowledges(
     planner: LivePlanner, threads: ThreadPoolExecutor
 ) -> None:
     planner.put_planned_job()
+    unknown = routes.fill(routes.RANK_PLAN, job_id="job", rank=7)
+    assert planner.http.get(unknown, params=LONG).status_code == 404  # it is not waited for
     planner.acknowledge(0, 1, 4)
     poll = threads.submit(planner.http.get, FIRST_STEP, params=LONG)
     wait_for(planner, 1)
@@ -57,27 +59,16 @@ def test_an_activation_is_answered_when_the_last_rank_acknowledges(
     assert poll.result(PATIENCE_S).json() == named
 
 
-def test_a_poll_that_nothing_happens_in_ends_with_nothing(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    answer = planner.http.get(RANK_PLAN, params={"wait_s": "0.01", "after_version": "1"})
-    assert (answer.status_code, answer.content) == (204, b"")
-    answer = planner.http.get(FIRST_STEP, params={"wait_s": "0.01"})
-    assert answer.json() == {"version": 1, "first_step": None}
-
-
-@pytest.mark.parametrize("wait_s", ["500", "inf"])
-def test_a_wait_beyond_the_planners_limit_is_granted_up_to_it(wait_s: str) -> None:
+def test_a_poll_that_nothing_happens_in_ends_with_nothing() -> None:
     with live_planner(max_wait_s=0.01) as live:
         live.put_planned_job()
-        query = {"wait_s": wait_s, "after_version": "1"}
-        assert live.http.get(RANK_PLAN, params=query).status_code == 204
-        assert live.http.get(FIRST_STEP, params=query).json()["first_step"] is None
-
-
-def test_an_unknown_rank_does_not_wait(planner: LivePlanner) -> None:
-    planner.put_planned_job()
-    path = routes.fill(routes.RANK_PLAN, job_id="job", rank=7)
-    assert planner.http.get(path, params=LONG).status_code == 404
+        # A wait beyond the planner's limit is granted up to it.
+        for wait_s in ("0.001", "500", "inf"):
+            query = {"wait_s": wait_s, "after_version": "1"}
+            answer = live.http.get(RANK_PLAN, params=query)
+            assert (answer.status_code, answer.content) == (204, b"")
+            answer = live.http.get(FIRST_STEP, params=query)
+            assert answer.json() == {"version": 1, "first_step": None}
 
 
 def test_the_end_of_the_planner_releases_all_polls(threads: ThreadPoolExecutor) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import re
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.planner.disks import SmallDisk, small_disk_at
+from tests.planner.disks import small_disk_at
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.patience import wait_until
+from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.stores import HaltingStore
 
 from flyball_server.http.readiness import WritingCheck
@@ -39,6 +38,8 @@ PLANNED = "/api/v1/jobs/{job_id}/profile"
 @pytest.fixture(scope="module")
 def planner() -> Iterator[LivePlanner]:
     """With a job that has all that a metric tells of: measured steps, a baseline, a long poll."""
+    baseline = {"plan_version": None, "energy_j": 200.0, "sm_clock_mhz": 1400.0}
+    planned = {"plan_version": 1, "energy_j": 190.0, "sm_clock_mhz": 1200.0}
     with live_planner() as live:
         live.put_planned_job()
         for rank in (0, 1):
@@ -46,14 +47,8 @@ def planner() -> Iterator[LivePlanner]:
         for rank in (0, 1):
             path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
             steps = [
-                {
-                    "step": step,
-                    "plan_version": None if step < 60 else 1,
-                    "time_s": 0.9,
-                    "energy_j": 200.0 if step < 60 else 190.0,
-                    "sm_clock_mhz": 1400.0 if step < 60 else 1200.0,
-                    "num_clock_misses": step % 2 if step < 60 else 0,
-                }
+                {"step": step, "time_s": 0.9, "num_clock_misses": step % 2 * (step < 60)}
+                | (baseline if step < 60 else planned)
                 for step in range(50, 70)
             ]
             live.http.post(path, json={"steps": steps}).raise_for_status()
@@ -134,23 +129,18 @@ def test_calls_are_told_by_route_and_no_name_is_a_label(planner: LivePlanner) ->
 
 def test_a_long_poll_that_waits_is_told(planner: LivePlanner) -> None:
     path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+    target = routes.fill(routes.TARGET, job_id="job")
 
     def waiting() -> float:
         return families(planner)["flyball_long_polls_waiting"].samples[0].value
 
-    def poll() -> None:
-        with httpx.Client(base_url=planner.http.base_url, timeout=60) as http:
-            http.get(path, params={"after_version": "1", "wait_s": "60"})
-
     assert waiting() == 0
-    thread = threading.Thread(target=poll)
-    thread.start()
-    wait_until(lambda: waiting() == 1)
-    planner.http.put(
-        routes.fill(routes.TARGET, job_id="job"), json={"target": "slowdown:0.1"}
-    ).raise_for_status()
-    thread.join(60)
-    assert not thread.is_alive()
+    with ThreadPoolExecutor(1) as threads:
+        query = {"after_version": "1", "wait_s": "60"}
+        poll = threads.submit(planner.http.get, path, params=query)
+        wait_until(lambda: waiting() == 1)
+        planner.http.put(target, json={"target": "slowdown:0.1"}).raise_for_status()
+        assert poll.result(PATIENCE_S).status_code == 200
     wait_until(lambda: waiting() == 0)
 
 
@@ -170,46 +160,40 @@ def test_solves_are_told_by_policy_and_outcome() -> None:
     assert counts == {("frontier", "planned"): 1, ("frontier", "failed"): 1}
 
 
-def test_metrics_can_be_opened_and_nothing_else_is() -> None:
-    with live_planner(token=TOKEN, metrics_open=True) as planner:
-        assert planner.http.get(routes.METRICS).status_code == 200
-        assert planner.http.get(routes.JOBS).status_code == 401
-
-
 def test_a_planner_whose_store_fails_is_alive_and_not_ready() -> None:
     store = HaltingStore()
-    with live_planner(store=store, token=TOKEN) as planner:
+    with live_planner(store=store, token=TOKEN, metrics_open=True) as planner:
+        # Metrics are open, and nothing else is.
+        assert planner.http.get(routes.METRICS).status_code == 200
+        assert planner.http.get(routes.JOBS).status_code == 401
         planner.http.headers[TOKEN_HEADER] = TOKEN  # of the settings: no look at the store
         store.fails = True
         answer = planner.http.get(routes.READY)
         assert answer.status_code == 503
         assert "the job store is not available" in answer.json()["detail"]
         assert planner.http.get(routes.HEALTH).status_code == 200
-        assert families(planner)["flyball_store_readable"].samples[0].value == 0
-        errors = families(planner)["flyball_store_errors"].samples
+        told = families(planner)
+        assert told["flyball_store_readable"].samples[0].value == 0
+        errors = told["flyball_store_errors"].samples
         assert next(e.value for e in errors if e.labels.get("kind") == "unavailable") > 0
         store.fails = False
         assert planner.http.get(routes.READY).status_code == 200
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    with small_disk_at(tmp_path / "disk", 4) as disk:
-        yield disk
-
-
 def test_a_planner_with_a_full_disk_is_not_ready_until_there_is_room_again(
-    small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each_time = functools.partial(WritingCheck, period_s=0.0, full_s=0.0)
     monkeypatch.setattr("flyball_server.app.WritingCheck", each_time)
-    store = SqliteJobStore(small_disk.folder / "planner.sqlite")
     path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
-    with live_planner(store=store) as planner:
+    with (
+        small_disk_at(tmp_path / "disk", 4) as disk,
+        live_planner(store=SqliteJobStore(disk.folder / "planner.sqlite")) as planner,
+    ):
         planner.put_planned_job()
         assert planner.http.get(routes.READY).status_code == 200
-        with small_disk.filled():
-            for step in range(100):
+        with disk.filled():
+            for step in range(20):
                 # Some are stored: in what the write-ahead log has of room.
                 measured = [{"step": step, "plan_version": 1, "time_s": 1.0, "energy_j": 1.0}]
                 stored = planner.http.post(path, json={"steps": measured})

@@ -58,33 +58,23 @@ def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
     assert list(step.plan_versions) == whole["plan_versions"]
 
 
-@pytest.mark.parametrize("value", [-1, 100_001, 1e300])
-def test_a_clock_out_of_bounds_is_refused_by_name(planner: LivePlanner, value: float) -> None:
-    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=0)
-    step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 1.0, "sm_clock_mhz": value}
-    answer = planner.http.post(path, json={"steps": [step]})
-    assert answer.status_code == 422
-    assert "sm_clock_mhz" in answer.json()["detail"]
-    assert steps(planner) == ()
-
-
-def test_the_newest_steps_after_one_rising(planner: LivePlanner) -> None:
-    for number in range(5):
-        post(planner, 0, step=number)
-    assert [step.step for step in steps(planner, limit=2)] == [3, 4]
-    assert [step.step for step in steps(planner, limit=2, after_step=3)] == [4]
-    assert steps(planner, after_step=4) == steps(planner, after_step=10**9) == ()
-    assert [step.step for step in steps(planner, after_step=-1)] == [0, 1, 2, 3, 4]
-
-
-def test_no_more_comes_than_one_answer_holds(
+def test_the_newest_steps_come_rising_and_no_more_than_one_answer_holds(
     planner: LivePlanner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with planner.state.services.store.writing("job") as writer:
         writer.save_steps(tuple(step_record(step, 0) for step in range(20)))
-    monkeypatch.setattr(stage_steps, "MOST_STAGES", 12)
-    assert [step.step for step in steps(planner)] == list(range(14, 20))
-    monkeypatch.setattr(stage_steps, "MOST_MEASUREMENTS", 8)
-    assert [step.step for step in steps(planner)] == [18, 19]
-    monkeypatch.setattr(stage_steps, "MOST_MEASUREMENTS", 3)
-    assert [step.step for step in steps(planner)] == [19]
+
+    def numbers(**query: int) -> list[int]:
+        return [step.step for step in steps(planner, **query)]
+
+    assert numbers(limit=2) == [18, 19]
+    assert numbers(limit=2, after_step=18) == [19]
+    assert numbers(after_step=19) == numbers(after_step=10**9) == []
+    assert numbers(after_step=-1) == list(range(20))
+    for bound, held, first in (
+        ("MOST_STAGES", 12, 14),
+        ("MOST_MEASUREMENTS", 8, 18),
+        ("MOST_MEASUREMENTS", 3, 19),
+    ):
+        monkeypatch.setattr(stage_steps, bound, held)
+        assert numbers() == list(range(first, 20))

@@ -15,7 +15,7 @@ from flyball_wire import routes
 STRAGGLERS = routes.fill(routes.STRAGGLERS, job_id="job")
 TIMETABLE = routes.fill(routes.TIMETABLE, job_id="job")
 PLANS = routes.fill(routes.PLANS, job_id="job")
-ALWAYS = {"from_time": "00:00", "until_time": "00:00", "target": "slowdown:0.1"}
+ALWAYS: dict[str, Any] = {"from_time": "00:00", "until_time": "00:00", "target": "slowdown:0.1"}
 
 
 @pytest.fixture
@@ -76,11 +76,8 @@ def test_a_deadline_that_a_straggler_makes_unreachable_keeps_the_nearest_plan(
 def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
     planner: LivePlanner,
 ) -> None:
-    assert planner.http.get(TIMETABLE).json() == {
-        "timetable": None,
-        "current_target": "fastest",
-        "next_change": None,
-    }
+    none = {"timetable": None, "current_target": "fastest", "next_change": None}
+    assert planner.http.get(TIMETABLE).json() == none
     answer = planner.http.put(TIMETABLE, json={"windows": [ALWAYS]})
     assert answer.status_code == 200
     assert answer.json()["timetable"]["windows"][0] == {**ALWAYS, "days": None}
@@ -94,27 +91,19 @@ def test_a_timetable_whose_window_is_open_is_planned_for_and_taken_away_again(
     assert first == {**last, "solve_s": first["solve_s"]}
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "place"),
-    [
-        (STRAGGLERS, {"rank": 1, "slowdown": 0.5}, "slowdown"),
-        (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "from_time": "22:00"}, "from_time"),
-        (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "until_time": "2001-01-01T00:00Z"}, "until_time"),
-        (STRAGGLERS, {"rank": 1, "slowdown": 1.5, "colour": "red"}, "body"),
-        (
-            TIMETABLE,
-            {"windows": [ALWAYS, {**ALWAYS, "from_time": "25:00"}]},
-            "windows[1].from_time",
-        ),
-        (TIMETABLE, {"windows": [{**ALWAYS, "days": ["mon", "monday"]}]}, "windows.0.days.1"),
+def test_an_invalid_announcement_or_timetable_names_its_field(planner: LivePlanner) -> None:
+    slow = {"rank": 1, "slowdown": 1.5}
+    for path, body, place in (
+        (STRAGGLERS, slow | {"slowdown": 0.5}, "slowdown"),
+        (STRAGGLERS, slow | {"from_time": "22:00"}, "from_time"),
+        (STRAGGLERS, slow | {"until_time": "2001-01-01T00:00Z"}, "until_time"),
+        (STRAGGLERS, slow | {"colour": "red"}, "body"),
+        (TIMETABLE, {"windows": [ALWAYS, ALWAYS | {"from_time": "25:00"}]}, "windows[1].from_time"),
+        (TIMETABLE, {"windows": [ALWAYS | {"days": ["mon", "monday"]}]}, "windows.0.days.1"),
         (TIMETABLE, {"windows": [], "timezone": "Nowhere/Town"}, "timezone"),
-    ],
-)
-def test_an_invalid_announcement_or_timetable_names_its_field(
-    planner: LivePlanner, path: str, body: dict[str, Any], place: str
-) -> None:
-    answer = planner.http.request("POST" if path == STRAGGLERS else "PUT", path, json=body)
-    assert answer.status_code == 422
-    assert answer.json()["errors"][0]["loc"] == place
+    ):
+        answer = planner.http.request("POST" if path == STRAGGLERS else "PUT", path, json=body)
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["loc"] == place
     assert planner.http.get(STRAGGLERS).json() == []
     assert planner.http.get(TIMETABLE).json()["timetable"] is None

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pytest
+from tests.integration.command_in_process import flyball, refusal
 from tests.planner.live import (
-    SERVE,
     LivePlanner,
     live_planner,
     serve_environment,
@@ -36,40 +36,33 @@ TOKEN = "operator's-secret"  # noqa: S105 - a test's
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-class TracedPlanner:
-    """A live planner, and after its end what it has traced.
+Spans = dict[str, list[Any]]
 
-    Attributes:
-        spans: by name, those that ended, in that order.
-    """
 
-    def __init__(self, *, token: str | None = None) -> None:
-        self._exporter = InMemorySpanExporter()
-        self._context = live_planner(traces=Traces(self._exporter), token=token)
-        self.spans: dict[str, list[Any]] = {}
-
-    def __enter__(self) -> LivePlanner:
-        return self._context.__enter__()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._context.__exit__(kind, error, trace)
-        for span in self._exporter.get_finished_spans():
-            self.spans.setdefault(span.name, []).append(span)
+@contextmanager
+def traced(**settings: Any) -> Iterator[tuple[LivePlanner, Spans]]:  # noqa: ANN401 - as Settings
+    """A live planner, and its spans by name in the order of their ends, there once it has ended."""
+    exporter, spans = InMemorySpanExporter(), Spans()
+    with live_planner(traces=Traces(exporter), **settings) as planner:
+        yield planner, spans
+    for span in exporter.get_finished_spans():
+        spans.setdefault(span.name, []).append(span)
 
 
 def test_a_solve_is_part_of_the_call_that_waits_for_it() -> None:
-    traced = TracedPlanner()
-    with traced as planner:
+    with traced() as (planner, spans):
         planner.put_planned_job()
-    (call,) = traced.spans[f"PUT {routes.PROFILE}"]
-    (solve,) = traced.spans["solve"]
-    assert call.kind == SpanKind.SERVER
-    assert call.parent is None
+        path = routes.fill(routes.FRONTIER, job_id="job")
+        for _ in range(2):
+            planner.http.get(path, params={"points": 4}).raise_for_status()
+        impossible = {"target": "deadline:0.001"}
+        target = planner.http.put(routes.fill(routes.TARGET, job_id="job"), json=impossible)
+        assert target.status_code == 422
+        assert planner.http.get(routes.fill(routes.JOB, job_id="other")).status_code == 404
+        planner.http.get("/wp-login.php")
+    (call,) = spans[f"PUT {routes.PROFILE}"]
+    solve, of_frontier, failed = spans["solve"]
+    assert (call.kind, call.parent) == (SpanKind.SERVER, None)
     assert call.attributes["http.request.method"] == "PUT"
     assert call.attributes["http.route"] == routes.PROFILE
     assert call.attributes["http.response.status_code"] == 200
@@ -85,50 +78,25 @@ def test_a_solve_is_part_of_the_call_that_waits_for_it() -> None:
         "flyball.outcome": "solved",
         "code.function.name": "make_plan_only",
     }
-    (rank, _) = traced.spans[f"PUT {routes.RANK}"]
+    (rank, _) = spans[f"PUT {routes.RANK}"]
     assert rank.attributes["flyball.rank"] == 0
     assert call.resource.attributes["service.name"] == "flyball-planner"
-
-
-def test_a_frontier_is_a_solve_too() -> None:
-    traced = TracedPlanner()
-    with traced as planner:
-        planner.put_planned_job()
-        path = routes.fill(routes.FRONTIER, job_id="job")
-        for _ in range(2):
-            planner.http.get(path, params={"points": 4}).raise_for_status()
-    first, again = traced.spans[f"GET {routes.FRONTIER}"]
-    _, solve = traced.spans["solve"]
-    assert solve.parent.span_id == first.context.span_id
+    # A frontier is a solve too.
+    first, again = spans[f"GET {routes.FRONTIER}"]
+    assert of_frontier.parent.span_id == first.context.span_id
     assert first.context.trace_id != again.context.trace_id
-
-
-def test_what_fails_says_so() -> None:
-    traced = TracedPlanner()
-    with traced as planner:
-        planner.put_planned_job()
-        target = planner.http.put(
-            routes.fill(routes.TARGET, job_id="job"), json={"target": "deadline:0.001"}
-        )
-        assert target.status_code == 422
-        assert planner.http.get(routes.fill(routes.JOB, job_id="other")).status_code == 404
-        planner.http.get("/wp-login.php")
-    _, failed = traced.spans["solve"]
+    # What fails says so; a caller's mistake is no error of the planner's.
     assert failed.attributes["flyball.outcome"] == "failed"
     assert failed.status.status_code == StatusCode.ERROR
     assert "0.001" in failed.status.description
-    # A caller's mistake is no error of the planner's.
-    (refused,) = traced.spans[f"PUT {routes.TARGET}"]
-    (unknown,) = traced.spans[f"GET {routes.JOB}"]
-    (unrouted,) = traced.spans["GET"]
-    for call, status in ((refused, 422), (unknown, 404), (unrouted, 404)):
-        assert call.attributes["http.response.status_code"] == status
-        assert call.status.status_code == StatusCode.UNSET
+    for name, status in ((f"PUT {routes.TARGET}", 422), (f"GET {routes.JOB}", 404), ("GET", 404)):
+        (refused,) = spans[name]
+        assert refused.attributes["http.response.status_code"] == status
+        assert refused.status.status_code == StatusCode.UNSET
 
 
 def test_a_callers_trace_goes_on_and_no_secret_is_in_a_span() -> None:
-    traced = TracedPlanner(token=TOKEN)
-    with traced as planner:
+    with traced(token=TOKEN) as (planner, spans):
         planner.http.headers[TOKEN_HEADER] = TOKEN
         planner.http.get(
             routes.JOBS,
@@ -138,64 +106,58 @@ def test_a_callers_trace_goes_on_and_no_secret_is_in_a_span() -> None:
         planner.http.get(routes.JOBS, headers={"traceparent": "no such thing"})
         for path in (routes.HEALTH, routes.READY, routes.METRICS):
             planner.http.get(path).raise_for_status()
-    continued, new = traced.spans[f"GET {routes.JOBS}"]
+    assert list(spans) == [f"GET {routes.JOBS}"]
+    continued, new = spans[f"GET {routes.JOBS}"]
     assert f"{continued.context.trace_id:032x}" == TRACE
     assert f"{continued.parent.span_id:016x}" == PARENT
     assert continued.attributes["flyball.request_id"] == "my-call"
     assert new.parent is None
-    assert list(traced.spans) == [f"GET {routes.JOBS}"]
-    told = "".join(span.to_json() for spans in traced.spans.values() for span in spans)
+    told = continued.to_json() + new.to_json()
     assert TOKEN not in told
     assert "query-of-a-caller" not in told
 
 
-class Collector(ThreadingHTTPServer):
-    """An OTLP collector on a free port of this machine."""
-
-    def __init__(self) -> None:
-        self.posts: list[tuple[str, bytes]] = []
-        super().__init__(("127.0.0.1", 0), _Handler)
-
-    @property
-    def address(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Collector
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.posts.append((self.path, body))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as its base
-        del format, args
+Posts = list[tuple[str, bytes]]
 
 
 @pytest.fixture
-def collector() -> Iterator[Collector]:
-    with Collector() as server:
+def collector() -> Iterator[tuple[str, Posts]]:
+    """Address of an OTLP collector of this machine, and what it was sent."""
+    posts: Posts = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            posts.append((self.path, body))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as its base
+            """Nothing on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield server
+        yield f"http://127.0.0.1:{server.server_port}", posts
         server.shutdown()
         thread.join()
 
 
-def test_a_served_planner_sends_them_over_otlp(collector: Collector, tmp_path: Path) -> None:
+def test_a_served_planner_sends_them_over_otlp(
+    collector: tuple[str, Posts], tmp_path: Path
+) -> None:
+    address, posts = collector
     environment = serve_environment(
         FLYBALL_TRACES="1",
-        OTEL_EXPORTER_OTLP_ENDPOINT=collector.address,
+        OTEL_EXPORTER_OTLP_ENDPOINT=address,
         OTEL_SERVICE_NAME="my-planner",
         OTEL_BSP_SCHEDULE_DELAY="50",
     )
     with serve_process(tmp_path / "planner.sqlite", environment=environment) as planner:
         planner.http.get(routes.JOBS).raise_for_status()
-        wait_until(lambda: collector.posts != [])
-    path, body = collector.posts[0]
+        wait_until(lambda: posts != [])
+    path, body = posts[0]
     assert path == "/v1/traces"
     assert b"GET /api/v1/jobs" in body
     assert b"my-planner" in body
@@ -223,17 +185,14 @@ def test_without_the_extra_the_setting_says_what_to_install(
         load_settings()
 
 
-def test_an_otel_variable_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
-    environment = serve_environment(FLYBALL_TRACES="1", OTEL_BSP_MAX_QUEUE_SIZE="-1")
-    said = subprocess.run(
-        (*SERVE, "serve", "--port", "0", "--database", f"sqlite:///{tmp_path}/planner.sqlite"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert said.returncode == 2
-    assert said.stderr.splitlines() == [
+def test_an_otel_variable_that_cannot_be_used_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flyball_server.cli.serve.set_up_logging", lambda **_: None)
+    monkeypatch.setenv("FLYBALL_TRACES", "1")
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
+    database = f"sqlite:///{tmp_path}/planner.sqlite"
+    assert refusal(flyball("serve", "--port", "0", "--database", database)) == (
         "flyball serve: FLYBALL_TRACES: an OTEL_* variable is invalid: max_queue_size must be a"
         " positive integer."
-    ]
+    )

@@ -86,14 +86,13 @@ def test_all_ranks_of_a_start_get_one_version_and_the_next_start_gets_the_newest
     assert [rank["acknowledged_version"] for rank in job(zeus, "one")["ranks"]] == [None, 2]
 
 
-def test_a_registered_job_brings_its_options_and_its_profile(zeus: LivePlanner) -> None:
+def test_a_registered_job_brings_its_options_and_one_that_flyballs_ranks_train_is_left_alone(
+    zeus: LivePlanner,
+) -> None:
     zeus.put_job("gpt", num_microbatches=2, target="least-energy").raise_for_status()
     zeus.put_profile(job_id="gpt").raise_for_status()
     start(zeus, "gpt")
     assert set(clocks(zeus, "gpt", 0)) == {1200}
-
-
-def test_a_job_that_flyballs_ranks_train_is_left_alone(zeus: LivePlanner) -> None:
     zeus.put_planned_job("trains")
     answer = register(zeus.http, "trains")
     assert answer.status_code == 409
@@ -110,27 +109,22 @@ def test_a_job_without_a_name_gets_one_of_zeuss_form(zeus: LivePlanner) -> None:
     assert start(zeus, None) != job_id
 
 
-@pytest.mark.parametrize(
-    ("metadata", "expected"),
-    [
+def test_what_the_calls_lack_comes_from_the_metadata_and_any_text_is_a_name(
+    zeus: LivePlanner,
+) -> None:
+    for metadata, expected in (
         ("gpu=a100+x", {"gpu": "a100", "num_microbatches": 2}),
         ("x1+num_microbatches=9+blocking_power_w=70,80", {"blocking_power_w": [70, 80]}),
         ("x2+schedule=gpipe+reserve=0.1+policy=frontier", {"schedule": "gpipe", "reserve": 0.1}),
-    ],
-)
-def test_what_the_calls_lack_comes_from_the_metadata(
-    zeus: LivePlanner, metadata: str, expected: dict[str, object]
-) -> None:
-    registered = job(zeus, register(zeus.http, metadata).json())["registration"]
-    assert expected.items() <= registered.items()
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [("GPT-3 175B, lr=1e-4", "GPT-3-175B-lr-1e-4"), ("..a+b", "a+b"), ("é" * 200, "-")],
-)
-def test_any_text_is_a_name(zeus: LivePlanner, text: str, name: str) -> None:
-    assert register(zeus.http, text).json() == name
+    ):
+        registered = job(zeus, register(zeus.http, metadata).json())["registration"]
+        assert expected.items() <= registered.items()
+    for text, name in (
+        ("GPT-3 175B, lr=1e-4", "GPT-3-175B-lr-1e-4"),
+        ("..a+b", "a+b"),
+        ("\u00e9" * 200, "-"),
+    ):
+        assert register(zeus.http, text).json() == name
 
 
 def test_what_is_missing_is_named_where_it_can_be_added() -> None:

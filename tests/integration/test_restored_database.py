@@ -5,27 +5,20 @@ from __future__ import annotations
 import logging
 import shutil
 import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.planner.linked_rank import LinkedRank
-from tests.planner.live import ServeProcess, live_planner, serve_process
+from tests.planner.live import LivePlanner, ServeProcess, serve_process
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv, registration
 
 from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
-
-
-@contextmanager
-def planner_on(database: Path, port: int) -> Iterator[ServeProcess]:
-    with serve_process(database, "--port", str(port)) as planner:
-        yield planner
 
 
 def change_target(planner: ServeProcess, target: str) -> int:
@@ -47,7 +40,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
     database, backup = tmp_path / "planner.sqlite", tmp_path / "backup.sqlite"
     caplog.set_level(logging.WARNING, logger="flyball_client")
     with ExitStack() as stack:
-        with planner_on(database, 0) as planner:
+        with serve_process(database) as planner:
             port = planner.http.base_url.port
             assert port is not None
             planner.http.put(JOB, json=registration()).raise_for_status()
@@ -67,7 +60,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
             file.unlink()
         shutil.copy(backup, database)
         caplog.clear()
-        with planner_on(database, port) as planner:
+        with serve_process(database, "--port", str(port)) as planner:
             # Another plan gets the number of the one that the ranks still run.
             assert change_target(planner, "least-energy") == 2
             for rank, plan in zip(ranks, lost, strict=True):
@@ -91,51 +84,44 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
         assert not [line for line in logged if "planner lost" not in line], logged
 
 
-@pytest.fixture
-def posted() -> Iterator[httpx.Client]:
-    """Of a planner with a job of two ranks and plan version 1."""
-    with live_planner(reconcilers=()) as planner:
-        planner.put_planned_job()
-        yield planner.http
-
-
 def post(http: httpx.Client, *steps: dict[str, Any], rank: int = 0) -> httpx.Response:
     path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
     body = [{"step": 0, "time_s": 0.5, "energy_j": 1.0, **step} for step in steps]
     return http.post(path, json={"steps": body})
 
 
-def test_a_version_that_never_was_is_refused_in_one_line_and_nothing_stored(
-    posted: httpx.Client,
+def test_steps_on_an_unknown_plan_are_shown_by_stages_and_counted_as_nothing(
+    planner: LivePlanner,
 ) -> None:
-    refused = post(posted, {"plan_version": 1}, {"step": 1, "plan_version": 99})
+    planner.put_planned_job()
+
+    def shown(route: str) -> Any:  # noqa: ANN401 - JSON
+        return planner.http.get(routes.fill(route, job_id="job")).raise_for_status().json()
+
+    # A version that never was is refused in one line, and nothing stored.
+    refused = post(planner.http, {"plan_version": 1}, {"step": 1, "plan_version": 99})
     assert refused.status_code == 422
     detail = refused.json()["detail"]
     assert "no such plan version" in detail
     assert "newest: 1" in detail
     assert "\n" not in detail
-    assert posted.get(routes.fill(routes.STEPS, job_id="job")).json() == []
-    assert post(posted, {"plan_version": 99}, rank=7).status_code == 404
-
-
-def test_steps_on_an_unknown_plan_are_shown_by_stages_and_counted_as_nothing(
-    posted: httpx.Client,
-) -> None:
-    path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
-    plan_id = posted.get(path).json()["plan_id"]
+    assert shown(routes.STEPS) == []
+    assert post(planner.http, {"plan_version": 99}, rank=7).status_code == 404
+    rank_plan = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
+    plan_id = planner.http.get(rank_plan).json()["plan_id"]
     for rank in (0, 1):
         steps = [{"step": 1, "plan_version": 1, "plan_id": "of-another-database"}]
         steps += [{"step": step, "plan_version": 1, "plan_id": plan_id} for step in (2, 3)]
-        post(posted, *steps, rank=rank).raise_for_status()
-    by_stages = posted.get(routes.fill(routes.STAGES_OF_STEPS, job_id="job")).json()
+        post(planner.http, *steps, rank=rank).raise_for_status()
+    by_stages = shown(routes.STAGES_OF_STEPS)
     assert [each["unknown_versions"] for each in by_stages] == [[1], [], []]
     assert [each["plan_versions"] for each in by_stages] == [[], [1], [1]]
-    report = posted.get(routes.fill(routes.REPORT, job_id="job")).json()
+    report = shown(routes.REPORT)
     assert (report["num_steps"], report["time_s"], report["num_unknown_steps"]) == (2, 1.0, 1)
-    overview = posted.get(routes.fill(routes.JOB_OVERVIEW, job_id="job")).json()
+    overview = shown(routes.JOB_OVERVIEW)
     assert (overview["num_steps"], overview["num_unknown_steps"]) == (2, 1)
     # The step again, on a plan that is known.
     for rank in (0, 1):
-        post(posted, {"step": 1, "plan_version": 1, "plan_id": plan_id}, rank=rank)
-    report = posted.get(routes.fill(routes.REPORT, job_id="job")).json()
+        post(planner.http, {"step": 1, "plan_version": 1, "plan_id": plan_id}, rank=rank)
+    report = shown(routes.REPORT)
     assert (report["num_steps"], report["num_unknown_steps"]) == (3, 0)

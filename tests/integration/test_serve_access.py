@@ -13,8 +13,9 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
+from tests.fuzz.raw_call import send
 from tests.integration.command_in_process import flyball, refusal
-from tests.planner.live import ServeProcess, serve_environment, serve_process
+from tests.planner.live import serve_environment, serve_process
 from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerUnavailableError
@@ -42,32 +43,25 @@ def refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     return lambda *arguments: refusal(flyball(*command, *arguments))
 
 
-def stored_token(file: Path) -> str:
-    """An operator's token in this database."""
-    store = make_job_store(f"sqlite:///{file}")
-    store.open()
-    try:
-        return create_token(store, job_id=None)[1]
-    finally:
-        store.close()
+def stored_token(file: Path, *, job_id: str | None = None) -> str:
+    """A token in this database; of an operator, if it is of no job."""
+    with closing(make_job_store(f"sqlite:///{file}")) as store:
+        store.open()
+        return create_token(store, job_id=job_id, has_operator=job_id is not None)[1]
 
 
 # ------------------------------------------------------------------ beyond loopback
 
 
-def test_beyond_loopback_it_does_not_listen_without_any_token(refused: Refused) -> None:
+def test_beyond_loopback_it_does_not_listen_without_an_operators_token(
+    refused: Refused, file: Path
+) -> None:
     line = refused(*BEYOND)
     assert "anyone who reaches http://0.0.0.0:" in line
     assert "flyball token create --operator" in line
     assert "FLYBALL_TOKEN" in line
     assert "--allow-open or FLYBALL_ALLOW_OPEN=1" in line
-
-
-def test_beyond_loopback_jobs_tokens_alone_are_not_enough(refused: Refused, file: Path) -> None:
-    store = make_job_store(f"sqlite:///{file}")
-    store.open()
-    create_token(store, job_id="job", has_operator=True)
-    store.close()
+    stored_token(file, job_id="job")
     line = refused(*BEYOND)
     assert "all tokens are jobs' tokens" in line
     assert "flyball token create --operator" in line
@@ -93,40 +87,46 @@ def test_to_be_open_to_all_has_to_be_said_and_is_warned_of(file: Path) -> None:
 # ------------------------------------------------------------------ TLS
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Certificates:
-    """A CA of our own, and a certificate of it for this machine; paths of PEM files."""
+    """A CA of our own, and a certificate of it for this machine, as PEM files of a folder."""
 
-    ca: Path
-    chain: Path
-    key: Path
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        return self.folder / "ca.pem"
+
+    @property
+    def chain(self) -> Path:
+        return self.folder / "planner.pem"
+
+    @property
+    def key(self) -> Path:
+        return self.folder / "planner.key"
 
     @property
     def flags(self) -> tuple[str, ...]:
         """Return what `flyball serve` is told."""
         return "--tls-certificate", str(self.chain), "--tls-key", str(self.key)
 
+    def issue(self, ca: trustme.CA, kind: trustme.KeyType = trustme.KeyType.ECDSA) -> None:
+        """Write another certificate and its key, one after the other."""
+        issued = ca.issue_cert("127.0.0.1", "localhost", key_type=kind)
+        self.chain.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
+        issued.private_key_pem.write_to_path(str(self.key))
 
-def certificates_in(folder: Path) -> Certificates:
-    """Where they are in a folder."""
-    return Certificates(
-        ca=folder / "ca.pem", chain=folder / "planner.pem", key=folder / "planner.key"
-    )
-
-
-def issue(ca: trustme.CA, to: Certificates, kind: trustme.KeyType) -> None:
-    """Write another certificate and its key, one after the other."""
-    issued = ca.issue_cert("127.0.0.1", "localhost", key_type=kind)
-    to.chain.write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
-    issued.private_key_pem.write_to_path(str(to.key))
+    def on_disk(self) -> bytes:
+        """The planner's own certificate in its file."""
+        first, end, _ = self.chain.read_text().partition(ssl.PEM_FOOTER)
+        return ssl.PEM_cert_to_DER_cert(first + end)
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    made = certificates_in(tmp_path_factory.mktemp("tls"))
-    ca = trustme.CA()
+    made, ca = Certificates(tmp_path_factory.mktemp("tls")), trustme.CA()
     ca.cert_pem.write_to_path(str(made.ca))
-    issue(ca, made, trustme.KeyType.ECDSA)
+    made.issue(ca)
     return made
 
 
@@ -161,21 +161,16 @@ def test_a_certificate_that_cannot_be_used_is_one_line(
 ) -> None:
     chain, key, ca = map(str, (certificates.chain, certificates.key, certificates.ca))
     missing = str(tmp_path / "missing.pem")
-    assert f"--tls-key: {missing}: cannot be read" in refused(
-        "--tls-certificate", chain, "--tls-key", missing
-    )
-    assert "not a PEM certificate and its unencrypted key" in refused(
-        "--tls-certificate", key, "--tls-key", chain
-    )
-    assert "not a PEM certificate and its unencrypted key" in refused(
-        "--tls-certificate", ca, "--tls-key", key
-    )
-    assert "FLYBALL_TLS_KEY must be given with FLYBALL_TLS_CERTIFICATE" in refused(
-        "--tls-certificate", chain
-    )
+    for certificate, of_key, said in (
+        (chain, missing, f"--tls-key: {missing}: cannot be read"),
+        (key, chain, "not a PEM certificate and its unencrypted key"),
+        (ca, key, "not a PEM certificate and its unencrypted key"),
+    ):
+        assert said in refused("--tls-certificate", certificate, "--tls-key", of_key)
+    one = refused("--tls-certificate", chain)
+    assert "FLYBALL_TLS_KEY must be given with FLYBALL_TLS_CERTIFICATE" in one
     monkeypatch.setenv("FLYBALL_TLS_KEY", missing)
-    line = refused("--tls-certificate", chain)
-    assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in line
+    assert f"FLYBALL_TLS_KEY: {missing}: cannot be read" in refused("--tls-certificate", chain)
     monkeypatch.setenv("FLYBALL_TLS_KEY", key)
     assert "FLYBALL_TLS_KEY needs FLYBALL_TLS_CERTIFICATE too" in refused()
 
@@ -191,32 +186,26 @@ def certificate_for(context: ssl.SSLContext, address: httpx.URL, name: str | Non
         return shown
 
 
-def on_disk(certificates: Certificates) -> bytes:
-    """The planner's own certificate in its file."""
-    first, end, _ = certificates.chain.read_text().partition(ssl.PEM_FOOTER)
-    return ssl.PEM_cert_to_DER_cert(first + end)
-
-
 def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(
     file: Path, tmp_path: Path
 ) -> None:
     # As Kubernetes mounts them: through a link to a folder, which it replaces.
     (tmp_path / "first").mkdir()
     (tmp_path / "data").symlink_to("first")
-    ca, here = trustme.CA(), certificates_in(tmp_path / "data")
+    ca, here = trustme.CA(), Certificates(tmp_path / "data")
     ca.cert_pem.write_to_path(str(here.ca))
-    issue(ca, here, trustme.KeyType.ECDSA)
+    here.issue(ca)
     context = ssl.create_default_context(cafile=str(here.ca))
     unnamed = ssl.create_default_context(cafile=str(here.ca))
     unnamed.check_hostname = False
     with serve_process(file, *here.flags, verify=context) as served:
         address = served.http.base_url
-        first = on_disk(here)
+        first = here.on_disk()
         assert certificate_for(context, address, "localhost") == first
         served.http.get(routes.HEALTH).raise_for_status()
         for kind in (trustme.KeyType.RSA, trustme.KeyType.ECDSA):
-            issue(ca, here, kind)
-            renewed = on_disk(here)
+            here.issue(ca, kind)
+            renewed = here.on_disk()
             wait_until(lambda: certificate_for(context, address, "localhost") == renewed)  # noqa: B023
             assert certificate_for(unnamed, address, None) == renewed
         served.http.get(routes.HEALTH).raise_for_status()  # the connection of before
@@ -233,10 +222,10 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
         assert f"{here.chain} and {here.key} are not a PEM certificate" in "".join(log)
         assert certificate_for(context, address, "localhost") == renewed
         (tmp_path / "second").mkdir()
-        issue(ca, certificates_in(tmp_path / "second"), trustme.KeyType.RSA)
+        Certificates(tmp_path / "second").issue(ca, trustme.KeyType.RSA)
         (tmp_path / "next").symlink_to("second")
         (tmp_path / "next").rename(tmp_path / "data")
-        wait_until(lambda: certificate_for(context, address, "localhost") == on_disk(here))
+        wait_until(lambda: certificate_for(context, address, "localhost") == here.on_disk())
         # A file that could not be read gets the rights for it, and neither content nor time.
         loaded = f"new connections use the TLS certificate in {here.chain}"
         assert any(loaded in line for line in log)
@@ -250,36 +239,25 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
 # ------------------------------------------------------------------ limits of connections
 
 
-def answer_to(served: ServeProcess, request: bytes) -> bytes:
-    """Return what comes until the connection is closed."""
-    url = served.http.base_url
-    with closing(socket.create_connection((url.host, url.port or 0), PATIENCE_S)) as connection:
-        connection.sendall(request)
-        parts = []
-        while part := connection.recv(2**16):
-            parts.append(part)
-    return b"".join(parts)
-
-
 def test_long_headers_and_many_connections_are_refused_and_the_planner_goes_on(file: Path) -> None:
     environment = serve_environment(FLYBALL_MAX_HEADER_BYTES="2048", FLYBALL_MAX_CONNECTIONS="3")
     with serve_process(file, environment=environment) as served:
         served.http.close()
-        long = b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\nX: "
-        long += b"x" * 4096 + b"\r\n\r\n"
-        assert answer_to(served, long).startswith(b"HTTP/1.1 431 ")
-        # Their end is not waited for.
-        longer = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 2304
-        assert answer_to(served, longer).startswith(b"HTTP/1.1 400 ")
-        request = b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
         url = served.http.base_url
         address = (url.host, url.port or 0)
+        begun = b"GET /healthz HTTP/1.1\r\nHost: h\r\nConnection: close\r\n"
+        long = begun + b"X: " + b"x" * 4096 + b"\r\n\r\n"
+        assert send(address, long).startswith(b"HTTP/1.1 431 ")
+        # Their end is not waited for.
+        longer = b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 2304
+        assert send(address, longer).startswith(b"HTTP/1.1 400 ")
+        request = begun + b"\r\n"
         with (
             closing(socket.create_connection(address, PATIENCE_S)),
             closing(socket.create_connection(address, PATIENCE_S)),
         ):
-            assert answer_to(served, request).startswith(b"HTTP/1.1 503 ")
-        answer = answer_to(served, request)
+            assert send(address, request).startswith(b"HTTP/1.1 503 ")
+        answer = send(address, request)
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"\r\nserver:" not in answer.lower()
 

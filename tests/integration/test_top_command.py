@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import io
-import json
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, redirect_stdout
 from urllib.parse import urlsplit
 
 import pytest
-from tests.integration.command_in_process import flyball, refusal
+from tests.integration.command_in_process import document_of, flyball, refusal, run_apart
 from tests.integration.on_a_terminal import FLYBALL, on_a_terminal
 from tests.planner.jobs_to_show import NEW, PLANNED, READING
-from tests.planner.live import live_planner, serve_environment
+from tests.planner.live import live_planner
 from tests.planner.measuring import MeasuringRanks, put_enveloped_job
-from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.patience import wait_until
 from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
 
 from flyball_client.__main__ import main
@@ -46,71 +44,56 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def piped(*arguments: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*FLYBALL, *arguments],
-        env=serve_environment(**{"PYTHONUTF8": "1", **environment}),
-        capture_output=True,
-        timeout=PATIENCE_S,
-        check=False,
-    )
-
-
 # ------------------------------------------------------------------ printed once
 
 
 def test_once_prints_a_frame_and_ends_without_an_escape_in_a_pipe(planner: str) -> None:
-    done = piped("top", "--once", "--planner", planner, FORCE_COLOR="1", COLORTERM="truecolor")
-    assert (done.returncode, done.stderr) == (0, b"")
-    lines = done.stdout.decode().splitlines()
+    coloured = {"PYTHONUTF8": "1", "FORCE_COLOR": "1", "COLORTERM": "truecolor"}
+    done = run_apart("top", "--once", "--planner", planner, **coloured)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
     assert lines[0].startswith(f"all jobs   {planner}   read ")
-    assert b"\x1b" not in done.stdout
+    assert "\x1b" not in done.stdout
     assert any(line.startswith("llama-70b") for line in lines)
     assert max(map(len, lines)) <= 120
 
 
-def test_once_prints_into_a_stream_of_text_without_an_encoding(planner: str) -> None:
-    with redirect_stdout(io.StringIO()) as out:
-        assert main(["top", "--once", "--planner", planner]) == 0
-    assert "gpt3-night" in out.getvalue()
-
-
 def test_json_is_what_the_planner_answered_and_alone(planner: str, answers: Answers) -> None:
-    done = piped("top", "--json", "--planner", planner)
-    assert json.loads(done.stdout) == encode(answers.by_path[routes.OVERVIEW])
-    done = piped("top", JOB, "--json", "--planner", planner)
-    assert json.loads(done.stdout) == {
+    assert document_of("top", "--planner", planner) == encode(answers.by_path[routes.OVERVIEW])
+    assert document_of("top", JOB, "--planner", planner) == {
         "overview": encode(READING.overview),
         "steps": encode(READING.steps),
         "history": encode(READING.history),
         "stragglers": encode(READING.stragglers),
     }
-    assert done.stderr == b""
+    # A stream of text without an encoding is printed into too.
+    with redirect_stdout(io.StringIO()) as out:
+        assert main(["top", "--once", "--planner", planner]) == 0
+    assert "gpt3-night" in out.getvalue()
 
 
 def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report() -> None:
     with live_planner() as live:
-        address = str(live.http.base_url)
+        at = ("--planner", str(live.http.base_url))
         put_enveloped_job(live)
         ranks = MeasuringRanks(live)
         ranks.measure(30)
         ranks.take_newest_plan()
         ranks.measure(30)
-        all_jobs = flyball("top", "--once", "--planner", address)
-        one_job = flyball("top", "job", "--once", "--planner", address)
-        document = json.loads(flyball("top", "job", "--json", "--planner", address).stdout)
-        errors = [
-            refusal(flyball(*command, "--planner", address)).partition(": ")[2]
+        all_jobs = flyball("top", "--once", *at)
+        one_job = flyball("top", "job", "--once", *at)
+        document = document_of("top", "job", *at)
+        errors = {
+            refusal(flyball(*command, *at)).partition(": ")[2]
             for command in (("top", "jib", "--once"), ("top", "jib", "--json"), ("report", "jib"))
-        ]
+        }
     assert "emulated GPUs: no figure here is a real GPU's" in all_jobs.stdout
-    assert "2 of 2 emulated GPUs present" in one_job.stdout
-    assert "stages in steps" in one_job.stdout
-    assert "on version 1" in one_job.stdout
+    for text in ("2 of 2 emulated GPUs present", "stages in steps", "on version 1"):
+        assert text in one_job.stdout
     assert len(document["steps"]) == document["overview"]["num_steps"]
     assert [version["version"] for version in document["history"]] == [1]
-    assert errors[0] == errors[1] == errors[2]
-    assert errors[0].endswith("has no job 'jib'; of 1 the newest: job")
+    (error,) = errors
+    assert error.endswith("has no job 'jib'; of 1 the newest: job")
 
 
 # ------------------------------------------------------------------ what it refuses
@@ -131,23 +114,19 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None
     assert named in error
 
 
-def test_without_textual_one_line_names_the_extra_and_printing_works_on(planner: str) -> None:
-    without = "import sys; sys.modules['textual'] = None; "
-    command = [sys.executable, "-c", without + FLYBALL[2], "top", "--planner", planner]
-    done = [
-        subprocess.run(
-            [*command, *form], capture_output=True, text=True, timeout=PATIENCE_S, check=False
-        )
-        for form in ([], ["--once"], ["--once", "--json"])
-    ]
-    assert (done[0].returncode, done[0].stdout) == (2, "")
-    assert done[0].stderr == (
+def test_without_textual_one_line_names_the_extra_and_printing_works_on(
+    planner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "textual", None)
+    for name in [name for name in sys.modules if name.startswith("textual.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    command = ("top", "--planner", planner)
+    assert refusal(flyball(*command)) == (
         "flyball top: needs the extra 'terminal': pip install '.[terminal]' in a clone of"
-        " Flyball; --once and --json work without it\n"
+        " Flyball; --once and --json work without it"
     )
-    assert [each.returncode for each in done[1:]] == [0, 0]
-    assert "gpt3-night" in done[1].stdout
-    assert json.loads(done[2].stdout)["jobs"]
+    assert "gpt3-night" in flyball(*command, "--once").stdout
+    assert document_of(*command, "--once")["jobs"]
 
 
 # ------------------------------------------------------------------ on a terminal

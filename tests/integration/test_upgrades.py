@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import signal
@@ -36,23 +37,18 @@ _ADDS = re.compile(
 )
 
 
-@pytest.mark.parametrize(
-    ("statement", "adds"),
-    [
-        *((statement, True) for statements in MIGRATIONS for statement in statements),
-        *((statement, True) for statement in next_schema()),
-        ("ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL", False),
-        ("ALTER TABLE jobs DROP COLUMN name", False),
-        ("ALTER TABLE jobs RENAME COLUMN name TO title", False),
-        ("CREATE UNIQUE INDEX one ON ranks (host)", False),
-        ("CREATE TABLE more (job_id TEXT REFERENCES jobs (job_id))", False),
-        ("DELETE FROM steps", False),
-    ],
-)
-def test_a_migration_only_adds_what_an_older_planner_need_not_know(
-    statement: str, adds: bool
-) -> None:
-    assert bool(_ADDS.fullmatch(statement)) is adds
+def test_a_migration_only_adds_what_an_older_planner_need_not_know() -> None:
+    for statement in (*itertools.chain(*MIGRATIONS), *next_schema()):
+        assert _ADDS.fullmatch(statement), statement
+    for statement in (
+        "ALTER TABLE jobs ADD COLUMN size INTEGER NOT NULL",
+        "ALTER TABLE jobs DROP COLUMN name",
+        "ALTER TABLE jobs RENAME COLUMN name TO title",
+        "CREATE UNIQUE INDEX one ON ranks (host)",
+        "CREATE TABLE more (job_id TEXT REFERENCES jobs (job_id))",
+        "DELETE FROM steps",
+    ):
+        assert not _ADDS.fullmatch(statement), statement
 
 
 # ------------------------------------------------------------------ stores
@@ -69,21 +65,17 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def execute(database: str) -> Execute:
     """Runs a statement on the database, committed; its rows."""
-    if database.startswith("postgresql:"):
 
-        def run(statement: str) -> list[tuple[Any, ...]]:
+    def run(statement: str) -> list[tuple[Any, ...]]:
+        if database.startswith("postgresql:"):
             with closing(psycopg.connect(database, autocommit=True)) as connection:
                 cursor = connection.execute(statement.encode())
                 return cursor.fetchall() if cursor.description else []
-
-        return run
-
-    def run_sqlite(statement: str) -> list[tuple[Any, ...]]:
         file = database.removeprefix("sqlite:///")
-        with closing(sqlite3.connect(file)) as connection, connection:
-            return connection.execute(statement).fetchall()
+        with closing(sqlite3.connect(file)) as lite, lite:
+            return lite.execute(statement).fetchall()
 
-    return run_sqlite
+    return run
 
 
 def test_what_a_newer_planner_has_stored_is_read_and_kept_by_an_older_one(
@@ -118,10 +110,7 @@ def test_what_a_newer_planner_has_stored_is_read_and_kept_by_an_older_one(
     wait_until(lambda: execute("SELECT count(*) FROM next_things") == [(0,)])
     store.close()
     assert execute("SELECT version FROM schema_version") == [(newest_schema() + 1,)]
-
-
-def test_a_schema_two_versions_newer_is_refused(database: str, execute: Execute) -> None:
-    migrate_to_next(database)
+    # Two versions newer is refused.
     execute(f"UPDATE schema_version SET version = {newest_schema() + 2}")  # noqa: S608
     with pytest.raises(StoreTooNewError, match="newer than"):
         make_job_store(database).open()
