@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,10 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tests.integration.command_in_process import flyball
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import HEADER, profile_csv
-
-from flyball_client.__main__ import main
 
 PROFILE = "/api/v1/jobs/job/profile"
 ODD_CELLS = (
@@ -85,12 +82,13 @@ def test_any_profile_is_taken_or_refused_in_one_line_by_rest_and_by_plan(
         assert re.match(r"profile(:[1-9][0-9]*)?: ", refusal["detail"]), refusal
     file = tmp_path / "profile.csv"
     file.write_bytes(content)
-    status, said = _planned(file)
+    options = ("--microbatches", "2", "--blocking-power", "70", "--policy", "uniform")
+    done = flyball("plan", file, *options)
     # One stage alone is a pipeline too, but not one of this job.
-    assert status == 0 or answer.status_code == 422, (said, answer.text)
-    assert status == 2 or not said
-    assert len(said.splitlines()) <= 2, said
-    assert (status == 2) == bool(said)
+    assert done.returncode == 0 or answer.status_code == 422, (done.stderr, answer.text)
+    assert len(done.stderr.splitlines()) <= 2, done.stderr
+    assert done.returncode in {0, 2}
+    assert (done.returncode == 2) == bool(done.stderr)
 
 
 _json_values = st.recursive(
@@ -122,12 +120,3 @@ def test_any_json_profile_is_taken_or_refused_in_one_line(
     answer = planner.http.put(PROFILE, content=json.dumps(profile), headers=headers)
     assert answer.status_code == 422, answer.text
     assert len(answer.json()["detail"].splitlines()) == 1
-
-
-def _planned(file: Path) -> tuple[int, str]:
-    """The exit status of `flyball plan` on a file, and what it says on stderr."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-        options = ("--microbatches", "2", "--blocking-power", "70", "--policy", "uniform")
-        status = main(["plan", str(file), *options])
-    return status, said.getvalue()

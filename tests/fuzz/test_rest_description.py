@@ -16,7 +16,6 @@ from flyball_server.jobs.auth.access import create_token
 from flyball_wire.messages import TOKEN_HEADER
 
 TOKEN = "a-token-of-this-test"  # noqa: S105 - opens nothing but its planner
-DELETION = {"method": "DELETE", "path": "/api/v1/jobs/{job_id}"}
 UNSUITED_CHECKS = (
     "positive_data_acceptance",  # a valid value may still be one that the job cannot use
     "use_after_free",  # what is withdrawn can be looked at all the same
@@ -50,6 +49,11 @@ def described(planner: LivePlanner) -> BaseSchema:
     for name in UNSUITED_CHECKS:
         getattr(config.checks, name).enabled = False
     return schema
+
+
+def without_deletion(schema: BaseSchema) -> BaseSchema:
+    """All calls but the one after which no other finds the job."""
+    return schema.exclude(method="DELETE", path="/api/v1/jobs/{job_id}")
 
 
 def called(schema: BaseSchema, *, max_examples: int, every_bound: bool = False) -> set[int]:
@@ -87,7 +91,7 @@ def called(schema: BaseSchema, *, max_examples: int, every_bound: bool = False) 
 def test_calls_about_a_job_that_is_there_are_answered_as_described(
     planner: LivePlanner, job_id: str
 ) -> None:
-    schema = described(planner).exclude(**DELETION)
+    schema = without_deletion(described(planner))
     parts: dict[str, Any] = {"path.job_id": job_id, "path.rank": 0, "path.version": 1}
     schema.config.parameters = parts
     is_planned = job_id == "planned"
@@ -107,8 +111,7 @@ def test_calls_of_those_who_are_no_operators_are_answered_as_described(
         (of_job, {200, 201, 204, 400, 401, 403, 404, 409, 422}),
         (forged, {200, 401}),  # health and readiness, and nothing else
     ):
-        # The job stays for the calls that follow.
-        schema = described(planner).exclude(**DELETION)
+        schema = without_deletion(described(planner))
         schema.config.headers = {TOKEN_HEADER: token}
         statuses = called(schema, max_examples=1)
         assert {200, 403 if token == of_job else 401} <= statuses <= allowed

@@ -44,7 +44,7 @@ LINES = {
 
 def test_a_tab_offers_commands_options_and_their_choices(script: Path) -> None:
     for line, offered in LINES.items():
-        command = ["bash", "-c", _TAB, script, *line]
+        command: list[str | Path] = ["bash", "-c", _TAB, script, *line]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         assert (done.stdout.split(), done.stderr) == (offered.split(), "")
 

@@ -54,7 +54,7 @@ def without_colours(text: str) -> str:
 def test_a_terminal_gets_colours_and_the_same_text_unless_it_is_to_have_none(
     commands: Commands,
 ) -> None:
-    for command in commands:
+    for command in commands[1:]:
         text = shown(*command)
         assert "\x1b[1;38;5;" in text, command
         assert text.count("MHz: 1000 ") == 1

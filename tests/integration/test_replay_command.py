@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
-from typing import Any, NoReturn
 
 import pytest
+from tests.integration.command_in_process import document_of, flyball
+from tests.integration.command_in_process import refusal as refusal_of
 from tests.unit.replay.synthetic_runs import Document, synthetic_document
-
-from flyball_server.cli.replay import COMMAND
-from flyball_wire.command import CommandError
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise CommandError(message)
-
-
-def run_replay(*arguments: str | Path) -> int:
-    parser = _Parser(prog="flyball replay")
-    COMMAND.configure(parser)
-    return COMMAND.run(parser.parse_args([*map(str, arguments)]))
 
 
 def refusal(*arguments: str | Path) -> str:
-    """Return the one line of a command that must be refused."""
-    with pytest.raises(CommandError) as refused:
-        run_replay(*arguments)
-    assert refused.value.status == 2
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    """Return the one line of a command that must be refused, without its name."""
+    return refusal_of(flyball("replay", *arguments)).removeprefix("flyball replay: ")
 
 
 def written(folder: Path, document: Document, name: str = "runs.json") -> Path:
@@ -45,49 +27,37 @@ def runs(tmp_path: Path) -> Path:
     return written(tmp_path, synthetic_document(noise_percent=0.2))
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return document
-
-
-def test_one_file_is_one_document_and_several_are_a_list(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_replay(runs, "--json") == 0
-    document = printed(capsys)
+def test_one_file_is_one_document_and_several_are_a_list(runs: Path, tmp_path: Path) -> None:
+    document = document_of("replay", runs)
     assert {"runs", "mean_absolute_error_percent", "unchanged"} <= set(document)
     assert document["source"] == str(runs)
     assert [run["fitted"] for run in document["runs"]] == [True, False] * 8
     other = written(tmp_path, synthetic_document(seed=1), "other.json")
-    assert run_replay(runs, other, "--fit", "spread:6", "--json") == 0
-    recordings = printed(capsys)["recordings"]
+    recordings = document_of("replay", runs, other, "--fit", "spread:6")["recordings"]
     assert [each["source"] for each in recordings] == [str(runs), str(other)]
     assert [sum(run["fitted"] for run in each["runs"]) for each in recordings] == [6, 6]
 
 
-def test_a_saving_is_predicted_on_request(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_replay(runs, "--saving", "--json") == 0
-    saving = printed(capsys)["saving"]
+def test_a_saving_is_predicted_on_request(runs: Path) -> None:
+    saving = document_of("replay", runs, "--saving")["saving"]
     assert saving["baseline"] == "baseline"
     within = saving["predicted"]["within"]
     low, high = within["saving_percent_interval"]
     assert low < within["saving_percent"] < high
     assert [len(of_stage) for of_stage in within["clocks_mhz"]] == [16, 16, 16]
-    assert run_replay(runs, "--saving") == 0
-    out = capsys.readouterr().out
-    assert "Flyball, within the fit, predicted" in out
-    assert "baseline, measured" in out
+    text = flyball("replay", runs, "--saving").stdout
+    assert "Flyball, within the fit, predicted" in text
+    assert "baseline, measured" in text
 
 
 def test_it_is_drawn_and_the_text_says_what_is_measured_and_what_predicted(
-    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path
 ) -> None:
     plot = tmp_path / "replay.png"
-    assert run_replay(runs, runs, "--plot", plot) == 0
+    text = flyball("replay", runs, runs, "--plot", plot).stdout
     assert plot.stat().st_size > 10_000
-    out = capsys.readouterr().out
-    assert "8 runs fitted, 8 predicted from them" in out
-    assert "all as baseline, mean" in out
+    assert "8 runs fitted, 8 predicted from them" in text
+    assert "all as baseline, mean" in text
 
 
 def test_what_is_no_file_of_runs_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.test_replay_command import printed, refusal, run_replay, written
+from tests.integration.command_in_process import document_of, flyball
+from tests.integration.test_replay_command import refusal, written
 from tests.shared_data import needs_shared_data, recorded_runs
 from tests.unit.replay.perseus_tree import write_perseus_tree
 from tests.unit.replay.synthetic_runs import Document, synthetic_document
@@ -28,13 +29,11 @@ Change = Callable[[Any], None]
 
 
 def test_an_artifacts_tree_gives_the_predictions_of_the_runs_it_holds(
-    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    document: Document, tmp_path: Path
 ) -> None:
     folder = write_perseus_tree(tmp_path, document)
-    assert run_replay(written(tmp_path, document), "--json") == 0
-    expected = printed(capsys)
-    assert run_replay("--from-perseus", tmp_path, "--json") == 0
-    found = printed(capsys)
+    expected = document_of("replay", written(tmp_path, document))
+    found = document_of("replay", "--from-perseus", tmp_path)
     assert found["source"] == str(folder)
     assert found["workload"] == expected["workload"]
     names = ["baseline", *(f"perseus-{place}" for place in range(6)), "envpipe"]
@@ -186,27 +185,24 @@ def test_a_folder_without_runs_or_baseline_is_named(document: Document, tmp_path
 
 
 def test_a_workload_that_cannot_be_read_does_not_stop_the_others(
-    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    document: Document, tmp_path: Path
 ) -> None:
     good = write_perseus_tree(tmp_path, document)
     broken = write_perseus_tree(tmp_path, {**document, "model": "broken"})
     (broken / "3.sched.json").write_text("[", encoding="utf-8")
     (tmp_path / "perseus" / "V100" / "dp1" / "notes").mkdir(parents=True)
-    assert run_replay("--from-perseus", tmp_path, "--json") == 0
-    found = printed(capsys)
+    found = document_of("replay", "--from-perseus", tmp_path)
     assert [each["source"] for each in found["recordings"]] == [str(good)]
     second, first = found["not_replayed"]
     assert first.startswith(f"{broken / '3.sched.json'}: run perseus-1: not complete JSON")
     assert "the folder's name must be" in second
-    assert run_replay("--from-perseus", tmp_path) == 0
-    assert f"not replayed: {broken}" in capsys.readouterr().out
+    text = flyball("replay", "--from-perseus", tmp_path).stdout
+    assert f"not replayed: {broken}" in text
     (good / "3.sched.json").unlink()
     assert refusal("--from-perseus", tmp_path).endswith("(and 2 other workloads)")
 
 
-def test_runs_that_scatter_or_wait_elsewhere_are_named(
-    document: Document, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_scatter_or_wait_elsewhere_are_named(document: Document, tmp_path: Path) -> None:
     folder = write_perseus_tree(tmp_path, document)
 
     def slow(content: Any) -> None:  # noqa: ANN401 - any JSON
@@ -215,7 +211,6 @@ def test_runs_that_scatter_or_wait_elsewhere_are_named(
             rank["iter_time"][2] += 0.5
 
     _change(folder / "5.prof.json", slow)
-    assert run_replay("--from-perseus", tmp_path) == 0
-    out = capsys.readouterr().out
-    assert "note: perseus-3: iterations scatter by" in out
-    assert "of its time" in out.partition("note: perseus-3")[2]
+    text = flyball("replay", "--from-perseus", tmp_path).stdout
+    assert "note: perseus-3: iterations scatter by" in text
+    assert "of its time" in text.partition("note: perseus-3")[2]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from http.client import HTTPConnection
+from contextlib import contextmanager
 
 import httpx
 import pytest
+from tests.fuzz.raw_call import answers, call, send
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.samples import job_record, registration
 
@@ -89,11 +89,10 @@ def test_no_other_way_of_writing_an_address_opens_another_job(
         "/api/v1/jobs/JOB",
         "//api/v1/jobs/other",
     ):
-        with closing(HTTPConnection(url.host, url.port or 0, timeout=30)) as connection:
-            connection.request("GET", path, headers={TOKEN_HEADER: jobs})
-            answer = connection.getresponse()
-            assert answer.status in {403, 404}
-            assert b'"other"' not in answer.read()
+        sent = call("GET", path, None, f"{TOKEN_HEADER}: {jobs}")
+        (answer,) = answers(send((url.host, url.port or 0), sent))
+        assert answer.status in {403, 404}
+        assert b'"other"' not in answer.body
 
 
 def test_a_jobs_token_lists_that_job_and_its_earlier_runs_only() -> None:
@@ -259,7 +258,7 @@ def test_every_answer_carries_the_headers_that_browsers_heed() -> None:
         refused = planner.http.get(JOB)
         planner.http.headers[TOKEN_HEADER] = "t"
         made = planner.put_job()
-        answers = {
+        answers_by_status = {
             200: planner.http.get(routes.HEALTH),
             201: made,
             401: refused,
@@ -268,7 +267,7 @@ def test_every_answer_carries_the_headers_that_browsers_heed() -> None:
             422: planner.http.put(JOB, json={}),
             500: planner.put_profile(),
         }
-    for status, answer in answers.items():
+    for status, answer in answers_by_status.items():
         assert answer.status_code == status
         for name, value in API_HEADERS.items():
             assert answer.headers[name] == value, (status, name)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from html.parser import HTMLParser
-from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
 import pytest
 from docs.scripts.write_wire_types import WIRE_TYPES, wire_types
+from tests.fuzz.raw_call import answers, call, send
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.stores import TemporaryJobStore
 
@@ -150,14 +149,13 @@ def test_nothing_else_is_served(planner: LivePlanner) -> None:
         "/dashboard/scripts/main.js%00.css",
         "//dashboard/scripts/main.js",
     ):
-        for headers, status in (({}, 401), ({TOKEN_HEADER: TOKEN}, 404)):
-            with closing(HTTPConnection(url.host, url.port or 0, timeout=30)) as connection:
-                connection.request("GET", path, headers=headers)
-                answer = connection.getresponse()
-                assert answer.status == status
-                policy = "Content-Security-Policy"
-                assert answer.getheader(policy) == API_HEADERS[policy]
-                assert answer.read().startswith(b'{"detail":')
+        for headers, status in (((), 401), ((f"{TOKEN_HEADER}: {TOKEN}",), 404)):
+            sent = call("GET", path, None, *headers)
+            (answer,) = answers(send((url.host, url.port or 0), sent))
+            assert answer.status == status
+            policy = "Content-Security-Policy"
+            assert answer.headers[policy.lower()] == API_HEADERS[policy]
+            assert answer.body.startswith(b'{"detail":')
 
 
 def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
@@ -171,9 +169,8 @@ def test_behind_a_proxy_the_page_is_where_the_proxy_puts_it() -> None:
             addresses = [f"/planner/{address}" for address in Page(first.text).loaded]
             return [first, *[await http.get(address) for address in addresses]]
 
-    answers = asyncio.run(get_all())
-    assert len(answers) == 6
-    assert {answer.status_code for answer in answers} == {200}
+    found = asyncio.run(get_all())
+    assert [answer.status_code for answer in found] == [200] * 6
 
 
 # ------------------------------------------------------------------ what it loads

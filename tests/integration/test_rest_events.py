@@ -104,7 +104,7 @@ def test_a_change_is_sent_at_once_and_only_once(planner: LivePlanner) -> None:
         listener.wait_for("history", lambda data: data[-1]["first_step"] is not None)
         assert "steps" not in names(listener)
         assert (names(listener).count("stragglers"), names(listener).count("comparison")) == (1, 1)
-        windows = [{"from_time": "00:00", "until_time": "06:00", "target": "least-energy"}]
+        windows = [{"from_time": "00:00", "until_time": "06:00", "target": "fastest"}]
         path = routes.fill(routes.TIMETABLE, job_id="job")
         planner.http.put(path, json={"timezone": "UTC", "windows": windows}).raise_for_status()
         listener.wait_for("timetable", lambda status: status["timetable"] is not None)

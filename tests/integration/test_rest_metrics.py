@@ -145,7 +145,7 @@ def test_a_long_poll_that_waits_is_told(planner: LivePlanner) -> None:
 
 
 def test_solves_are_told_by_policy_and_outcome() -> None:
-    with live_planner() as planner:
+    with live_planner(reconcilers=()) as planner:
         planner.put_planned_job()
         impossible = planner.http.put(
             routes.fill(routes.TARGET, job_id="job"), json={"target": "deadline:0.001"}

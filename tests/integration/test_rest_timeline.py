@@ -117,34 +117,35 @@ def test_two_stages_and_two_microbatches_are_as_on_paper(planner: LivePlanner) -
     assert plain.content == packed.content
 
 
-def test_late_clocks_are_in_a_jobs_plan_and_timeline(planner: LivePlanner) -> None:
-    """The second forward runs at 1410 MHz for 20 ms, a fifth of it; all else has its clock."""
-    planner.put_job(transition_ms=20.0, early_requests=False)
+def test_a_job_without_a_plan_has_no_timeline(planner: LivePlanner) -> None:
+    planner.put_job()
     assert refusal(planner, 409) == "Job job has no plan yet; put a profile first"
     assert refusal(planner, 404, version=1) == "Job job has no plan version 1"
     assert history(planner) == []
+
+
+@pytest.mark.parametrize("early_requests", [True, False])
+def test_late_clocks_are_in_a_jobs_plan_and_timeline_unless_they_are_requested_early(
+    planner: LivePlanner, early_requests: bool
+) -> None:
+    """Else the second forward runs at 1410 MHz for 20 ms, a fifth of it; all else has its clock."""
+    planner.put_job(transition_ms=20.0, early_requests=early_requests)
     planner.put_profile()
+    planner.put_ranks()
     shown = timeline(planner)
     assert shown.is_as_planned
     row = shown.plan.rows[0]
     assert row.clock_mhz == FIRST.clock_mhz
+    if early_requests:
+        assert row.duration_s == pytest.approx(FIRST.duration_s)
+        # The second forward is at position 1; 20 ms before the first, of 0.1 s, ends.
+        plan = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="job", rank=0)).json()
+        assert plan["requests"][0] == [1, 0, pytest.approx(0.08)]
+        return
     assert row.duration_s == pytest.approx((0.1, 0.02 + 0.8 * 0.11, 0.22, 0.2))
     assert row.energy_j == pytest.approx((30.0, 0.2 * 30 + 0.8 * 26, 54.0, 62.0))
-    assert shown.plan.iteration_time_s == pytest.approx(0.9)
     assert shown.plan.energy_j == pytest.approx(395.9 + 0.8 + 0.002 * 70)
     assert shown.baseline == BASELINE
-
-
-def test_clocks_that_are_requested_early_are_in_time_in_a_timeline(planner: LivePlanner) -> None:
-    planner.put_job(transition_ms=20.0)
-    planner.put_profile()
-    planner.put_ranks()
-    row = timeline(planner).plan.rows[0]
-    assert row.clock_mhz == FIRST.clock_mhz
-    assert row.duration_s == pytest.approx(FIRST.duration_s)
-    # The second forward is at position 1; 20 ms before the first, of 0.1 s, ends.
-    plan = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="job", rank=0)).json()
-    assert plan["requests"][0] == [1, 0, pytest.approx(0.08)]
 
 
 def test_a_line_of_the_history_is_as_on_paper(planner: LivePlanner) -> None:

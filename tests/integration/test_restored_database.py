@@ -39,7 +39,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
 ) -> None:
     database, backup = tmp_path / "planner.sqlite", tmp_path / "backup.sqlite"
     caplog.set_level(logging.WARNING, logger="flyball_client")
-    with ExitStack() as stack:
+    with ExitStack() as training:
         with serve_process(database) as planner:
             port = planner.http.base_url.port
             assert port is not None
@@ -49,7 +49,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
             planner.http.put(path, content=profile_csv(), headers=csv).raise_for_status()
             ranks = [LinkedRank(f"http://127.0.0.1:{port}", rank) for rank in (0, 1)]
             for rank in ranks:
-                stack.callback(rank.close)
+                training.callback(rank.close)
             wait_until(lambda: all(rank.activated for rank in ranks))
             with closing(sqlite3.connect(database)) as old, closing(sqlite3.connect(backup)) as new:
                 old.backup(new)
@@ -76,6 +76,7 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
             wait_until(lambda: steps_of(planner).get(8, {}).get("num_ranks") == 2)
             found = steps_of(planner)
             report = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
+            training.close()  # while there is a planner to leave
         assert (found[7]["plan_versions"], found[7]["unknown_versions"]) == ([], [2])
         assert (found[8]["plan_versions"], found[8]["unknown_versions"]) == ([2], [])
         assert (report["num_steps"], report["num_unknown_steps"]) == (1, 1)

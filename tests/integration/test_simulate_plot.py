@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from tests.integration.command_in_process import flyball, refusal, two_pipelines
+from tests.integration.command_in_process import flyball, refusal, run_apart, two_pipelines
 
 ASKED = ("--microbatches", "3", "--blocking-power", "5", "--policy", "envelope")
 
@@ -48,14 +47,15 @@ def test_the_picture_is_written_and_what_is_printed_stays_the_same(
 
 
 def test_without_matplotlib_it_says_which_extra_draws_and_simulates_all_the_same(
-    profile: Path, monkeypatch: pytest.MonkeyPatch
+    profile: Path, tmp_path: Path
 ) -> None:
+    hidden = tmp_path / "matplotlib.py"
+    hidden.write_text("raise ImportError('hidden')\n", encoding="utf-8")
     picture, simulate = profile.with_suffix(".svg"), ("simulate", profile, planned(profile))
-    for name in ("matplotlib", *(name for name in sys.modules if name.startswith("matplotlib."))):
-        monkeypatch.setitem(sys.modules, name, None)
-    assert refusal(flyball(*simulate, "--plot", picture)) == (
+    refused = run_apart(*simulate, "--plot", picture, PYTHONPATH=str(tmp_path))
+    assert refusal(refused) == (
         "flyball simulate: --plot needs the extra 'plot': pip install '.[plot]' in a clone of"
         " Flyball"
     )
     assert not picture.exists()
-    assert flyball(*simulate).returncode == 0
+    assert run_apart(*simulate, PYTHONPATH=str(tmp_path)).returncode == 0

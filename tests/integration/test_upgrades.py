@@ -154,8 +154,9 @@ def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
         ).raise_for_status()
         ca_file, url = str(tmp_path / "ca.pem"), str(proxy.base_url)
         ranks = [LinkedRank(url, rank, ca_file=ca_file) for rank in (0, 1)]
+        training = stack.enter_context(ExitStack())
         for rank in ranks:
-            stack.callback(rank.close)
+            training.callback(rank.close)
 
         def follow(planner: ServeProcess, target: str, version: int) -> None:
             """All ranks run the plan, and what they measure of it arrives."""
@@ -185,5 +186,6 @@ def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
         report = again.http.get(of_job(routes.REPORT)).raise_for_status().json()
         assert (report["num_steps"], report["num_unknown_steps"]) == (4, 0)
         assert [rank.link.outbox.num_dropped for rank in ranks] == [0, 0]
+        training.close()  # while there is a planner to leave
         _, errors = again.end(signal.SIGTERM)
         assert "has the schema of a newer Flyball; upgrade this planner too" in errors

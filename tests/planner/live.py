@@ -133,22 +133,16 @@ def live_planner(
     max_body_bytes: int = 2**20,
     max_wait_s: float = 60.0,
     planning_processes: int = 0,
-    planning_timeout_s: float = 600.0,
-    send_buffer_bytes: int | None = None,
     traces: Traces | None = None,
     **settings_too: Any,  # noqa: ANN401 - as Settings has them
 ) -> Iterator[LivePlanner]:
-    """A planner on a free loopback port, served by a thread until the block ends.
-
-    With `send_buffer_bytes` the system holds about so much of an answer that nobody reads.
-    """
+    """A planner on a free loopback port, served by a thread until the block ends."""
     settings = Settings(
         database="sqlite:///unused.sqlite",
         token=token,
         max_body_bytes=max_body_bytes,
         max_wait_s=max_wait_s,
         planning_processes=planning_processes,
-        planning_timeout_s=planning_timeout_s,
         **settings_too,
     )
     app = create_app(
@@ -161,8 +155,6 @@ def live_planner(
     # With its protocol named, as `flyball serve` has it: asyncio turns Nagle's algorithm off for no
     # other, and a body sent behind its headers waits 40 ms for the client's acknowledgement.
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:
-        if send_buffer_bytes is not None:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)
         listener.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = _PromptServer(uvicorn.Config(app, log_config=None))

@@ -40,11 +40,6 @@ class MeasuringRanks:
         self._first_step = 0
         self.next_step = 0
 
-    def at(self, planner: LivePlanner) -> MeasuringRanks:
-        """The same ranks, going on with a planner that was restarted elsewhere."""
-        self._planner, self._http = planner, planner.http
-        return self
-
     def take_newest_plan(self) -> int:
         """Both fetch the newest version, acknowledge it, and train until its first step."""
         path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
