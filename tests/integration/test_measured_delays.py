@@ -184,6 +184,7 @@ def test_hidden_delays_of_clock_changes_are_found_and_planned_with(planner: Live
         reserve=0.0,
         gpu="a100",
     ) as job:
+        assert job.plan(1)["transitions"]["up_p50_s"] == pytest.approx(0.0058)
         job.run_until_timed(2)
         after = job.plan(2)
         found = [after["transitions"][f"{name}_p50_s"] for name in ("up", "down")]

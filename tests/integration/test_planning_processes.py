@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from distributed import LocalCluster
 from tests.planner import solves
 from tests.planner.live import (
     LivePlanner,
@@ -195,36 +192,17 @@ def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be
 
 
 @pytest.fixture(scope="module")
-def dask_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A scheduler with one worker, as processes; its address as the setting takes it."""
-    folder = tmp_path_factory.mktemp("dask")
-    file = folder / "scheduler.json"
-    started = [
-        subprocess.Popen(
-            [
-                *(sys.executable, "-m", "dask", *command),
-                *("--host", "127.0.0.1", "--scheduler-file", str(file), "--no-dashboard"),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd=folder,
-            # The worker is given functions of these tests by their names.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        for command in (
-            ("scheduler", "--port", "0"),
-            ("worker", "--no-nanny", "--nthreads", "1", "--local-directory", str(folder)),
-        )
-    ]
-    try:
-        wait_until(file.exists)
-        wait_until(lambda: file.read_text(encoding="utf-8").strip().endswith("}"))
-        yield json.loads(file.read_text(encoding="utf-8"))["address"].replace("tcp", "dask")
-    finally:
-        for process in started:
-            process.kill()  # a worker that is asked to end waits for its scheduler
-        for process in started:
-            process.wait(PATIENCE_S)
+def dask_cluster() -> Iterator[str]:
+    """A scheduler with one worker, as threads; its address as the setting takes it."""
+    with LocalCluster(
+        n_workers=1,
+        threads_per_worker=1,
+        processes=False,
+        protocol="tcp",
+        host="127.0.0.1",
+        dashboard_address=None,
+    ) as cluster:
+        yield cluster.scheduler_address.replace("tcp", "dask")
 
 
 def test_plans_are_solved_on_dask_where_that_is_asked_for(

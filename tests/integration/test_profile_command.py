@@ -107,7 +107,7 @@ def runs(false_nvml: FalseNvml, tmp_path: Path) -> Runs:
 
 
 def test_an_emulated_stage_is_profiled_and_the_profile_plans(tmp_path: Path) -> None:
-    files = [tmp_path / f"stage-{stage}.csv" for stage in range(8)]
+    files = [tmp_path / f"stage-{stage}.csv" for stage in range(2)]
     for stage, file in enumerate(files):
         done = flyball(*EMULATED, "--stage", str(stage), "--step-mhz", "120", "-o", file)
         assert (done.returncode, done.stderr) == (0, "")
