@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import signal
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz.raw_call import PATIENCE_S, Answer, answers, call, json_call, send
 from tests.planner.live import ServeProcess, serve_environment, serve_process
-from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.samples import rank_registration, registration
 
 JOB = "/api/v1/jobs/job"
 PROFILE = f"{JOB}/profile"
@@ -217,15 +216,6 @@ def test_a_body_of_another_kind_or_compressed_is_a_415(
     answer = planner.one(call("PUT", path, b"{}", *headers))
     assert answer.status == 415
     assert says in answer.problem["detail"]
-
-
-@pytest.mark.parametrize(
-    "body", [profile_csv().encode("utf-16"), gzip.compress(profile_csv().encode()), b"\0"]
-)
-def test_a_profile_that_is_no_text_names_its_line(planner: Planner, body: bytes) -> None:
-    answer = planner.one(call("PUT", PROFILE, body, "Content-Type: text/csv; charset=latin-1"))
-    assert answer.status == 422
-    assert answer.problem["detail"].startswith("profile:1: ")
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "OPTIONS", "PROPFIND", "get", "A" * 1000])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
 import pytest
 from tests.integration.command_in_process import document_of, flyball, refusal
 from tests.unit.replay.perseus_tree import write_perseus_tree
+from tests.unit.replay.synthetic_runs import synthetic_document
 
 PROFILE = """stage,instruction,frequency,time,energy
 0,forward,1410,0.1,30
@@ -132,37 +134,14 @@ def test_an_order_is_torchs_csv_and_back_and_torch_reads_it(folder: Path) -> Non
 
 
 def test_clocks_of_the_perseus_artifact_come_by_its_folders_name(folder: Path) -> None:
-    runs = [
-        {
-            "name": name,
-            "clocks_mhz": clocks,
-            "iteration_time_s": [1.0, 1.0],
-            "energy_j_per_stage": [100.0, 100.0],
-            "instruction_times": [
-                {
-                    "stage": stage,
-                    "instruction": kind,
-                    "frequency_mhz": clock_mhz,
-                    "time_s_median": 0.1,
-                    "samples": 3,
-                }
-                for stage, of_stage in enumerate(clocks)
-                for kind in ("forward", "backward")
-                for clock_mhz in sorted(set(of_stage))
-            ],
-        }
-        for name, clocks in (("baseline", [[1410] * 6] * 2), ("perseus-0", CLOCKS))
-    ]
-    document = {
-        **{"model": "gpt", "partition": "p", "gpu": "A100", "schedule": "1f1b", "runs": runs},
-        **{"dp": 2, "pp": 2, "tp": 1, "microbatch_size": 1, "num_microbatches": 3},
-    }
+    document = synthetic_document(count=4)
+    document["dp"] = 2
     workload = write_perseus_tree(folder, document)
-    assert FREQS.startswith(convert(workload, "2.sched.json", "freqs.py"))
-    convert(workload, "freqs.py", "mine.sched.json", "--ranks", "4")
-    assert convert(workload, "mine.sched.json", "again.py") == convert(
-        workload, "freqs.py", "copy.py"
-    )
+    freqs = convert(workload, "2.sched.json", "freqs.py")
+    clocks = [[mhz for _, mhz in stage] for stage in ast.literal_eval(freqs)]
+    assert clocks == document["runs"][1]["clocks_mhz"]
+    convert(workload, "freqs.py", "mine.sched.json", "--ranks", "6")
+    assert convert(workload, "mine.sched.json", "again.py") == freqs
 
 
 def test_a_planned_clock_comes_with_its_kernel_schedule(folder: Path) -> None:
