@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.fuzz.raw_call import PATIENCE_S, Answer, answers, call, json_call, send
 from tests.planner.live import ServeProcess, serve_environment, serve_process
-from tests.planner.samples import rank_registration, registration
+from tests.planner.samples import registration
 
 JOB = "/api/v1/jobs/job"
 PROFILE = f"{JOB}/profile"
@@ -64,8 +64,8 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
     )
     database = tmp_path_factory.mktemp("raw") / "planner.sqlite"
     with serve_process(database, environment=environment) as serving:
-        serving.http.put(JOB, json=registration()).raise_for_status()
-        serving.http.put(f"{JOB}/ranks/0", json=rank_registration(0)).raise_for_status()
+        serving.put_job().raise_for_status()
+        serving.put_ranks(1)
         planner = Planner(serving=serving)
         before_mib = planner.most_memory_mib
         yield planner

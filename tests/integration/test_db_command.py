@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from tests.integration.command_in_process import flyball, printed, refusal, run_apart
 from tests.planner.live import ServeProcess, serve_process
-from tests.planner.samples import profile_csv, rank_registration, registration
 from tests.postgres.server import (
     PASSWORD,
     PostgresServer,
@@ -58,17 +57,10 @@ def of_job(route: str, **parts: int) -> str:
 
 def train(planner: ServeProcess) -> None:
     """A job of two ranks with two plan versions and a measured step."""
-    http, csv = planner.http, {"Content-Type": "text/csv"}
-    http.put(of_job(routes.JOB), json=registration()).raise_for_status()
-    http.put(of_job(routes.PROFILE), content=profile_csv(), headers=csv).raise_for_status()
+    planner.put_planned_job()
+    change_target(planner.http, "slowdown:0.1")
     for rank in (0, 1):
-        path = of_job(routes.RANK, rank=rank)
-        http.put(path, json=rank_registration(rank)).raise_for_status()
-    change_target(http, "slowdown:0.1")
-    for rank in (0, 1):
-        step = {"step": 5, "plan_version": 2, "time_s": 0.5, "energy_j": 10.0}
-        path = of_job(routes.RANK_MEASUREMENTS, rank=rank)
-        http.post(path, json={"steps": [step]}).raise_for_status()
+        planner.post_steps(rank, 5, plan_version=2, time_s=0.5, energy_j=10.0)
 
 
 def change_target(http: httpx.Client, target: str) -> None:

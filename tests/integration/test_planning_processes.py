@@ -22,7 +22,7 @@ from tests.planner.live import (
     serve_process,
 )
 from tests.planner.patience import PATIENCE_S, wait_until
-from tests.planner.samples import profile_csv, registration
+from tests.planner.samples import profile_csv
 
 from flyball_server.solving.in_thread import SolverAwayError, SolveStoppedError
 from flyball_server.solving.on_dask import DaskWorkers
@@ -160,9 +160,9 @@ def children_of(pid: int) -> set[int]:
 
 def put_endless_job(served: ServeProcess) -> None:
     """A job whose planning goes on for half a minute at least."""
-    served.http.put(JOB, json=registration(effort="high")).raise_for_status()
+    served.put_job(effort="high").raise_for_status()
     with pytest.raises((httpx.TransportError, httpx.HTTPStatusError)):
-        served.http.put(PROFILE, content=profile_csv(), headers=CSV).raise_for_status()
+        served.put_profile().raise_for_status()
 
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
@@ -175,8 +175,7 @@ def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be
         calling.start()
         with httpx.Client(base_url=served.http.base_url, timeout=PATIENCE_S) as http:
             # The profile is stored before it is planned.
-            profile = routes.fill(routes.PROFILE, job_id="job")
-            wait_until(lambda: http.get(profile).status_code == 200)
+            wait_until(lambda: http.get(PROFILE).status_code == 200)
         children = children_of(served.process.pid)
         assert children
         served.process.send_signal(ending)
@@ -194,7 +193,7 @@ def test_a_planner_that_ends_while_it_solves_leaves_no_process_and_the_job_to_be
 @pytest.fixture(scope="module")
 def dask_cluster() -> Iterator[str]:
     """A scheduler with one worker, as threads; its address as the setting takes it."""
-    with LocalCluster(
+    with LocalCluster(  # type: ignore[no-untyped-call]  # distributed has no types
         n_workers=1,
         threads_per_worker=1,
         processes=False,
@@ -210,8 +209,8 @@ def test_plans_are_solved_on_dask_where_that_is_asked_for(
 ) -> None:
     environment = serve_environment(FLYBALL_PLANNING_EXECUTOR=dask_cluster)
     with serve_process(tmp_path / "planner.sqlite", environment=environment) as served:
-        served.http.put(JOB, json=registration(effort="low")).raise_for_status()
-        answer = served.http.put(PROFILE, content=profile_csv(), headers=CSV)
+        served.put_job(effort="low").raise_for_status()
+        answer = served.put_profile()
         assert (answer.status_code, answer.json()["newest_version"]) == (200, 1)
         refused = served.http.put(TARGET, json={"target": "deadline:0.001"})
         assert refused.status_code == 422

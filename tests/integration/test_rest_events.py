@@ -28,14 +28,6 @@ LONG: dict[str, Any] = {"wait_s": 500}
 AT_ONCE = {"wait_s": "0"}
 
 
-def post(planner: LivePlanner, rank: int, *steps: int, plan_version: int | None = None) -> None:
-    """Post these steps of a rank, 100 J each."""
-    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
-    measured = {"plan_version": plan_version, "time_s": 0.9, "energy_j": 100.0}
-    body = {"steps": [{"step": step, **measured} for step in steps]}
-    planner.http.post(path, json=body).raise_for_status()
-
-
 def first_steps(
     planner: LivePlanner, headers: dict[str, str] | None = None, **query: int
 ) -> list[int]:
@@ -57,7 +49,7 @@ def test_a_stream_of_no_time_sends_the_current_state_and_ends(planner: LivePlann
     planner.put_planned_job()
     for rank in (0, 1):
         planner.acknowledge(rank, 1, 3).raise_for_status()
-        post(planner, rank, 0, 1)
+        planner.post_steps(rank, 0, 1)
     answer = planner.http.get(EVENTS, params=AT_ONCE)
     assert answer.status_code == 200
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -123,13 +115,13 @@ def test_steps_are_sent_when_posted_and_again_when_complete(planner: LivePlanner
     planner.put_planned_job()
     with listening(planner.http, EVENTS, **LONG) as listener:
         listener.wait_for("overview")
-        post(planner, 0, 0, 1)
+        planner.post_steps(0, 0, 1)
         listener.wait_for("steps", lambda steps: steps[-1]["step"] == 1)
-        post(planner, 1, 0)
+        planner.post_steps(1, 0)
         whole = listener.wait_for("steps", lambda steps: steps[0]["num_ranks"] == 2)
         assert [(step["step"], step["energy_j"]) for step in whole] == [(0, 200.0)]
-        post(planner, 1, 1, 2)
-        post(planner, 0, 2)
+        planner.post_steps(1, 1, 2)
+        planner.post_steps(0, 2)
         listener.wait_for("steps", lambda s: (s[-1]["step"], s[-1]["num_ranks"]) == (2, 2))
         last = [told for told in listener.events if told.name == "steps"][-1]
         assert last.event_id == "2"
@@ -141,7 +133,7 @@ def test_steps_are_sent_when_posted_and_again_when_complete(planner: LivePlanner
 def test_a_client_that_reconnects_gets_the_steps_it_missed(planner: LivePlanner) -> None:
     planner.put_planned_job()
     for rank in (0, 1):
-        post(planner, rank, *range(300))
+        planner.post_steps(rank, *range(300))
     assert first_steps(planner) == [*range(100, 300)]
     assert first_steps(planner, num_steps=250) == [*range(50, 300)]
     assert first_steps(planner, num_steps=2000, after_step=20) == [*range(21, 300)]
@@ -152,7 +144,7 @@ def test_a_client_that_reconnects_gets_the_steps_it_missed(planner: LivePlanner)
         assert back == [*range(100, 300)]
     with listening(planner.http, EVENTS, num_steps=2000, **LONG) as listener:
         listener.wait_for("steps", lambda steps: len(steps) == 300)
-        post(planner, 0, 300)
+        planner.post_steps(0, 300)
         listener.wait_for("steps", lambda steps: [each["step"] for each in steps] == [300])
         assert [len(sent) for sent in listener.named("steps")] == [300, 1]
     answer = planner.http.get(EVENTS, headers={"Last-Event-ID": "x"})
@@ -174,7 +166,7 @@ def test_pairs_of_a_comparison_that_begins_during_a_stream_are_sent(planner: Liv
             activation = planner.acknowledge(rank, 2, 4).raise_for_status().json()
         first = activation["first_step"]
         for rank in (0, 1):
-            post(planner, rank, *range(first, first + 60), plan_version=2)
+            planner.post_steps(rank, *range(first, first + 60), plan_version=2)
         told = listener.wait_for("comparison", lambda data: data["num_measured_pairs"] > 0)
         assert told == planner.http.get(f"{JOB}/comparison").json()
         assert told["state"] == "running"
@@ -272,5 +264,5 @@ def test_changes_of_another_planner_on_the_database_are_sent(postgres_database: 
             listener.wait_for("comparison")
             one.http.put(TARGET, json={"policy": "uniform"}).raise_for_status()
             listener.wait_for("history", lambda data: len(data) == 2)
-            post(one, 0, 7)
+            one.post_steps(0, 7)
             listener.wait_for("steps", lambda steps: steps[0]["step"] == 7)

@@ -38,20 +38,16 @@ PLANNED = "/api/v1/jobs/{job_id}/profile"
 @pytest.fixture(scope="module")
 def planner() -> Iterator[LivePlanner]:
     """With a job that has all that a metric tells of: measured steps, a baseline, a long poll."""
-    baseline = {"plan_version": None, "energy_j": 200.0, "sm_clock_mhz": 1400.0}
-    planned = {"plan_version": 1, "energy_j": 190.0, "sm_clock_mhz": 1200.0}
     with live_planner() as live:
         live.put_planned_job()
         for rank in (0, 1):
             live.acknowledge(rank, 1, 3).raise_for_status()
         for rank in (0, 1):
-            path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
-            steps = [
-                {"step": step, "time_s": 0.9, "num_clock_misses": step % 2 * (step < 60)}
-                | (baseline if step < 60 else planned)
-                for step in range(50, 70)
-            ]
-            live.http.post(path, json={"steps": steps}).raise_for_status()
+            baseline = {"energy_j": 200.0, "sm_clock_mhz": 1400.0}
+            live.post_steps(rank, *range(50, 60, 2), **baseline)
+            live.post_steps(rank, *range(51, 60, 2), num_clock_misses=1, **baseline)
+            planned = {"energy_j": 190.0, "sm_clock_mhz": 1200.0, "plan_version": 1}
+            live.post_steps(rank, *range(60, 70), **planned)
         yield live
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -27,22 +26,6 @@ def overview_of(planner: LivePlanner, job_id: str = "job") -> JobOverview:
 
 def everything(planner: LivePlanner) -> tuple[JobOverview, ...]:
     return decode(Overview, planner.http.get(routes.OVERVIEW).raise_for_status().json()).jobs
-
-
-def post(
-    planner: LivePlanner,
-    steps: Collection[int],
-    *,
-    version: int | None,
-    energy_j: float | None,
-    ranks: Collection[int] = (0, 1),
-) -> None:
-    """Ranks have measured these steps, 0.9 s each."""
-    measured = {"plan_version": version, "time_s": 0.9, "energy_j": energy_j}
-    body = {"steps": [{"step": step, **measured} for step in steps]}
-    for rank in ranks:
-        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
-        planner.http.post(path, json=body).raise_for_status()
 
 
 def test_a_job_that_waits_for_all_has_nothing_measured_and_nothing_predicted(
@@ -70,8 +53,9 @@ def test_what_is_predicted_is_the_plans_and_what_is_measured_the_ranks(
     planner.put_planned_job()
     for rank in (0, 1):
         planner.acknowledge(rank, 1, 3).raise_for_status()
-    post(planner, range(50, 60), version=None, energy_j=200.0)
-    post(planner, range(60, 70), version=1, energy_j=190.0)
+    for rank in (0, 1):
+        planner.post_steps(rank, *range(50, 60), energy_j=200.0)
+        planner.post_steps(rank, *range(60, 70), plan_version=1, energy_j=190.0)
     shown = overview_of(planner)
     plan = planner.http.get(routes.fill(routes.PLAN, job_id="job", version=1)).json()["plan"]
     assert shown.predicted is not None
@@ -109,7 +93,8 @@ def test_one_job_is_shown_as_it_is_now_though_metrics_have_no_label_for_it() -> 
     with live_planner(metrics_jobs=0) as planner:
         planner.put_planned_job()
         for num_steps in (1, 2):
-            post(planner, [num_steps], version=None, energy_j=1.0)
+            planner.post_steps(0, num_steps)
+            planner.post_steps(1, num_steps)
             assert overview_of(planner).num_steps == num_steps
         planner.http.put(f"{JOB}/target", json={"target": "slowdown:0.1"}).raise_for_status()
         shown = overview_of(planner)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from tests.planner.live import LivePlanner, live_planner
@@ -28,12 +27,6 @@ def planner() -> Iterator[LivePlanner]:
         yield live
 
 
-def post(planner: LivePlanner, rank: int, **changes: Any) -> None:  # noqa: ANN401 - JSON values
-    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
-    step = {"step": 0, "plan_version": None, "time_s": 1.0, "energy_j": 100.0, **changes}
-    planner.http.post(path, json={"steps": [step]}).raise_for_status()
-
-
 def steps(planner: LivePlanner, **query: int) -> tuple[StagesOfStep, ...]:
     answer = planner.http.get(PATH, params=query).raise_for_status()
     return decode_list(StagesOfStep, answer.json())
@@ -41,9 +34,11 @@ def steps(planner: LivePlanner, **query: int) -> tuple[StagesOfStep, ...]:
 
 def test_a_step_is_told_by_stages_and_as_a_whole(planner: LivePlanner) -> None:
     planner.put_profile().raise_for_status()
-    post(planner, 0, time_s=1.5, num_clock_misses=3, num_power_capped=2)
-    post(planner, 1, time_s=1.25, plan_version=1, num_clock_misses=1, num_thermally_capped=1)
-    post(planner, 2, time_s=1.75, energy_j=None)
+    planner.post_steps(0, 0, time_s=1.5, num_clock_misses=3, num_power_capped=2)
+    planner.post_steps(
+        1, 0, time_s=1.25, plan_version=1, num_clock_misses=1, num_thermally_capped=1
+    )
+    planner.post_steps(2, 0, time_s=1.75, energy_j=None)
     (step,) = steps(planner)
     assert (step.step, step.num_ranks, step.plan_versions) == (0, 3, (None, 1))
     assert (step.time_s, step.energy_j) == (1.75, None)

@@ -14,11 +14,8 @@ import pytest
 from tests.planner.linked_rank import LinkedRank
 from tests.planner.live import LivePlanner, ServeProcess, serve_process
 from tests.planner.patience import wait_until
-from tests.planner.samples import profile_csv, registration
 
 from flyball_wire import routes
-
-JOB = routes.fill(routes.JOB, job_id="job")
 
 
 def change_target(planner: ServeProcess, target: str) -> int:
@@ -43,10 +40,8 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
         with serve_process(database) as planner:
             port = planner.http.base_url.port
             assert port is not None
-            planner.http.put(JOB, json=registration()).raise_for_status()
-            path = routes.fill(routes.PROFILE, job_id="job")
-            csv = {"Content-Type": "text/csv"}
-            planner.http.put(path, content=profile_csv(), headers=csv).raise_for_status()
+            planner.put_job().raise_for_status()
+            planner.put_profile().raise_for_status()
             ranks = [LinkedRank(f"http://127.0.0.1:{port}", rank) for rank in (0, 1)]
             for rank in ranks:
                 training.callback(rank.close)

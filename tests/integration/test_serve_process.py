@@ -13,26 +13,14 @@ import pytest
 from tests.integration.command_in_process import Done, flyball, refusal
 from tests.planner.live import (
     SERVE,
-    ServeProcess,
     serve_environment,
     serve_process,
 )
 from tests.planner.patience import PATIENCE_S
-from tests.planner.samples import profile_csv, rank_registration, registration
 
 from flyball_wire import routes
 
 JOB = routes.fill(routes.JOB, job_id="job")
-PROFILE = routes.fill(routes.PROFILE, job_id="job")
-CSV = {"Content-Type": "text/csv"}
-
-
-def plan_a_job(served: ServeProcess) -> None:
-    """A job of a rank with a plan."""
-    served.http.put(JOB, json=registration()).raise_for_status()
-    served.http.put(PROFILE, content=profile_csv(), headers=CSV).raise_for_status()
-    path = routes.fill(routes.RANK, job_id="job", rank=0)
-    served.http.put(path, json=rank_registration(0)).raise_for_status()
 
 
 def test_one_line_says_where_it_listens_and_where_the_docs_are(tmp_path: Path) -> None:
@@ -46,7 +34,7 @@ def test_one_line_says_where_it_listens_and_where_the_docs_are(tmp_path: Path) -
 
 def test_ctrl_c_ends_it_cleanly_with_a_long_poll_open(tmp_path: Path) -> None:
     with serve_process(tmp_path / "planner.sqlite") as served:
-        plan_a_job(served)
+        served.put_planned_job()
         path = routes.fill(routes.RANK_PLAN, job_id="job", rank=0)
         statuses: list[int] = []
         is_sent = threading.Event()

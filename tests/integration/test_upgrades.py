@@ -20,7 +20,7 @@ from tests.planner.live import ServeProcess, serve_process
 from tests.planner.newer_schema import NEWER_FLYBALL, migrate_to_next, next_schema
 from tests.planner.patience import wait_until
 from tests.planner.ports import free_port
-from tests.planner.samples import job_record, profile_csv, registration
+from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import StoreTooNewError
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
@@ -135,7 +135,6 @@ def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
     postgres_database: str, tmp_path: Path
 ) -> None:
     ports = [str(free_port()) for _ in range(2)]
-    csv = {"Content-Type": "text/csv"}
     with ExitStack() as stack:
 
         def start(index: int, flyball: Sequence[str] | None = None) -> ServeProcess:
@@ -148,10 +147,8 @@ def test_a_jobs_ranks_follow_their_plans_through_an_upgrade_and_a_way_back(
         old = [start(0), start(1)]
         addresses = " ".join(f"127.0.0.1:{port}" for port in ports)
         proxy = stack.enter_context(caddy(addresses, tmp_path))
-        old[0].http.put(of_job(routes.JOB), json=registration()).raise_for_status()
-        old[0].http.put(
-            of_job(routes.PROFILE), content=profile_csv(), headers=csv
-        ).raise_for_status()
+        old[0].put_job().raise_for_status()
+        old[0].put_profile().raise_for_status()
         ca_file, url = str(tmp_path / "ca.pem"), str(proxy.base_url)
         ranks = [LinkedRank(url, rank, ca_file=ca_file) for rank in (0, 1)]
         training = stack.enter_context(ExitStack())

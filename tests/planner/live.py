@@ -41,17 +41,10 @@ _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LivePlanner:
-    """A planner that answers, and a client of it."""
+class AnsweringPlanner:
+    """A planner that answers, by a client of it."""
 
-    app: FastAPI
     http: httpx.Client
-
-    @property
-    def state(self) -> PlannerState:
-        """Return what the app holds."""
-        state: PlannerState = self.app.state.planner
-        return state
 
     def put_job(self, job_id: str = "job", **changes: object) -> httpx.Response:
         """Register a job of two stages."""
@@ -76,10 +69,32 @@ class LivePlanner:
         self.put_profile(job_id=job_id).raise_for_status()
         self.put_ranks(job_id=job_id)
 
-    def acknowledge(self, rank: int, version: int, current_step: int) -> httpx.Response:
+    def acknowledge(
+        self, rank: int, version: int, current_step: int, job_id: str = "job"
+    ) -> httpx.Response:
         """Rank `rank` of the job has a version."""
-        path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id="job", rank=rank)
+        path = routes.fill(routes.RANK_ACKNOWLEDGEMENT, job_id=job_id, rank=rank)
         return self.http.post(path, json={"version": version, "current_step": current_step})
+
+    def post_steps(self, rank: int, *steps: int, **fields: object) -> None:
+        """Rank `rank` of the job has measured these steps; without a plan, if no field says so."""
+        path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=rank)
+        measured = {"plan_version": None, "time_s": 0.9, "energy_j": 100.0, **fields}
+        body = {"steps": [{"step": step, **measured} for step in steps]}
+        self.http.post(path, json=body).raise_for_status()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LivePlanner(AnsweringPlanner):
+    """A planner in a thread of the test."""
+
+    app: FastAPI
+
+    @property
+    def state(self) -> PlannerState:
+        """Return what the app holds."""
+        state: PlannerState = self.app.state.planner
+        return state
 
 
 # Of the loop, in which what it has accepted just now becomes a connection that can be shut down.
@@ -172,12 +187,11 @@ def live_planner(
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeProcess:
+class ServeProcess(AnsweringPlanner):
     """A running `flyball serve`."""
 
     process: subprocess.Popen[str] | ForkedCommand
     line: str
-    http: httpx.Client
 
     def end(self, with_signal: signal.Signals) -> tuple[int, str]:
         """Send it a signal; its exit status and what it had written on stderr."""
