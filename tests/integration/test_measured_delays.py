@@ -172,8 +172,11 @@ def test_a_job_whose_profile_has_no_noise_gets_a_reserve_from_its_own_steps(
         assert job.newest == 2
 
 
-def test_hidden_delays_of_clock_changes_are_found_and_planned_with(planner: LivePlanner) -> None:
-    """25 ms, of which the plan counts the table's 5.8 and 4.1 ms."""
+@pytest.mark.parametrize("options", [{}, {"gpu": "a100"}])
+def test_hidden_delays_of_clock_changes_are_found_and_planned_with(
+    planner: LivePlanner, options: dict[str, Any]
+) -> None:
+    """25 ms, of which the plan counts nothing or the table's 5.8 and 4.1 ms."""
     with training(
         planner,
         tail_s=0.0,
@@ -182,9 +185,10 @@ def test_hidden_delays_of_clock_changes_are_found_and_planned_with(planner: Live
         delay_s=0.025,
         transition_ms=None,
         reserve=0.0,
-        gpu="a100",
+        **options,
     ) as job:
-        assert job.plan(1)["transitions"]["up_p50_s"] == pytest.approx(0.0058)
+        counted = job.plan(1).get("transitions", {}).get("up_p50_s")
+        assert counted == (pytest.approx(0.0058) if options else None)
         job.run_until_timed(2)
         after = job.plan(2)
         found = [after["transitions"][f"{name}_p50_s"] for name in ("up", "down")]

@@ -133,6 +133,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
         ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: gpipe"),
         ("--reconfigure eager", "--reconfigure: unknown 'eager'; known: default"),
         ("--target soon", "--target: unknown 'soon'"),
+        ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),
         ("--policy uniform --effort low", "--effort: is for policy frontier, not uniform"),
         ("--policy envelope --max-switches 1", "--max-switches: is for policy frontier, not"),
         ("--transition-ms -1", "--transition-ms: must be from 0 to 10000 ms, not -1"),

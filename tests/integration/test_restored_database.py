@@ -71,7 +71,6 @@ def test_ranks_of_a_restored_planner_post_on_and_come_onto_its_newest_plan(
             wait_until(lambda: steps_of(planner).get(8, {}).get("num_ranks") == 2)
             found = steps_of(planner)
             report = planner.http.get(routes.fill(routes.REPORT, job_id="job")).json()
-            training.close()  # while there is a planner to leave
         assert (found[7]["plan_versions"], found[7]["unknown_versions"]) == ([], [2])
         assert (found[8]["plan_versions"], found[8]["unknown_versions"]) == ([2], [])
         assert (report["num_steps"], report["num_unknown_steps"]) == (1, 1)
