@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -341,6 +342,21 @@ def test_a_change_that_fails_is_planned_once(failed: JobServices, picky: PickyPl
         writer.delete_profile("job")
     # Without a profile it keeps its problem.
     assert change_and_die(failed, "fastest").job.problem == "target: only fastest is met"
+
+
+def test_a_change_whose_request_fails_meanwhile_is_not_planned_again(
+    failed: JobServices, picky: PickyPlanner
+) -> None:
+    class Overtaken(PlanningSlots):
+        @contextmanager
+        def taken(self) -> Generator[bool]:
+            with pytest.raises(PlanningFailedError):
+                change_target(failed, "job", TargetChange(target="power:2"))
+            yield True
+
+    change_and_die(failed, "power:2")
+    assert ReplanReconciler(Overtaken())(failed, "job") is None
+    assert len(picky.requests) == 1
 
 
 def test_a_failed_job_that_ended_is_planned_when_it_comes_back(failed: JobServices) -> None:
