@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from docs.scripts.reading_governor import ReadingGovernor
 from tests.acceptance.closed_loop import (
     LINK_TIMES,
-    PATIENCE_S,
     EmulatedTraining,
     one_forward_one_backward,
 )
+from tests.planner.patience import PATIENCE_S
 
 from flyball_client import EmulatedGpu, PlannerClient, RankSession
 from flyball_client.gpu.emulated import IDEAL_GPU

@@ -8,10 +8,13 @@ little in each step.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+
+from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -22,7 +25,6 @@ from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClo
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.messages import StepMeasurement
 
-PATIENCE_S = 60.0
 # Real time in each step while a version is on its way: a few calls take that.
 ON_ITS_WAY_S = 0.05
 # A step's real time at least, once there is a plan: the planner looks at a job ten times a second.
@@ -123,10 +125,6 @@ class EmulatedTraining:
         """Of the job's plans; 0: none."""
         return self.planner.get_job(self.job_id).newest_version or 0
 
-    def await_version(self, version: int) -> None:
-        """Wait, without training, until the planner has made this version."""
-        wait_until(lambda: self.newest_version() >= version)
-
     def await_measured(self) -> None:
         """Wait, without training, until the planner has all steps so far."""
         last = len(self.steps) - 1
@@ -185,9 +183,58 @@ class EmulatedTraining:
         return job.newest_version != version or job.state != "profiling"
 
 
+class BackgroundTraining:
+    """Ranks that train step after step, in a thread, until the block ends or they are stopped.
+
+    Args:
+        training: the ranks.
+        pause_s: returns the pause before the next step, s.
+    """
+
+    def __init__(
+        self, training: EmulatedTraining, pause_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.training = training
+        self._pause_s = pause_s
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._train)
+
+    def __enter__(self) -> BackgroundTraining:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _train(self) -> None:
+        while not self._stopping.wait(self._pause_s()):
+            self.training.train(1)
+
+    def versions(self) -> set[int | None]:
+        """Return the plan versions of the ranks' last step."""
+        return self.training.steps[-1].versions if self.training.steps else set()
+
+    def await_version(self, version: int) -> None:
+        """Wait until all ranks run this version."""
+        wait_until(lambda: self.versions() == {version})
+
+    def go_on(self, num_steps: int = 20) -> None:
+        """Wait until the ranks have trained so many steps more."""
+        wanted = len(self.training.steps) + num_steps
+        wait_until(lambda: len(self.training.steps) >= wanted or not self._thread.is_alive())
+        assert self._thread.is_alive()
+
+    def stop(self) -> int:
+        """End training; return the number of trained steps."""
+        self._stopping.set()
+        self._thread.join(PATIENCE_S)
+        assert not self._thread.is_alive()
+        return len(self.training.steps)
+
+
 @contextmanager
 def emulated_training(
-    planner_url: str,
+    planner_urls: str | Sequence[str],
     job_id: str,
     truth: StageProfile,
     orders: Sequence[Order],
@@ -201,12 +248,12 @@ def emulated_training(
     """Ranks on emulated GPUs of `truth`, the profile of one pipeline, known to the planner.
 
     Each GPU's noise (relative) has a seed of its own; `orders` are what each stage runs in a step.
-    `token` is for all calls but the ranks', which have `rank_token`.
+    Of several planners each rank calls the next. `token` is for all calls but the ranks', which
+    have `rank_token`.
     """
+    urls = [planner_urls] if isinstance(planner_urls, str) else planner_urls
     with ExitStack() as opened:
-        planner = opened.enter_context(
-            PlannerClient(planner_url, token=token, timeout_s=PATIENCE_S)
-        )
+        planner = opened.enter_context(PlannerClient(urls[0], token=token, timeout_s=PATIENCE_S))
         ranks: list[EmulatedRank] = []
         gpus: list[EmulatedGpu] = []
         for number in range(num_pipelines * truth.num_stages):
@@ -219,13 +266,14 @@ def emulated_training(
                 settings=replace(IDEAL_GPU, noise=noise, seed=number),
                 clock=clock,
             )
+            rank_planner = PlannerClient(urls[number % len(urls)], token=rank_token)
             session = RankSession(
                 gpu=gpu,
                 job_id=job_id,
                 rank=number,
                 stage=stage,
                 dp_rank=pipeline,
-                planner=opened.enter_context(PlannerClient(planner_url, token=rank_token)),
+                planner=opened.enter_context(rank_planner),
                 times=LINK_TIMES,
             )
             opened.enter_context(session)
@@ -261,11 +309,3 @@ def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[Ord
             order.append(("backward", microbatch))
         orders.append(tuple(order))
     return orders
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Return when it is so; fail after a long while."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline_s, "it never came to be"
-        time.sleep(0.05)

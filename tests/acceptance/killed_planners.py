@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import httpx
-from tests.acceptance.training_ranks import (
-    BLOCKING_POWER_W,
-    JOB,
-    NUM_RANKS,
-    TrainingRanks,
-    trained_profile,
+import pytest
+from tests.acceptance.closed_loop import (
+    BackgroundTraining,
+    emulated_training,
+    one_forward_one_backward,
 )
 from tests.planner.forked_command import ForkedCommand
 from tests.planner.live import SERVE, serve_environment
-from tests.planner.patience import PATIENCE_S, wait_until
+from tests.planner.patience import PATIENCE_S
 from tests.planner.ports import free_port
 
 from flyball_client.api.planner_client import PlannerClient
+from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration, JobView
 from flyball_wire.plan_options import TargetChange
 
+JOB, NUM_RANKS, BLOCKING_POWER_W = "trained", 4, 83.64
+# Before each step: what it takes is processor time.
+PAUSE_S = 0.05
 SLOWER = TargetChange(target="slowdown:0.1")
-PROFILE = write_stage_profile(trained_profile())
+STAGES = load_example_profile().select_stages(tuple(range(NUM_RANKS)))
+PROFILE = write_stage_profile(STAGES)
 
 
 def registration(num_microbatches: int = 4) -> JobRegistration:
@@ -92,9 +98,9 @@ class Planner:
         """The job as it stands."""
         return self.client.get_job(JOB)
 
-    def put_job(self, num_microbatches: int = 4) -> None:
+    def put_job(self) -> None:
         """Register the job and put its profile; it is planned when this returns."""
-        self.client.put_job(JOB, registration(num_microbatches))
+        self.client.put_job(JOB, registration())
         self.client.put_profile_csv(JOB, PROFILE)
 
     def status(self, path: str) -> int:
@@ -112,26 +118,43 @@ def planner_on(database: str, *before: str) -> Iterator[Planner]:
         made.kill()
 
 
-def await_version(ranks: TrainingRanks, version: int) -> None:
-    wait_until(lambda: ranks.versions() == {version})
+def in_mounts_of_its_own(*commands: str) -> Sequence[str]:
+    """A command line that gives what stands behind it mounts of its own, made by shell commands.
+
+    Where that is not possible, a skip, with CI=true a failure.
+    """
+    script = " && ".join((*commands, 'exec "$@"'))
+    command = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
+    is_possible = (
+        shutil.which("unshare") is not None
+        and not subprocess.run((*command, "true"), check=False, capture_output=True).returncode
+    )
+    if not is_possible:
+        assert os.environ.get("CI") != "true", "no mount namespace can be had"
+        pytest.skip("needs unshare and the right to make a mount namespace")
+    return command
 
 
-def await_measured(planner: Planner, step: int) -> None:
-    """Wait until all ranks have posted up to this step: at their end they post for seconds only."""
+@contextmanager
+def training_ranks(
+    planner_urls: Sequence[str], *, num_microbatches: int = 4, pause_s: float = PAUSE_S
+) -> Iterator[BackgroundTraining]:
+    """Four emulated ranks that train with these planners, each with the next."""
+    orders = one_forward_one_backward(NUM_RANKS, num_microbatches)
+    with (
+        emulated_training(
+            planner_urls, JOB, STAGES, orders, blocking_power_w=BLOCKING_POWER_W
+        ) as training,
+        BackgroundTraining(training, lambda: pause_s) as ranks,
+    ):
+        yield ranks
 
-    def is_there() -> bool:
-        steps = planner.client.list_steps(JOB, limit=100)
-        return any(one.step >= step and one.num_ranks == NUM_RANKS for one in steps)
 
-    wait_until(is_there)
-
-
-def assert_all_is_measured(planner: Planner, ranks: TrainingRanks) -> None:
-    """Every step of every rank is at the planner, once."""
-    await_measured(planner, min(ranks.num_steps()) - 1)
-    trained = ranks.stop()
-    assert ranks.num_dropped() == 0
-    (num_steps,) = set(trained)
+def assert_all_is_measured(planner: Planner, ranks: BackgroundTraining) -> None:
+    """Stop; every step of every rank is at the planner then, once."""
+    num_steps = ranks.stop()
+    ranks.training.await_measured()
+    assert [rank.session.num_dropped_measurements for rank in ranks.training.ranks] == [0] * 4
     steps = planner.client.list_steps(JOB, limit=10_000)
     assert [step.step for step in steps] == list(range(num_steps))
     assert {step.num_ranks for step in steps} == {NUM_RANKS}

@@ -6,20 +6,24 @@ live, before and after an outage of the planner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.acceptance.killed_planners import Planner, await_version, planner_on
-from tests.acceptance.training_ranks import JOB, NUM_RANKS, TrainingRanks, training_ranks
-from tests.browser.accessibility import assert_accessible
-from tests.browser.dashboard import Dashboard
-from tests.browser.fixtures import SCREEN
+from tests.acceptance.closed_loop import BackgroundTraining
+from tests.acceptance.killed_planners import (
+    JOB,
+    NUM_RANKS,
+    Planner,
+    planner_on,
+    training_ranks,
+)
+from tests.browser.dashboard import Dashboard, assert_fits, wait_in
 from tests.browser.page_watch import PageWatch
 from tests.planner.patience import wait_until
 
 # A page needs no more steps than some in a second, and each costs processor time.
-TIME_SCALE = 1.0
+PAUSE_S = 0.2
 PLANNER_AWAY = ("net::ERR_", "older steps: The planner does not respond")
 
 
@@ -34,15 +38,15 @@ def planner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Planner]:
 
 
 @pytest.fixture(scope="module")
-def training(planner: Planner) -> Iterator[TrainingRanks]:
+def training(planner: Planner) -> Iterator[BackgroundTraining]:
     """Ranks that train on its plan."""
-    with training_ranks([planner.url], time_scale=TIME_SCALE) as ranks:
-        await_version(ranks, 1)
+    with training_ranks([planner.url], pause_s=PAUSE_S) as ranks:
+        ranks.await_version(1)
         yield ranks
 
 
 @pytest.fixture
-def ranks(planner: Planner, training: TrainingRanks) -> TrainingRanks:
+def ranks(planner: Planner, training: BackgroundTraining) -> BackgroundTraining:
     """The ranks, once they run the newest plan."""
     wait_until(lambda: training.versions() == {planner.job().newest_version})
     return training
@@ -65,7 +69,7 @@ def target_of(planner: Planner, version: int) -> str:
 
 
 def assert_runs_what_was_chosen(
-    planner: Planner, ranks: TrainingRanks, page: Page, before: int
+    planner: Planner, ranks: BackgroundTraining, page: Page, before: int
 ) -> int:
     """Check the first version with another target than the one before, and return it.
 
@@ -79,7 +83,7 @@ def assert_runs_what_was_chosen(
         for version in range(before + 1, newest_version(planner) + 1)
         if target_of(planner, version) != former
     )
-    await_version(ranks, version)
+    ranks.await_version(version)
     plan = planner.client.get_plan(JOB, version)
     assert plan.plan["policy"] == "frontier"
     slowdown = float(target_of(planner, version).removeprefix("slowdown:"))
@@ -95,7 +99,7 @@ def assert_runs_what_was_chosen(
 
 
 def test_the_ranks_run_a_plan_that_is_clicked(
-    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
+    planner: Planner, ranks: BackgroundTraining, dashboard: Dashboard
 ) -> None:
     before = newest_version(planner)
     page = dashboard.open().page
@@ -111,10 +115,17 @@ def test_the_ranks_run_a_plan_that_is_clicked(
     version = assert_runs_what_was_chosen(planner, ranks, page, before)
     expect(dashboard.fact("Plan")).to_contain_text(f"v{version} from step")
     expect(page.locator("#panel-history tbody tr").first).to_contain_text(f"v{version}")
+    # New steps appear by themselves.
+    newest = page.locator("#panel-charts .readout")
+    num_before, told = dashboard.num_steps(), newest.text_content()
+    assert told is not None
+    ranks.go_on(3)
+    expect(newest).not_to_have_text(told)
+    wait_in(page, lambda: dashboard.num_steps() > num_before)
 
 
 def test_a_plan_is_chosen_with_keys_only(
-    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard
+    planner: Planner, ranks: BackgroundTraining, dashboard: Dashboard
 ) -> None:
     before = newest_version(planner)
     page = dashboard.open().page
@@ -122,6 +133,7 @@ def test_a_plan_is_chosen_with_keys_only(
     press_until(page, "Tab", "document.activeElement.textContent === 'trained'")
     page.keyboard.press("Enter")
     dashboard.wait_for_pictures()
+    assert_fits(page, 390, 360, 320)
     press_until(page, "Tab", "document.activeElement.classList.contains('frontier-point')")
     for _ in range(5):
         page.keyboard.press("ArrowRight")
@@ -138,23 +150,8 @@ def test_a_plan_is_chosen_with_keys_only(
     assert_runs_what_was_chosen(planner, ranks, page, before)
 
 
-def test_new_steps_appear_without_a_reload(ranks: TrainingRanks, dashboard: Dashboard) -> None:
-    page = dashboard.open_job(JOB).page
-    dashboard.wait_for_pictures()
-    page.evaluate("document.documentElement.dataset.loaded = 'once'")
-    newest = page.locator("#panel-charts .readout")
-    for _ in range(2):
-        before, told = dashboard.num_steps(), newest.text_content()
-        assert told is not None
-        ranks.go_on(3)
-        expect(newest).not_to_have_text(told)
-        wait_in(page, lambda before=before: dashboard.num_steps() > before)  # type: ignore[misc]
-    expect(dashboard.connection).to_have_text("live")
-    assert page.evaluate("document.documentElement.dataset.loaded") == "once"
-
-
 def test_figures_are_marked_as_stale_while_the_planner_is_away(
-    planner: Planner, ranks: TrainingRanks, dashboard: Dashboard, page_watch: PageWatch
+    planner: Planner, ranks: BackgroundTraining, dashboard: Dashboard, page_watch: PageWatch
 ) -> None:
     page = dashboard.open_job(JOB).page
     dashboard.wait_for_pictures()
@@ -175,35 +172,6 @@ def test_figures_are_marked_as_stale_while_the_planner_is_away(
     wait_in(page, lambda: dashboard.num_steps() >= before + 3)
 
 
-def test_both_pages_are_accessible_and_no_wider_than_a_narrow_screen(
-    ranks: TrainingRanks, dashboard: Dashboard
-) -> None:
-    del ranks
-    page = dashboard.page
-
-    def assert_fits() -> None:
-        for width_px in (390, 360, 320, SCREEN["width"]):
-            page.set_viewport_size({"width": width_px, "height": SCREEN["height"]})
-            wait_in(page, lambda: dashboard.overflow_px() == 0)
-
-    def assert_accessible_in_both_themes() -> None:
-        page.emulate_media(color_scheme="light")
-        assert_accessible(page)
-        page.emulate_media(color_scheme="dark")
-        assert_accessible(page)
-
-    dashboard.open()
-    expect(page.get_by_role("link", name=JOB)).to_be_visible()
-    assert_fits()
-    assert_accessible_in_both_themes()
-    dashboard.open_job(JOB)
-    dashboard.wait_for_pictures()
-    assert_fits()
-    page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
-    assert_fits()
-    assert_accessible_in_both_themes()
-
-
 def press_until(page: Page, key: str, condition: str) -> None:
     """Press a key until a condition holds, at most as often as a page has places to go to."""
     for _ in range(100):
@@ -211,13 +179,3 @@ def press_until(page: Page, key: str, condition: str) -> None:
         if page.evaluate(condition):
             return
     raise AssertionError(f"{key} never came to {condition}")
-
-
-def wait_in(page: Page, is_so: Callable[[], bool]) -> None:
-    """Wait for a condition while events of the page are processed."""
-
-    def look() -> bool:
-        page.wait_for_timeout(20)
-        return is_so()
-
-    wait_until(look)

@@ -7,13 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from tests.governed_rank.processes import SeenProcess, processes_with, wait_until
 from tests.hostile_folder import HostileFolder
 from tests.integration.command_in_process import refusal, run_apart
 
@@ -21,11 +20,9 @@ pytest.importorskip("deepspeed", reason="needs the extra 'demo'")
 
 from flyball_lab.demo.run_folder import RunFolder
 
-# What the planner had started hears of its end, and goes, moments later.
-_GONE_WITHIN_S = 10.0
 _MARKER = "DEMO_TEST_RUN"
 _DEMO_TIMEOUT_S = 400
-_REACHES_TIMEOUT_S = 150
+_REACHES_TIMEOUT_S = 150.0
 _ENDS_TIMEOUT_S = 90
 # Where the first step is waited for, and no figure is looked at; so many that they do not run out.
 _SHORT_STEPS = ("--steps", "200", "--microbatches", "4", "--time-scale", "0.5")
@@ -35,24 +32,21 @@ needs_proc = pytest.mark.skipif(
 )
 
 
-@dataclass
 class RunningDemo:
     """A demo in the background; its processes are found by a variable in their environment."""
 
-    folder: RunFolder
-    options: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    marker: str = field(default_factory=lambda: uuid.uuid4().hex)
-    cwd: Path | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, folder: RunFolder, *options: str, cwd: Path | None = None, **environment: str
+    ) -> None:
+        self.folder = folder
+        self._marker = uuid.uuid4().hex
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "flyball_client", "demo"),
-                *("--keep", str(self.folder.path), *self.options),
+                *("--keep", str(folder.path), *options),
             ],
-            cwd=self.cwd,
-            env=os.environ | self.environment | {_MARKER: self.marker},
+            cwd=cwd,
+            env=os.environ | environment | {_MARKER: self._marker},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -60,49 +54,32 @@ class RunningDemo:
             start_new_session=True,
         )
 
-    def wait_until(self, reached: Callable[[], bool]) -> None:
-        deadline_s = time.monotonic() + _REACHES_TIMEOUT_S
-        while not reached():
+    def wait_until(self, reached: Callable[[], object]) -> None:
+        """Wait until the demo has come so far."""
+
+        def is_so() -> bool:
             assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline_s, "the demo did not get so far"
-            time.sleep(0.05)
+            return bool(reached())
+
+        wait_until(is_so, "so far", patience_s=_REACHES_TIMEOUT_S, pause_s=0.05)
 
     def end(self, *, timeout_s: float = _ENDS_TIMEOUT_S) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr."""
+        """Exit status, stdout and stderr, once all of its processes have gone."""
         output, errors = self.process.communicate(timeout=timeout_s)
+        # What the planner had started hears of its end, and goes, moments later.
+        wait_until(lambda: not self.processes(), "the end of its processes", pause_s=0.05)
+        assert "Traceback" not in errors
         return self.process.returncode, output, errors
 
-    def processes(self) -> dict[int, str]:
-        """Every living process of this demo: its pid and command line."""
-        wanted = f"{_MARKER}={self.marker}".encode()
-        found = {}
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and wanted in (entry / "environ").read_bytes():
-                    found[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-            except OSError:
-                continue
-        return found
-
-    def left_behind(self) -> dict[int, str]:
-        """Return what still lives some moments after the demo's end."""
-        deadline_s = time.monotonic() + _GONE_WITHIN_S
-        while self.processes() and time.monotonic() < deadline_s:
-            time.sleep(0.05)
-        return self.processes()
-
-    def pid_of(self, part: str) -> int:
-        """The process whose command line holds this, and no other of the demo's does."""
-        (pid,) = [pid for pid, command in self.processes().items() if part in command]
-        return pid
+    def processes(self) -> list[SeenProcess]:
+        """Return every living process of this demo."""
+        return processes_with(_MARKER, self._marker)
 
     def clear_away(self) -> None:
-        """Whatever a failed test left behind."""
-        for pid in (*self.processes(), self.process.pid):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End what a failed test left behind."""
+        self.process.kill()
+        for seen in self.processes():
+            os.kill(seen.pid, signal.SIGKILL)
         self.process.communicate()
 
 
@@ -113,7 +90,7 @@ def start_demo(tmp_path: Path) -> Iterator[Callable[..., RunningDemo]]:
 
     def start(*options: str, cwd: Path | None = None, **environment: str) -> RunningDemo:
         folder = RunFolder(tmp_path / "run")
-        started.append(RunningDemo(folder, options, environment, cwd=cwd))
+        started.append(RunningDemo(folder, *options, cwd=cwd, **environment))
         return started[-1]
 
     yield start
@@ -156,8 +133,6 @@ def test_the_demo_trains_on_a_plan_that_saves_energy_as_predicted(
     assert demo.folder.database.exists()
     assert not extensions.exists(), "DeepSpeed compiled something"
     assert hostile.imported() == []
-    assert "Traceback" not in errors
-    assert demo.left_behind() == {}
 
 
 @needs_proc
@@ -187,68 +162,34 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
     demo.process.send_signal(number)
     status, output, errors = demo.end()
 
-    assert status == 130
-    assert output == ""
-    assert "Traceback" not in errors
-    assert demo.left_behind() == {}
+    assert (status, output) == (130, ""), errors
 
 
 @needs_proc
-def test_a_rank_that_dies_ends_the_demo_and_is_named(
-    start_demo: Callable[..., RunningDemo],
+@pytest.mark.parametrize(
+    ("variable", "value", "part", "said"),
+    [
+        ("RANK", "2", "training_rank", "training rank 2 was ended by signal 9"),
+        (_MARKER, "", "flyball_client serve", "the planner ended with status -9"),
+    ],
+)
+def test_a_part_that_dies_ends_the_demo_and_is_named(
+    start_demo: Callable[..., RunningDemo], variable: str, value: str, part: str, said: str
 ) -> None:
     demo = start_demo(*_SHORT_STEPS)
-    demo.wait_until(lambda: bool(demo.folder.trained_steps()))
-    rank_2 = next(
-        pid
-        for pid in demo.processes()
-        if b"\0RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()
+    demo.wait_until(lambda: demo.folder.rank_log(2).exists())
+    (pid,) = (
+        seen.pid
+        for seen in demo.processes()
+        if part in " ".join(seen.command)
+        and f"{variable}={value}".encode() in Path(f"/proc/{seen.pid}/environ").read_bytes()
     )
 
-    os.kill(rank_2, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
     status, _, errors = demo.end()
 
     assert status == 1
-    assert errors.splitlines()[-1] == (
-        "flyball demo: failed: training rank 2 was ended by signal 9"
-    )
-    assert demo.left_behind() == {}
-
-
-@needs_proc
-def test_a_planner_that_dies_ends_the_demo_with_one_line(
-    start_demo: Callable[..., RunningDemo],
-) -> None:
-    demo = start_demo()
-    demo.wait_until(lambda: demo.folder.rank_log(0).exists())
-
-    os.kill(demo.pid_of("flyball_client serve"), signal.SIGKILL)
-    status, _, errors = demo.end()
-
-    assert status == 1
-    assert errors.splitlines()[-1] == "flyball demo: failed: the planner ended with status -9"
-    assert "Traceback" not in errors
-    assert demo.left_behind() == {}
-
-
-def test_a_missing_package_is_named_in_one_line() -> None:
-    program = (
-        "import sys; sys.modules['uvicorn'] = None;"
-        " from flyball_client.__main__ import main; raise SystemExit(main())"
-    )
-    demo = subprocess.run(
-        [sys.executable, "-c", program, "demo"],
-        capture_output=True,
-        text=True,
-        timeout=_ENDS_TIMEOUT_S,
-        check=False,
-    )
-
-    assert demo.returncode == 2
-    assert demo.stdout == ""
-    (line,) = demo.stderr.splitlines()
-    assert line.startswith("flyball demo: missing: ")
-    assert "uvicorn" in line
+    assert errors.splitlines()[-1] == f"flyball demo: failed: {said}"
 
 
 def test_a_folder_in_use_is_not_written_into(tmp_path: Path) -> None:

@@ -6,31 +6,26 @@ stored.
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 import pytest
 from tests.acceptance.killed_planners import (
+    JOB,
+    NUM_RANKS,
     PROFILE,
     SLOWER,
     Planner,
     assert_all_is_measured,
-    await_version,
+    in_mounts_of_its_own,
     planner_on,
     registration,
-)
-from tests.acceptance.training_ranks import (
-    JOB,
-    NUM_RANKS,
-    TIME_SCALE_OF_LONG_STEPS,
     training_ranks,
 )
 from tests.planner.live import SERVE, serve_environment
@@ -86,9 +81,7 @@ def test_a_planner_that_is_killed_while_it_plans_plans_by_itself_when_it_is_back
             planner.client.put_profile_csv(JOB, PROFILE)
 
     planner.start()
-    with training_ranks(
-        [planner.url], num_microbatches=MANY_MICROBATCHES, time_scale=TIME_SCALE_OF_LONG_STEPS
-    ) as ranks:
+    with training_ranks([planner.url], num_microbatches=MANY_MICROBATCHES) as ranks:
         planner.client.put_job(JOB, registration(MANY_MICROBATCHES))
         wait_until(lambda: len(planner.job().ranks) == NUM_RANKS)
         putting = threading.Thread(target=put_profile)
@@ -98,7 +91,7 @@ def test_a_planner_that_is_killed_while_it_plans_plans_by_itself_when_it_is_back
         planner.kill()
         ranks.go_on(5)
         planner.start()
-        await_version(ranks, 1)
+        ranks.await_version(1)
         assert planner.job().state == "planned"
         putting.join(PATIENCE_S)
         assert_all_is_measured(planner, ranks)
@@ -108,51 +101,38 @@ def test_a_planner_that_is_killed_in_mid_training_loses_nothing(planner: Planner
     planner.start()
     planner.put_job()
     with training_ranks([planner.url]) as ranks:
-        await_version(ranks, 1)
+        ranks.await_version(1)
         planner.kill()
-        ranks.go_on(50)
+        ranks.go_on()
         # On the plan that they have, keeping what they measure.
         assert ranks.versions() == {1}
         planner.start()
         planner.client.put_target(JOB, SLOWER)
-        await_version(ranks, 2)
+        ranks.await_version(2)
         assert_all_is_measured(planner, ranks)
 
 
 # ------------------------------------------------------------------ starved and corrupted
 
 
-def on_a_small_disk(folder: Path) -> Sequence[str]:
-    """A command line that gives what stands behind it this folder as a disk of some megabytes."""
-    script = f'mount -t tmpfs -o size=6m tmpfs "{folder}" && exec "$@"'
-    command = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh")
-    is_possible = (
-        shutil.which("unshare") is not None
-        and not subprocess.run((*command, "true"), check=False, capture_output=True).returncode
-    )
-    if not is_possible:
-        assert os.environ.get("CI") != "true", "no mount namespace can be had"
-        pytest.skip("needs unshare and the right to make a mount namespace")
-    return command
-
-
 def test_a_full_disk_is_told_of_and_nothing_is_lost_or_half_written(tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()
-    with planner_on(f"sqlite:///{folder}/planner.sqlite", *on_a_small_disk(folder)) as planner:
+    on_a_small_disk = in_mounts_of_its_own(f'mount -t tmpfs -o size=6m tmpfs "{folder}"')
+    with planner_on(f"sqlite:///{folder}/planner.sqlite", *on_a_small_disk) as planner:
         planner.start()
         planner.put_job()
         with training_ranks([planner.url]) as ranks:
-            await_version(ranks, 1)
+            ranks.await_version(1)
             filler = Path(f"/proc/{planner.pid}/root{folder}/filler")
             fill(filler)
             refused = wait_for_refusal(planner)
             assert refused == "The planner's job store is not available; see the planner's log"
-            ranks.go_on(50)
+            ranks.go_on()
             assert (planner.status(routes.HEALTH), planner.job().state) == (200, "planned")
             filler.unlink()
             planner.client.put_target(JOB, SLOWER)
-            await_version(ranks, 2)
+            ranks.await_version(2)
             assert_all_is_measured(planner, ranks)
         log = planner.kill()
     assert "Traceback" not in log
@@ -192,7 +172,7 @@ def test_a_corrupt_file_is_refused_and_left_as_it_is(
     planner.start()
     planner.put_job()
     with training_ranks([planner.url]) as ranks:
-        await_version(ranks, 1)
+        ranks.await_version(1)
         planner.kill()
         for part in (database_file, *tmp_path.glob("planner.sqlite-*")):
             size = part.stat().st_size

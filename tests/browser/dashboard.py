@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from tests.planner.patience import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -92,10 +95,22 @@ class Dashboard:
         charts = self.page.locator("#panel-charts").locator("canvas, p.note")
         charts.locator("visible=true").first.wait_for()
 
-    def overflow_px(self) -> int:
-        """Return the width of the page beyond the window."""
-        return int(
-            self.page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-        )
+
+def wait_in(page: Page, is_so: Callable[[], bool]) -> None:
+    """Wait for a condition while events of the page are processed."""
+
+    def look() -> bool:
+        page.wait_for_timeout(20)
+        return is_so()
+
+    wait_until(look)
+
+
+def assert_fits(page: Page, *widths_px: int) -> None:
+    """Check that the page is no wider than its window, nor than those of small phones."""
+    size = page.viewport_size
+    assert size is not None
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    for width_px in (*widths_px, size["width"]):
+        page.set_viewport_size({"width": width_px, "height": size["height"]})
+        wait_in(page, lambda: bool(page.evaluate(overflow) == 0))

@@ -1,4 +1,4 @@
-"""The pages by axe-core's rules: contrast, names, roles, order of headings.
+"""The pages by axe-core's rules: contrast, names, roles, order of headings; and their width.
 
 `make test` installs it (AXE_VERSION in the Makefile); without it the tests are skipped, or fail
 where CI=true.
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import Dashboard, assert_fits
 from tests.browser.jobs import acknowledge, put_running_job, put_steps
 from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
@@ -24,6 +24,8 @@ ROOT = Path(__file__).parents[2]
 _RUN = """async () => (await axe.run(document, { resultTypes: ["violations"] })).violations.flatMap(
   ({ id, nodes }) => nodes.map(({ target, failureSummary }) => `${id} ${target}: ${failureSummary}`)
 )"""
+
+OPERATOR = "the-operators-own"
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +74,8 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
 def violations(page: Page, axe: str) -> list[str]:
     page.evaluate(axe)
     found: list[str] = page.evaluate(_RUN)
-    return found
+    headless = page.locator("table:visible:not(:has(th))").count()
+    return [*found, *["a table without heads"] * headless]
 
 
 @pytest.mark.parametrize("page", [(390, "dark")], indirect=True)
@@ -86,10 +89,13 @@ def test_no_page_violates_a_rule(page: Page, axe: str, planner: LivePlanner) -> 
     dashboard = Dashboard(page, str(planner.http.base_url)).open()
     expect(dashboard.row("job")).to_contain_text("nearest to")
     assert violations(page, axe) == []
+    assert_fits(page, 390, 360, 320)
     dashboard.open_job("job").wait_for_pictures()
     expect(dashboard.fact("Target")).to_contain_text("nearest to")
+    assert_fits(page, 390, 360)
     page.locator("details").evaluate_all("(all) => all.forEach((each) => { each.open = true; })")
     assert violations(page, axe) == []
+    assert_fits(page, 390, 360)
     dashboard.points.first.click()
     assert violations(page, axe) == []
     page.get_by_role("button", name="Keys").click()
@@ -98,4 +104,18 @@ def test_no_page_violates_a_rule(page: Page, axe: str, planner: LivePlanner) -> 
     page.locator("#panel-history").get_by_role("link", name="Compare two").click()
     expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")
     assert violations(page, axe) == []
-    assert dashboard.overflow_px() == 0
+    assert_fits(page, 390, 360, 320)
+
+
+def test_no_page_without_a_job_violates_a_rule(page: Page, axe: str) -> None:
+    with live_planner(token=OPERATOR, max_wait_s=1.0) as planner:
+        dashboard = Dashboard(page, str(planner.http.base_url)).open()
+        expect(dashboard.token).to_be_focused()
+        assert violations(page, axe) == []
+        dashboard.give_token(OPERATOR)
+        expect(page.get_by_role("heading", name="No job here yet")).to_be_visible()
+        assert violations(page, axe) == []
+        dashboard.open_job("nobody")
+        expect(page.locator("main [role=alert]")).to_be_visible()
+        assert violations(page, axe) == []
+        page.goto("about:blank")

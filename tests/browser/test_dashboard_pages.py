@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, Route, expect
-from tests.browser.accessibility import assert_accessible, faint_texts, nameless_loop_states
-from tests.browser.contrast import contrast
 from tests.browser.dashboard import Dashboard
 from tests.browser.fixtures import StartPlanner
 from tests.browser.jobs import acknowledge, depart, put_steps
@@ -56,8 +54,6 @@ def test_a_token_is_requested_refused_and_accepted(
     page = browser_page
     dashboard = dashboard_of(guarded, page).open()
     expect(dashboard.token).to_be_focused()
-    assert nameless_loop_states(page) == []
-    assert faint_texts(page) == []
     problem = page.locator("#token-problem")
     for token, words in (("two words", "no spaces"), ("", "Enter a token.")):
         dashboard.give_token(token)
@@ -122,7 +118,6 @@ def test_foreign_names_and_addresses_are_shown_as_text(
     for job_id in ("nobody", MARKUP.replace("<", "%3C").replace(">", "%3E"), "%", "a%2Fb"):
         dashboard.open_job(job_id)
         expect(browser_page.locator("main [role=alert]")).to_be_visible()
-        assert_accessible(browser_page)
         assert browser_page.locator("img[src=x], main script").count() == 0
 
 
@@ -135,7 +130,6 @@ def test_the_first_job_appears_and_a_deleted_one_goes(
     page_watch.allow("status of 404")
     dashboard = dashboard_of(planner, browser_page).open()
     expect(browser_page.get_by_role("heading", name="No job here yet")).to_be_visible()
-    assert_accessible(browser_page)
     planner.put_job().raise_for_status()
     expect(dashboard.row("job")).to_contain_text("awaiting-profile")
     planner.put_profile().raise_for_status()
@@ -204,20 +198,15 @@ def test_a_page_without_a_stream_polls_the_planner(
         assert not other.is_over
 
 
-@pytest.mark.parametrize(("job_id", "num_first", "num_next"), [(None, 7, 2), ("job", 8, 3)])
 def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
-    browser_page: Page,
-    planner: LivePlanner,
-    job_id: str | None,
-    num_first: int,
-    num_next: int,
+    browser_page: Page, planner: LivePlanner
 ) -> None:
     planner.put_planned_job()
     acknowledge(planner, 1)
     put_steps(planner, 0, 300)  # more than the events' window
     dashboard = dashboard_of(planner, browser_page)
     seen = RequestCount(browser_page)
-    for most in (num_first, num_next):
+    for job_id, most in ((None, 7), ("job", 8), (None, 2), ("job", 3)):
         seen.reset()
         if job_id is None:
             dashboard.open()
@@ -229,9 +218,8 @@ def test_a_page_takes_few_requests_and_fewer_once_its_files_are_known(
             expect(dashboard.fact("Steps measured")).to_have_text("300")
             browser_page.locator("#panel-charts canvas").first.wait_for()
         assert len(seen.paths) <= most, seen.paths
-    if job_id is not None:
-        dashboard.show_timeline()
-        assert any("/timeline?" in path for path in seen.paths)
+    dashboard.show_timeline()
+    assert any("/timeline?" in path for path in seen.paths)
 
 
 class RequestCount:
@@ -285,17 +273,15 @@ def test_the_theme_is_chosen_and_kept(browser_page: Page, planner: LivePlanner) 
 
 
 def test_a_large_timeline_opens(browser_page: Page, planner: LivePlanner) -> None:
-    # EnvPipe's envelope: planned in seconds.
-    size = {"num_stages": 64, "num_microbatches": 256}
+    # EnvPipe's envelope: planned in seconds. So large a frontier is computed on request only.
+    size = {"num_stages": 64, "num_microbatches": 160}
     planner.put_job("large", policy="envelope", **size).raise_for_status()
     planner.put_profile(profile_csv(64), "large").raise_for_status()
     dashboard_of(planner, browser_page).open_job("large")
     panel = browser_page.locator("#panel-timeline")
     canvas = panel.locator("canvas").first
     canvas.wait_for()
-    expect(panel).to_contain_text("64 stages, 256 microbatches")
-    # A frontier of 32 768 instructions is only computed on request.
-    expect(browser_page.locator("#panel-frontier")).to_contain_text("may take minutes")
+    expect(panel).to_contain_text("64 stages, 160 microbatches")
     panel.get_by_role("application").focus()
     whole = canvas.screenshot()
     for _ in range(6):
@@ -308,16 +294,16 @@ def test_a_large_timeline_opens(browser_page: Page, planner: LivePlanner) -> Non
 def test_a_table_of_many_jobs_shows_some_and_finds_all(
     browser_page: Page, planner: LivePlanner
 ) -> None:
-    for number in range(230):
+    for number in range(203):
         planner.put_job(f"job-{number:03}").raise_for_status()
     dashboard = dashboard_of(planner, browser_page).open()
     expect(dashboard.rows).to_have_count(200)
-    browser_page.get_by_role("button", name="Show 30 more").click()
-    expect(dashboard.rows).to_have_count(230)
+    browser_page.get_by_role("button", name="Show 3 more").click()
+    expect(dashboard.rows).to_have_count(203)
     browser_page.keyboard.press("/")
     browser_page.keyboard.type("job-11")
     expect(dashboard.rows).to_have_count(10)
-    expect(browser_page.get_by_text("10 of 230 jobs")).to_be_visible()
+    expect(browser_page.get_by_text("10 of 203 jobs")).to_be_visible()
 
 
 # ------------------------------------------------------------------ addresses, colours
@@ -351,8 +337,20 @@ TEXTS = ("--text", "--text-muted", "--accent", "--good", "--warn", "--bad", "--c
 MARKS = ("--focus", "--control-border", *(f"--series-{number}" for number in range(1, 9)))
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_texts_and_marks_contrast_with_their_grounds(browser_page: Page, theme: str) -> None:
+def contrast(one: list[int], other: list[int]) -> float:
+    """From 1, the same, to 21, black on white; WCAG 2.2, "contrast ratio"."""
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def luminance(colour: list[int]) -> float:
+    """From 0, black, to 1, white; WCAG 2.2, "relative luminance"."""
+    shares = (channel / 255 for channel in colour)
+    red, green, blue = (s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_texts_and_marks_contrast_with_their_grounds(browser_page: Page) -> None:
     browser_page.goto("about:blank")
     browser_page.add_style_tag(content=TOKENS)
     read = """([theme, names]) => {
@@ -363,9 +361,10 @@ def test_texts_and_marks_contrast_with_their_grounds(browser_page: Page, theme: 
         }));
     }"""
     names = re.findall(r"(--[\w-]+): light-dark", TOKENS)
-    found = browser_page.evaluate(read, [theme, names])
     pairs = [(text, ground, 4.5) for text in TEXTS for ground in GROUNDS]
     pairs += [(mark, ground, 3.0) for mark in MARKS for ground in ("--bg", "--surface")]
     pairs += [("--accent-contrast", "--accent", 4.5)]
-    faint = [pair for pair in pairs if contrast(found[pair[0]], found[pair[1]]) < pair[2]]
-    assert faint == []
+    for theme in ("light", "dark"):
+        found = browser_page.evaluate(read, [theme, names])
+        faint = [pair for pair in pairs if contrast(found[pair[0]], found[pair[1]]) < pair[2]]
+        assert faint == [], theme

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 from playwright.sync_api import Locator, Page, expect
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import Dashboard, assert_fits
 from tests.browser.fixtures import StartPlanner
 from tests.browser.jobs import acknowledge, depart, put_running_job, put_steps
 from tests.planner.live import LivePlanner
@@ -87,9 +87,11 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, job_page: 
     # It stays there with new steps, another size or theme, and without a line.
     page.set_viewport_size({"width": 1000, "height": 900})
     page.emulate_media(color_scheme="dark")
-    page.locator("#panel-charts").get_by_role("button", name="stage 0", exact=True).click()
+    line = page.locator("#panel-charts").get_by_role("button", name="stage 0", exact=True)
+    line.click()
     put_steps(planner, 21, 22, energy_j=None)
     expect(page.locator("#panel-charts .panel-head")).to_contain_text("20 steps here")
+    expect(line).to_have_attribute("aria-pressed", "false")
     expect(readout).to_contain_text("Step 19: v1")
     charts.focus()
     page.keyboard.press("Home")
@@ -102,7 +104,7 @@ def test_charts_are_read_step_by_step_with_keys(planner: LivePlanner, job_page: 
         expect(shown).to_have_attribute("aria-pressed", pressed)
 
 
-def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> None:
+def test_sections_have_numbers_and_a_question_mark_shows_the_keys(job_page: Page) -> None:
     page = job_page
     sections = page.get_by_role("navigation", name="Sections")
     expect(sections.get_by_role("button")).to_have_text(
@@ -120,29 +122,25 @@ def test_sections_are_reached_by_click_and_by_their_numbers(job_page: Page) -> N
     press(page, "5")()  # the page is there already
     page.evaluate("scrollTo(0, 0)")
     expect(sections.get_by_role("button", name="Figures")).to_have_attribute("aria-current", "true")
+    dialog = page.get_by_role("dialog", name="Keys")
+    for act in (press(page, "?"), page.get_by_role("button", name="Keys").click):
+        act()
+        expect(dialog).to_contain_text("arrow keys go from plan to plan")
+        page.keyboard.press("Escape")
+        expect(dialog).to_be_hidden()
     page.get_by_role("link", name="Jobs", exact=True).click()
     expect(sections).to_be_hidden()
+    search = page.get_by_role("searchbox")
+    search.fill("")
+    search.press("?")
+    expect(dialog).to_be_hidden()
 
 
 def press(page: Page, key: str) -> Callable[[], None]:
     return lambda: page.keyboard.press(key)
 
 
-def test_a_question_mark_shows_the_keys(job_page: Page) -> None:
-    dialog = job_page.get_by_role("dialog", name="Keys")
-    for act in (press(job_page, "?"), job_page.get_by_role("button", name="Keys").click):
-        act()
-        expect(dialog).to_contain_text("arrow keys go from plan to plan")
-        job_page.keyboard.press("Escape")
-        expect(dialog).to_be_hidden()
-    job_page.get_by_role("link", name="Jobs", exact=True).click()
-    search = job_page.get_by_role("searchbox")
-    search.fill("")
-    search.press("?")
-    expect(dialog).to_be_hidden()
-
-
-def test_the_power_under_the_pointer_is_that_of_a_named_stage(job_page: Page) -> None:
+def test_figures_are_explained_where_they_stand(job_page: Page) -> None:
     power = chart(job_page, "Mean power by stage, measured")
     plot = power.locator(".u-over")
     box = plot.bounding_box()
@@ -153,57 +151,45 @@ def test_the_power_under_the_pointer_is_that_of_a_named_stage(job_page: Page) ->
         expect(tip).to_have_text(re.compile(f"stage {stage}: {power_w}\u202fW, step [56]"))
     job_page.mouse.move(0, 0)
     expect(tip).to_be_hidden()
-
-
-@pytest.mark.parametrize(
-    ("title", "head", "row"),
-    [
-        ("Iteration time", "step,measured,", "2,0.9,"),
-        ("Mean power by stage, measured", 'step,"stage 0, W","stage 1, W"', "2,111.1"),
-        ("Frontier", "deadline_s,iteration_time_s,energy_j,lower_bound_j,gap_percent", "0.89999"),
-        ("Timeline", "iteration,dp_rank,stage,kind,microbatch,", "plan,0,0,forward,0,0,1"),
-    ],
-)
-def test_a_chart_is_saved_as_csv_and_png(job_page: Page, title: str, head: str, row: str) -> None:
-    Dashboard(job_page, "").wait_for_pictures()
-    files = {}
-    for kind in ("CSV", "PNG"):
-        with job_page.expect_download() as saved:
-            job_page.get_by_role("button", name=f"{title}: save as {kind}").click()
-        slug = re.sub(r"\W+", "-", title.lower())
-        assert saved.value.suggested_filename == f"job-{slug}.{kind.lower()}"
-        files[kind] = saved.value.path().read_bytes()
-    first, second, *_ = files["CSV"].decode().splitlines()
-    assert first.startswith(head)
-    assert second.startswith(row)
-    picture = Image.open(io.BytesIO(files["PNG"])).convert("L")
-    assert picture.width > 300
-    colors = picture.getcolors(1 << 16)
-    assert colors is not None
-    assert len(colors) > 20, "more than a ground and a title"
-
-
-def test_the_gap_is_a_word_with_its_explanation_behind_it(job_page: Page) -> None:
     gap = job_page.locator("#panel-figures .gap")
     expect(gap).not_to_contain_text(re.compile("no plan could"), use_inner_text=True)
     gap.get_by_text("near-optimal").click()
     expect(gap).to_contain_text("no plan could save more than that", use_inner_text=True)
-
-
-def test_the_newest_steps_are_a_table_too(job_page: Page) -> None:
     job_page.get_by_text("The newest 20 steps as a table").click()
     rows = job_page.get_by_role("group", name="Newest steps", exact=True).locator("tbody tr")
     expect(rows).to_have_count(8)
     expect(rows.first).to_have_text("9v10.900\u202fs300.0\u202fJ333.3\u202fW\u2013")
+    Dashboard(job_page, "").wait_for_pictures()
+    assert_fits(job_page, 390, 360)
 
 
-def test_a_line_that_is_switched_off_stays_off(planner: LivePlanner, job_page: Page) -> None:
-    switch = job_page.locator("#panel-charts").get_by_role("button", name="stage 1", exact=True)
-    switch.click()
-    expect(switch).to_have_attribute("aria-pressed", "false")
-    put_steps(planner, 10, 12)
-    expect(job_page.locator(".readout")).to_contain_text("Newest step 11")
-    expect(switch).to_have_attribute("aria-pressed", "false")
+# A chart's title, and how the first and the second line of its CSV begin.
+SAVED = (
+    ("Iteration time", "step,measured,", "2,0.9,"),
+    ("Mean power by stage, measured", 'step,"stage 0, W","stage 1, W"', "2,111.1"),
+    ("Frontier", "deadline_s,iteration_time_s,energy_j,lower_bound_j,gap_percent", "0.89999"),
+    ("Timeline", "iteration,dp_rank,stage,kind,microbatch,", "plan,0,0,forward,0,0,1"),
+)
+
+
+def test_a_chart_is_saved_as_csv_and_png(job_page: Page) -> None:
+    Dashboard(job_page, "").wait_for_pictures()
+    for title, head, row in SAVED:
+        files = {}
+        for kind in ("CSV", "PNG"):
+            with job_page.expect_download() as saved:
+                job_page.get_by_role("button", name=f"{title}: save as {kind}").click()
+            slug = re.sub(r"\W+", "-", title.lower())
+            assert saved.value.suggested_filename == f"job-{slug}.{kind.lower()}"
+            files[kind] = saved.value.path().read_bytes()
+        first, second, *_ = files["CSV"].decode().splitlines()
+        assert first.startswith(head)
+        assert second.startswith(row)
+        picture = Image.open(io.BytesIO(files["PNG"])).convert("L")
+        assert picture.width > 300
+        colors = picture.getcolors(1 << 16)
+        assert colors is not None
+        assert len(colors) > 20, "more than a ground and a title"
 
 
 def test_a_straggler_is_shown_in_both_panels(planner: LivePlanner, job_page: Page) -> None:
@@ -241,16 +227,13 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     page.goto(page.url.replace("other", "third"))
     page.reload()
     expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
-
-
-def test_a_comparison_of_one_jobs_versions_asks_once_and_a_malformed_address_shows_a_job(
-    job_page: Page,
-) -> None:
+    page.goto(f"{page.url.partition('#')[0]}#/jobs/job")
+    expect(page.locator(".readout")).to_contain_text("Newest step 9")
+    # A malformed address shows a job; of one job's versions its report is asked for once.
     asked: list[str] = []
-    job_page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
-    job_page.evaluate("location.hash = '#/compare/%E0%A4%A/1/job/1'")
-    row = job_page.get_by_role("row").filter(has_text="Pipeline")
-    expect(row).to_contain_text("2 stages")
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    page.evaluate("location.hash = '#/compare/%E0%A4%A/1/job/1'")
+    expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")
     assert asked.count("report") == 1
 
 
@@ -265,7 +248,7 @@ def chart(page: Page, title: str) -> Locator:
     return page.locator("#panel-charts .chart").filter(has=page.get_by_text(title))
 
 
-def test_the_first_reading_shows_the_chart_of_clocks(planner: LivePlanner, job_page: Page) -> None:
+def test_clocks_that_were_read_back_have_charts(planner: LivePlanner, job_page: Page) -> None:
     clocks = chart(job_page, "SM clock of a stage, MHz, measured and planned")
     expect(clocks).to_be_hidden()
     put_steps(planner, 10, 17, sm_clock_mhz=1300.0)
@@ -275,12 +258,7 @@ def test_the_first_reading_shows_the_chart_of_clocks(planner: LivePlanner, job_p
     )
     dashes = clocks.locator(".legend-entry line")
     assert [dash.get_attribute("stroke-dasharray") for dash in dashes.all()] == ["", "3 3"]
-
-
-def test_number_and_click_choose_the_stage_of_the_clocks(
-    planner: LivePlanner, job_page: Page
-) -> None:
-    put_steps(planner, 10, 17, sm_clock_mhz=1300.0)
+    # A number or a click chooses the stage.
     page = job_page
     choice = page.get_by_role("spinbutton", name="Stage whose clock is shown as a line")
     plotted = page.locator("#panel-charts .chart").filter(has=choice).locator(".u-over")

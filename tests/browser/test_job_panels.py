@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, Route, expect
-from tests.browser.dashboard import Dashboard
+from tests.browser.dashboard import Dashboard, wait_in
 from tests.browser.fixtures import StartPlanner
 from tests.browser.jobs import acknowledge, depart, put_running_job, put_steps
 from tests.browser.page_watch import PageWatch
@@ -30,12 +30,6 @@ def planner(start_planner: StartPlanner) -> LivePlanner:
     planner = start_planner()
     put_running_job(planner)
     return planner
-
-
-@pytest.fixture
-def points(browser_page: Page, planner: LivePlanner) -> Locator:
-    """The points of the frontier on the job's page."""
-    return open_job(browser_page, planner).points
 
 
 def open_job(page: Page, planner: LivePlanner) -> Dashboard:
@@ -72,15 +66,6 @@ def plan_for(page: Page, target: str, figure: str = "") -> Locator:
     return page.locator("#panel-frontier .frontier-progress")
 
 
-def test_the_point_under_the_pointer_is_described(browser_page: Page, points: Locator) -> None:
-    points.last.hover()
-    tip = browser_page.locator("#panel-frontier .frontier-tip")
-    for words in ("saves", "gap", "predicted"):
-        expect(tip).to_contain_text(words)
-    browser_page.mouse.move(0, 0)
-    expect(tip).to_be_hidden()
-
-
 def test_a_finger_beside_the_points_chooses_one_and_goes_to_its_neighbours(
     browser: Browser, planner: LivePlanner
 ) -> None:
@@ -103,22 +88,6 @@ def test_a_finger_beside_the_points_chooses_one_and_goes_to_its_neighbours(
     context.close()
 
 
-@pytest.mark.usefixtures("points")
-def test_a_target_is_chosen_by_name(
-    browser_page: Page, page_watch: PageWatch, planner: LivePlanner
-) -> None:
-    targets = (("slowdown", "5", "slowdown:0.05"), ("deadline", "0.95", "deadline:0.95"))
-    for version, (name, figure, target) in enumerate([*targets, ("fastest", "", "fastest")], 2):
-        progress = plan_for(browser_page, name, figure)
-        expect(progress).to_contain_text(f"Version {version} is made.")
-        assert target_of(planner) == target
-    expect(plan_for(browser_page, "fastest")).to_contain_text("version 4 stays")
-    page_watch.allow("status of 422")
-    expect(plan_for(browser_page, "deadline", "0.01")).to_contain_text(
-        re.compile("No plan for deadline 0.01\u202fs: target.*The older plan holds.")
-    )
-
-
 # Events reach the page only while `window.areEventsHeld` is not set.
 HOLD_EVENTS = """
 const ownFetch = window.fetch;
@@ -139,14 +108,25 @@ window.fetch = async (...given) => {
 """
 
 
-def test_a_target_asked_twice_stays_before_the_page_has_seen_its_version(
-    browser_page: Page, planner: LivePlanner
+def test_a_target_is_chosen_by_name(
+    browser_page: Page, page_watch: PageWatch, planner: LivePlanner
 ) -> None:
     browser_page.add_init_script(HOLD_EVENTS)
     open_job(browser_page, planner).points.first.wait_for()
+    targets = (("slowdown", "5", "slowdown:0.05"), ("deadline", "0.95", "deadline:0.95"))
+    for version, (name, figure, target) in enumerate([*targets, ("fastest", "", "fastest")], 2):
+        progress = plan_for(browser_page, name, figure)
+        expect(progress).to_contain_text(f"Version {version} is made.")
+        assert target_of(planner) == target
+    expect(plan_for(browser_page, "fastest")).to_contain_text("version 4 stays")
+    page_watch.allow("status of 422")
+    expect(plan_for(browser_page, "deadline", "0.01")).to_contain_text(
+        re.compile("No plan for deadline 0.01\u202fs: target.*The older plan holds.")
+    )
+    # Asked twice, the second time before the page has seen the version.
     browser_page.evaluate("window.areEventsHeld = true")
-    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("Version 2 is made.")
-    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("version 2 stays")
+    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("Version 5 is made.")
+    expect(plan_for(browser_page, "slowdown", "5")).to_contain_text("version 5 stays")
 
 
 def test_a_target_of_the_timetable_in_force_is_named(
@@ -273,12 +253,7 @@ def shown(page: Page) -> tuple[float, float]:
 
 def shown_once(page: Page, is_so: Callable[[float, float], bool]) -> tuple[float, float]:
     """Return `shown` once it is so: a change is drawn with the next frame."""
-
-    def look() -> bool:
-        page.wait_for_timeout(20)
-        return is_so(*shown(page))
-
-    wait_until(look)
+    wait_in(page, lambda: is_so(*shown(page)))
     return shown(page)
 
 
@@ -290,22 +265,15 @@ def middle_of(surface: Locator) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-def test_plan_and_baseline_are_described(browser_page: Page, surface: Locator) -> None:
+def test_the_timeline_is_read_in_words_by_keys_and_by_pointer(
+    browser_page: Page, surface: Locator
+) -> None:
     expect(surface).to_have_attribute("aria-label", re.compile("^Plan, version 1: .*predicted"))
     panel = browser_page.locator("#panel-timeline")
     expect(panel).to_contain_text("version 1 (active), 1f1b, 2 stages, 2 microbatches; predicted")
     expect(panel).to_contain_text("emulated GPUs")
     expect(panel.locator(".timeline-words")).to_contain_text("as long as at the highest clocks")
-    panel.locator("summary").click()
-    rows = panel.locator("details tbody tr")
-    expect(rows).to_have_count(2)
-    # 2 x (0.1 s + 0.2 s) at the highest clocks.
-    expect(rows.first).to_contain_text("600.0\u202fms")
-    expect(rows.first).to_contain_text("1410\u202fMHz")
-
-
-def test_keys_read_the_boxes_of_both_panes(browser_page: Page, surface: Locator) -> None:
-    tip = browser_page.locator("#panel-timeline .timeline-tip")
+    tip = panel.locator(".timeline-tip")
     announced = browser_page.locator("#announcer")
     surface.focus()
     for keys, words in (
@@ -322,9 +290,29 @@ def test_keys_read_the_boxes_of_both_panes(browser_page: Page, surface: Locator)
     expect(tip).to_contain_text("1410\u202fMHz")
     browser_page.keyboard.press("Escape")
     expect(tip).to_be_hidden()
+    surface.scroll_into_view_if_needed()
+    box = surface.locator("canvas").first.bounding_box()
+    assert box
+    # The first row's first box begins right of the row names.
+    browser_page.mouse.move(box["x"] + 100, box["y"] + 16 + 22)
+    expect(tip).to_contain_text("microbatch 0")
+    expect(panel.locator(".timeline-frame")).to_be_visible()
+    browser_page.mouse.move(0, 0)
+    expect(tip).to_be_hidden()
+    panel.locator("summary").click()
+    rows = panel.locator("details tbody tr")
+    expect(rows).to_have_count(2)
+    # 2 x (0.1 s + 0.2 s) at the highest clocks.
+    expect(rows.first).to_contain_text("600.0\u202fms")
+    expect(rows.first).to_contain_text("1410\u202fMHz")
+    browser_page.locator("#panel-frontier .frontier-point").last.hover()
+    for words in ("saves", "gap", "predicted"):
+        expect(browser_page.locator("#panel-frontier .frontier-tip")).to_contain_text(words)
+    browser_page.mouse.move(0, 0)
+    expect(browser_page.locator("#panel-frontier .frontier-tip")).to_be_hidden()
 
 
-def test_keys_zoom_pan_and_show_all(browser_page: Page, surface: Locator) -> None:
+def test_keys_and_the_wheel_zoom_and_dragging_pans(browser_page: Page, surface: Locator) -> None:
     surface.focus()
     frame = browser_page.locator(".timeline-map-frame")
     expect(frame).to_be_hidden()
@@ -338,10 +326,6 @@ def test_keys_zoom_pan_and_show_all(browser_page: Page, surface: Locator) -> Non
     shown_once(browser_page, lambda start, _: start == panned)
     browser_page.keyboard.press("0")
     expect(frame).to_be_hidden()
-
-
-def test_the_wheel_zooms_and_dragging_pans(browser_page: Page, surface: Locator) -> None:
-    frame = browser_page.locator(".timeline-map-frame")
 
     def is_zoomed() -> bool:
         browser_page.mouse.move(*middle_of(surface))
@@ -358,18 +342,6 @@ def test_the_wheel_zooms_and_dragging_pans(browser_page: Page, surface: Locator)
     browser_page.mouse.move(across - 200, down, steps=4)
     browser_page.mouse.up()
     shown_once(browser_page, lambda now, _: now > start)
-
-
-def test_the_box_under_the_pointer_is_described(browser_page: Page, surface: Locator) -> None:
-    surface.scroll_into_view_if_needed()
-    box = surface.locator("canvas").first.bounding_box()
-    assert box
-    # The first row's first box begins right of the row names.
-    browser_page.mouse.move(box["x"] + 100, box["y"] + 16 + 22)
-    expect(browser_page.locator("#panel-timeline .timeline-tip")).to_contain_text("microbatch 0")
-    expect(browser_page.locator("#panel-timeline .timeline-frame")).to_be_visible()
-    browser_page.mouse.move(0, 0)
-    expect(browser_page.locator("#panel-timeline .timeline-tip")).to_be_hidden()
 
 
 def test_another_version_can_be_shown(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import trustme
 from tests.acceptance.closed_loop import (
-    EmulatedTraining,
+    BackgroundTraining,
     emulated_training,
     one_forward_one_backward,
 )
@@ -23,7 +22,6 @@ from flyball_wire.messages import JobRegistration
 
 NUM_STAGES, NUM_MICROBATCHES = 8, 12
 NOISE = 0.02
-_ENDS_WITHIN_S = 60.0
 # Between two steps, which take no time but the machine's, as long as nobody waits for them.
 _PAUSE_S = 0.3
 
@@ -121,21 +119,10 @@ def training(
         rank_token=rank_token,
     ) as ranks:
         ranks.train_until_in_force(1, max_steps=400)
-        is_over = threading.Event()
-        thread = threading.Thread(target=_train, args=(ranks, is_over))
-        thread.start()
-        try:
+
+        def pause_s() -> float:
+            is_waited_for = ranks.planner.get_comparison(job).state == "running"
+            return 0.0 if is_waited_for else _PAUSE_S
+
+        with BackgroundTraining(ranks, pause_s):
             yield
-        finally:
-            is_over.set()
-            thread.join(_ENDS_WITHIN_S)
-    assert not thread.is_alive()
-
-
-def _train(ranks: EmulatedTraining, is_over: threading.Event) -> None:
-    while not is_over.wait(0.0 if _is_waited_for(ranks) else _PAUSE_S):
-        ranks.train(1)
-
-
-def _is_waited_for(ranks: EmulatedTraining) -> bool:
-    return ranks.planner.get_comparison(ranks.job_id).state == "running"
