@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.deploy.container import ROOT
 
+ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 # What whoever starts it has to give; none of it has a default in a file.
 SECRETS = {

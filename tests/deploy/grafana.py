@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.deploy.container import ROOT
+from tests.deploy.compose import ROOT
 
 FOLDER = ROOT / "deploy/grafana"
 DASHBOARD = FOLDER / "dashboards/flyball.json"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from tests.deploy.container import ROOT
+from tests.deploy.compose import ROOT
 from tests.planner.patience import PATIENCE_S
 
 FOLDER = ROOT / "deploy/kubernetes"

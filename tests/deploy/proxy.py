@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import trustme
-from tests.deploy.container import ROOT
+from tests.deploy.compose import ROOT
 from tests.planner.patience import PATIENCE_S, wait_until
 from tests.planner.ports import free_port
 

@@ -10,17 +10,20 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from unittest import mock
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 import yaml
 from tests.architecture.test_documentation import commands, parser_of
-from tests.deploy.compose import COMPOSE, MUST_BE_SET, SECRETS, read_compose
-from tests.deploy.container import ROOT
+from tests.deploy.compose import COMPOSE, MUST_BE_SET, ROOT, SECRETS, read_compose
 from tests.deploy.dockerfile import read_dockerfile
 from tests.deploy.kubernetes import environment_of
 from tests.planner.patience import PATIENCE_S
+from tests.postgres.server import PostgresServer, compose_version
 
 from flyball_server.settings import Settings, SettingsError, load_settings
 from flyball_wire import routes
@@ -212,6 +215,23 @@ def test_the_services_of_compose_fit_together() -> None:
     # The database is reached by the planners alone.
     assert [n for n in services if "database" in services[n]["networks"]] == [*planners, "postgres"]
     assert "ports" not in services["planner-1"]
+    for name in planners:
+        # libpq's variable: a password with any character will do.
+        assert services[name]["environment"]["PGPASSWORD"] == SECRETS["POSTGRES_PASSWORD"]
+        database = urlsplit(services[name]["environment"]["FLYBALL_DATABASE"])
+        assert (database.hostname, database.password) == ("postgres", None)
+        assert services["postgres"]["environment"]["POSTGRES_USER"] == database.username
+
+
+def test_the_postgresql_of_compose_is_the_one_that_the_tests_ran(
+    postgres_server: PostgresServer,
+) -> None:
+    with closing(psycopg.connect(postgres_server.address())) as connection:
+        version = connection.info.server_version // 10000
+    if str(version) != compose_version():
+        pytest.skip(f"this machine has PostgreSQL {version}")
+    operations = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    assert f"tested with PostgreSQL {version} " in operations.replace("|", " ")
 
 
 def test_compose_asks_the_planner_as_the_image_does_whether_it_is_ready() -> None:

@@ -15,12 +15,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 from tests.deploy import grafana
-from tests.deploy.compose import read_compose
-from tests.deploy.container import ROOT
+from tests.deploy.compose import ROOT, read_compose
 from tests.deploy.grafana import Target
-from tests.deploy.prometheus import CONFIG, promtool
-from tests.deploy.trained_job import put_jobs, told_labels
-from tests.planner.live import live_planner
+from tests.deploy.prometheus import CONFIG, RULES, alerts, promtool
 from tests.planner.patience import PATIENCE_S
 from tests.planner.stores import TemporaryJobStore
 
@@ -55,35 +52,12 @@ def test_grafanas_own_types_know_every_field_of_the_dashboard() -> None:
     assert unknown == {"titleFormat", "textFormat", "definition"}
 
 
-def test_every_query_goes_to_the_prometheus_that_is_provisioned() -> None:
-    (source,) = yaml.safe_load(grafana.DATASOURCES.read_text())["datasources"]
-    assert grafana.variable("datasource")["current"]["value"] == source["uid"]
-    assert grafana.variable("datasource")["query"] == source["type"]
-    asked = [grafana.annotation(), grafana.variable("emulated"), grafana.variable("job")]
-    for panel in grafana.panels():
-        asked += [panel, *panel["targets"]]
-    assert {json.dumps(each["datasource"], sort_keys=True) for each in asked} == {
-        json.dumps({"type": source["type"], "uid": "${datasource}"})
-    }
-    interval = yaml.safe_load(CONFIG.read_text())["global"]["scrape_interval"]
-    assert source["jsonData"]["timeInterval"] == interval
-
-
 # ------------------------------------------------------------------ queries
 
 # What Grafana puts in; labels that Prometheus adds to each target.
 CHOSEN = {"emulated": "true", "job": "job", "__rate_interval": "1m", "__interval": "15s"}
 OWN_LABELS = {"job", "instance"}
-# Exported only after measured steps at the highest clocks.
-SAVED = "flyball_measured_saved_energy_joules"
-
-
-@pytest.fixture(scope="module")
-def exported() -> dict[str, set[str]]:
-    """Labels of every exported series by name, of a planner with a planned and a real job."""
-    with live_planner() as planner:
-        put_jobs(planner)
-        return {SAVED: {"training_job", "emulated"}} | told_labels(planner) | {"up": set()}
+ASKED = [*grafana.expressions(), *(alert["expr"] for alert in alerts())]
 
 
 @pytest.mark.usefixtures("prometheus_tools")
@@ -97,8 +71,8 @@ def test_prometheus_takes_every_query(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in said.stdout
 
 
-@pytest.mark.parametrize("expression", grafana.expressions())
-def test_every_metric_and_label_of_a_query_is_exported(
+@pytest.mark.parametrize("expression", ASKED)
+def test_every_metric_and_label_of_a_query_or_an_alert_is_exported(
     expression: str, exported: dict[str, set[str]]
 ) -> None:
     known = set(OWN_LABELS)
@@ -157,39 +131,26 @@ def test_what_is_predicted_and_what_is_measured_are_told_apart(target: Target) -
 # ------------------------------------------------------------------ in docker-compose.yml
 
 
-def test_grafana_finds_what_compose_mounts() -> None:
+def test_prometheus_and_grafana_find_what_compose_mounts() -> None:
     services = read_compose()["services"]
     mounts = {
         (ROOT / source).resolve(): Path(target)
+        for name in ("prometheus", "grafana")
         for source, target, _ in (
-            volume.split(":") for volume in services["grafana"]["volumes"] if volume[0] == "."
+            volume.split(":") for volume in services[name]["volumes"] if volume[0] == "."
         )
     }
+    (beside,) = yaml.safe_load(CONFIG.read_text())["rule_files"]
+    assert mounts[RULES] == mounts[CONFIG].with_name(beside)
     provisioning = Path("/etc/grafana/provisioning")
     assert mounts[grafana.DATASOURCES].parent == provisioning / "datasources"
     assert mounts[grafana.PROVIDERS].parent == provisioning / "dashboards"
     (provider,) = yaml.safe_load(grafana.PROVIDERS.read_text())["providers"]
     assert mounts[grafana.DASHBOARD].parent == Path(provider["options"]["path"])
     (source,) = yaml.safe_load(grafana.DATASOURCES.read_text())["datasources"]
+    assert grafana.variable("datasource")["current"]["value"] == source["uid"]
     (port,) = services["prometheus"]["ports"]
     assert source["url"] == f"http://prometheus:{port.split(':')[-1]}"
-    assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
-
-
-def test_grafana_is_for_this_machine_alone_and_asks_nobody_outside() -> None:
-    service = read_compose()["services"]["grafana"]
-    assert service["profiles"] == read_compose()["services"]["prometheus"]["profiles"]
-    assert service["cap_drop"] == ["ALL"]
-    assert service["security_opt"] == ["no-new-privileges:true"]
-    assert re.fullmatch(r"grafana/grafana:\d+\.\d+\.\d+", service["image"])
-    assert [port.split(":")[0] for port in service["ports"]] == ["127.0.0.1"]
-    environment = service["environment"]
-    assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
-    assert {name for name in environment if name.startswith("GF_ANALYTICS_")} == {
-        name for name, value in environment.items() if "ANALYTICS" in name and value == "false"
-    }
-    kinds = {panel["type"] for panel in grafana.panels()}
-    assert kinds <= {"stat", "timeseries", "table"}  # parts of Grafana itself
 
 
 @pytest.mark.parametrize(("password", "status"), [("secret", 0), ("", 2), (None, 2)])

@@ -1,8 +1,8 @@
-"""The Dockerfile's image as far as it can be had without an engine: its process, in a container."""
+"""The Dockerfile's image as far as it can be had without an engine."""
 
 from __future__ import annotations
 
-import json
+import os
 import re
 import subprocess
 import sys
@@ -13,101 +13,60 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
-from tests.deploy.container import ROOT, Container, container, why_no_container
+from tests.acceptance.killed_planners import in_mounts_of_its_own, planner_on
+from tests.deploy.compose import ROOT
 from tests.deploy.dockerfile import read_dockerfile
+from tests.planner.live import live_planner
 from tests.planner.patience import PATIENCE_S
-from tests.planner.samples import profile_csv, rank_registration, registration
+from tests.planner.ports import free_port
+
+from flyball_wire import routes
 
 IMAGE = read_dockerfile(ROOT / "Dockerfile")
-VENV = Path(sys.prefix)
-TOKEN = "an-operators-token-of-32-or-more"  # noqa: S105 - a test's
-# What the image has under /opt/flyball, where this checkout has it.
-BINDS = {
-    VENV / "bin": "/opt/flyball/bin",
-    VENV / "lib": "/opt/flyball/lib",
-    VENV / "pyvenv.cfg": "/opt/flyball/pyvenv.cfg",
-    ROOT / "deploy/docker/healthcheck.py": "/opt/flyball/healthcheck.py",
-}
-HEALTHCHECK = IMAGE.health_command[:-1]
-
-_NO_CONTAINER = why_no_container()
-in_a_container = pytest.mark.skipif(_NO_CONTAINER is not None, reason=str(_NO_CONTAINER))
 
 
-@pytest.fixture(scope="module")
-def planner() -> Iterator[Container]:
-    """`docker run --read-only --tmpfs /tmp --env FLYBALL_TOKEN=... IMAGE`, when it answers."""
-    with container(
-        IMAGE.process,
-        environment={**IMAGE.environment, "FLYBALL_TOKEN": TOKEN},
-        user=IMAGE.user,
-        folder=IMAGE.folder,
-        binds=BINDS,
-        writable=("/tmp", *IMAGE.volumes),  # noqa: S108 - the container's
-    ) as running:
-        running.wait_until_answered(IMAGE.health_command)
-        yield running
-
-
-@in_a_container
-def test_the_planner_runs_as_a_user_without_rights_on_a_file_system_that_it_cannot_write(
-    planner: Container,
-) -> None:
-    status = dict(
-        line.split(":\t", 1)
-        for line in Path(f"/proc/{planner.pid}/status").read_text().splitlines()
-        if ":\t" in line
+def test_a_planner_that_can_write_only_to_its_volume_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert IMAGE.user == "65532:65532"
+    (volume,) = IMAGE.volumes
+    database = IMAGE.environment["FLYBALL_DATABASE"]
+    assert database.startswith(f"sqlite:///{volume}/")
+    monkeypatch.setenv("TMPDIR", volume)
+    monkeypatch.setenv("HOME", "/nowhere")
+    alone = in_mounts_of_its_own(
+        f"mount -t tmpfs tmpfs {Path(volume).parent}",
+        f"mkdir {volume}",
+        "mount -o remount,bind,ro /",
+        "! touch /written 2>/dev/null",
     )
-    assert status["Uid"].split() == ["65532"] * 4
-    assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0
-    assert status["NoNewPrivs"] == "1"
-    mounts = [
-        line.split() for line in Path(f"/proc/{planner.pid}/mountinfo").read_text().splitlines()
-    ]
-    options = {mount[4]: mount[5].split(",") for mount in mounts}
-    for place in ("/", "/opt/flyball/bin", "/opt/flyball/lib", str(ROOT)):
-        assert options[place][0] == "ro", place
-    assert "noexec" in options["/tmp"]  # noqa: S108 - the container's
-    volume = planner.run(("ls", *IMAGE.volumes)).stdout.split()
-    assert "planner.sqlite" in volume
+    with planner_on(database, *alone) as planner:
+        planner.start()
+        planner.put_job()
+        assert planner.job().state == "planned"
 
 
-@in_a_container
-def test_the_health_check_knows_a_path_that_is_answered_and_one_that_is_not(
-    planner: Container,
-) -> None:
-    assert IMAGE.health_command == (*HEALTHCHECK, "/healthz")
-    assert planner.run((*HEALTHCHECK, "/readyz")).returncode == 0
-    missing = planner.run((*HEALTHCHECK, "/nothing"))
-    assert (missing.returncode, missing.stdout[:8]) == (1, "/nothing")
-    asleep = planner.run(("env", "FLYBALL_PORT=9", *HEALTHCHECK, "/healthz"))
-    assert asleep.returncode == 1
-    assert len(asleep.stdout.splitlines()) == 1
+def test_the_health_check_knows_a_path_that_is_answered_and_one_that_is_not() -> None:
+    (*command, path) = IMAGE.health_command
+    assert path == routes.HEALTH
+    (script,) = (source for source, target in IMAGE.copied if target == command[1])
 
+    def check(path: str, port: int | None) -> tuple[int, str]:
+        checked = subprocess.run(
+            (sys.executable, ROOT / script, path),
+            env=os.environ | {"FLYBALL_PORT": str(port)},
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        return checked.returncode, checked.stdout
 
-@in_a_container
-def test_the_image_plans_though_it_can_write_but_its_volume_and_tmpfs(
-    planner: Container,
-) -> None:
-    calls = [
-        ("", registration()),
-        ("/ranks/0", rank_registration(0)),
-        ("/ranks/1", rank_registration(1)),
-    ]
-    put = (
-        "import json, sys, httpx\n"
-        "planner = httpx.Client(base_url=sys.argv[1], headers=[sys.argv[2:4]], timeout=200)\n"
-        "for path, body in json.loads(sys.argv[4]):\n"
-        "    planner.put('/api/v1/jobs/job' + path, json=body).raise_for_status()\n"
-        "planner.put('/api/v1/jobs/job/profile', content=sys.argv[5],"
-        " headers={'Content-Type': 'text/csv'}).raise_for_status()\n"
-        "print(planner.get('/api/v1/jobs/job').json()['newest_version'])\n"
-    )
-    (port,) = IMAGE.ports
-    url = f"http://127.0.0.1:{port}"
-    arguments = (url, "Flyball-Token", TOKEN, json.dumps(calls), profile_csv())
-    planned = planner.run(("python", "-c", put, *arguments), patience_s=200)
-    assert planned.stdout == "1\n", planned.stderr
+    with live_planner() as planner:
+        port = planner.http.base_url.port
+        assert check(routes.READY, port) == (0, "")
+        status, said = check("/nothing", port)
+        assert (status, said.split()[:2]) == (1, ["/nothing:", "404"])
+    status, said = check(routes.HEALTH, free_port())
+    assert (status, len(said.splitlines())) == (1, 1)
 
 
 def _files(folder: Path) -> Iterator[Path]:

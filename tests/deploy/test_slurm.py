@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.deploy.container import ROOT
+from tests.deploy.compose import ROOT
 from tests.planner.live import serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 
