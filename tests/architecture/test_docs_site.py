@@ -31,12 +31,9 @@ class _Loaded(HTMLParser):
         super().__init__()
         self.loaded: list[str] = []
         self.links: list[str] = []
-        self.names: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         values = dict(attrs)
-        if name := values.get("id"):
-            self.names.add(name)
         if tag == "a" and (link := values.get("href")):
             self.links.append(link)
         # Where a page stands, or goes on, is said and not loaded.
@@ -103,19 +100,3 @@ def test_links_to_files_outside_of_the_documentation_lead_to_them(site: Path) ->
     example = site / "examples" / "hand_written_loop.py"
     assert example.read_text() == (ROOT / "examples" / "hand_written_loop.py").read_text()
     assert any(link.startswith("../frameworks.html") for link in examples.links)
-
-
-def test_every_link_within_the_site_leads_to_a_page_and_a_place_on_it(site: Path) -> None:
-    read_pages = {page: read(page) for page in site.rglob("*.html") if page.name != "404.html"}
-    for page, found in read_pages.items():
-        for link in found.links:
-            parts = urlsplit(link)
-            if parts.scheme or parts.netloc or not (parts.path or parts.fragment):
-                continue
-            target = (page.parent / unquote(parts.path)).resolve() if parts.path else page
-            if target.is_dir():
-                target /= "index.html"
-            assert target.is_file(), f"{page.relative_to(site)}: {link}"
-            if parts.fragment and target in read_pages:
-                names = read_pages[target].names
-                assert unquote(parts.fragment) in names, f"{page.relative_to(site)}: {link}"

@@ -19,7 +19,6 @@ import pytest
 
 from flyball_profiles.gpu_windows import gpu_names
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.app import create_app
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
@@ -96,17 +95,6 @@ def settings_variables() -> frozenset[str]:
         for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
     }
     return frozenset(named | {f"FLYBALL_{field.upper()}" for field in Settings.model_fields})
-
-
-@cache
-def calls() -> frozenset[str]:
-    """Every `METHOD /path` of the planner's API."""
-    description = create_app(Settings(database="sqlite:///never-opened.sqlite")).openapi()
-    return frozenset(
-        f"{method.upper()} {path}"
-        for path, methods in description["paths"].items()
-        for method in methods
-    )
 
 
 def wire_types() -> list[type]:
@@ -296,26 +284,6 @@ def test_every_make_line_names_a_target_and_variables_of_the_makefile() -> None:
             name, is_assigned, _ = word.partition("=")
             known = variables if is_assigned else targets
             assert name in known, f"{page}: make {shlex.join(words)}"
-
-
-def test_every_curl_line_calls_an_address_that_the_planner_has() -> None:
-    lines = [line for page in SHOWN_PAGES for line in fenced_lines(page) if "curl " in line]
-    templates = {
-        (method, re.compile(re.sub(r"\{\w+\}", r"[\\w.$-]+", path)))
-        for method, _, path in (call.partition(" ") for call in calls())
-    }
-    checked = 0
-    for line in lines:
-        address = re.search(r"(?:\$URL|http://[\w.:]+)(/[\w/.$-]*)", line)
-        assert address is not None, line
-        method = re.search(r"-X ([A-Z]+)", line)
-        wanted = method.group(1) if method else "GET"
-        assert any(
-            wanted == known and template.fullmatch(address.group(1))
-            for known, template in templates
-        ), line
-        checked += 1
-    assert checked >= 10
 
 
 def test_what_is_installed_has_extras_that_there_are() -> None:

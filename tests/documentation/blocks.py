@@ -27,6 +27,7 @@ import re
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from textwrap import dedent
 
@@ -117,6 +118,7 @@ def blocks_of(page: Path) -> list[Block]:
     ]
 
 
+@cache
 def steps_of(block: Block) -> list[Step]:
     """The commands of a block in their order.
 

@@ -79,9 +79,6 @@ def test_what_is_not_run_says_why_and_which_test_covers_it(block: Block) -> None
             assert f"def {test}(" in text, f"{block.place}: {place}"
 
 
-# ------------------------------------------------------------------ commands in a block
-
-
 # ------------------------------------------------------------------ Python
 
 
@@ -125,6 +122,3 @@ def _source_of(module: str) -> str:
     path = ROOT.joinpath(folder, *below)
     file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     return inspect.cleandoc(file.read_text(encoding="utf-8"))
-
-
-# ------------------------------------------------------------------ how outputs are compared

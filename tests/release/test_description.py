@@ -1,14 +1,14 @@
-"""The long description of a built wheel, as an index shows it: beyond the repository."""
+"""The long description of the wheel, as an index shows it: beyond the repository."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+from email import message_from_string
 from email.message import Message
 
 import pytest
-from tests.release.distributions import ROOT, check_description, metadata_of, tracked_files
+from build.util import project_wheel_metadata
+from tests.release.distributions import ROOT, check_description, tracked_files
 
 pytestmark = pytest.mark.slow
 
@@ -17,12 +17,9 @@ _NAMED = re.compile(r"(?<![\w./-])((?:docs|examples)/[\w./-]+\.md|[A-Z]+\.md)\b"
 
 
 @pytest.fixture(scope="module")
-def metadata(tmp_path_factory: pytest.TempPathFactory) -> Message:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = ("-m", "build", "--no-isolation", "--wheel", "--outdir", str(folder), str(ROOT))
-    subprocess.run((sys.executable, *build), capture_output=True, check=True)
-    (wheel,) = folder.glob("*.whl")
-    return metadata_of(wheel)
+def metadata() -> Message:
+    made = project_wheel_metadata(ROOT, isolated=False)
+    return message_from_string(str(made))
 
 
 def test_every_link_leads_somewhere_beyond_the_repository(metadata: Message) -> None:
