@@ -21,8 +21,8 @@ _KUBECTL = shutil.which("kubectl", path=str(Path(sys.executable).parent)) or "ku
 
 
 @cache
-def rendered(folder: Path | str) -> str:
-    """Return the manifests of a folder with a kustomization, below FOLDER unless absolute.
+def resources_of(folder: str) -> tuple[dict[str, Any], ...]:
+    """Return the manifests that kustomize renders of a folder below FOLDER.
 
     Raises:
         AssertionError: kustomize refuses it.
@@ -35,12 +35,7 @@ def rendered(folder: Path | str) -> str:
         check=False,
     )
     assert (made.returncode, made.stderr) == (0, ""), made.stderr
-    return made.stdout
-
-
-def resources_of(folder: Path | str) -> list[dict[str, Any]]:
-    """Return the parsed manifests of a folder with a kustomization."""
-    return list(yaml.safe_load_all(rendered(folder)))
+    return tuple(yaml.safe_load_all(made.stdout))
 
 
 @cache
