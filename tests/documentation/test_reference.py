@@ -2,21 +2,50 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from pathlib import Path
 
 import pytest
+from docs.scripts.command_reference import command_part
 from docs.scripts.write_reference import DOCS, PAGES, TEMPLATES, reference
 
 from flyball_client.__main__ import main
 from flyball_profiles.examples import example_profile_path
+from flyball_wire.command import Command
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_a_generated_page_is_up_to_date(page: str) -> None:
     written = (DOCS / page).read_text(encoding="utf-8")
     assert written == reference(page), "run: python -m docs.scripts.write_reference"
+
+
+def test_every_argument_has_a_row_with_its_default_and_each_action_a_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def configure(parser: argparse.ArgumentParser) -> None:
+        actions = parser.add_subparsers(required=True)
+        added = actions.add_parser("add", help="add one")
+        added.add_argument("job", metavar="JOB", help="name")
+        added.add_argument("--price", type=float, default=2.5, help="price, `a|b`")
+        added.add_argument("-o", "--output", metavar="FILE", required=True, help="file")
+        added.add_argument("--hidden", help=argparse.SUPPRESS)
+
+    made = {"jobs": Command(configure=configure, run=lambda _: 0)}
+    monkeypatch.setattr("docs.scripts.command_reference.commands", lambda: made)
+    assert command_part("jobs").splitlines()[2:] == [
+        "### `flyball jobs add`",
+        "",
+        "Add one.",
+        "",
+        "| argument | meaning |",
+        "| --- | --- |",
+        "| `JOB` | name |",
+        r"| `--price PRICE` | price, `a\|b` (default: 2.5) |",
+        "| `-o`, `--output FILE` | file (required) |",
+    ]
 
 
 def test_every_key_of_a_json_answer_is_told(
