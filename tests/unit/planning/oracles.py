@@ -6,7 +6,6 @@ pipeline parallelism only. Every plan of a tiny pipeline. The lower bound by a t
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 from collections.abc import Sequence
@@ -60,40 +59,6 @@ def event_driven_finish_s(schedule: Schedule, durations_s: Sequence[float]) -> l
         _send(schedule, stage, order[stage][position[stage]], arrived)
         position[stage] += 1
         busy[stage] = False
-
-
-def longest_path_s(schedule: Schedule, durations_s: Sequence[float]) -> float:
-    """The longest sum of durations along any path, each walked to its end, s."""
-    nodes = [
-        (stage, schedule.virtual_stages[stage][chunk], kind, microbatch)
-        for stage, units in enumerate(schedule.stages)
-        for kind, microbatch, chunk in units
-    ]
-
-    def follows(node: int, other: int) -> bool:
-        (stage, virtual, kind, microbatch), (stage2, virtual2, kind2, microbatch2) = (
-            nodes[node],
-            nodes[other],
-        )
-        if stage == stage2 and other == node + 1:
-            return True
-        if microbatch != microbatch2 or schedule.is_periodic:
-            return False
-        if kind == InstructionKind.FORWARD:
-            return kind2 == InstructionKind.FORWARD and virtual2 == virtual + 1
-        return virtual2 == virtual - 1 and kind in _SENDS_GRADIENT and kind2 in _SENDS_GRADIENT
-
-    successors = [
-        [other for other in range(len(nodes)) if follows(node, other)] for node in range(len(nodes))
-    ]
-
-    @functools.cache
-    def longest_from(node: int) -> float:
-        return durations_s[node] + max(
-            (longest_from(other) for other in successors[node]), default=0
-        )
-
-    return max(longest_from(node) for node in range(len(nodes)))
 
 
 def _has_input(schedule: Schedule, stage: int, unit: Instruction, arrived: set[_Message]) -> bool:

@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.probing.probing_setup import probing_schedule
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, Slowdown
-from flyball_server.planning.planner import PlanRequest, make_plan
+from flyball_server.planning.planner import make_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
-from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
+from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.messages import JobSpec
-from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.plan_options import Policy
 
-from .tiny_pipelines import equal_profile
+from .tiny_pipelines import (
+    S,
+    context_of,
+    equal_profile,
+    profile_of,
+    refuses,
+    request_of,
+    slowed_request,
+)
 
 # SM clock in MHz, time in s, energy in J of both ranks.
-_ROWS = ((1400, 1.0, 600.0), (1200, 1.1, 500.0), (1000, 1.25, 460.0), (800, 1.5, 480.0))
-_BLOCKING_POWER_W = 80.0
+ROWS = [(1400, 1.0, 600.0), (1200, 1.1, 500.0), (1000, 1.25, 460.0), (800, 1.5, 480.0)]
+PROFILE = profile_of([{S: ROWS}], [2])
+OPTIONS: dict[str, Any] = {"schedule": "step", "blocking_power_w": (80.0,)}
 
 
-def step_profile() -> StageProfile:
-    points = tuple(
-        OperatingPoint(frequency_mhz=mhz, time_s=time_s, energy_j=energy_j)
-        for mhz, time_s, energy_j in _ROWS
-    )
-    return StageProfile(points={(0, InstructionKind.STEP): points}, num_ranks_per_stage=(2,))
-
-
-def request_of(target: str, policy: Policy = Policy.FRONTIER) -> PlanRequest:
-    options = PlanOptions(
-        schedule="step", policy=policy, target=target, blocking_power_w=(_BLOCKING_POWER_W,)
-    )
-    return PlanRequest(profile=step_profile(), num_microbatches=1, options=options)
-
-
-@pytest.mark.parametrize("policy", [Policy.FRONTIER, Policy.CONSTANT, Policy.GLOBAL])
 @pytest.mark.parametrize(
     ("target", "sm_clock_mhz"),
     [
@@ -52,60 +44,44 @@ def request_of(target: str, policy: Policy = Policy.FRONTIER) -> PlanRequest:
         ("least-energy", 1000),
     ],
 )
-def test_the_clock_is_the_best_one_of_the_profile(
-    policy: Policy, target: str, sm_clock_mhz: int
-) -> None:
-    plan = make_plan(request_of(target, policy)).plan
-    ((instruction,),) = plan.stages
-    assert instruction.frequency_mhz == sm_clock_mhz
-    time_s, energy_j = next(row[1:] for row in _ROWS if row[0] == sm_clock_mhz)
-    assert (plan.iteration_time_s, plan.energy_j) == pytest.approx((time_s, energy_j))
+def test_the_clock_is_the_best_one_of_the_profile(target: str, sm_clock_mhz: int) -> None:
+    for policy in (Policy.FRONTIER, Policy.CONSTANT, Policy.GLOBAL):
+        plan = make_plan(request_of(PROFILE, target=target, policy=policy, **OPTIONS)).plan
+        ((instruction,),) = plan.stages
+        assert instruction.frequency_mhz == sm_clock_mhz
+        point = PROFILE.at(0, S, sm_clock_mhz)
+        assert (plan.iteration_time_s, plan.energy_j) == pytest.approx(
+            (point.time_s, point.energy_j)
+        )
 
 
 def test_the_other_ranks_slow_down_to_a_straggler() -> None:
     slowdown = Slowdown(stage=0, slowdown=1.3, dp_rank=1)
-    slowed = SlowedRequest(request=request_of("fastest"), slowdowns=(slowdown,), num_pipelines=2)
-    plan = make_slowed_plan(slowed)
+    plan = make_slowed_plan(slowed_request(PROFILE, slowdown, num_pipelines=2, **OPTIONS))
     assert isinstance(plan, DataParallelPlan)
     clocks = [pipeline.stages[0][0].frequency_mhz for pipeline in plan.pipelines]
     assert clocks == [1000, 1400]
-    waiting_j = _BLOCKING_POWER_W * (1.3 - 1.25)
+    waiting_j = 80.0 * (1.3 - 1.25)
     assert plan.energy_j == pytest.approx(460 / 2 + waiting_j + 1.3 * 600 / 2)
 
 
 def test_it_is_known_before_there_is_a_profile() -> None:
     schedule = probing_schedule(JobSpec(num_stages=1, num_microbatches=1, schedule="step"))
-    assert schedule.stages == ((Instruction(InstructionKind.STEP, 0),),)
+    assert schedule.stages == ((Instruction(S, 0),),)
+
+
+STEPS = ExplicitOrder(stages=((Instruction(S, 0),),) * 2)
 
 
 @pytest.mark.parametrize(
     ("context", "field", "text"),
     [
-        ({"num_microbatches": 2}, "num_microbatches", "must be 1 with schedule step"),
-        ({"profile": equal_profile(2)}, "schedule", "the profile has 2 stages"),
-        ({"profile": equal_profile(1)}, "schedule", "rows of the instruction step"),
+        (context_of(PROFILE, 2), "num_microbatches", "must be 1 with schedule step"),
+        (context_of(equal_profile(2), 1), "schedule", "the profile has 2 stages"),
+        (context_of(equal_profile(1), 1), "schedule", "rows of the instruction step"),
+        (replace(context_of(profile_of([{S: ROWS}] * 2), 1), order=STEPS), "order", "no pipeline"),
     ],
 )
-def test_what_is_no_single_step_is_refused(
-    context: dict[str, object], field: str, text: str
-) -> None:
-    fitting = ScheduleContext(profile=step_profile(), num_microbatches=1)
-    with pytest.raises(PlanningError, match=text) as refused:
-        make_schedule("step", replace(fitting, **context))  # type: ignore[arg-type]
-    assert refused.value.field == field
-
-
-def test_several_stages_have_no_steps() -> None:
-    steps = ((Instruction(InstructionKind.STEP, 0),),) * 2
-    profile = StageProfile(
-        points={
-            (stage, InstructionKind.STEP): step_profile().points[0, InstructionKind.STEP]
-            for stage in range(2)
-        },
-        num_ranks_per_stage=(1, 1),
-    )
-    context = ScheduleContext(
-        profile=profile, num_microbatches=1, order=ExplicitOrder(stages=steps)
-    )
-    with pytest.raises(PlanningError, match="no pipeline"):
-        make_schedule("explicit", context)
+def test_what_is_no_single_step_is_refused(context: ScheduleContext, field: str, text: str) -> None:
+    with refuses(field, text):
+        make_schedule("step" if context.order is None else "explicit", context)

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
@@ -21,6 +22,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
@@ -38,6 +40,9 @@ S = InstructionKind.STEP
 
 Points = Sequence[tuple[int, float, float]]
 """(frequency in MHz, time in s, energy in J) of each operating point."""
+
+Delay = float | tuple[float, float, float]
+"""Time of a clock change in s, or its percentiles p5, p50 and p95."""
 
 # Sums of multiples of 1/64 s are exact in floating point, whatever their order.
 TICK_S = 1 / 64
@@ -122,9 +127,49 @@ def three_clocks_request(**options: object) -> PlanRequest:
     return request_of(profile_of([stage, stage]), 2, **options)
 
 
+def delays(
+    up_s: Delay, down_s: Delay | None = None, *, starts_settled: bool = True
+) -> ClockTransitions:
+    """Times of clock changes up and down; without the latter they are alike."""
+    up, down = (
+        each if isinstance(each, tuple) else (each,) * 3
+        for each in (up_s, up_s if down_s is None else down_s)
+    )
+    return ClockTransitions(
+        up_p5_s=up[0],
+        up_p50_s=up[1],
+        up_p95_s=up[2],
+        down_p5_s=down[0],
+        down_p50_s=down[1],
+        down_p95_s=down[2],
+        starts_settled=starts_settled,
+    )
+
+
+def drawn_delays_s(
+    model: PipelineModel, clocks: list[int], transitions: ClockTransitions, draws: Random
+) -> list[float]:
+    """Delays of all requests in s: the shortest, the longest, or between them."""
+    ways = TransitionSimulator(model, delays(0.001, 0.002)).delays_s(clocks)
+    ranges_s = {
+        0.001: (transitions.up_p5_s, transitions.up_p95_s),
+        0.002: (transitions.down_p5_s, transitions.down_p95_s),
+    }
+    return [
+        draws.choice([low_s, draws.uniform(low_s, high_s), high_s])
+        for low_s, high_s in (ranges_s.get(way, (0.0, 0.0)) for way in ways)
+    ]
+
+
 def every_choice(model: PipelineModel) -> NDArray[np.int64]:
     """All assignments of a pipeline; shape (num_assignments, num_nodes)."""
     return np.array(list(itertools.product(*(range(len(points)) for points in model.points))))
+
+
+def random_choices(model: PipelineModel, draws: Random, num_plans: int) -> NDArray[np.int64]:
+    """Plans of clocks drawn at random; shape (num_plans, num_nodes)."""
+    rows = [[draws.randrange(len(points)) for points in model.points] for _ in range(num_plans)]
+    return np.array(rows)
 
 
 def slowed_request(

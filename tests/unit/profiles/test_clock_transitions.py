@@ -68,6 +68,8 @@ def test_a_file_of_ones_own_holds_the_table_alone(tmp_path: Path) -> None:
     path.write_text("".join(OWN.splitlines(keepends=True)[:3]), encoding="utf-8")
     times = read_transitions(path)
     assert (times.call_p50_s, times.queues_in_node, times.starts_settled) == (None, None, False)
+    with pytest.raises(TransitionsError, match=r"none\.toml: No such file or directory"):
+        read_transitions(tmp_path / "none.toml")
 
 
 def test_the_power_of_waiting_is_read_where_it_was_measured(tmp_path: Path) -> None:
@@ -78,36 +80,6 @@ def test_the_power_of_waiting_is_read_where_it_was_measured(tmp_path: Path) -> N
     assert times.of_queue(8).with_medians(0.004, None).waiting_powers == times.waiting_powers
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "fault"),
-    [
-        ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
-        ("mhz = 900\n", "", "transitions.clocks[1].mhz must be a whole number of MHz"),
-        ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
-        ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
-        ("= 40", "= nan", "transitions: waiting_powers must be from 0 to 10000 W, not nan at 900"),
-        ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
-        ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
-    ],
-)
-def test_a_malformed_power_of_waiting_is_named(
-    tmp_path: Path, old: str, new: str, fault: str
-) -> None:
-    assert old in CLOCKS
-    path = tmp_path / "own.toml"
-    path.write_text(f"{OWN}{CLOCKS.replace(old, new)}", encoding="utf-8")
-    with pytest.raises(TransitionsError) as raised:
-        read_transitions(path)
-    assert str(raised.value).startswith(f"{path}: {fault}")
-
-
-def test_one_exact_delay_is_every_percentile() -> None:
-    exact = ClockTransitions.exact(0.005)
-    assert (exact.exact_s, exact.up_p5_s, exact.down_p95_s) == (0.005, 0.005, 0.005)
-    assert exact.starts_settled
-    assert OWN_TIMES.exact_s is None
-
-
 def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
     """Calls of exactly 6 ms: an up of the eighth GPU comes 42 ms later, a down of the first not."""
     alone = replace(OWN_TIMES, call_p50_s=0.006, call_p95_s=0.006, queues_in_node=None)
@@ -116,6 +88,10 @@ def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
     assert ups_s == pytest.approx((0.045, 0.047, 0.0485))
     assert replace(eighth, up_p5_s=0.003, up_p50_s=0.005, up_p95_s=0.0065) == alone
     assert alone.of_queue(1) == alone
+    for changes in ({"queues_in_node": False}, {"call_p50_s": None, "call_p95_s": None}):
+        unqueued = replace(alone, **{"queues_in_node": True} | changes)
+        assert unqueued.of_queue(8) == unqueued
+        assert not unqueued.is_queued
     # As published of the A800: 46 ms until the last of eight.
     a100 = load_gpu_window("a100").transitions
     assert a100 is not None
@@ -146,17 +122,6 @@ def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"queues_in_node": False}, {"call_p50_s": None, "call_p95_s": None}]
-)
-def test_where_no_calls_queue_the_number_of_gpus_changes_nothing(
-    changes: dict[str, object],
-) -> None:
-    times = replace(OWN_TIMES, **{"queues_in_node": True} | changes)  # type: ignore[arg-type]
-    assert times.of_queue(8) == times
-    assert not times.is_queued
-
-
-@pytest.mark.parametrize(
     ("old", "new", "fault"),
     [
         ("[transitions]", "[transitions", "not TOML: "),
@@ -173,14 +138,22 @@ def test_where_no_calls_queue_the_number_of_gpus_changes_nothing(
         ("value = false", "value = 1", "transitions.queues_in_node.value must be true or false"),
         ("[transitions]\n", "[transitions]\npairs = 3\n", "transitions.pairs must be an array of"),
         ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
+        ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("mhz = 900\n", "", "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
+        ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
+        ("= 40", "= nan", "transitions: waiting_powers must be from 0 to 10000 W, not nan at 900"),
+        ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
+        ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
     ],
 )
 def test_a_malformed_file_names_file_and_key(
     tmp_path: Path, old: str, new: str, fault: str
 ) -> None:
-    assert old in OWN
+    text = OWN if old in OWN else f"{OWN}{CLOCKS}"
+    assert old in text
     path = tmp_path / "own.toml"
-    path.write_text(OWN.replace(old, new, 1), encoding="utf-8")
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TransitionsError) as raised:
         read_transitions(path)
     assert str(raised.value).startswith(f"{path}: {fault}")
@@ -195,11 +168,6 @@ def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
         GpuTableError, match=r"/a40\.toml: transitions: up_p50_s must be from up_p5"
     ):
         load_gpu_window("a40", folder=tmp_path)
-
-
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(TransitionsError, match=r"none\.toml: No such file or directory"):
-        read_transitions(tmp_path / "none.toml")
 
 
 def test_more_clocks_than_any_gpu_has_are_refused() -> None:

@@ -11,7 +11,7 @@ from tests.shared_data import needs_shared_data, published_profile
 
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
 pytestmark = pytest.mark.slow
@@ -30,17 +30,6 @@ def fit(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
-
-
-def test_the_example_has_eight_stages_of_which_the_last_is_heavier() -> None:
-    profile = load_example_profile()
-    assert profile.num_stages == 8
-    assert profile.num_ranks_per_stage == (1,) * 8
-    for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD):
-        usual = profile.points[0, kind]
-        assert all(profile.points[stage, kind] == usual for stage in range(7))
-        assert profile.at(7, kind, 1410).time_s > profile.at(0, kind, 1410).time_s
-        assert [point.frequency_mhz for point in usual] == list(range(1410, 854, -15))
 
 
 def test_the_curves_are_their_formulas() -> None:

@@ -44,15 +44,28 @@ def part(stage: int, *, kinds: tuple[str, ...] = ("forward", "backward"), gpu: s
     return "\n".join(["stage,instruction,frequency,time,energy,time_error,gpu", *rows, ""])
 
 
-def test_the_published_form_comes_out_in_order_with_every_digit(tmp_path: Path) -> None:
-    text = same_ranks_text(write(tmp_path, "in.csv", NARROW), {})
-    assert text.splitlines() == [
+def test_the_published_form_comes_out_in_order_with_every_digit_and_its_label(
+    tmp_path: Path,
+) -> None:
+    narrow = write(tmp_path, "in.csv", NARROW)
+    assert same_ranks_text(narrow, {}).splitlines() == [
         "stage,instruction,frequency,time,energy",
         "0,forward,1410,0.1,20",
         "0,forward,1200,0.12,15",
         "0,backward,1410,0.2,40",
         "0,backward,1200,0.24,33",
     ]
+    parts = [
+        write(tmp_path, f"{tp}.csv", same_ranks_text(narrow, {"tp_rank": tp})) for tp in (1, 0)
+    ]
+    text = joined_text(parts)
+    assert text.splitlines()[:2] == [
+        "tp_rank,stage,instruction,frequency,time,energy",
+        "0,0,forward,1410,0.1,20",
+    ]
+    assert parse_stage_profile(text).num_ranks_per_stage == (2,)
+    with pytest.raises(ProfileError, match="has a column tp_rank already"):
+        same_ranks_text(parts[0], {"tp_rank": 3})
 
 
 def test_the_example_survives_every_round(tmp_path: Path) -> None:
@@ -94,19 +107,6 @@ def test_ranks_are_numbered_by_tensor_then_data_then_pipeline(tmp_path: Path) ->
         for dp in (0, 1)
         for tp in (0, 1)
     }
-
-
-def test_a_part_is_labelled_and_labelled_parts_join_into_one_wide_profile(tmp_path: Path) -> None:
-    narrow = write(tmp_path, "in.csv", NARROW)
-    parts = [
-        write(tmp_path, f"{tp}.csv", same_ranks_text(narrow, {"tp_rank": tp})) for tp in (1, 0)
-    ]
-    text = joined_text(parts)
-    assert text.splitlines()[:2] == [
-        "tp_rank,stage,instruction,frequency,time,energy",
-        "0,0,forward,1410,0.1,20",
-    ]
-    assert parse_stage_profile(text).num_ranks_per_stage == (2,)
 
 
 def test_stages_and_instructions_measured_apart_join_with_their_extra_columns(
@@ -155,8 +155,3 @@ def test_what_cannot_be_told_is_not_made_up(tmp_path: Path) -> None:
     merged = write(tmp_path, "merged.csv", merged_text(write(tmp_path, "wide.csv", WIDE)))
     with pytest.raises(ProfileError, match=r"merged.csv:2: contains 2 merged ranks"):
         wide_text(merged)
-
-
-def test_a_label_that_a_file_has_already_is_not_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(ProfileError, match="has a column tp_rank already"):
-        same_ranks_text(write(tmp_path, "wide.csv", WIDE), {"tp_rank": 3})

@@ -121,10 +121,7 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
         ),
         (HEADER + '0,forward,1410,0.1,"' + "9" * 200_000, "not CSV: ", 2),
         (
-            f"rank,{HEADER}"
-            + "".join(
-                wide((FORWARD_ROWS + BACKWARD_ROWS).replace(",20\n", ",9e8\n"), r) for r in "01"
-            ),
+            f"rank,{HEADER}" + wide(HUGE_ROWS, "0") + wide(HUGE_ROWS, "1"),
             "energy_j must be from 1e-09 to 1e+09",
             None,
         ),
@@ -145,13 +142,11 @@ def test_a_profile_that_cannot_be_used_is_refused_in_one_line(
         ("fast", "must be a finite number"),
         ("nan", "must be a finite number"),
         ("1_000", "must be a finite number"),
-        ("0x10", "must be a finite number"),
         ("\u0661\u0664", "must be a finite number"),
         ("-1", "must be a finite positive number"),
         ("0", "must be a finite positive number"),
         ("1e999", "must be a finite positive number"),
         ("9" * 5000, "must be a finite positive number"),
-        ("1e300", "must be from "),
         ("1e10", "must be from "),
     ],
 )

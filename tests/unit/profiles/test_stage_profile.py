@@ -34,19 +34,12 @@ def two_stages() -> StageProfile:
 
 
 @pytest.mark.parametrize("field", ["frequency_mhz", "time_s", "energy_j"])
-@pytest.mark.parametrize("value", [0, -1, math.nan, math.inf, -math.inf, 1e300])
+@pytest.mark.parametrize("value", [0, -1, 1e-10, math.nan, math.inf, 1e300])
 def test_an_operating_point_refuses_what_no_gpu_does(field: str, value: float) -> None:
     values: dict[str, float] = {"frequency_mhz": 1400, "time_s": 0.1, "energy_j": 10.0}
     values[field] = value
     with pytest.raises(ProfileError, match=f"^{field} must be .*, not "):
         OperatingPoint(**values)  # type: ignore[arg-type]  # a float clock is one of the faults
-
-
-@pytest.mark.parametrize("field", ["time_s", "energy_j"])
-def test_times_and_energies_below_a_billionth_are_refused(field: str) -> None:
-    values = {"time_s": 0.1, "energy_j": 10.0, field: 1e-10}
-    with pytest.raises(ProfileError, match=f"^{field} must be from 1e-09 to "):
-        OperatingPoint(frequency_mhz=1400, **values)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,12 +10,10 @@ from flyball_profiles.stage_profile import (
     InstructionKind,
     OperatingPoint,
     ProfileError,
-    StageProfile,
 )
 from flyball_profiles.stage_profile_csv import (
     parse_stage_profile,
     parse_stage_profile_rows,
-    read_stage_profile,
     stage_profile_rows,
     write_stage_profile,
 )
@@ -45,36 +41,6 @@ rank,dp_rank,pp_rank,tp_rank,stage,instruction,frequency,time,energy
 0,0,0,0,0,backward,1200,0.4,30
 1,0,0,1,0,backward,1200,0.4,31
 """
-
-quantities = st.floats(min_value=1e-6, max_value=1e6, allow_subnormal=False)
-instruction_points = st.dictionaries(
-    st.integers(min_value=1, max_value=3000), st.tuples(quantities, quantities), min_size=2
-).map(
-    lambda by_clock: tuple(
-        OperatingPoint(frequency_mhz=clock_mhz, time_s=time_s, energy_j=energy_j)
-        for clock_mhz, (time_s, energy_j) in by_clock.items()
-    )
-)
-backward_kinds = st.sampled_from(
-    [
-        (BACKWARD,),
-        (InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT),
-        tuple(kind for kind in InstructionKind if kind is not FORWARD),
-    ]
-)
-
-
-@st.composite
-def stage_profiles(draw: st.DrawFn) -> StageProfile:
-    num_ranks = draw(st.lists(st.integers(min_value=1, max_value=64), min_size=1, max_size=4))
-    return StageProfile(
-        points={
-            (stage, kind): draw(instruction_points)
-            for stage in range(len(num_ranks))
-            for kind in (FORWARD, *draw(backward_kinds))
-        },
-        num_ranks_per_stage=tuple(num_ranks),
-    )
 
 
 def test_the_smallest_profile_is_read() -> None:
@@ -120,15 +86,6 @@ def test_the_same_profile_may_be_written_in_many_ways(text: str) -> None:
     assert parse_stage_profile(text) == parse_stage_profile(SMALLEST)
 
 
-def test_frequencies_may_differ_by_stage_and_kind() -> None:
-    text = SMALLEST.replace("0,backward,1200", "0,backward,1000").replace(
-        "0,forward,1410", "0,forward,1395"
-    )
-    profile = parse_stage_profile(text)
-    assert [point.frequency_mhz for point in profile.points[0, FORWARD]] == [1395, 1200]
-    assert [point.frequency_mhz for point in profile.points[0, BACKWARD]] == [1410, 1000]
-
-
 def test_ranks_of_a_stage_take_the_slowest_time_and_the_energy_of_all() -> None:
     profile = parse_stage_profile(WIDE)
     assert profile.num_ranks_per_stage == (2,)
@@ -143,12 +100,6 @@ def test_any_one_rank_column_makes_the_key(kept: int) -> None:
     lines = [line.split(",") for line in WIDE.splitlines()]
     narrow = "\n".join(",".join([cells[kept], *cells[4:]]) for cells in lines)
     assert parse_stage_profile(narrow) == parse_stage_profile(WIDE)
-
-
-def test_a_file_is_read_as_its_text(tmp_path: Path) -> None:
-    path = tmp_path / "profile.csv"
-    path.write_bytes(b"\xef\xbb\xbf" + SMALLEST.encode())
-    assert read_stage_profile(path) == parse_stage_profile(SMALLEST)
 
 
 def test_json_rows_are_read_like_csv_rows() -> None:
@@ -166,16 +117,6 @@ def test_a_profile_is_written_by_stage_then_kind_then_falling_clock() -> None:
     assert write_stage_profile(parse_stage_profile(shuffled)) == SMALLEST.replace(
         ",20\n", ",20.0\n"
     ).replace(",15\n", ",15.0\n").replace(",40\n", ",40.0\n").replace(",30\n", ",30.0\n")
-
-
-@given(stage_profiles())
-def test_writing_and_reading_csv_gives_the_profile_back(profile: StageProfile) -> None:
-    assert parse_stage_profile(write_stage_profile(profile)) == profile
-
-
-@given(stage_profiles())
-def test_writing_and_reading_rows_gives_the_profile_back(profile: StageProfile) -> None:
-    assert parse_stage_profile_rows(stage_profile_rows(profile)) == profile
 
 
 cells_of_all_kinds = st.one_of(

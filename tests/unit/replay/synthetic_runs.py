@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from flyball_server.replay.recorded_runs import Recording
-from flyball_server.replay.recording_document import recording_from_document
-
 CLOCKS = (1400, 1300, 1200, 1100, 1000)
 NUM_STAGES, NUM_MICROBATCHES = 3, 8
 
@@ -178,8 +175,3 @@ def synthetic_document(
             for place, plan in enumerate(plans_of(truth, count, seed))
         ]
     )
-
-
-def recording_of(document: Document) -> Recording:
-    """Read a document of recorded runs."""
-    return recording_from_document(document)

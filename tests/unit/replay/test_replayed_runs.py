@@ -6,19 +6,18 @@ import statistics
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.replay.synthetic_runs import (
     CLOCKS,
     Document,
     Truth,
-    plans_of,
-    recording_of,
     synthetic_document,
 )
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.replay.recorded_runs import RecordingError
+from flyball_server.replay.recording_document import recording_from_document
 from flyball_server.replay.replay_document import replay_document, replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
 from flyball_server.replay.time_curves import rising
@@ -29,31 +28,27 @@ F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 
 
 def replayed(document: Document) -> Replay:
-    recording = recording_of(document)
+    recording = recording_from_document(document)
     return replay(recording, range(0, len(recording.runs), 2))
 
 
-def test_without_noise_every_run_is_predicted_as_it_was() -> None:
-    of_truth = replayed(synthetic_document())
+def test_without_noise_every_run_is_predicted_and_tail_and_blocking_power_are_found() -> None:
+    of_truth = replayed(synthetic_document(Truth(tail_s=0.7, waiting_w=95.0)))
     errors = of_truth.absolute_errors
     # What is left: the prior takes a curve for a little rough.
     assert errors.largest_time < 0.01
     assert errors.largest_energy < 0.05
     assert of_truth.covered == (8, 8)
     assert of_truth.unchanged.mean_time > 5
-
-
-def test_the_tail_and_the_blocking_power_are_found() -> None:
-    fit = replayed(synthetic_document(Truth(tail_s=0.7, waiting_w=95.0))).fit
-    assert fit.tail_s == pytest.approx(0.7, rel=1e-3)
-    assert fit.blocking_power_w == pytest.approx((95.0,) * 3, rel=0.01)
+    assert of_truth.fit.tail_s == pytest.approx(0.7, rel=1e-3)
+    assert of_truth.fit.blocking_power_w == pytest.approx((95.0,) * 3, rel=0.01)
 
 
 def test_a_clock_that_no_fitted_run_had_is_interpolated_and_named() -> None:
     truth = Truth()
     plans = [truth.plan(lambda *_, mhz=mhz: mhz) for mhz in (1400, 1300, 1100, 1200, 1000)]
     document = truth.document([truth.run(str(plan[0][0]), plan) for plan in plans])
-    result = replay(recording_of(document), (0, 1, 2, 4))
+    result = replay(recording_from_document(document), (0, 1, 2, 4))
     run = result.runs[3]
     assert run.notes == (
         "times interpolated, no fitted run has them: stage 0 backward 1200; stage 0 forward 1200;"
@@ -68,10 +63,8 @@ def test_a_clock_that_no_fitted_run_had_is_interpolated_and_named() -> None:
 def test_points_that_power_limits_are_named_and_stay_as_measured() -> None:
     truth = Truth(limit_mhz=1200)
     plans = [truth.plan(lambda *_, mhz=mhz: mhz) for mhz in (*CLOCKS, 1050)]
-    result = replay(
-        recording_of(truth.document([truth.run(str(plan[0][0]), plan) for plan in plans])),
-        range(6),
-    )
+    document = truth.document([truth.run(str(plan[0][0]), plan) for plan in plans])
+    result = replay(recording_from_document(document), range(6))
     assert {(kind, mhz) for _, kind, mhz in result.fit.limited_points()} == {
         (kind, mhz) for kind in (F, B) for mhz in (1400, 1300)
     }
@@ -111,7 +104,7 @@ def test_time_outside_of_instructions_is_named() -> None:
 
 def test_intervals_hold_on_noisy_runs_and_are_not_wide() -> None:
     held, times, energies, widths, errors = 0, 0, 0, [], []
-    for seed in range(12):
+    for seed in range(6):
         result = replayed(synthetic_document(noise_percent=0.4, count=20, seed=seed))
         held += len(result.held_out)
         times += result.covered[0]
@@ -123,29 +116,20 @@ def test_intervals_hold_on_noisy_runs_and_are_not_wide() -> None:
     assert statistics.fmean(widths) <= 5 * statistics.fmean(errors)
 
 
-def test_too_few_runs_are_refused() -> None:
-    recording = recording_of(synthetic_document(count=4))
+def test_too_few_runs_and_runs_at_one_clock_are_refused() -> None:
     with pytest.raises(RecordingError, match="--fit takes 2 of 4 runs; at least 3"):
-        replay(recording, (0, 2))
-
-
-def test_runs_at_one_clock_tell_nothing() -> None:
+        replay(recording_from_document(synthetic_document(count=4)), (0, 2))
     truth = Truth()
     run = truth.run("a", truth.plan(lambda *_: 1400))
     document = truth.document([run, {**run, "name": "b"}, {**run, "name": "c"}])
     with pytest.raises(RecordingError, match="all instructions of all runs are at 1400 MHz"):
-        replay(recording_of(document), range(3))
+        replay(recording_from_document(document), range(3))
 
 
 def test_the_document_has_the_agreed_keys_and_the_text_the_same_figures() -> None:
     result = replayed(synthetic_document(noise_percent=0.3))
     document, text = replay_document(result), replay_text(result)
-    assert {"name", "fitted", "measured_s", "predicted_s", "measured_j", "predicted_j"} <= set(
-        document["runs"][0]
-    )
     assert [run["fitted"] for run in document["runs"]] == [True, False] * 8
-    for key in ("mean_absolute_error_percent", "unchanged"):
-        assert set(document[key]) == {"time", "energy"}
     held_out = [run for run in document["runs"] if not run["fitted"]]
     assert document["mean_absolute_error_percent"]["energy"] == pytest.approx(
         statistics.fmean(100 * abs(r["predicted_j"] / r["measured_j"] - 1) for r in held_out)
@@ -156,16 +140,13 @@ def test_the_document_has_the_agreed_keys_and_the_text_the_same_figures() -> Non
     )
     assert f"{document['mean_absolute_error_percent']['energy']:.2f} %" in text
     assert "baseline  fitted" in text
-    assert "measured" in text
-    assert "predicted" in text
     assert "emulated" not in text
     assert "emulated" in replay_text(replayed({**synthetic_document(), "emulated": True}))
 
 
-@settings(max_examples=15, deadline=None)
-@given(scale=st.floats(0.01, 100.0), seed=st.integers(0, 5))
-def test_errors_do_not_depend_on_the_unit_of_energy(scale: float, seed: int) -> None:
-    document = synthetic_document(noise_percent=0.5, seed=seed)
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_errors_do_not_depend_on_the_unit_of_energy(scale: float) -> None:
+    document = synthetic_document(noise_percent=0.5)
     expected = replayed(document).absolute_errors.mean_energy
     for run in document["runs"]:
         run["energy_j_per_stage"] = [scale * energy for energy in run["energy_j_per_stage"]]
@@ -183,10 +164,6 @@ def test_held_out_figures_do_not_change_their_predictions() -> None:
     after = [run.predicted for run in replayed(document).runs]
     assert [run.iteration_time_s for run in after] == [run.iteration_time_s for run in before]
     assert [run.energy_j for run in after] == [run.energy_j for run in before]
-
-
-def test_the_order_of_stages_clocks_is_that_of_the_runs() -> None:
-    assert plans_of(Truth(), 1) == [[[1400] * 16] * 3]
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=1, max_size=20))
