@@ -35,19 +35,13 @@ def request(num_microbatches: int = 4) -> PlanRequest:
     return request_of(profile(), num_microbatches, blocking_power_w=(70.0,), target="slowdown:0.02")
 
 
-def test_outside_of_a_block_a_solve_goes_on() -> None:
-    cancellation_point()
-    with pytest.raises(NobodyWantsItError), cancelled_by(EndsAt(1)):
-        cancellation_point()
-    cancellation_point()
-
-
-def test_the_inner_block_holds_and_then_the_outer_one_again() -> None:
+def test_the_innermost_block_holds_and_outside_of_all_a_solve_goes_on() -> None:
     outer, inner = EndsAt(), EndsAt()
     with cancelled_by(outer):
         with cancelled_by(inner):
             cancellation_point()
         cancellation_point()
+    cancellation_point()
     assert (outer.num_asked, inner.num_asked) == (1, 1)
 
 

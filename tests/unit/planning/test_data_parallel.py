@@ -99,9 +99,9 @@ def test_a_fast_pipeline_stretches_to_the_time_of_the_slow_one() -> None:
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
 
 
-@pytest.mark.parametrize("waiting_w", [5.0, 40.0])
-def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays(waiting_w: float) -> None:
+def test_what_a_pipeline_cannot_fill_it_waits_for_and_pays() -> None:
     """In 3.4 s FAST can slow its forward only: done at 3.25 s, 38 J and 0.15 s of waiting."""
+    waiting_w = 40.0
     request = pipelines_of(LESS_SLOW, FAST, blocking_power_w=(5.0, waiting_w))
     plan = make_data_parallel_plan(request).plan
     assert plan.blocking_power_w == (5.0, waiting_w)
@@ -131,8 +131,10 @@ def test_least_energy_counts_what_the_others_pay_for_waiting() -> None:
     assert [pipeline.energy_j for pipeline in plan.pipelines] == [30.0, 40.0]
 
 
-@pytest.mark.parametrize("reconfigure", ["default", "greedy", "balanced"])
-@pytest.mark.parametrize("policy", ["baseline", "uniform", "envelope"])
+@pytest.mark.parametrize(
+    ("policy", "reconfigure"),
+    [("baseline", "default"), ("uniform", "greedy"), ("envelope", "balanced")],
+)
 def test_envpipes_policies_decide_for_each_pipeline_as_if_it_were_alone(
     policy: Policy, reconfigure: Reconfigure
 ) -> None:

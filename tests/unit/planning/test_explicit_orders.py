@@ -28,7 +28,6 @@ from .tiny_pipelines import (
     W,
     any_contexts,
     any_shapes,
-    equal_profile,
     refuses,
     request_of,
     timed_profile,
@@ -137,13 +136,3 @@ def test_an_order_that_cannot_be_planned_is_refused(
 def test_what_is_no_instruction_is_refused_with_its_place(entry: list[str | int]) -> None:
     with refuses("order[1][2]"):
         explicit_order([ONE, [*ONE, entry]], None)
-
-
-def test_an_order_that_memory_cannot_hold_is_refused_and_one_byte_more_is_enough() -> None:
-    """GPipe's order of two microbatches: stage 1 holds one more than 1F1B's one."""
-    order = (tuple(map(tuple, STAGE)),) * 2
-    request = request_of(equal_profile(2), 2, schedule="explicit", order=order)
-    short = request.with_options(activation_bytes=(10,), free_memory_bytes=(0, 9))
-    with refuses("free_memory_bytes", "of 2 microbatches on stage 1, whose memory holds 1.9"):
-        model_of_request(short)
-    model_of_request(short.with_options(free_memory_bytes=(0, 10)))

@@ -1,16 +1,22 @@
-"""Plans whose clock changes take time."""
+"""Plans whose clock changes take time, and iterations with a tail and transfers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
+    changed_points,
+    delays,
     equal_profile,
     every_choice,
     example_model,
+    model_of,
     refuses,
     request_of,
     three_clocks_request,
@@ -20,13 +26,20 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
+from flyball_server.planning.frontier.curves import model_curves
+from flyball_server.planning.frontier.event_network import build_network
+from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
+from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.data_parallel import (
     DataParallelRequest,
+    join_pipelines,
     make_data_parallel_plan,
+    simulate_jointly,
 )
 from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.simulator import simulate, time_and_energy
@@ -60,30 +73,55 @@ def test_clocks_are_those_without_delays_and_the_figures_those_with_them(policy:
         assert late.plan.energy_j == at_once.plan.energy_j
 
 
+AROUND: dict[str, Any] = {"tail_ms": 500.0, "transfer_ms": (250.0,)}
+
+
 @pytest.mark.parametrize(
-    ("delay_ms", "target"),
+    ("delay_ms", "target", "around"),
     [
-        (100.0, "fastest"),
-        (100.0, "slowdown:0.05"),
-        (300.0, "slowdown:0.05"),
-        (300.0, "least-energy"),
-        (1300.0, "least-energy"),
-        (3000.0, "fastest"),
+        (0.0, "fastest", AROUND),
+        (0.0, "least-energy", {}),
+        (100.0, "fastest", {}),
+        (100.0, "slowdown:0.05", AROUND),
+        (300.0, "slowdown:0.05", {}),
+        (1300.0, "least-energy", {}),
+        (1300.0, "slowdown:0.05", AROUND),
+        (3000.0, "fastest", {}),
     ],
 )
-def test_the_search_finds_the_best_of_all_plans_in_time(delay_ms: float, target: str) -> None:
-    request = three_clocks_request(transition_ms=delay_ms, target=target, early_requests=False)
+def test_plan_bound_and_frontier_against_all_plans(
+    delay_ms: float, target: str, around: dict[str, Any]
+) -> None:
+    """With a tail and transfers the search may miss the best by a two-thousandth."""
+    request = three_clocks_request(
+        transition_ms=delay_ms, target=target, early_requests=False, **around
+    )
     plan, model = make_plan(request).plan, model_of_request(request)
-    choices = every_choice(model)
-    every = TransitionBatch(model).run(choices)
+    every = TransitionBatch(model).run(every_choice(model))
+
+    def least_j(time_s: float) -> float:
+        """The least energy of all plans in this time."""
+        return float(every.total_energy_j[every.iteration_time_s <= time_s * (1 + 1e-9)].min())
+
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05, "least-energy": np.inf}[target]
-    deadline_s = plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
-    least_j = every.total_energy_j[every.iteration_time_s <= deadline_s].min()
-    assert plan.iteration_time_s <= deadline_s
-    assert plan.energy_j == pytest.approx(least_j, rel=1e-9)
-    as_fast = every.iteration_time_s <= plan.iteration_time_s * (1 + 1e-9)
+    deadline_s = plan.baseline_iteration_time_s * slowdown
+    assert plan.iteration_time_s <= deadline_s * (1 + 1e-9)
+    best_j = least_j(deadline_s)
+    assert best_j * (1 - 1e-9) <= plan.energy_j <= best_j * (1 + (5e-4 if around else 1e-9))
     assert plan.lower_bound_j is not None
-    assert plan.lower_bound_j <= every.total_energy_j[as_fast].min() * (1 + 1e-12)
+    assert plan.lower_bound_j <= least_j(plan.iteration_time_s) * (1 + 1e-12)
+    assert plan.lower_bound_j >= 0.9 * plan.energy_j
+    curve = make_frontier(request, 6)
+    for point in curve.points:
+        fast_j = least_j(point.iteration_time_s)
+        assert point.lower_bound_j * (1 - 1e-9) <= fast_j <= point.energy_j * (1 + 1e-9)
+        assert point.deadline_s >= point.iteration_time_s * (1 - 1e-9)
+    times_s = [point.iteration_time_s for point in curve.points]
+    assert times_s == sorted(times_s)
+    assert times_s[0] <= plan.baseline_iteration_time_s * (1 + 1e-9)
+    if target == "fastest":
+        assert curve.points[0].energy_j <= plan.energy_j * (1 + 1e-9)
+    assert (curve.transitions is None) is (delay_ms == 0)
 
 
 def test_clocks_on_paths_that_are_too_long_are_raised_until_the_plan_is_in_time() -> None:
@@ -121,11 +159,10 @@ def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
     assert plan.num_switches <= 12 or "max_switches" not in options
 
 
-@pytest.mark.parametrize("share", [0.95, 0.7])
-def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
+def test_a_power_budget_is_kept_with_late_changes() -> None:
     request = request_of(four_stages(), 4, effort=Effort.LOW)
     baseline = make_plan(request.with_options(policy=Policy.BASELINE)).plan
-    budget_w = share * baseline.energy_j / baseline.iteration_time_s
+    budget_w = 0.7 * baseline.energy_j / baseline.iteration_time_s
     target = f"power:{budget_w}"
     at_once = make_plan(request.with_options(target=target))
     plan = make_plan(request.with_options(target=target, transition_ms=20.0)).plan
@@ -133,8 +170,7 @@ def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
         replace(at_once.model, transitions=ClockTransitions.exact(0.02)), at_once.assignment
     )
     assert plan.energy_j / plan.iteration_time_s <= budget_w
-    if late_j / late_s <= budget_w:
-        assert plan.iteration_time_s <= late_s
+    assert late_j / late_s > budget_w or plan.iteration_time_s <= late_s
 
 
 @pytest.mark.parametrize("target", ["slowdown:0.1", "power:700"])
@@ -142,13 +178,10 @@ def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_
     target: str,
 ) -> None:
     """Forwards of 5 ms, changes of 50."""
-    points = {
-        key: tuple(
-            replace(one, time_s=one.time_s / 10, energy_j=one.energy_j / 10) for one in of_key
-        )
-        for key, of_key in four_stages().points.items()
-    }
-    profile = replace(four_stages(), points=points)
+    profile = changed_points(
+        four_stages(),
+        lambda _, one: replace(one, time_s=one.time_s / 10, energy_j=one.energy_j / 10),
+    )
     options = {"schedule": "gpipe", "transition_ms": 50.0, "effort": Effort.LOW}
     request = request_of(profile, 4, target=target, blocking_power_w=(83.64,), **options)
     plan = make_plan(request).plan
@@ -163,12 +196,9 @@ def test_where_changes_take_longer_than_instructions_no_plan_loses_to_one_clock_
         assert plan.energy_j <= constant.energy_j * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("delay_ms", [100.0, 1300.0])
-def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_bound(
-    delay_ms: float,
-) -> None:
+def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_bound() -> None:
     reserve = 0.1
-    request = three_clocks_request(transition_ms=delay_ms, reserve=reserve, early_requests=False)
+    request = three_clocks_request(transition_ms=1300.0, reserve=reserve, early_requests=False)
     solved = make_plan(request)
     model, bound_j = solved.model, solved.plan.lower_bound_j
     longer = with_reserve(model, reserve)
@@ -192,20 +222,11 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
 
 @pytest.mark.parametrize("starts_settled", [True, False])
 def test_where_delays_vary_a_plan_is_in_time_for_any_of_them(starts_settled: bool) -> None:
-    times = ClockTransitions(
-        up_p5_s=0.003,
-        up_p50_s=0.005,
-        up_p95_s=0.0065,
-        down_p5_s=0.003,
-        down_p50_s=0.005,
-        down_p95_s=0.0065,
-        starts_settled=starts_settled,
+    times = delays((0.003, 0.005, 0.0065), starts_settled=starts_settled)
+    profile = changed_points(
+        four_stages(),
+        lambda _, one: replace(one, time_s=one.time_s / 4, energy_j=one.energy_j / 4),
     )
-    points = {
-        key: tuple(replace(one, time_s=one.time_s / 4, energy_j=one.energy_j / 4) for one in of_key)
-        for key, of_key in load_example_profile().points.items()
-    }
-    profile = replace(load_example_profile(), points=points)
     request = request_of(profile, 6, transitions=times, effort=Effort.LOW)
     solved = make_plan(request)
     simulator, draws = TransitionSimulator(solved.model), Random(1)
@@ -229,28 +250,6 @@ def test_a_plan_without_a_change_keeps_its_bound() -> None:
     late = make_plan(request.with_options(transition_ms=LATE_MS)).plan
     assert late.num_switches == 0
     assert late.lower_bound_j == make_plan(request).plan.lower_bound_j
-
-
-@pytest.mark.parametrize("options", [{"transition_ms": LATE_MS}, {"transition_ms": 0.0}])
-def test_no_plan_under_late_changes_is_below_the_bounds_of_a_frontier(
-    options: dict[str, float],
-) -> None:
-    request = three_clocks_request(early_requests=False, **options)
-    model, curve = model_of_request(request), make_frontier(request, 8)
-    choices = every_choice(model)
-    every = TransitionBatch(model).run(choices)
-    for point in curve.points:
-        as_fast = every.iteration_time_s <= point.iteration_time_s * (1 + 1e-9)
-        assert every.total_energy_j[as_fast].min() >= point.lower_bound_j * (1 - 1e-9)
-        assert point.energy_j >= every.total_energy_j[as_fast].min() * (1 - 1e-9)
-        assert point.deadline_s >= point.iteration_time_s * (1 - 1e-9)
-    times_s = [point.iteration_time_s for point in curve.points]
-    assert times_s == sorted(times_s)
-    fastest = make_plan(request).plan
-    first = curve.points[0]
-    assert first.energy_j <= fastest.energy_j * (1 + 1e-9)
-    assert first.iteration_time_s <= fastest.baseline_iteration_time_s * (1 + 1e-9)
-    assert (curve.transitions is None) is (options["transition_ms"] == 0)
 
 
 def test_the_bound_of_a_plan_that_comes_late_is_on_the_tangent() -> None:
@@ -280,21 +279,122 @@ def test_pipelines_side_by_side_change_late_too() -> None:
     assert sum(pipeline.energy_j for pipeline in joint.pipelines) == pytest.approx(joint.energy_j)
 
 
-def test_a_slowdown_factor_scales_instructions_and_no_delays() -> None:
-    model = replace(example_model(2), transitions=ClockTransitions.exact(0.02))
-    twice = slowed_model(
-        model, [Slowdown(stage=stage, slowdown=2.0) for stage in range(3)], share=1
-    )
-    assignment = [4 * (node % 2) for node in range(model.dag.num_nodes)]
-    half_as_late = replace(model, transitions=ClockTransitions.exact(0.01))
-    assert simulate(twice, assignment).iteration_time_s == pytest.approx(
-        2 * simulate(half_as_late, assignment).iteration_time_s
-    )
-
-
 def test_two_ways_to_say_how_late_are_refused() -> None:
     times = load_gpu_window("a40").transitions
     with refuses("transition_ms", "give it or transitions, not both"):
         request_of(equal_profile(1), transition_ms=5.0, transitions=times)
     with refuses("transition_ms", "must be from 0 to 10000 ms, not 20000"):
         request_of(equal_profile(1), transition_ms=20_000.0)
+
+
+TAIL_S, HOP_S = 0.5, 0.25
+DELAYS = {"tail_ms": 1e3 * TAIL_S, "transfer_ms": (1e3 * HOP_S,)}
+
+
+def test_an_iteration_by_hand() -> None:
+    """F of stage 0 to 1 s, there at 1.25 s; F and B of stage 1 to 4.25 s, B from 4.5 to 6.5 s."""
+    model = model_of(equal_profile(2), 1).with_delays(TAIL_S, (HOP_S,))
+    run = simulate(model, model.baseline())
+    assert run.start_s == (0.0, 4.5, 1.25, 2.25)
+    assert run.finish_s == (1.0, 6.5, 2.25, 4.25)
+    assert run.wait_s == (0.0, 3.5, 1.25, 0.0)
+    assert run.critical_path == (0, 2, 3, 1)
+    assert run.iteration_time_s == 7.0
+    # 5 W of each stage while it does not compute, in the tail too.
+    assert run.energy_j == 10 + 30 + 10 + 30 + 5 * (2 * 7.0 - 6.0)
+    assert run.bubble_fraction == pytest.approx(1 - 6 / 13)
+    assert run.float_s == (0.0, 0.0, 0.0, 0.0)
+    # Two pipelines side by side.
+    joint = join_pipelines([model, model])
+    both = simulate_jointly([model] * 2, [model.baseline()] * 2)
+    assert [own.bubble_fraction for own in both.pipelines] == pytest.approx([1 - 6 / 13] * 2)
+    assert time_and_energy(joint, joint.baseline()) == (7.0, 2 * run.energy_j)
+
+
+def test_a_tail_hides_the_change_to_the_first_clock() -> None:
+    times = replace(ClockTransitions.exact(0.25), starts_settled=False)
+    model = replace(model_of(equal_profile(1), 2), transitions=times)
+    clocks = [0, 1, 0, 1]
+    assert time_and_energy(model, clocks)[0] == pytest.approx(6.975)
+    partly = model.with_delays(0.125, ())
+    # Half of the first forward's change is left: 0.125 s at 1.25 s a forward, a tenth of it.
+    assert time_and_energy(partly, clocks)[0] == pytest.approx(6.975 - 0.025 + 0.125)
+    assert time_and_energy(model.with_delays(TAIL_S, ()), clocks)[0] == pytest.approx(6.925 + 0.5)
+
+
+def test_the_average_power_counts_the_tail() -> None:
+    power_w = 21.0
+    request = three_clocks_request(target=f"power:{power_w}", **DELAYS)
+    plan = make_plan(request).plan
+    assert plan.energy_j / plan.iteration_time_s <= power_w * (1 + 1e-9)
+    model = model_of_request(request)
+    every = TransitionBatch(model).run(every_choice(model))
+    within = every.total_energy_j <= power_w * every.iteration_time_s
+    fastest_s = max(every.iteration_time_s[within].min(), plan.baseline_iteration_time_s)
+    assert plan.iteration_time_s == pytest.approx(fastest_s, rel=1e-9)
+
+
+def test_a_tail_alone_changes_no_clock() -> None:
+    request = request_of(equal_profile(3), 4)
+    plain, tailed = make_plan(request), make_plan(request.with_options(tail_ms=500.0))
+    assert tailed.plan.stages == plain.plan.stages
+    assert tailed.plan.iteration_time_s == pytest.approx(plain.plan.iteration_time_s + 0.5)
+    waited_j = 0.5 * sum(plain.model.stage_blocking_power_w)
+    assert tailed.plan.energy_j == pytest.approx(plain.plan.energy_j + waited_j)
+    assert plain.plan.lower_bound_j is not None
+    assert tailed.plan.lower_bound_j == pytest.approx(plain.plan.lower_bound_j + waited_j)
+
+
+def test_a_slowdown_factor_scales_instructions_and_no_delay_of_any_kind() -> None:
+    model = replace(example_model(2), transitions=ClockTransitions.exact(0.02))
+    assignment = [4 * (node % 2) for node in range(model.dag.num_nodes)]
+    slowdowns = [Slowdown(stage=stage, slowdown=2.0) for stage in range(model.schedule.num_stages)]
+    twice = slowed_model(model.with_delays(0.02, (0.01,)), slowdowns, share=1)
+    half = replace(model.with_delays(0.01, (0.005,)), transitions=ClockTransitions.exact(0.01))
+    assert simulate(twice, assignment).iteration_time_s == pytest.approx(
+        2 * simulate(half, assignment).iteration_time_s
+    )
+
+
+@settings(max_examples=15)
+@given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=2, max_size=2))
+def test_both_solvers_agree_on_the_bound(tail_s: float, hops_s: list[float]) -> None:
+    model = model_of(equal_profile(3), 3).with_delays(tail_s, hops_s)
+    network = build_network(model, model_curves(model))
+    deadline_s = 1.1 * time_and_energy(model, model.baseline())[0]
+    bounds_j = [
+        solver(network).solve(deadline_s).lower_bound_j
+        for solver in (HighsRelaxation, InteriorPointRelaxation)
+    ]
+    assert bounds_j[0] == pytest.approx(bounds_j[1], rel=1e-4)
+
+
+def test_a_plan_that_was_written_down_keeps_both() -> None:
+    request = request_of(equal_profile(3), 4, tail_ms=20.0, transfer_ms=(1.0, 2.0))
+    plan = make_plan(request).plan
+    assert (plan.tail_s, plan.transfer_s) == (0.02, (0.001, 0.002))
+    model, assignment = model_of_plan(request.profile, plan)
+    assert time_and_energy(model, assignment) == (plan.iteration_time_s, plan.energy_j)
+    with refuses("transfer_ms", "3 values for 3 stages"):
+        model_of_plan(request.profile, replace(plan, transfer_s=(0.001,) * 3))
+
+
+def test_other_stages_than_neighbours_are_as_far_as_the_farthest() -> None:
+    dag = model_of(equal_profile(3), 2).dag
+    joined = replace(dag, data_predecessor=tuple(range(-1, dag.num_nodes - 1)))
+    delays_s = joined.with_delays(0.0, (1.0, 2.0)).input_delay_s
+    assert [delays_s[4], delays_s[8]] == [1.0, 2.0]
+    far = replace(dag, data_predecessor=(-1, *[dag.num_nodes - 1] * (dag.num_nodes - 1)))
+    assert far.with_delays(0.0, (1.0, 2.0)).input_delay_s[1] == 2.0
+
+
+def test_what_cannot_be_is_refused() -> None:
+    profile = equal_profile(3)
+    with refuses("tail_ms", "must be from 0 to 600000 ms, not -1"):
+        request_of(profile, tail_ms=-1.0)
+    with refuses("transfer_ms", "must be from 0 to 10000 ms, not nan"):
+        request_of(profile, transfer_ms=(float("nan"),))
+    with refuses("transfer_ms", "3 values for 3 stages; give one, or one for each pair of"):
+        request_of(profile, transfer_ms=(1.0, 1.0, 1.0))
+    with refuses("tail_ms", "has no effect on pipedream, whose iterations never end"):
+        make_plan(request_of(profile, tail_ms=1.0, schedule="pipedream"))

@@ -136,13 +136,3 @@ def test_versions_of_weights_and_microbatches_in_flight(
     for name in ("pipedream", "pipedream-2bw"):
         model = model_of(context.profile, num_microbatches, name)
         assert simulate(model, model.baseline()).peak_activations == in_flight
-
-
-def test_a_forward_is_followed_by_the_backward_that_many_microbatches_behind() -> None:
-    """Stage 0 of three has three in flight: the forward of 2 stands before the backward of 0."""
-    schedule = make_schedule("pipedream", context_of(equal_profile(3), 4))
-    assert schedule.stages[0] == tuple(
-        Instruction(*unit)
-        for unit in [(F, 2), (B, 0), (F, 3), (B, 1), (F, 0), (B, 2), (F, 1), (B, 3)]
-    )
-    assert schedule.stages[2] == tuple(Instruction(kind, m) for m in range(4) for kind in (F, B))

@@ -1,26 +1,54 @@
-"""Reconfiguration, move by move, on pipelines whose critical path is plain to see."""
+"""Reconfiguration: move by move, its steps in print, and from waits that ranks measured."""
 
 from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyball_profiles.examples import example_profile_path, load_example_profile
+from flyball_server.cli.reconfiguration_steps import main
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS, reconfigure
-from flyball_wire.plan_options import Reconfigure
+from flyball_server.planning.planner import make_plan, model_of_request
+from flyball_server.planning.policies.measured_reconfigure import (
+    InstructionTimes,
+    MeasuredLoop,
+    MeasuredPipeline,
+    MeasuredStep,
+    decide,
+    is_as_ordered,
+    measured_critical_path,
+    pipeline_of_steps,
+    receives_from_neighbour,
+)
+from flyball_server.planning.policies.reconfigure import (
+    RECONFIGURATIONS,
+    reconfigure,
+    reconfiguring_steps,
+)
+from flyball_wire.plan_options import Policy, Reconfigure
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import (
     B,
     F,
     Points,
+    assigned_any_models,
     assigned_models,
+    equal_profile,
     model_of,
     node_of,
     profile_of,
-    refuses,
+    request_of,
     two_by_two,
 )
 
@@ -109,15 +137,6 @@ def test_only_what_delays_the_iteration_is_raised(
     assert start[b0] == 1, "what it was given must stay as it is"
 
 
-@pytest.mark.parametrize("manner", sorted(RECONFIGURATIONS))
-def test_a_step_of_nothing_is_refused_rather_than_taken_for_ever(
-    manner: Reconfigure,
-) -> None:
-    model, start = two_by_two(3.0)
-    with refuses("reconfigure_granularity_mhz", "must be at least 1 MHz"):
-        reconfigure(model, start, manner, 0)
-
-
 @given(
     assigned_models(), st.sampled_from(["greedy", "balanced"]), st.sampled_from([1, 15, 30, 5000])
 )
@@ -133,3 +152,241 @@ def test_it_ends_no_slower_than_baseline_with_a_critical_path_at_the_highest_clo
         for assignment in (result, model.baseline())
     )
     assert time_s <= baseline_s
+
+
+@pytest.mark.parametrize("manner", ["greedy", "balanced"])
+def test_each_step_raises_something_on_the_critical_path_up_to_the_reconfigured_plan(
+    manner: Reconfigure,
+) -> None:
+    """EnvPipe's plan of four stages of the example."""
+    profile = load_example_profile().select_stages((0, 1, 2, 7))
+    request = request_of(profile, 4, policy=Policy.ENVELOPE, reconfigure=manner)
+    unraised = request.with_options(reconfigure=Reconfigure.DEFAULT)
+    start, end = (make_plan(each).assignment for each in (unraised, request))
+    model = model_of_request(request)
+    steps = list(reconfiguring_steps(model, start, manner, 30))
+    assert (steps[0], steps[-1]) == (start, end)
+    assert len(steps) > 2
+    for before, after in itertools.pairwise(steps):
+        raised = {node for node in range(len(start)) if after[node] != before[node]}
+        assert raised
+        assert all(after[node] < before[node] for node in raised)
+        assert raised <= set(simulate(model, before).critical_path)
+
+
+def test_they_are_printed_as_envpipe_prints_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(example_profile_path()), "--microbatches", "2", "--gpu", "a100"]
+    assert main([*arguments, "--schedule", "envpipe"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "CURRENT_STEP 0"
+    row = r"Stage 0 \| \[F0 1410 0\.0\] +F1 1065 0\.0 +\[B0 1065 \d+\.\d\] \[B1 1410 0\.0\]"
+    assert re.fullmatch(row, lines[1])
+    # Eight rows a step and an empty line; the last step's path is the envelope, all at 1410.
+    assert len(lines) % 10 == 0
+    on_path = re.findall(r"\[\w+ (\d+) [\d.]+\]", " ".join(lines[-10:]))
+    assert set(on_path) == {"1410"}
+
+
+def test_a_profile_that_cannot_be_read_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--microbatches", "2", "--gpu", "a100"]
+    assert main([str(tmp_path / "none.csv"), *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+Measure = Callable[[PipelineModel, Sequence[int]], MeasuredPipeline]
+
+
+def measured_on_paper(model: PipelineModel, assignment: Sequence[int]) -> MeasuredPipeline:
+    """Return what ranks without noise would measure where a transfer takes no time."""
+    waits_s = enumerate(simulate(model, assignment).wait_s)
+    return MeasuredPipeline(
+        computed_s=tuple(model.durations_s(assignment)),
+        received_s=tuple(
+            wait_s if receives_from_neighbour(model.dag, node) else 0.0 for node, wait_s in waits_s
+        ),
+    )
+
+
+def reconfigured(
+    loop: MeasuredLoop, start: Sequence[int], measure: Measure
+) -> tuple[list[int], int]:
+    """The clocks that the loop ends with, and how many windows it took."""
+    assignment, windows, num_windows = list(start), list[MeasuredPipeline](), 0
+    while True:
+        windows.append(measure(loop.model, assignment))
+        num_windows += 1
+        decision = decide(loop, assignment, windows)
+        if decision.is_finished:
+            return assignment, num_windows
+        if decision.raised is not None:
+            assert decision.raised != assignment
+            assignment, windows = decision.raised, []
+
+
+def with_receive(
+    model: PipelineModel, measured: MeasuredPipeline, waits_s: dict[int, float]
+) -> MeasuredPipeline:
+    received_s = list(measured.received_s)
+    for node, wait_s in waits_s.items():
+        received_s[node] = wait_s
+    return replace(measured, received_s=tuple(received_s))
+
+
+@pytest.mark.parametrize(
+    ("wait_s", "is_long"), [(0.0, False), (0.03, False), (0.04, False), (0.05, True)]
+)
+def test_a_wait_is_long_beyond_four_times_a_receive_that_waits_for_nothing(
+    wait_s: float, is_long: bool
+) -> None:
+    """F1 has reached stage 1 before its B0 is done: receiving it, 0.01 s, waits for nothing."""
+    model, start = two_by_two(2.5)
+    last_backward = node_of(model, 0, B, 1)
+    measured = with_receive(
+        model,
+        measured_on_paper(model, start),
+        {node_of(model, 1, F, 1): 0.01, last_backward: wait_s},
+    )
+    path = measured_critical_path(model.dag, measured)
+    delayed_by = node_of(model, 1, B, 1) if is_long else node_of(model, 0, B, 0)
+    assert path[-2:] == [delayed_by, last_backward]
+    assert path[0] == node_of(model, 0, F, 0)
+    sooner = measured_critical_path(model.dag, measured, threshold_scale=1.0)
+    assert (sooner[-2] == node_of(model, 1, B, 1)) is (wait_s > 0.01)
+
+
+def test_a_light_last_stage_which_always_waits_sets_no_threshold() -> None:
+    """Stage 1 of three is the heavy one; four times stage 2's least wait would hide every wait."""
+    heavy = [(200, 8.0, 1.0), (100, 16.0, 1.0)]
+    light = [(200, 1.0, 1.0), (100, 2.0, 1.0)]
+    stages = [dict.fromkeys((F, B), points) for points in (light, heavy, light)]
+    model = model_of(profile_of(stages), 3)
+    measured = measured_on_paper(model, model.baseline())
+    assert all(
+        received_s >= 6
+        for node, received_s in enumerate(measured.received_s)
+        if model.dag.stage[node] == 2 and receives_from_neighbour(model.dag, node)
+    )
+    simulated = simulate(model, model.baseline())
+    assert measured_critical_path(model.dag, measured) == list(simulated.critical_path)
+
+
+@given(assigned_any_models())
+def test_without_noise_the_measured_path_is_the_models(
+    assigned: tuple[PipelineModel, list[int]],
+) -> None:
+    model, assignment = assigned
+    measured = measured_on_paper(model, assignment)
+    simulated = simulate(model, assignment)
+    assert measured_critical_path(model.dag, measured) == list(simulated.critical_path)
+
+
+@given(assigned_models(), st.sampled_from(Reconfigure), st.sampled_from([1, 15, 30, 5000]))
+def test_without_noise_it_ends_where_the_model_does(
+    assigned: tuple[PipelineModel, list[int]], manner: Reconfigure, granularity_mhz: int
+) -> None:
+    model, start = assigned
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=granularity_mhz)
+    end, _ = reconfigured(loop, start, measured_on_paper)
+    assert end == reconfigure(model, start, manner, granularity_mhz)
+
+
+@given(
+    assigned_models(),
+    st.sampled_from(["greedy", "balanced"]),
+    st.integers(0, 2**16),
+    st.integers(1, 4),
+)
+def test_whatever_is_measured_it_ends_at_paths_of_the_highest_clocks(
+    assigned: tuple[PipelineModel, list[int]], manner: Reconfigure, seed: int, finish_limit: int
+) -> None:
+    """Waits of pure chance, so that the path is another one each time."""
+    model, start = assigned
+    chance = Random(seed)
+    seen: list[MeasuredPipeline] = []
+
+    def by_chance(model: PipelineModel, _: Sequence[int]) -> MeasuredPipeline:
+        times_s = [[chance.uniform(0.001, 1) for _ in model.points] for _ in range(2)]
+        seen.append(MeasuredPipeline(computed_s=tuple(times_s[0]), received_s=tuple(times_s[1])))
+        return seen[-1]
+
+    loop = MeasuredLoop(model=model, manner=manner, granularity_mhz=30, finish_limit=finish_limit)
+    end, num_windows = reconfigured(loop, start, by_chance)
+    assert num_windows <= (sum(start) + 1) * finish_limit
+    assert all(choice <= before for choice, before in zip(end, start, strict=True))
+    for measured in seen[-finish_limit:]:
+        assert all(end[node] == 0 for node in measured_critical_path(model.dag, measured))
+
+
+def test_quiet_looks_end_it_only_in_a_row() -> None:
+    model, start = two_by_two(2.5)
+    quiet = measured_on_paper(model, start)
+    busy = with_receive(model, quiet, {node_of(model, 0, B, 1): 0.0})
+    loop = MeasuredLoop(
+        model=model, manner=Reconfigure.BALANCED, granularity_mhz=30, finish_limit=2
+    )
+    assert decide(loop, start, []).raised is None
+    assert not decide(loop, start, [quiet]).is_finished
+    assert decide(loop, start, [quiet, quiet]).is_finished
+    raised = decide(loop, start, [quiet, busy]).raised
+    assert raised is not None
+    assert raised[node_of(model, 0, B, 0)] == 0
+    assert start[node_of(model, 0, B, 0)] == 1, "what it was given must stay as it is"
+
+
+def test_ranks_that_tell_no_waits_cannot_be_reconfigured() -> None:
+    model = model_of(equal_profile(2), 2)
+    silent = replace(
+        measured_on_paper(model, model.baseline()), received_s=(0.0,) * model.dag.num_nodes
+    )
+    loop = MeasuredLoop(model=model, manner=Reconfigure.BALANCED, granularity_mhz=30)
+    with pytest.raises(PlanningError, match="no rank reports the wait"):
+        decide(loop, model.baseline(), [silent])
+
+
+def step_of(model: PipelineModel, computed_s: float, received_s: float = 0.5) -> MeasuredStep:
+    """The same times for all, so that a sum or a median is plain to see."""
+    return [
+        [
+            InstructionTimes(kind, microbatch, chunk, received_s, computed_s)
+            for kind, microbatch, chunk in stage
+        ]
+        for stage in model.schedule.stages
+    ]
+
+
+def test_each_node_has_the_median_over_steps_of_its_own_instruction() -> None:
+    model = model_of(equal_profile(2), 3)
+    steps: list[MeasuredStep] = []
+    for computed_s in (1.0, 9.0, 2.0):
+        step = [list(ran) for ran in step_of(model, computed_s)]
+        ran = step[1]
+        position = [(times.kind, times.microbatch) for times in ran].index((B, 1))
+        ran[position] = ran[position]._replace(computed_s=7.0, received_s=0.25)
+        steps.append(step)
+    measured = pipeline_of_steps(model.schedule, model.dag, steps)
+    node = node_of(model, 1, B, 1)
+    for index in range(model.dag.num_nodes):
+        figures = measured.computed_s[index], measured.received_s[index]
+        assert figures == ((7.0, 0.25) if index == node else (2.0, 0.5))
+
+
+def test_a_node_of_a_period_has_the_sum_over_its_microbatches() -> None:
+    model = model_of(equal_profile(2), 3, "pipedream")
+    measured = pipeline_of_steps(model.schedule, model.dag, [step_of(model, 1.0)])
+    assert measured.computed_s == (3.0,) * 4
+
+
+def test_a_rank_that_left_its_order_is_told_apart() -> None:
+    model = model_of(equal_profile(2), 2)
+    ran = list(step_of(model, 1.0)[0])
+    assert is_as_ordered(model.schedule, 0, ran)
+    assert is_as_ordered(model.schedule, 0, [times._replace(microbatch=None) for times in ran])
+    assert not is_as_ordered(model.schedule, 0, ran[:-1])
+    assert not is_as_ordered(model.schedule, 0, ran[::-1])
+    assert not is_as_ordered(model.schedule, 0, [ran[0]._replace(chunk=1), *ran[1:]])
+    assert not is_as_ordered(model.schedule, 0, [ran[0]._replace(kind=B.value), *ran[1:]])
+    assert ran[0].kind == F

@@ -1,13 +1,17 @@
-"""Orders: what each stage runs and when, and what is no order."""
+"""Orders: what each stage runs, who waits for whom, and what is no order."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.model.dag import build_dag
+from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import (
     MAX_NUM_MICROBATCHES,
@@ -18,6 +22,7 @@ from flyball_server.planning.schedules._base import (
     VirtualStages,
 )
 from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
+from flyball_wire.plan_options import Checkpoint
 
 from .tiny_pipelines import (
     B,
@@ -28,11 +33,11 @@ from .tiny_pipelines import (
     Shape,
     W,
     any_contexts,
+    any_models,
     any_shapes,
     context_of,
     equal_profile,
     model_of,
-    profile_of,
     profiles,
     refuses,
     timed_profile,
@@ -41,28 +46,47 @@ from .tiny_pipelines import (
 
 
 @pytest.mark.parametrize(
-    ("name", "num_microbatches", "expected"),
+    ("name", "kinds", "num_chunks", "num_microbatches", "expected"),
     [
-        ("gpipe", 3, ["F0 F1 F2 B0 B1 B2"] * 2),
-        ("1f1b", 3, ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]),
-        ("1f1b", 1, ["F0 B0"] * 2),
-        ("envpipe", 4, ["F0 F1 F2 B0 F3 B1 B2 B3", "F0 B0 F1 B1 F2 B2 F3 B3"]),
+        ("gpipe", (F, B), 1, 3, ["F0 F1 F2 B0 B1 B2"] * 2),
+        ("1f1b", (F, B), 1, 3, ["F0 F1 B0 F2 B1 B2", "F0 B0 F1 B1 F2 B2"]),
+        ("1f1b", (F, B), 1, 1, ["F0 B0"] * 2),
+        (
+            "envpipe",
+            (F, B),
+            1,
+            5,
+            ["F0 F1 F2 F3 B0 F4 B1 B2 B3 B4", "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4"],
+        ),
+        # A split backward runs its weight part right after its input part.
+        ("1f1b", (F, I, W), 1, 2, ["F0 F1 I0 W0 I1 W1", "F0 I0 W0 F1 I1 W1"]),
+        # Each forward is followed by the backward that many microbatches behind.
+        ("pipedream", (F, B), 1, 3, ["F1 B0 F2 B1 F0 B2", "F0 B0 F1 B1 F2 B2"]),
+        # Interleaving runs a backward as it was profiled.
+        ("interleaved-1f1b", (F, B), 2, 2, ["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", None]),
+        ("interleaved-1f1b", (F, B, I, W), 2, 2, ["F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1", None]),
+        (
+            "interleaved-1f1b",
+            (F, I, W),
+            2,
+            2,
+            ["F0 F1 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1 I0 W0 I1 W1", None],
+        ),
     ],
 )
 def test_two_equal_stages_run_these_orders(
-    name: str, num_microbatches: int, expected: list[str]
+    name: str,
+    kinds: tuple[InstructionKind, ...],
+    num_chunks: int,
+    num_microbatches: int,
+    expected: list[str | None],
 ) -> None:
-    schedule = make_schedule(name, context_of(equal_profile(2), num_microbatches))
-    assert [written(stage) for stage in schedule.stages] == expected
-
-
-def test_a_split_backward_runs_its_weight_part_right_after_its_input_part() -> None:
-    parts = {kind: [(2, 1.0, 1.0), (1, 2.0, 1.0)] for kind in (F, I, W)}
-    schedule = make_schedule("1f1b", context_of(profile_of([parts, parts]), 2))
-    assert [written(stage) for stage in schedule.stages] == [
-        "F0 F1 I0 W0 I1 W1",
-        "F0 I0 W0 F1 I1 W1",
-    ]
+    """A backward takes two forwards; None: not written down."""
+    profile = timed_profile(2, {F: 1.0} | dict.fromkeys(kinds[1:], 2.0), num_chunks)
+    schedule = make_schedule(name, context_of(profile, num_microbatches))
+    for stage, order in zip(schedule.stages, expected, strict=True):
+        assert order in (written(stage), None)
+    assert schedule.virtual_stages == (((0,), (1,)) if num_chunks == 1 else ((0, 2), (1, 3)))
 
 
 @given(
@@ -97,13 +121,16 @@ def test_forwards_and_backwards_alternate_between_warm_up_and_drain(
 ) -> None:
     context = context_of(profile, num_microbatches)
     extra = extra_warmup_forwards(context)
-    for stage, instructions in enumerate(make_schedule(name, context).stages):
+    model = model_of(profile, num_microbatches, name)
+    peaks = simulate(model, model.baseline()).peak_activations
+    for stage, instructions in enumerate(model.schedule.stages):
         in_front = {
             "gpipe": num_microbatches,
             "1f1b": profile.num_stages - stage,
             "envpipe": profile.num_stages - stage + extra[stage],
         }[name]
         in_front = min(in_front, num_microbatches)
+        assert peaks[stage] == in_front
         compact = "".join(
             "F" if item.kind is F else "B" for item in instructions if item.kind is not W
         )
@@ -152,7 +179,6 @@ def test_activation_memory_that_does_not_fit_is_refused(
         (((F, 0, 1), (B, 0, 1)), "stage 1 runs chunk 1, but has 1; virtual_stages gives"),
         (((F, 0), (F, 0), (B, 0)), "runs an instruction twice"),
         (((F, 0), (B, 0)), "does not run all 2 microbatches"),
-        (((F, 0), (B, 0), (F, 1)), "one forward and one backward of microbatch 1"),
         (((F, 0), (B, 0), (F, 1), (B, 1), (W, 1)), "one forward and one backward of microbatch 1"),
         (((F, 0), (B, 0), (F, 2), (B, 2)), "microbatch 2, of 2 microbatches"),
     ],
@@ -212,19 +238,172 @@ def test_a_schedule_that_profile_or_microbatches_do_not_allow_is_refused(
         model_of(profile, num_microbatches, name)
 
 
+Unit = tuple[InstructionKind, int] | tuple[InstructionKind, int, int]
+
+
+def dag_of(
+    *stages: Sequence[Unit],
+    num_microbatches: int = 1,
+    virtual_stages: VirtualStages = (),
+    weight_versions: tuple[int, ...] | None = None,
+) -> DependencyDag:
+    return build_dag(
+        Schedule(
+            name="by hand",
+            num_microbatches=num_microbatches,
+            virtual_stages=virtual_stages,
+            weight_versions=weight_versions,
+            stages=tuple(tuple(Instruction(*unit) for unit in stage) for stage in stages),
+        )
+    )
+
+
+def test_a_whole_backward_waits_for_the_next_stage_and_for_its_own_order() -> None:
+    dag = dag_of([(F, 0), (B, 0)], [(F, 0), (B, 0)])
+    assert dag.stage == (0, 0, 1, 1)
+    assert dag.order_predecessor == (NONE, 0, NONE, 2)
+    assert dag.data_predecessor == (NONE, 3, 0, 2)
+    assert [dag.predecessors(node) for node in range(4)] == [(), (0, 3), (0,), (2, 2)]
+    assert dag.topological_order == (0, 2, 3, 1)
+
+
+SPLIT: list[Unit] = [(F, 0), (I, 0), (W, 0)]
+WHOLE: list[Unit] = [(F, 0), (B, 0)]
+TWO_CHUNKS: list[Unit] = [(F, 0, 0), (F, 0, 1), (B, 0, 1), (B, 0, 0)]
+PARTLY_SPLIT: list[Unit] = [(F, 0, 0), (F, 0, 1), (I, 0, 1), (W, 0, 1), (B, 0, 0)]
+
+
 @pytest.mark.parametrize(
-    ("kinds", "expected"),
+    ("stages", "virtual_stages", "expected"),
     [
-        ((F, B), "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
-        ((F, B, I, W), "F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1"),
-        ((F, I, W), "F0 F1 F0.1 F1.1 I0.1 W0.1 I1.1 W1.1 I0 W0 I1 W1"),
+        # Microbatches are matched by number.
+        (
+            ([(F, 0), (F, 1), (B, 0), (B, 1)], [(F, 0), (B, 0), (F, 1), (B, 1)]),
+            (),
+            (NONE, NONE, 5, 7, 0, 4, 1, 6),
+        ),
+        # A weight part waits for its input part, the neighbour for the input part.
+        ((SPLIT, SPLIT), (), (NONE, 4, 1, 0, 3, 4)),
+        ((WHOLE, SPLIT), (), (NONE, 3, 0, 2, 3)),
+        ((SPLIT, WHOLE), (), (NONE, 4, 1, 0, 3)),
+        # A recomputation waits for its own forward only.
+        (([(F, 0), (R, 0), (B, 0)], WHOLE), (), (NONE, 0, 4, 0, 3)),
+        # Around the loop: chunk 1 of stage 0 waits for chunk 0 of stage 1.
+        ((TWO_CHUNKS, TWO_CHUNKS), ((0, 2), (1, 3)), (NONE, 4, 6, 7, 0, 1, 5, 2)),
+        # In the shape of a V chunk 1 of stage 1 waits for its own chunk 0.
+        ((PARTLY_SPLIT,) * 2, ((0, 3), (1, 2)), (NONE, 6, 1, 2, 9, 0, 5, 2, 7, 7)),
     ],
 )
-def test_interleaving_runs_a_backward_as_it_was_profiled(
-    kinds: tuple[InstructionKind, ...], expected: str
+def test_each_instruction_waits_for_the_data_that_it_needs(
+    stages: tuple[list[Unit], ...], virtual_stages: VirtualStages, expected: tuple[int, ...]
 ) -> None:
-    """Two stages, two microbatches: stage 0 runs all its forwards before its first backward."""
-    profile = timed_profile(2, dict.fromkeys(kinds, 1.0), num_chunks=2)
-    schedule = make_schedule("interleaved-1f1b", context_of(profile, 2))
-    assert written(schedule.stages[0]) == expected
-    assert schedule.virtual_stages == ((0, 2), (1, 3))
+    num_microbatches = 1 + max(unit[1] for unit in stages[0])
+    dag = dag_of(*stages, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
+    assert dag.data_predecessor == expected
+
+
+@given(any_models())
+def test_the_topological_order_has_every_node_after_its_predecessors(model: PipelineModel) -> None:
+    position = {node: index for index, node in enumerate(model.dag.topological_order)}
+    assert sorted(position) == list(range(model.dag.num_nodes))
+    for node in range(model.dag.num_nodes):
+        assert all(position[before] < position[node] for before in model.dag.predecessors(node))
+
+
+@pytest.mark.parametrize(
+    ("num_microbatches", "stages", "virtual_stages"),
+    [
+        (2, ([*WHOLE, (F, 1), (B, 1)], [(F, 1), (B, 1), *WHOLE]), ()),
+        # Stage 1 needs two forwards where stage 0 sends one.
+        (2, ([*WHOLE, (F, 1), (B, 1)], [(F, 0), (F, 1), (B, 0), (B, 1)]), ()),
+        # Chunk 1, later in the model, runs first.
+        (1, ([(F, 0, 1), (F, 0, 0), (B, 0, 1), (B, 0, 0)],), ((0, 1),)),
+    ],
+)
+def test_an_order_that_waits_for_itself_is_refused(
+    num_microbatches: int, stages: tuple[list[Unit], ...], virtual_stages: VirtualStages
+) -> None:
+    with refuses("schedule", "deadlocks: stage "):
+        dag_of(*stages, num_microbatches=num_microbatches, virtual_stages=virtual_stages)
+
+
+def test_backwards_in_another_order_than_they_arrive_only_wait() -> None:
+    dag = dag_of(
+        [(F, 0), (F, 1), (B, 1), (B, 0)], [(F, 0), (B, 0), (F, 1), (B, 1)], num_microbatches=2
+    )
+    assert dag.topological_order[-2:] == (2, 3)
+
+
+def test_in_a_steady_state_a_stage_has_a_node_for_each_kind_and_waits_for_itself_alone() -> None:
+    """The backward of microbatch 0 belongs to a forward of the period before."""
+    dag = dag_of(
+        [(F, 1), (B, 0), (F, 0), (B, 1)],
+        [(F, 0), (B, 0), (F, 1), (B, 1)],
+        num_microbatches=2,
+        weight_versions=(2, 1),
+    )
+    assert dag.instruction == (Instruction(F, 0), Instruction(B, 0)) * 2
+    assert dag.data_predecessor == (NONE,) * 4
+    assert dag.order_predecessor == (NONE, 0, NONE, 2)
+
+
+TIMES_S = {F: 1.0, R: 1.0, B: 2.0}
+
+
+def torchgpipe(
+    num_stages: int, num_microbatches: int, checkpoint: Checkpoint | None
+) -> PipelineModel:
+    profile = timed_profile(num_stages, TIMES_S)
+    context = ScheduleContext(
+        profile=profile, num_microbatches=num_microbatches, checkpoint=checkpoint
+    )
+    return build_model(profile, make_schedule("torchgpipe", context), (5.0,))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "expected"),
+    [
+        ("never", "F0 F1 F2 B2 B1 B0"),
+        ("except_last", "F0 F1 F2 B2 R1 B1 R0 B0"),
+        (None, "F0 F1 F2 B2 R1 B1 R0 B0"),
+        ("always", "F0 F1 F2 R2 B2 R1 B1 R0 B0"),
+    ],
+)
+def test_torchgpipe_runs_backwards_from_the_last_and_computes_again_what_it_did_not_keep(
+    checkpoint: Checkpoint | None, expected: str
+) -> None:
+    model = torchgpipe(2, 3, checkpoint)
+    assert [written(stage) for stage in model.schedule.stages] == [expected] * 2
+
+
+@given(st.integers(1, 5), st.integers(1, 6), st.sampled_from(["never", "except_last", "always"]))
+def test_torchgpipe_takes_a_forward_more_for_each_microbatch_computed_again(
+    num_stages: int, num_microbatches: int, checkpoint: Checkpoint
+) -> None:
+    """Equal stages of 1 s forward and recompute and 2 s backward.
+
+    Forwards go down in M + K-1 s. The last stage is then busy for R recomputations and M
+    backwards; above it backwards of 2 s follow each other with a recomputation between, so the
+    last gradient goes up through K-1 more backwards. (Recomputing waits for no gradient: above
+    the last stage the first recomputation hides behind the wait.)
+    """
+    simulation = simulate(
+        model := torchgpipe(num_stages, num_microbatches, checkpoint), model.baseline()
+    )
+    recomputed = {
+        "never": 0,
+        "except_last": num_microbatches - 1,
+        "always": num_microbatches,
+    }[checkpoint]
+    assert simulation.iteration_time_s == (
+        num_microbatches + num_stages - 1 + recomputed + 2 * (num_microbatches + num_stages - 1)
+    )
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "early-recompute-1f1b"])
+def test_a_checkpoint_mode_is_torchgpipes_alone(schedule: str) -> None:
+    context = ScheduleContext(
+        profile=timed_profile(2, TIMES_S), num_microbatches=2, checkpoint=Checkpoint.ALWAYS
+    )
+    with refuses("checkpoint", f"is for schedule torchgpipe, not {schedule}"):
+        make_schedule(schedule, context)

@@ -1,17 +1,32 @@
-"""The simulator on pipelines small enough to be worked out on paper."""
+"""The simulator: on paper, by the papers' formulas, and against an independent timing."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from flyball_server.planning.model.pipeline_model import build_model
-from flyball_server.planning.model.simulator import simulate
+from flyball_server.planning.documents.plan_text import plan_rows
+from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.schedules._base import Instruction, Schedule
-from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
 
-from .tiny_pipelines import B, F, I, W, context_of, equal_profile, model_of, profile_of
-
-SHAPES = [(1, 1), (1, 5), (2, 1), (2, 2), (3, 2), (4, 1), (4, 3), (4, 4), (4, 12), (8, 5), (8, 32)]
+from .oracles import event_driven_finish_s, planned_schedule
+from .tiny_pipelines import (
+    TICK_S,
+    B,
+    F,
+    I,
+    W,
+    assigned_any_models,
+    equal_profile,
+    model_of,
+    profile_of,
+    timed_profile,
+)
 
 
 def test_two_stages_and_two_microbatches_run_as_on_paper() -> None:
@@ -46,34 +61,6 @@ def test_a_slow_middle_stage_sets_the_pace() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
-def test_bubble_fraction_of_equal_stages_is_the_textbook_formula(
-    schedule: str, num_stages: int, num_microbatches: int
-) -> None:
-    model = model_of(equal_profile(num_stages), num_microbatches, schedule)
-    simulation = simulate(model, model.baseline())
-    slots = num_microbatches + num_stages - 1
-    assert simulation.iteration_time_s == 3 * slots
-    assert simulation.bubble_fraction == pytest.approx((num_stages - 1) / slots, abs=1e-15)
-
-
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "envpipe"])
-@pytest.mark.parametrize(("num_stages", "num_microbatches"), SHAPES)
-def test_a_stage_holds_the_activations_of_its_forwards_in_front(
-    schedule: str, num_stages: int, num_microbatches: int
-) -> None:
-    """GPipe: all; 1F1B: one less on each later stage; EnvPipe: its extra forwards more."""
-    profile = equal_profile(num_stages)
-    model = model_of(profile, num_microbatches, schedule)
-    extra = extra_warmup_forwards(context_of(profile, num_microbatches))
-    more = {"gpipe": (num_microbatches,) * num_stages, "1f1b": (0,) * num_stages}
-    assert simulate(model, model.baseline()).peak_activations == tuple(
-        min(num_stages - stage + extra_forwards, num_microbatches)
-        for stage, extra_forwards in enumerate(more.get(schedule, extra))
-    )
-
-
 def test_a_split_backward_holds_its_activation_until_the_weight_part() -> None:
     """F0 I0 F1 W0 I1 W1: microbatch 0 is still held when F1 starts."""
     units = [(F, 0), (I, 0), (F, 1), (W, 0), (I, 1), (W, 1)]
@@ -92,3 +79,226 @@ def test_instructions_of_nanoseconds_have_a_true_critical_path() -> None:
     stage = {F: [(2, 1e-9, 1.0), (1, 9e-9, 1.0)], B: [(2, 2e-9, 1.0), (1, 9e-9, 1.0)]}
     model = model_of(profile_of([stage, stage]), 2)
     assert simulate(model, model.baseline()).critical_path == (0, 4, 5, 6, 7, 3)
+
+
+NUM_STAGES = (1, 2, 3, 4, 6)
+# Multiples of the number of stages, as interleaving wants them.
+GROUPS = (1, 2, 5)
+
+
+def simulated(
+    schedule: str,
+    num_stages: int,
+    num_microbatches: int,
+    times: tuple[float, float, float] = (1.0, 1.0, 1.0),
+    num_chunks: int = 1,
+) -> Simulation:
+    """All at the highest clock; a whole backward takes as long as both its parts."""
+    forward_s, input_s, weight_s = times
+    times_s = {F: forward_s, B: input_s + weight_s, I: input_s, W: weight_s}
+    profile = timed_profile(num_stages, times_s, num_chunks)
+    model = model_of(profile, num_microbatches, schedule)
+    return simulate(model, model.baseline())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "num_chunks"),
+    [
+        *[("gpipe", 1), ("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 3)],
+        *[("interleaved-1f1b", 4), ("looped-bfs", 2), ("looped-bfs", 3), ("looped-bfs", 4)],
+    ],
+)
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+def test_chunks_divide_the_bubble_of_one_f_one_b(
+    schedule: str, num_chunks: int, num_stages: int
+) -> None:
+    """(K-1) / (v M + K-1): Narayanan et al., SC 2021; the same for GPipe and breadth first."""
+    for group in GROUPS:
+        num_microbatches = group * num_stages
+        simulation = simulated(
+            schedule, num_stages, num_microbatches, (1.0, 0.75, 1.25), num_chunks
+        )
+        slots = num_chunks * num_microbatches + num_stages - 1
+        assert simulation.iteration_time_s == 3 * slots
+        assert simulation.bubble_fraction == pytest.approx((num_stages - 1) / slots, abs=1e-12)
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+@pytest.mark.parametrize(
+    "times", [(1.0, 1.0, 1.0), (2.0, 2.0, 1.0), (4.0, 5.0, 3.0), (3.0, 5.0, 2.0), (4.0, 6.0, 1.0)]
+)
+def test_zb_h1_leaves_the_bubble_of_its_paper(
+    num_stages: int, times: tuple[float, float, float]
+) -> None:
+    """(K-1) (F + I - W) for M >= K and W <= I, F <= I: Qi et al., ICLR 2024, table 2."""
+    forward_s, input_s, weight_s = times
+    for num_microbatches in (num_stages, num_stages + 1, 3 * num_stages + 1):
+        bubble_s = (num_stages - 1) * (forward_s + input_s - weight_s)
+        assert simulated("zb-h1", num_stages, num_microbatches, times).iteration_time_s == (
+            num_microbatches * sum(times) + bubble_s
+        )
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+def test_zbv_has_no_bubble_but_the_first_where_all_parts_take_equally_long(num_stages: int) -> None:
+    """From 2 K - 1 microbatches on, only the wait for the first one is left: K-1 forwards."""
+    for num_microbatches in (2 * num_stages - 1, 2 * num_stages, 4 * num_stages + 1):
+        simulation = simulated("zbv", num_stages, num_microbatches, num_chunks=2)
+        assert simulation.iteration_time_s == 6 * num_microbatches + num_stages - 1
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+@pytest.mark.parametrize("num_chunks", [2, 3])
+def test_interleaved_zero_bubble_is_zb_h1_in_its_bubble_and_less_than_interleaved(
+    num_stages: int, num_chunks: int
+) -> None:
+    """K-1 forwards of a chunk, a third of what interleaved 1F1B idles."""
+    num_microbatches = 2 * num_stages
+    busy_s = 3 * num_chunks * num_microbatches
+    idle_s = [
+        simulated(name, num_stages, num_microbatches, num_chunks=num_chunks).iteration_time_s
+        - busy_s
+        for name in ("interleaved-1f1b", "interleaved-zb")
+    ]
+    assert idle_s == [3 * (num_stages - 1), num_stages - 1]
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+@pytest.mark.parametrize("num_chunks", [2, 3, 4])
+def test_interleaving_holds_its_warm_up_and_one_more(num_stages: int, num_chunks: int) -> None:
+    """min((v-1) K + 2 (K-1-s) + 1, v M) chunks on stage s."""
+    for num_microbatches in (num_stages, 2 * num_stages, 3 * num_stages):
+        peaks = simulated(
+            "interleaved-1f1b", num_stages, num_microbatches, num_chunks=num_chunks
+        ).peak_activations
+        assert peaks == tuple(
+            min(
+                (num_chunks - 1) * num_stages + 2 * (num_stages - 1 - stage) + 1,
+                num_chunks * num_microbatches,
+            )
+            for stage in range(num_stages)
+        )
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+def test_breadth_first_holds_all(num_stages: int) -> None:
+    peaks = simulated("looped-bfs", num_stages, 3, num_chunks=2).peak_activations
+    assert peaks == (6,) * num_stages
+
+
+@pytest.mark.parametrize(
+    ("num_stages", "num_microbatches"), list(itertools.product(NUM_STAGES, (1, 3, 6, 13)))
+)
+def test_zb_h1_and_zbv_hold_no_more_than_the_first_stage_of_one_f_one_b(
+    num_stages: int, num_microbatches: int
+) -> None:
+    """K whole stages; ZBV in chunks, of which two make a stage."""
+    of_zb_h1 = simulated("zb-h1", num_stages, num_microbatches).peak_activations
+    assert of_zb_h1 == (min(num_stages, num_microbatches),) * num_stages
+    of_zbv = simulated("zbv", num_stages, num_microbatches, num_chunks=2).peak_activations
+    assert max(of_zbv) == 2 * min(num_stages, num_microbatches)
+
+
+@pytest.mark.parametrize("num_stages", NUM_STAGES)
+def test_dualpipev_holds_one_chunk_more_than_zbv(num_stages: int) -> None:
+    """2 K + 1 chunks on every stage (DeepSeek's table of DualPipeV says PP + 1, for PP = 2 K)."""
+    for num_microbatches in (2 * num_stages, 2 * num_stages + 3):
+        simulation = simulated("dualpipev", num_stages, num_microbatches, num_chunks=2)
+        assert simulation.peak_activations == (2 * num_stages + 1,) * num_stages
+
+
+Assigned = tuple[PipelineModel, list[int]]
+
+
+@given(assigned_any_models())
+def test_every_instruction_finishes_when_an_event_simulation_says(assigned: Assigned) -> None:
+    model, assignment = assigned
+    expected_s = event_driven_finish_s(planned_schedule(model), model.durations_s(assignment))
+    simulation = simulate(model, assignment)
+    assert list(simulation.finish_s) == expected_s
+    assert simulation.iteration_time_s == max(expected_s)
+
+
+@given(assigned_any_models(), st.data())
+def test_an_instruction_may_take_its_float_longer_and_no_more(
+    assigned: Assigned, data: st.DataObject
+) -> None:
+    model, assignment = assigned
+    simulation = simulate(model, assignment)
+    durations_s = model.durations_s(assignment)
+    node = data.draw(st.integers(0, model.dag.num_nodes - 1))
+    durations_s[node] += simulation.float_s[node]
+    stretched_s = max(event_driven_finish_s(planned_schedule(model), durations_s))
+    assert stretched_s == simulation.iteration_time_s
+    durations_s[node] += TICK_S
+    overdone_s = max(event_driven_finish_s(planned_schedule(model), durations_s))
+    assert overdone_s == simulation.iteration_time_s + TICK_S
+
+
+@given(assigned_any_models())
+def test_the_critical_path_is_connected_and_fills_the_iteration(assigned: Assigned) -> None:
+    model, assignment = assigned
+    simulation = simulate(model, assignment)
+    path, durations_s = simulation.critical_path, model.durations_s(assignment)
+    assert simulation.start_s[path[0]] == 0
+    assert simulation.finish_s[path[-1]] == simulation.iteration_time_s
+    assert sum(durations_s[node] for node in path) == simulation.iteration_time_s
+    for before, node in itertools.pairwise(path):
+        assert before in model.dag.predecessors(node)
+        assert simulation.finish_s[before] == simulation.start_s[node]
+    assert all(simulation.float_s[node] == 0 for node in path)
+
+
+@given(st.lists(st.floats(1e-3, 10), min_size=4, max_size=4), st.integers(1, 6))
+def test_rounding_never_makes_a_wait_negative(times_s: list[float], num_microbatches: int) -> None:
+    forward_s, backward_s, other_forward_s, other_backward_s = times_s
+    stages = [
+        {F: [(2, first_s, 1.0), (1, 99.0, 1.0)], B: [(2, then_s, 1.0), (1, 99.0, 1.0)]}
+        for first_s, then_s in [(forward_s, backward_s), (other_forward_s, other_backward_s)] * 2
+    ]
+    model = model_of(profile_of(stages), num_microbatches)
+    simulation = simulate(model, model.baseline())
+    assert all(wait_s >= 0 for wait_s in simulation.wait_s)
+    assert not any(row for row in plan_rows(model, model.baseline(), simulation) if "-0.0" in row)
+
+
+@given(assigned_any_models())
+def test_each_stage_is_busy_or_waiting_and_both_take_their_power(assigned: Assigned) -> None:
+    """Counted stage by stage: what its instructions take, then its idle seconds in watts."""
+    model, assignment = assigned
+    simulation = simulate(model, assignment)
+    assert all(wait_s >= 0 for wait_s in simulation.wait_s)
+    energy_j = idle_s = 0.0
+    for stage in range(model.schedule.num_stages):
+        nodes = [node for node in range(model.dag.num_nodes) if model.dag.stage[node] == stage]
+        points = [model.points[node][assignment[node]] for node in nodes]
+        busy_s = sum(point.time_s for point in points)
+        waits_s = sum(simulation.wait_s[node] for node in nodes)
+        assert busy_s + waits_s == simulation.finish_s[nodes[-1]]
+        stage_idle_s = simulation.iteration_time_s - busy_s
+        energy_j += sum(point.energy_j for point in points)
+        energy_j += stage_idle_s * model.blocking_power_w[stage] * model.num_ranks[stage]
+        idle_s += stage_idle_s
+    stage_seconds = model.schedule.num_stages * simulation.iteration_time_s
+    assert simulation.energy_j == pytest.approx(energy_j, rel=1e-12)
+    assert simulation.bubble_fraction == pytest.approx(idle_s / stage_seconds, abs=1e-12)
+
+
+def text_of(model: PipelineModel, assignment: Sequence[int]) -> str:
+    return "\n".join(plan_rows(model, assignment, simulate(model, assignment)))
+
+
+def test_a_row_a_stage_with_clock_wait_and_the_critical_path_in_brackets() -> None:
+    """Forward 10 ms and backward 20 ms at 1980 MHz; F1 of stage 0 takes 15 ms at 900 MHz."""
+    stage = {F: [(1980, 0.01, 1.0), (900, 0.015, 1.0)], B: [(1980, 0.02, 1.0), (900, 0.03, 1.0)]}
+    model = model_of(profile_of([stage, stage]), 2)
+    assert text_of(model, [0, 1, 0, 0, 0, 0, 0, 0]) == (
+        "Stage 0 | [F0 1980 0.0]   F1 900 0.0     B0 1980 15.0  [B1 1980 10.0]\n"
+        "Stage 1 | [F0 1980 10.0] [B0 1980 0.0]  [F1 1980 0.0]  [B1 1980 0.0]"
+    )
+
+
+def test_parts_of_a_split_backward_have_letters_of_their_own() -> None:
+    parts = {kind: [(2, 0.001, 1.0), (1, 0.002, 1.0)] for kind in (F, I, W)}
+    model = model_of(profile_of([parts]), 1)
+    assert text_of(model, model.baseline()) == "Stage 0 | [F0 2 0.0] [I0 2 0.0] [W0 2 0.0]"

@@ -7,11 +7,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from tests.unit.planning.tiny_pipelines import (
     B,
     F,
-    any_models,
     equal_profile,
     example_model,
     model_of,
@@ -102,15 +100,6 @@ def test_a_target_below_every_choice_is_refused_with_the_nearest(policy: Policy)
         met = make_plan(request.with_options(target=f"{kind}:{nearest}")).plan
         figure = met.iteration_time_s if kind == "deadline" else met.energy_j / met.iteration_time_s
         assert figure == pytest.approx(float(nearest), rel=1e-4)
-
-
-@given(model=any_models(max_stages=3, max_microbatches=3))
-def test_one_clock_per_stage_is_no_worse_than_one_for_all(model: PipelineModel) -> None:
-    baseline_s = time_and_energy(model, model.baseline())[0]
-    per_stage, for_all = single_clock_curves(model, [baseline_s, 1.2 * baseline_s])
-    assert per_stage[-1].energy_j <= for_all[-1].energy_j * (1 + 1e-9)
-    for plan in (*per_stage, *for_all):
-        assert plan.iteration_time_s <= 1.2 * baseline_s * (1 + 1e-9)
 
 
 def test_a_plan_of_the_frontier_names_what_fixed_clocks_would_give() -> None:

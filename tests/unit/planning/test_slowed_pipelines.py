@@ -212,12 +212,6 @@ def fresh_document() -> dict[str, Any]:
     return cast("dict[str, Any]", json.loads(json.dumps(document)))
 
 
-def test_a_document_says_which_pipelines_run_alike_and_reads_back_as_the_plan() -> None:
-    document = fresh_document()
-    assert [entry.get("dp_ranks") for entry in document["pipelines"]] == [[0, 2, 3], None]
-    assert data_parallel_plan_from_document(document) == slow_in_the_middle()
-
-
 @pytest.mark.parametrize(
     ("position", "dp_rank", "dp_ranks", "said"),
     [

@@ -52,9 +52,8 @@ def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
     return dwells
 
 
-@pytest.mark.parametrize("delay_ms", [0.0, 300.0])
-@pytest.mark.parametrize("target", ["fastest", "slowdown:0.05"])
-def test_the_best_of_all_plans_with_as_few_changes(delay_ms: float, target: str) -> None:
+@pytest.mark.parametrize(("target", "delay_ms"), [("fastest", 300.0), ("slowdown:0.05", 0.0)])
+def test_the_best_of_all_plans_with_as_few_changes(target: str, delay_ms: float) -> None:
     request = three_clocks_request(transition_ms=delay_ms, target=target, early_requests=False)
     model = model_of_request(request)
     choices = every_choice(model)
@@ -62,7 +61,7 @@ def test_the_best_of_all_plans_with_as_few_changes(delay_ms: float, target: str)
     every, num_switches = batch.run(choices), batch.num_switches(choices)
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05}[target]
     before_j = np.inf
-    for most in (0, 2, 3, 5, 8):
+    for most in (0, 2, 5, 8):
         plan = make_plan(request.with_options(max_switches=most)).plan
         assert plan.num_switches <= most
         deadline_s = plan.baseline_iteration_time_s * slowdown * (1 + 1e-9)
@@ -94,19 +93,25 @@ def test_limits_are_kept_where_there_is_no_deadline(early_requests: bool) -> Non
     assert plan.num_switches <= 6
 
 
-@pytest.mark.parametrize("options", [{}, {"transition_ms": 5.0, "tail_ms": 30.0}])
-@pytest.mark.parametrize("dwell_ms", [0.0, 100.0, 60_000.0])
-def test_a_clock_stays_as_long_as_it_has_to(options: dict[str, float], dwell_ms: float) -> None:
-    request = request_of(
-        load_example_profile(), 4, effort=Effort.LOW, min_dwell_ms=dwell_ms, **options
-    )
+@pytest.mark.parametrize(
+    ("dwell_ms", "options"),
+    [
+        (0.0, {}),
+        (100.0, {}),
+        (100.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
+        (60_000.0, {"transition_ms": 5.0, "tail_ms": 30.0}),
+    ],
+)
+def test_a_clock_stays_as_long_as_it_has_to(dwell_ms: float, options: dict[str, float]) -> None:
+    profile = load_example_profile().select_stages((0, 1, 2, 7))
+    request = request_of(profile, 4, effort=Effort.LOW, min_dwell_ms=dwell_ms, **options)
     solved = make_plan(request)
     assert all(
         one_s * 1e3 >= dwell_ms * (1 - 1e-9) for one_s in dwells_s(solved.model, solved.assignment)
     )
     assert solved.plan.slowdown_percent <= 1e-6
-    free = make_plan(request.with_options(min_dwell_ms=None)).plan
     if dwell_ms == 0:
+        free = make_plan(request.with_options(min_dwell_ms=None)).plan
         assert solved.plan.stages == free.stages
     if dwell_ms == 60_000:
         assert solved.plan.num_switches == 0
@@ -138,9 +143,8 @@ def test_a_deadline_that_only_more_changes_meet_is_refused() -> None:
         make_plan(request.with_options(max_switches=0))
 
 
-@pytest.mark.parametrize("delay_ms", [0.0, 100.0])
-def test_a_frontier_is_the_one_without_limits(delay_ms: float) -> None:
-    request = three_clocks_request(transition_ms=delay_ms)
+def test_a_frontier_is_the_one_without_limits() -> None:
+    request = three_clocks_request(transition_ms=100.0)
     limited = request.with_options(max_switches=1, min_dwell_ms=500.0)
     assert make_frontier(limited, 5) == make_frontier(request, 5)
 

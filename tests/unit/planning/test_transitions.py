@@ -1,50 +1,45 @@
-"""Iterations whose clocks change late: by hand, without delays, and against the emulated GPU."""
+"""Iterations whose clocks change late: one by one, and many plans at once with their bounds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
+    B,
+    F,
     any_contexts,
-    any_shapes,
-    assigned_models,
+    assigned_any_models,
+    context_of,
+    delays,
+    drawn_delays_s,
     equal_profile,
+    every_choice,
+    example_model,
     model_of,
+    models_of_any_waiting_power,
+    profile_of,
+    random_choices,
 )
 
 from flyball_client.gpu.emulated_execution import EmulatedGpuSettings, Execution
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.clocked_instructions import ClockRequest
-from flyball_server.planning.model.dag import NONE
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import iteration_energy_j, simulate, time_and_energy
+from flyball_server.planning.model.transition_batches import TransitionBatch
+from flyball_server.planning.model.transition_rows import InstructionRows
 from flyball_server.planning.model.transitions import TransitionRun, TransitionSimulator
 from flyball_server.planning.schedules import make_schedule
 
 HIGH, LOW = 0, 1  # 1410 and 1000 MHz: forward 1 and 1.25 s, backward 2 and 2.5 s
-
-
-def times(
-    up_s: float, down_s: float | None = None, *, starts_settled: bool = True
-) -> ClockTransitions:
-    """Return one delay up and one down."""
-    down_s = up_s if down_s is None else down_s
-    return ClockTransitions(
-        up_p5_s=up_s,
-        up_p50_s=up_s,
-        up_p95_s=up_s,
-        down_p5_s=down_s,
-        down_p50_s=down_s,
-        down_p95_s=down_s,
-        starts_settled=starts_settled,
-    )
 
 
 def run_of(
@@ -60,7 +55,7 @@ def run_of(
 
 
 def test_a_change_in_the_middle_of_an_instruction() -> None:
-    run = run_of(1, [HIGH, LOW, HIGH, LOW], times(0.25))
+    run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(0.25))
     # B: an eighth of its 2 s at the clock before; F: a fifth of its 1.25 s.
     assert run.duration_s == [1.0, 0.25 + 7 / 8 * 2.5, 0.25 + 4 / 5 * 1.0, 0.25 + 7 / 8 * 2.5]
     assert run.energy_j == pytest.approx([10.0, 30 / 8 + 20 * 7 / 8, 8 / 5 + 10 * 4 / 5, 21.25])
@@ -69,19 +64,19 @@ def test_a_change_in_the_middle_of_an_instruction() -> None:
 
 
 def test_the_first_clock_is_charged_where_nothing_covers_it() -> None:
-    run = run_of(1, [HIGH, LOW, HIGH, LOW], times(0.25, starts_settled=False))
+    run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(0.25, starts_settled=False))
     assert run.duration_s[0] == pytest.approx(0.25 + 4 / 5 * 1.0)
     assert run.in_force[0][1] == (0.25, HIGH)
     assert run.end_s == pytest.approx(6.975)
     # Of two stages, the second's forward waits for the first's: that covers the change.
     on_two = [HIGH, HIGH, HIGH, HIGH, HIGH, LOW, LOW, LOW]
-    run = run_of(2, on_two, times(0.25, starts_settled=False))
+    run = run_of(2, on_two, delays(0.25, starts_settled=False))
     assert (run.start_s[4], run.duration_s[4]) == (1.0, 1.0)
 
 
 def test_waiting_until_the_slowest_pipeline_has_finished_covers_the_first_clock() -> None:
     model = model_of(equal_profile(1), 2)
-    model = replace(model, transitions=times(0.25, starts_settled=False))
+    model = replace(model, transitions=delays(0.25, starts_settled=False))
     later_j = iteration_energy_j(model, [HIGH, LOW, HIGH, LOW], 7.5)
     # F0 is whole at its clock, the others are as by hand above; 5 W while it waits.
     assert later_j == pytest.approx(10 + 21.25 + 9.6 + 21.25 + 5 * (7.5 - 6.925))
@@ -89,14 +84,14 @@ def test_waiting_until_the_slowest_pipeline_has_finished_covers_the_first_clock(
 
 def test_a_change_is_hidden_by_waiting() -> None:
     # Stage 0: F0 and F1 at 1000 MHz to 2.5 s; B0 comes at 4.25 s, after F0 and B0 of stage 1.
-    run = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], times(1.75))
+    run = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], delays(1.75))
     assert (run.start_s[2], run.duration_s[2], run.energy_j[2]) == (4.25, 2.0, 30.0)
-    late = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], times(2.0))
+    late = run_of(2, [LOW, LOW, HIGH, HIGH, HIGH, HIGH, HIGH, HIGH], delays(2.0))
     assert late.duration_s[2] == pytest.approx(0.25 + 0.9 * 2.0)
 
 
 def test_changes_overlap_where_the_delay_is_longer_than_an_instruction() -> None:
-    run = run_of(1, [HIGH, LOW, HIGH, LOW], times(3.0))
+    run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(3.0))
     # Down from 4 s on, for F1's sake up from 6 s on, down from 7 s on: B1 gets 2 s of the first.
     assert run.duration_s == pytest.approx([1.0, 2.0, 1.0, 2.0 + 0.2 * 2.0])
     assert run.energy_j == pytest.approx([10.0, 30.0, 10.0, 0.8 * 20 + 0.2 * 30])
@@ -105,7 +100,7 @@ def test_changes_overlap_where_the_delay_is_longer_than_an_instruction() -> None
 
 def test_a_change_that_a_later_request_overtakes_is_dropped() -> None:
     # B0 asks for 1410 MHz at 1.25 s, in force at 4.25 s; F1 for 1000 MHz at 3.75 s, at 4 s.
-    run = run_of(1, [LOW, HIGH, LOW, LOW], times(3.0, 0.25))
+    run = run_of(1, [LOW, HIGH, LOW, LOW], delays(3.0, 0.25))
     assert run.duration_s == [1.25, 2.5, 1.25, 2.5]
     assert run.in_force == [[(0.0, LOW), (4.0, LOW)]]
     assert run.late_s == [0.0, 2.5, 0.0, 0.0]
@@ -113,11 +108,11 @@ def test_a_change_that_a_later_request_overtakes_is_dropped() -> None:
 
 def test_an_early_request_takes_effect_in_the_instruction_before() -> None:
     early = {1: ClockRequest(after=0, offset_s=0.5)}
-    run = run_of(1, [HIGH, LOW, LOW, LOW], times(0.25), early)
+    run = run_of(1, [HIGH, LOW, LOW, LOW], delays(0.25), early)
     # F0 runs three quarters of its 1 s at 1410 MHz.
     assert run.duration_s == pytest.approx([0.75 + 0.25 * 1.25, 2.5, 1.25, 2.5])
     later = {3: ClockRequest(after=1, offset_s=2.25)}
-    run = run_of(1, [HIGH, HIGH, HIGH, LOW], times(0.25), later)
+    run = run_of(1, [HIGH, HIGH, HIGH, LOW], delays(0.25), later)
     assert run.duration_s == pytest.approx([1.0, 2.0, 0.5 + 0.5 * 1.25, 2.5])
 
 
@@ -128,15 +123,15 @@ def test_a_request_before_another_change_or_on_another_stage_is_refused(
     request = {instruction: ClockRequest(after=after)}
     clocks = [HIGH, LOW, HIGH, LOW, HIGH, HIGH, HIGH, HIGH]
     with pytest.raises(ValueError, match=f"^instruction {instruction} cannot be requested after"):
-        run_of(2, clocks, times(0.25), request)
+        run_of(2, clocks, delays(0.25), request)
 
 
 def test_a_pipeline_that_never_flushes_changes_with_every_microbatch() -> None:
-    model = replace(model_of(equal_profile(1), 3, "pipedream"), transitions=times(0.25))
+    model = replace(model_of(equal_profile(1), 3, "pipedream"), transitions=delays(0.25))
     simulation = simulate(model, [HIGH, LOW])
     # The first forward has its clock already.
     assert simulation.busy_s == pytest.approx((1.0 + 2 * 1.05, 3 * 2.4375))
-    model = replace(model, transitions=times(0.25, starts_settled=False))
+    model = replace(model, transitions=delays(0.25, starts_settled=False))
     assert simulate(model, [HIGH, LOW]).busy_s == pytest.approx((3 * 1.05, 3 * 2.4375))
     assert simulate(model, [LOW, LOW]).busy_s == pytest.approx((3.75, 7.5))
 
@@ -144,31 +139,24 @@ def test_a_pipeline_that_never_flushes_changes_with_every_microbatch() -> None:
 def test_slack_and_critical_path_are_of_the_late_iteration() -> None:
     model = model_of(equal_profile(2), 2)
     assignment = [HIGH, HIGH, HIGH, HIGH, HIGH, HIGH, LOW, HIGH]
-    late = simulate(replace(model, transitions=times(0.25)), assignment)
+    late = simulate(replace(model, transitions=delays(0.25)), assignment)
     assert late.busy_s == pytest.approx((1, 1, 2, 2, 1, 2, 1.1875, 2.05))
     assert late.iteration_time_s == pytest.approx(1 + 1 + 2 + 1.1875 + 2.05 + 2)
     assert late.critical_path == (0, 4, 5, 6, 7, 3)
     assert late.float_s[2] == pytest.approx(1.2375)
 
 
-@given(assigned_models(), st.booleans())
+@given(assigned_any_models(), st.booleans())
 def test_without_delays_it_is_the_simulator(
     drawn: tuple[PipelineModel, list[int]], starts_settled: bool
 ) -> None:
     model, assignment = drawn
-    at_once = replace(model, transitions=times(0.0, starts_settled=starts_settled))
-    late = simulate(at_once, assignment)
-    assert replace(late, in_force=()) == simulate(model, assignment)
-    assert time_and_energy(at_once, assignment) == time_and_energy(model, assignment)
-
-
-@given(st.data())
-def test_without_delays_every_schedule_takes_what_it_takes(data: st.DataObject) -> None:
-    context = data.draw(any_contexts(shape := data.draw(any_shapes(3, 4))))
-    model = build_model(context.profile, make_schedule(shape[0], context), [7.0])
-    assignment = [data.draw(st.integers(0, len(points) - 1)) for points in model.points]
-    late = replace(model, transitions=times(0.0))
-    assert time_and_energy(late, assignment) == pytest.approx(time_and_energy(model, assignment))
+    at_once = replace(model, transitions=delays(0.0, starts_settled=starts_settled))
+    figures = time_and_energy(model, assignment)
+    assert time_and_energy(at_once, assignment) == pytest.approx(figures)
+    if not model.schedule.is_periodic:
+        late = simulate(at_once, assignment)
+        assert replace(late, in_force=()) == simulate(model, assignment)
 
 
 def emulated_ends(
@@ -214,24 +202,162 @@ def test_it_is_what_the_emulated_gpu_does(data: st.DataObject) -> None:
     choices = [data.draw(st.integers(0, len(points) - 1)) for points in model.points]
     clocks = model.clocked.clocks(choices)
     delays_s = data.draw(st.lists(st.floats(0, 2), min_size=len(clocks), max_size=len(clocks)))
-    run = TransitionSimulator(model, times(0.1)).run(clocks, delays_s)
+    run = TransitionSimulator(model, delays(0.1)).run(clocks, delays_s)
     for node, (end_s, energy_j) in enumerate(emulated_ends(model, run, clocks)):
         assert run.finish_s[node] == pytest.approx(end_s)
         assert run.energy_j[node] == pytest.approx(energy_j)
 
 
-@given(assigned_models(), st.integers(0, 2**16))
-def test_every_window_lies_between_the_fastest_and_the_slowest_clock(
-    drawn: tuple[PipelineModel, list[int]], seed: int
+CLOCKS_MHZ = (1410, 1200, 1000, 800)
+
+
+@given(
+    models_of_any_waiting_power(),
+    st.integers(0, 2**16),
+    st.floats(0, 0.2),
+    st.floats(0, 0.2),
+    st.booleans(),
+)
+def test_many_plans_take_what_each_takes_alone(
+    model: PipelineModel, seed: int, up_s: float, down_s: float, starts_settled: bool
 ) -> None:
-    model, assignment = drawn
-    clocked, draws = model.clocked, Random(seed)
-    clocks = clocked.clocks(assignment)
-    delays_s = [draws.uniform(0, 0.3) for _ in clocks]
-    run = TransitionSimulator(model, times(0.1)).run(clocks, delays_s)
-    for instruction, group in enumerate(clocked.group):
-        fastest_s, slowest_s = min(clocked.times_s[group]), max(clocked.times_s[group])
-        assert fastest_s * (1 - 1e-9) <= run.duration_s[instruction] <= slowest_s * (1 + 1e-9)
-        for before in (clocked.dag.order_predecessor, clocked.dag.data_predecessor):
-            if before[instruction] != NONE:
-                assert run.finish_s[before[instruction]] <= run.start_s[instruction]
+    transitions = replace(
+        delays(up_s, down_s, starts_settled=starts_settled), waiting_powers=model.waiting_powers
+    )
+    choices = random_choices(model, Random(seed), 3)
+    late = replace(model, transitions=transitions)
+    batch = TransitionBatch(late)
+    run, simulator = batch.run(choices), TransitionSimulator(late)
+    for plan, row in enumerate(choices.tolist()):
+        alone = simulator.run(model.clocked.clocks(row))
+        assert run.start_s[plan] == pytest.approx(alone.start_s)
+        assert run.duration_s[plan] == pytest.approx(alone.duration_s)
+        assert run.energy_j[plan] == pytest.approx(alone.energy_j)
+        assert run.iteration_time_s[plan] == pytest.approx(alone.end_s + model.dag.tail_s)
+        if not model.schedule.is_periodic:
+            in_all = (run.iteration_time_s[plan], run.total_energy_j[plan])
+            assert in_all == pytest.approx(time_and_energy(late, row))
+    if starts_settled:  # with exact delays the bound is the time
+        assert batch.latest_time_s(choices) == pytest.approx(run.iteration_time_s)
+
+
+def test_each_plan_may_have_a_delay_of_its_own() -> None:
+    model = model_of(equal_profile(1), 2)
+    batch = TransitionBatch(model, delays(0.25))
+    run = batch.run(
+        np.array([[0, 1, 0, 1]] * 3),
+        up_s=np.array([0.0, 0.25, 3.0]),
+        down_s=np.array([0.0, 0.25, 3]),
+    )
+    assert run.iteration_time_s == pytest.approx([1 + 2.5 + 1 + 2.5, 6.925, 1 + 2 + 1 + 2.4])
+
+
+def drawn_range(draws: Random, low_s: float, high_s: float) -> tuple[float, float, float]:
+    """Percentiles p5, p50 and p95 of a delay."""
+    p5_s, p50_s, p95_s = sorted(draws.uniform(low_s, high_s) for _ in range(3))
+    return p5_s, p50_s, p95_s
+
+
+def corners_s(
+    model: PipelineModel, clocks: list[int], transitions: ClockTransitions
+) -> Iterator[list[float]]:
+    """Delays of each request in s, those up and those down each at their p5 or p95."""
+    for up_s in (transitions.up_p5_s, transitions.up_p95_s):
+        for down_s in (transitions.down_p5_s, transitions.down_p95_s):
+            yield TransitionSimulator(model, delays(up_s, down_s)).delays_s(clocks)
+
+
+def random_model(draws: Random) -> PipelineModel:
+    """Return up to 4 stages and 6 microbatches under 1F1B, instructions of 5 to 100 ms."""
+    longest_s = draws.choice([0.02, 0.1])
+    stages = [
+        {
+            kind: [
+                (mhz, time_s * (1410 / mhz) ** draws.uniform(-0.1, 1), 10 * mhz / 1410)
+                for mhz in CLOCKS_MHZ
+            ]
+            for kind, time_s in zip(
+                (F, B), (draws.uniform(0.005, longest_s) for _ in "FB"), strict=True
+            )
+        }
+        for _ in range(draws.randint(1, 4))
+    ]
+    return model_of(profile_of(stages), draws.randint(1, 6))
+
+
+@pytest.mark.parametrize("starts_settled", [True, False])
+def test_no_delays_of_a_range_make_an_iteration_longer_than_its_bound(
+    starts_settled: bool,
+) -> None:
+    draws = Random(20)
+    looseness: list[float] = []
+    for _ in range(80):
+        model = random_model(draws).with_delays(
+            draws.choice([0.0, 0.004]), (draws.choice([0.0, 0.003]),)
+        )
+        up, down = (drawn_range(draws, 0.003, 0.012) for _ in range(2))
+        transitions = delays(up, down, starts_settled=starts_settled)
+        [row] = random_choices(model, draws, 1).tolist()
+        clocks, simulator = model.clocked.clocks(row), TransitionSimulator(model, transitions)
+        [latest_s] = TransitionBatch(model, transitions).latest_time_s(np.array([row]))
+        ends_s = [
+            simulator.run(clocks, delays_s).end_s + model.dag.tail_s
+            for delays_s in [
+                *corners_s(model, clocks, transitions),
+                *(drawn_delays_s(model, clocks, transitions, draws) for _ in range(16)),
+            ]
+        ]
+        assert max(ends_s) <= latest_s * (1 + 1e-9)
+        looseness.append(latest_s / max(ends_s) - 1)
+    assert np.mean(looseness) < 0.01
+
+
+@pytest.mark.parametrize("starts_settled", [True, False])
+def test_delays_shorter_than_all_instructions_are_run_as_any_others(
+    starts_settled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draws = Random(7)
+    for _ in range(20):
+        model = random_model(draws).with_delays(0.002, (0.003,))
+        shortest_s = min(point.time_s for points in model.points for point in points)
+        up, down = (drawn_range(draws, 0, 0.99 * shortest_s) for _ in range(2))
+        batch = TransitionBatch(model, delays(up, down, starts_settled=starts_settled))
+        choices = random_choices(model, draws, 4)
+        for is_first in (True, False):
+            monkeypatch.setattr(InstructionRows, "most_within", lambda *_: 0)
+            short, short_s = batch.run(choices, is_first=is_first), batch.latest_time_s(choices)
+            monkeypatch.setattr(InstructionRows, "most_within", lambda *_: 2)
+            long, long_s = batch.run(choices, is_first=is_first), batch.latest_time_s(choices)
+            assert short.start_s == pytest.approx(long.start_s)
+            assert short.duration_s == pytest.approx(long.duration_s)
+            assert short.energy_j == pytest.approx(long.energy_j)
+            assert short_s == pytest.approx(long_s)
+
+
+def test_a_late_change_down_makes_an_iteration_shorter() -> None:
+    """So neither the shortest nor the longest delays alone are the worst."""
+    model = example_model(8)
+    choices = np.array([[8 if position % 3 else 0 for position in range(model.dag.num_nodes)]])
+    batch = TransitionBatch(model, delays((0.003, 0.005, 0.0065)))
+    at_corner_s = {
+        (up_s, down_s): batch.run(choices, up_s=up_s, down_s=down_s).iteration_time_s[0]
+        for up_s in (0.003, 0.0065)
+        for down_s in (0.003, 0.0065)
+    }
+    assert max(at_corner_s, key=at_corner_s.__getitem__) == (0.0065, 0.003)
+    assert at_corner_s[0.0065, 0.003] <= batch.latest_time_s(choices)[0]
+
+
+def test_a_plan_runs_alike_whatever_plans_are_beside_it() -> None:
+    """Some iterations alternate: one that begins late ends earlier, and the next is in time."""
+    points = [(765, 1 / 32, 1.0), (750, 5 / 64, 1.0)]
+    profile = profile_of([{F: points, B: points}] * 2)
+    schedule = make_schedule("pipedream", context_of(profile, 3))
+    model = build_model(profile, schedule, [7.0])
+    transitions = delays(0.125, 0.122, starts_settled=False)
+    choices = every_choice(model)
+    batch = TransitionBatch(model, transitions).run(choices)
+    for plan, row in enumerate(choices.tolist()):
+        run = TransitionSimulator(model, transitions).run(model.clocked.clocks(row))
+        assert batch.start_s[plan] == pytest.approx(run.start_s)
+        assert batch.duration_s[plan] == pytest.approx(run.duration_s)

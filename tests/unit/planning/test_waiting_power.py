@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +14,11 @@ from tests.unit.planning.tiny_pipelines import (
     B,
     F,
     Points,
-    any_contexts,
-    any_shapes,
     every_choice,
     model_of,
+    models_of_any_waiting_power,
     profile_of,
+    random_choices,
     request_of,
 )
 
@@ -26,12 +27,11 @@ from flyball_server.planning.documents.predicted_timeline import predicted_timel
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.frontier.targets import Target
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
-from flyball_server.planning.model.pipeline_model import PipelineModel, build_model, waiting_power_w
+from flyball_server.planning.model.pipeline_model import PipelineModel, waiting_power_w
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.planner import make_plan, model_of_request
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.single_clocks import SingleClocks
-from flyball_server.planning.schedules import make_schedule
 from flyball_wire.plan_options import Effort
 
 POINTS: Points = [(1410, 1.0, 50.0), (1000, 1.25, 44.0)]
@@ -93,45 +93,24 @@ def test_ranks_that_wait_for_the_slowest_of_their_stage_do_so_at_its_clock() -> 
     assert [point.energy_j for point in model.points[0]] == pytest.approx([50 + 20, 44 + 10])
 
 
-@st.composite
-def any_models(draw: st.DrawFn) -> PipelineModel:
-    """Return a pipeline whose waiting power has any shape over the clocks."""
-    context = draw(any_contexts(shape := draw(any_shapes(3, 4))))
-    clocks_mhz = draw(st.lists(st.integers(200, 2000), min_size=1, max_size=4, unique=True))
-    powers = tuple((mhz, draw(st.floats(10, 100))) for mhz in sorted(clocks_mhz))
-    model = build_model(context.profile, make_schedule(shape[0], context), [7.0], powers)
-    if not model.schedule.is_periodic:
-        model = model.with_delays(*draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
-    return model
-
-
-@given(any_models(), st.integers(0, 2**16), st.floats(0, 1), st.booleans())
-def test_many_plans_at_once_take_what_each_takes_alone(
-    model: PipelineModel, seed: int, share: float, starts_settled: bool
+@given(models_of_any_waiting_power(), st.integers(0, 2**16))
+def test_single_clocks_and_early_requests_without_a_delay_take_what_the_simulation_says(
+    model: PipelineModel, seed: int
 ) -> None:
-    shortest_s = min(min(of_group) for of_group in model.clocked.times_s)
-    transitions = replace(
-        transitions_of(0.9 * share * shortest_s, model.waiting_powers),
-        starts_settled=starts_settled,
-    )
-    late, draws = replace(model, transitions=transitions), Random(seed)
-    choices = np.array(
-        [[draws.randrange(len(points)) for points in model.points] for _ in range(3)]
-    )
-    run = TransitionBatch(late).run(choices)
-    for plan, row in enumerate(choices.tolist()):
-        figures = run.iteration_time_s[plan], run.total_energy_j[plan]
-        assert figures == pytest.approx(time_and_energy(late, row))
-
-
-@given(any_models())
-def test_one_clock_per_stage_takes_what_the_simulation_says(model: PipelineModel) -> None:
-    singles = SingleClocks(replace(model, transitions=transitions_of(0.0, model.waiting_powers)))
+    """With one, tests/integration/test_clock_requests.py holds requests against emulated GPUs."""
+    at_once = replace(model, transitions=transitions_of(0.0, model.waiting_powers))
+    singles = SingleClocks(at_once)
     targets = [Target(kind="deadline", value=slower * singles.baseline_time_s) for slower in (1, 2)]
-    for plan in [*singles.constant(targets), *singles.same_for_all(targets)]:
+    instant = replace(model, transitions=None)
+    per_stage, for_all = singles.constant(targets), singles.same_for_all(targets)
+    assert per_stage[-1].energy_j <= for_all[-1].energy_j * (1 + 1e-9)
+    for plan in (*per_stage, *for_all):
         figures = plan.iteration_time_s, plan.energy_j
-        instant = replace(model, transitions=None)
         assert figures == pytest.approx(time_and_energy(instant, plan.assignment))
+    [row] = random_choices(model, Random(seed), 1).tolist()
+    run = EarlyRequestBatch(at_once).estimated(np.array([row]))
+    figures = run.iteration_time_s[0], run.total_energy_j[0]
+    assert figures == pytest.approx(time_and_energy(at_once, row))
 
 
 # Three clocks, and a light stage beside a heavy one, which waits.
@@ -140,19 +119,22 @@ HEAVY: Points = [(1410, 1.5, 90.0), (1200, 1.65, 85.0), (1000, 1.9, 82.0)]
 STEEP = ((1000, 12.0), (1200, 25.0), (1410, 50.0))
 
 
-@pytest.mark.parametrize("delay_s", [0.05, 0.4])
-@pytest.mark.parametrize("target", ["fastest", "slowdown:0.05", "least-energy"])
-def test_the_bound_is_below_every_plan_that_is_as_fast(target: str, delay_s: float) -> None:
-    profile = profile_of([{F: LIGHT, B: LIGHT}, {F: HEAVY, B: HEAVY}])
-    request = request_of(
-        profile,
-        2,
-        target=target,
+def uneven_request(delay_s: float = 0.05, num_microbatches: int = 4, **options: Any) -> PlanRequest:  # noqa: ANN401 - any option
+    """The light stage beside the heavy one; a GPU that waits draws up to 50 W."""
+    return request_of(
+        profile_of([{F: LIGHT, B: LIGHT}, {F: HEAVY, B: HEAVY}]),
+        num_microbatches,
         transitions=transitions_of(delay_s, STEEP),
         blocking_power_w=(50.0,),
-        early_requests=False,
-        effort=Effort.LOW,
+        **options,
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "delay_s"), [("fastest", 0.05), ("slowdown:0.05", 0.4), ("least-energy", 0.05)]
+)
+def test_the_bound_is_below_every_plan_that_is_as_fast(target: str, delay_s: float) -> None:
+    request = uneven_request(delay_s, 2, target=target, early_requests=False, effort=Effort.LOW)
     solved = make_plan(request)
     model, plan = model_of_request(request), solved.plan
     every = TransitionBatch(model).run(every_choice(model))
@@ -167,11 +149,8 @@ def test_the_bound_is_below_every_plan_that_is_as_fast(target: str, delay_s: flo
     assert at_highest.lower_bound_j > least_j
 
 
-def test_the_saving_counts_waiting_and_its_sources_add_up() -> None:
-    profile = profile_of([{F: LIGHT, B: LIGHT}, {F: HEAVY, B: HEAVY}])
-    request = request_of(
-        profile, 4, transitions=transitions_of(0.05, STEEP), blocking_power_w=(50.0,)
-    )
+def test_saving_its_sources_and_the_timeline_count_waiting() -> None:
+    request = uneven_request()
     solved = make_plan(request)
     simulation = simulate(solved.model, solved.assignment)
     sources = saving_sources(solved.model, simulation, solved.plan.baseline_iteration_time_s)
@@ -181,16 +160,6 @@ def test_the_saving_counts_waiting_and_its_sources_add_up() -> None:
     flat = make_plan(request.with_options(transitions=ClockTransitions.exact(0.05)))
     assert solved.plan.baseline_energy_j == pytest.approx(flat.plan.baseline_energy_j)
     assert solved.plan.saving_percent > flat.plan.saving_percent
-
-
-def test_a_timeline_shows_the_mean_power_of_each_stage_while_it_waits() -> None:
-    request = request_of(
-        profile_of([{F: LIGHT, B: LIGHT}, {F: HEAVY, B: HEAVY}]),
-        4,
-        transitions=transitions_of(0.05, STEEP),
-        blocking_power_w=(50.0,),
-    )
-    solved = make_plan(request)
     timeline = predicted_timeline(solved.plan, [(solved.model, solved.assignment)])
     rows = timeline_rows(timeline, (0,))
     energy_j = sum(
@@ -203,27 +172,8 @@ def test_a_timeline_shows_the_mean_power_of_each_stage_while_it_waits() -> None:
     assert 12 <= rows[0].blocking_power_w < rows[1].blocking_power_w <= 50 * (1 + 1e-9)
 
 
-@given(any_models(), st.integers(0, 2**16))
-def test_early_requests_without_a_delay_take_what_the_simulation_says(
-    model: PipelineModel, seed: int
-) -> None:
-    """With one, tests/integration/test_clock_requests.py holds them against emulated GPUs."""
-    late = replace(model, transitions=transitions_of(0.0, model.waiting_powers))
-    draws = Random(seed)
-    row = [draws.randrange(len(points)) for points in model.points]
-    run = EarlyRequestBatch(late).estimated(np.array([row]))
-    figures = run.iteration_time_s[0], run.total_energy_j[0]
-    assert figures == pytest.approx(time_and_energy(late, row))
-
-
 def test_a_power_budget_counts_what_waiting_takes_at_each_clock() -> None:
-    request = request_of(
-        profile_of([{F: LIGHT, B: LIGHT}, {F: HEAVY, B: HEAVY}]),
-        4,
-        transitions=transitions_of(0.05, STEEP),
-        blocking_power_w=(50.0,),
-        target="power:95",
-    )
+    request = uneven_request(target="power:95")
     plan = make_plan(request).plan
     assert plan.energy_j / plan.iteration_time_s <= 95 * (1 + 1e-9)
     flat = make_plan(request.with_options(transitions=ClockTransitions.exact(0.05))).plan

@@ -98,11 +98,10 @@ def timed_profile(
 
 def merged_profile(num_pipelines: int, num_stages: int = 1) -> StageProfile:
     """`equal_profile` of several data-parallel pipelines, their energies summed."""
-    stage = {
-        F: [(1410, 1.0, 10.0 * num_pipelines), (1000, 1.25, 8.0 * num_pipelines)],
-        B: [(1410, 2.0, 30.0 * num_pipelines), (1000, 2.5, 20.0 * num_pipelines)],
-    }
-    return profile_of([stage] * num_stages, [num_pipelines] * num_stages)
+    return changed_points(
+        equal_profile(num_stages, [num_pipelines] * num_stages),
+        lambda _, point: replace(point, energy_j=num_pipelines * point.energy_j),
+    )
 
 
 def request_of(
@@ -434,6 +433,18 @@ def _any_models_of(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Pipel
     num_stages = context.profile.num_stages
     power_w = draw(st.lists(st.integers(0, 90), min_size=num_stages, max_size=num_stages))
     return build_model(context.profile, make_schedule(shape[0], context), power_w)
+
+
+@st.composite
+def models_of_any_waiting_power(draw: st.DrawFn) -> PipelineModel:
+    """Pipelines whose waiting power has any shape over the clocks, or none."""
+    context = draw(any_contexts(shape := draw(any_shapes(3, 4))))
+    clocks_mhz = draw(st.lists(st.integers(200, 2000), max_size=4, unique=True))
+    powers = tuple((mhz, draw(st.floats(10, 100))) for mhz in sorted(clocks_mhz))
+    model = build_model(context.profile, make_schedule(shape[0], context), [7.0], powers)
+    if not model.schedule.is_periodic:
+        model = model.with_delays(*draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
+    return model
 
 
 def raw_order(order: ExplicitOrder | None) -> dict[str, Any]:

@@ -1,19 +1,22 @@
-"""GPU tables: the shipped figures, a new GPU as a new file, and malformed files."""
+"""GPU tables and times of clock changes: the shipped ones, files of one's own, malformed ones."""
 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     GpuTableError,
     gpu_names,
     gpu_window_of,
     load_gpu_window,
+    read_transitions,
     window_clocks_mhz,
 )
 
@@ -60,11 +63,9 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     [
         ("{ value = 1980", "{ value = ", "not TOML: "),
         ("filter_max_mhz", "filter_max", "unknown key filter_max"),
-        ("blocking_power_w", "blocking_power", "unknown key blocking_power"),
         (NEW_GPU.splitlines()[2], "", "the key granularity_mhz is missing"),
         ('{ value = 1980, source = "asked of the device" }', "1980", "filter_max_mhz must be a"),
         ("value = 900, ", "", "filter_min_mhz.value must be a number"),
-        ("value = 900", 'value = "900"', "filter_min_mhz.value must be a number"),
         ("value = 900", "value = true", "filter_min_mhz.value must be a number"),
         ("value = 900", "value = 900.5", "filter_min_mhz.value must be a whole number of MHz"),
         ("value = 900", "value = 0", "filter_min_mhz must be from 1 to 100000, not 0"),
@@ -72,9 +73,7 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("value = 90,", "value = -90,", "granularity_mhz must be from 1 to 100000, not -90"),
         ("value = 30", "value = 0", "reconfigure_granularity_mhz must be from 1 to "),
         ("value = 100", "value = nan", "blocking_power_w must be above 0 and at most"),
-        ("value = 100", "value = -1", "blocking_power_w must be above 0 and at most"),
         (', source = "measured"', "", "blocking_power_w.source must name"),
-        ('source = "measured"', 'source = " "', "blocking_power_w.source must name"),
     ],
 )
 def test_a_malformed_file_names_file_and_key(
@@ -108,3 +107,166 @@ def test_a_grid_is_supported_falling_and_leaves_no_clock_out(supported_mhz: list
     assert all(high - low >= 90 for high, low in itertools.pairwise(grid))
     # Every supported clock is on the grid or less than a step below a clock that is.
     assert all(any(0 <= point - clock < 90 for point in grid) for clock in supported_mhz)
+
+
+OWN = """\
+[transitions]
+up_ms = { p5 = 3, p50 = 5, p95 = 6.5, source = "measured" }
+down_ms = { p5 = 2, p50 = 4, p95 = 5, source = "measured" }
+call_ms = { p50 = 1, p95 = 2, source = "measured" }
+queues_in_node = { value = false, source = "measured" }
+"""
+CLOCKS = """\
+[[transitions.clocks]]
+mhz = 1410
+waiting_power_w = 83.6
+
+[[transitions.clocks]]
+mhz = 900
+waiting_power_w = 40
+
+[[transitions.clocks]]
+mhz = 1000
+"""
+OWN_TIMES = ClockTransitions(
+    up_p5_s=0.003,
+    up_p50_s=0.005,
+    up_p95_s=0.0065,
+    down_p5_s=0.002,
+    down_p50_s=0.004,
+    down_p95_s=0.005,
+    call_p50_s=0.001,
+    call_p95_s=0.002,
+    queues_in_node=False,
+)
+
+
+def test_what_is_published_of_three_gpus_is_shipped_and_the_others_are_unknown() -> None:
+    shipped = {name: load_gpu_window(name).transitions for name in gpu_names()}
+    medians_ms = {
+        name: (round(times.up_p50_s * 1e3, 3), round(times.down_p50_s * 1e3, 3))
+        for name, times in shipped.items()
+        if times is not None
+    }
+    assert medians_ms == {"a100": (5.8, 4.1), "a40": (4.6, 3.6), "v100": (4.8, 4.8)}
+    a100 = load_gpu_window("a100")
+    assert a100.transitions is not None
+    assert a100.transitions.queues_in_node
+    assert "A800" in a100.sources["transitions.queues_in_node"]
+
+
+def test_a_file_of_ones_own_holds_the_table_alone(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(OWN, encoding="utf-8")
+    assert read_transitions(path) == OWN_TIMES
+    path.write_text("".join(OWN.splitlines(keepends=True)[:3]), encoding="utf-8")
+    times = read_transitions(path)
+    assert (times.call_p50_s, times.queues_in_node, times.starts_settled) == (None, None, False)
+    with pytest.raises(TransitionsError, match=r"none\.toml: No such file or directory"):
+        read_transitions(tmp_path / "none.toml")
+
+
+def test_the_power_of_waiting_is_read_where_it_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f"{OWN}{CLOCKS}", encoding="utf-8")
+    times = read_transitions(path)
+    assert times == replace(OWN_TIMES, waiting_powers=((900, 40.0), (1410, 83.6)))
+    assert times.of_queue(8).with_medians(0.004, None).waiting_powers == times.waiting_powers
+
+
+def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
+    """Calls of exactly 6 ms: an up of the eighth GPU comes 42 ms later, a down of the first not."""
+    alone = replace(OWN_TIMES, call_p50_s=0.006, call_p95_s=0.006, queues_in_node=None)
+    eighth = alone.of_queue(8)
+    ups_s = (eighth.up_p5_s, eighth.up_p50_s, eighth.up_p95_s)
+    assert ups_s == pytest.approx((0.045, 0.047, 0.0485))
+    assert replace(eighth, up_p5_s=0.003, up_p50_s=0.005, up_p95_s=0.0065) == alone
+    assert alone.of_queue(1) == alone
+    for changes in ({"queues_in_node": False}, {"call_p50_s": None, "call_p95_s": None}):
+        unqueued = replace(alone, **{"queues_in_node": True} | changes)
+        assert unqueued.of_queue(8) == unqueued
+        assert not unqueued.is_queued
+    # As published of the A800: 46 ms until the last of eight.
+    a100 = load_gpu_window("a100").transitions
+    assert a100 is not None
+    assert a100.of_queue(8).up_p50_s == pytest.approx(0.046, rel=0.15)
+
+
+def test_a_clock_waits_for_a_long_call_of_another_stage() -> None:
+    queued = replace(OWN_TIMES, queues_in_node=True)
+    assert queued.beside_other_stages() == replace(queued, up_p95_s=0.0085)
+    assert OWN_TIMES.beside_other_stages() == OWN_TIMES
+    unknown = replace(queued, call_p50_s=None, call_p95_s=None)
+    assert unknown.beside_other_stages() == unknown
+    # Log-normal: the median times e to half the variance of the logarithm.
+    assert queued.call_mean_s == pytest.approx(0.001 * 2 ** (0.5 * 0.6931472 / 1.645**2))
+
+
+def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
+    later = OWN_TIMES.with_medians(0.010, None)
+    assert (later.up_p5_s, later.up_p50_s, later.up_p95_s) == pytest.approx((0.006, 0.010, 0.013))
+    assert replace(later, up_p5_s=0.003, up_p50_s=0.005, up_p95_s=0.0065) == OWN_TIMES
+    # From no delay at all they are as far from the median as A40's.
+    a40 = load_gpu_window("a40").transitions
+    assert a40 is not None
+    like_a40 = ClockTransitions.exact(0.0).with_medians(a40.up_p50_s, a40.down_p50_s)
+    found_s = (like_a40.up_p5_s, like_a40.up_p95_s, like_a40.down_p5_s, like_a40.down_p95_s)
+    of_a40_s = (a40.up_p5_s, a40.up_p95_s, a40.down_p5_s, a40.down_p95_s)
+    assert found_s == pytest.approx(of_a40_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fault"),
+    [
+        ("[transitions]", "[transitions", "not TOML: "),
+        ("[transitions]", "[transition]", "the table transitions is missing"),
+        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: at_once, call_ms, "),
+        (OWN.splitlines()[2], "", "the table transitions.down_ms is missing"),
+        ('{ p5 = 2, p50 = 4, p95 = 5, source = "measured" }', "4", "transitions.down_ms must be a"),
+        ("p50 = 5, ", "", "transitions.up_ms.p50 must be a number of ms"),
+        ("p50 = 5", "p50 = true", "transitions.up_ms.p50 must be a number of ms"),
+        ("p50 = 5", "p50 = 1_000_000", "transitions.up_ms.p50 must be from 0 to 10000 ms"),
+        ("p50 = 5", "p50 = 7", "transitions: up_p95_s must be from up_p50_s to 10 s, not 0.0065"),
+        ("p50 = 5", "p50 = 5, p99 = 9", "unknown key 'transitions.up_ms.p99'; known: p5, "),
+        ("value = false", "value = 1", "transitions.queues_in_node.value must be true or false"),
+        ("[transitions]\n", "[transitions]\npairs = 3\n", "transitions.pairs must be an array of"),
+        ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
+        ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
+        ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
+        ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
+        ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
+    ],
+)
+def test_malformed_times_of_clock_changes_are_refused_with_file_and_key(
+    tmp_path: Path, old: str, new: str, fault: str
+) -> None:
+    text = OWN if old in OWN else f"{OWN}{CLOCKS}"
+    assert old in text
+    path = tmp_path / "own.toml"
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    with pytest.raises(TransitionsError) as raised:
+        read_transitions(path)
+    assert str(raised.value).startswith(f"{path}: {fault}")
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
+    shipped = Path(__file__).parents[3] / "profiles/flyball_profiles/gpus/a40.toml"
+    text = shipped.read_text(encoding="utf-8").replace("p50 = 4.6", "p50 = 0.46")
+    (tmp_path / "a40.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(
+        GpuTableError, match=r"/a40\.toml: transitions: up_p50_s must be from up_p5"
+    ):
+        load_gpu_window("a40", folder=tmp_path)
+
+
+def test_more_clocks_than_any_gpu_has_are_refused() -> None:
+    with pytest.raises(TransitionsError, match="at most 1000 clocks, not 1001"):
+        replace(OWN_TIMES, waiting_powers=tuple((mhz, 1.0) for mhz in range(1, 1002)))
+
+
+@pytest.mark.parametrize("delay_s", [-0.001, float("nan"), 11.0])
+def test_a_delay_that_no_gpu_has_is_refused(delay_s: float) -> None:
+    with pytest.raises(TransitionsError, match=r"^up_p5_s must be from 0 to 10 s, not "):
+        ClockTransitions.exact(delay_s)

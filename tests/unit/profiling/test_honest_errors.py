@@ -106,30 +106,27 @@ def test_nine_of_ten_points_are_within_two_standard_errors() -> None:
 
 
 def test_chunks_are_profiled_one_by_one() -> None:
-    truth = with_two_chunks(a100_truth(24, stages=(0, 1, 6, 7)).profile)
-    result = found(truth, seed=4)
-    assert found_errors(truth, result).energy_percent <= 3
-    profile = result.profile(setup_of(truth))
-    assert len(profile.chunks) == 2
-    whole, (first, second) = profile, profile.chunks
-    for key, points in whole.points.items():
-        mhz = points[-1].frequency_mhz
-        parts = (first.at(*key, mhz), second.at(*key, mhz))
-        assert points[-1].energy_j == pytest.approx(sum(part.energy_j for part in parts))
-        assert [part.jitter for part in parts] == pytest.approx([truth.noise] * 2, rel=0.2)
-        assert all(0 < part.time_error_s < 0.02 * part.time_s for part in parts)
-
-
-def with_two_chunks(profile: StageProfile) -> Truth:
     """Interleaved 1F1B, two fifths of each stage being its first chunk."""
+    whole = a100_truth(12, stages=(0, 7)).profile
 
     def part(share: float) -> StageProfile:
         return changed_points(
-            profile,
+            whole,
             lambda _, point: replace(
                 point, time_s=share * point.time_s, energy_j=share * point.energy_j
             ),
         )
 
-    chunked = replace(profile, chunks=(part(0.4), part(0.6)))
-    return truth_of(chunked, 24, 83.64, schedule="interleaved-1f1b")
+    chunked = replace(whole, chunks=(part(0.4), part(0.6)))
+    truth = truth_of(chunked, 12, 83.64, schedule="interleaved-1f1b")
+    result = found(truth, seed=4)
+    assert found_errors(truth, result).energy_percent <= 3
+    profile = result.profile(setup_of(truth))
+    assert len(profile.chunks) == 2
+    first, second = profile.chunks
+    for key, points in profile.points.items():
+        mhz = points[-1].frequency_mhz
+        parts = (first.at(*key, mhz), second.at(*key, mhz))
+        assert points[-1].energy_j == pytest.approx(sum(part.energy_j for part in parts))
+        assert [part.jitter for part in parts] == pytest.approx([truth.noise] * 2, rel=0.2)
+        assert all(0 < part.time_error_s < 0.02 * part.time_s for part in parts)

@@ -1,8 +1,18 @@
+"""Times of instructions, and the mixed model behind them."""
+
+from __future__ import annotations
+
 import numpy as np
 import pytest
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.profiling.instruction_times import StageTimes, estimate_times
+from flyball_server.profiling.mixed_model import (
+    MixedModel,
+    Posterior,
+    VarianceComponent,
+    conditioned,
+)
 from flyball_server.profiling.observations import InstructionClass, InstructionTimes, StageStep
 from flyball_server.profiling.stage_points import StagePoints, StepTable
 
@@ -51,11 +61,13 @@ def estimated(
 
 
 def test_the_standard_error_is_the_scatter_over_the_root_of_the_probes() -> None:
-    times = estimated({1400: 5, 1100: 5, 850: 5})
+    times = estimated({1400: 5, 1350: 5})
     assert times.scatter == pytest.approx([0.02, 0.02], rel=0.2)
     share = times.error_s / times.mean_s
     assert share[0] == pytest.approx(0.02 / np.sqrt(100), rel=0.3)
     assert times.num_probes[0] == 100
+    # Far from all probes the error is large.
+    assert share[len(CLOCKS) - 1] > 0.1
 
 
 def test_between_probes_times_are_interpolated_within_their_error() -> None:
@@ -67,14 +79,50 @@ def test_between_probes_times_are_interpolated_within_their_error() -> None:
     assert times.error_s[is_probed].max() < times.error_s[~is_probed].max()
 
 
-def test_far_from_all_probes_the_error_is_large() -> None:
-    times = estimated({1400: 5, 1350: 5})
-    share = times.error_s / times.mean_s
-    assert share[len(CLOCKS) - 1] > 0.1
-
-
 def test_where_whole_steps_scatter_more_instructions_of_a_step_tell_no_more() -> None:
     few = estimated({1400: 4, 850: 4}, noise=0.001, step_noise=0.03)
     many = estimated({1400: 64, 850: 64}, noise=0.001, step_noise=0.03)
     assert many.error_s[0] == pytest.approx(few.error_s[0], rel=0.1)
     assert few.error_s[0] / few.mean_s[0] == pytest.approx(0.03 / np.sqrt(20), rel=0.3)
+
+
+def test_one_reading_and_one_unknown_give_the_textbook_mean() -> None:
+    # Prior 10 +- 2, one reading 13 +- 1: the weights are 1/4 and 1.
+    found = conditioned(
+        np.array([13.0]),
+        np.eye(1),
+        np.array([[1.0]]),
+        Posterior(mean=np.array([10.0]), covariance=np.array([[4.0]])),
+    )
+    assert found.mean[0] == pytest.approx((10 / 4 + 13) / (1 / 4 + 1))
+    assert found.covariance[0, 0] == pytest.approx(1 / (1 / 4 + 1))
+
+
+def test_variances_are_found_from_readings_that_show_them() -> None:
+    # 40 groups of 5: between groups 3, within 1.
+    random = np.random.default_rng(1)
+    group = np.repeat(np.arange(40), 5)
+    readings = 3 * random.standard_normal(40)[group] + random.standard_normal(200)
+    model = MixedModel(
+        readings=readings,
+        design=np.eye(40)[group],
+        prior_mean=np.zeros(40),
+        prior=[VarianceComponent(covariance=np.eye(40), guess=1.0, spread=2.0)],
+        noise=[VarianceComponent(covariance=np.eye(200), guess=3.0, spread=2.0)],
+    )
+    scales = model.scales()
+    assert scales.prior[0] == pytest.approx(3, rel=0.25)
+    assert scales.noise[0] == pytest.approx(1, rel=0.15)
+
+
+def test_a_component_without_spread_keeps_its_guess() -> None:
+    model = MixedModel(
+        readings=np.array([5.0, -4.0]),
+        design=np.eye(2),
+        prior_mean=np.zeros(2),
+        prior=[VarianceComponent(covariance=np.eye(2), guess=0.5, spread=0.0)],
+        noise=[VarianceComponent(covariance=np.eye(2), guess=0.1, spread=1.0)],
+    )
+    scales = model.scales()
+    assert scales.prior[0] == pytest.approx(0.5)
+    assert scales.noise[0] > 0.5

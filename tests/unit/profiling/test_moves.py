@@ -66,28 +66,23 @@ def test_the_same_observations_give_the_same_move_after_a_restart() -> None:
     assert move.plan == versions[2].plan
 
 
-def test_it_walks_down_from_the_highest_clocks_a_few_levels_a_version() -> None:
+def test_it_walks_down_from_the_highest_clocks_with_one_kind_of_a_stage_slowed_in_a_step() -> None:
+    versions = whole_run().versions
     lowest = [
         min(mhz for row in version.plan.cycle_mhz for stage in row for mhz in stage)
-        for version in whole_run().versions
+        for version in versions
     ]
     assert lowest[0] == 1410
     assert lowest[0] > lowest[1] > lowest[2]
     assert lowest[1] > 1100
-
-
-def test_forward_and_backward_of_a_stage_are_slowed_in_different_steps() -> None:
-    plan = whole_run().versions[1].plan
-    both = 0
-    for row in plan.cycle_mhz:
-        for instructions, clocks_mhz in zip(plan.stages, row, strict=True):
+    for row in versions[1].plan.cycle_mhz:
+        for instructions, clocks_mhz in zip(versions[1].plan.stages, row, strict=True):
             slowed = {
                 instruction.kind
                 for instruction, mhz in zip(instructions, clocks_mhz, strict=True)
                 if mhz < 1410
             }
-            both += len(slowed) == 2
-    assert both == 0
+            assert len(slowed) < 2
 
 
 def test_the_profile_has_probed_and_interpolated_points_with_errors() -> None:
@@ -197,11 +192,8 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
 
     plateau = changed_points(TRUTH.profile, on_plateau)
     run = profile_online(SETUP, replace(TRUTH, profile=plateau), seed=1)
-    for stage in range(2):
-        of_stage = {
-            mhz for each in run.versions for row in each.plan.cycle_mhz for mhz in row[stage]
-        }
-        assert min(of_stage) < 1000
+    rows = [row for each in run.versions for row in each.plan.cycle_mhz]
+    assert all(min(mhz for row in rows for mhz in row[stage]) < 1000 for stage in range(2))
 
 
 @pytest.mark.parametrize(
@@ -212,7 +204,6 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
         ({"clocks_mhz": ((1410, 1200), (1410,))}, "clocks_mhz"),
         ({"num_ranks": (1, 0)}, "num_ranks"),
         ({"slowdown_cap": 0.0}, "slowdown_cap"),
-        ({"slowdown_cap": float("nan")}, "slowdown_cap"),
         ({"blocking_power_w": (70.0, -1.0)}, "blocking_power_w"),
         ({"max_steps": 0}, "max_steps"),
     ],

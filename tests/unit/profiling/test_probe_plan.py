@@ -33,17 +33,13 @@ PLAN = ProbePlan(
 )
 
 
-def test_a_document_is_read_as_the_plan_that_wrote_it() -> None:
+def test_a_document_has_each_distinct_row_of_a_stage_once_and_is_read_as_its_plan() -> None:
     document = json.loads(json.dumps(probe_document(PLAN)))
     assert document["policy"] == "probe"
     assert is_probe(document)
-    assert probe_from_document(document) == PLAN
-
-
-def test_each_distinct_row_of_a_stage_is_written_once() -> None:
-    document = probe_document(PLAN)
     assert document["rows_mhz"][0] == [[1410, 1410, 1410], [1410, 1200, 1410]]
     assert document["cycle"] == [[0, 0], [1, 1], [0, 1]]
+    assert probe_from_document(document) == PLAN
 
 
 @pytest.mark.parametrize(
@@ -66,9 +62,7 @@ def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: st
         (("schedule",), 1, "schedule"),
         (("num_microbatches",), True, "num_microbatches"),
         (("iteration_time_s",), 0, "iteration_time_s"),
-        (("iteration_time_s",), float("inf"), "iteration_time_s"),
         (("stages", 0, 1), ["forward"], r"stages\[0\]\[1\]"),
-        (("stages", 0, 1), ["sideways", 0], r"stages\[0\]\[1\]"),
         (("stages", 0), "forward", r"stages\[0\]"),
         (("rows_mhz", 1, 0), [1410, -1], r"rows_mhz\[1\]\[0\]"),
         (("cycle", 1), [0], r"cycle\[1\]"),

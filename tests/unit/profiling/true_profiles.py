@@ -9,7 +9,8 @@ from tests.unit.profiling.emulated_training import Truth
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
@@ -152,7 +153,7 @@ def plan_excess_percent(
     model = build_model(truth.profile, truth.schedule, truth.blocking_power_w)
     slowed = slowed_model(model, slowdowns, share=1.0)
     found_j, best_j = (
-        simulate(slowed, _assignment(slowed, plan)).energy_j for plan in (found, best)
+        simulate(slowed, model_of_plan(truth.profile, plan)[1]).energy_j for plan in (found, best)
     )
     return 100 * (found_j / best_j - 1)
 
@@ -173,11 +174,3 @@ def _plan(
     plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     assert isinstance(plan, FrequencyPlan)
     return plan
-
-
-def _assignment(model: PipelineModel, plan: FrequencyPlan) -> list[int]:
-    clocks_mhz = [step.frequency_mhz for stage in plan.stages for step in stage]
-    return [
-        [point.frequency_mhz for point in points].index(mhz)
-        for points, mhz in zip(model.points, clocks_mhz, strict=True)
-    ]
