@@ -126,6 +126,49 @@ def test_a_budget_that_one_clock_for_all_meets_is_met_sooner() -> None:
         assert plan.lower_bound_j <= plan.energy_j
 
 
+def test_the_least_power_is_granted_and_below_it_refused() -> None:
+    request = example_request(12)
+    with pytest.raises(TargetUnreachableError) as refused:
+        planned(request, 1400.0)
+    found = re.search(r"the least is ([\d.]+) W", refused.value.message)
+    assert found
+    plan = planned(request, float(found.group(1)))
+    assert plan.energy_j / plan.iteration_time_s == pytest.approx(1412.0, abs=0.1)
+    assert plan.iteration_time_s == pytest.approx(4.327, abs=1e-3)
+
+
+def test_a_larger_budget_is_faster_and_nearly_as_fast_as_any_plan_can_be() -> None:
+    request = example_request(8)
+    solver = DeadlineSolver(model_of_request(request))
+    budgets_w = [1450.0, 1550.0, 1780.0]
+    times_s = [planned(request, budget_w).iteration_time_s for budget_w in budgets_w]
+    assert times_s == sorted(set(times_s), reverse=True)
+    for budget_w, time_s in list(zip(budgets_w, times_s, strict=True))[1:]:
+        # Of a plan a hundredth faster the bound itself is over the budget.
+        faster_s = 0.99 * time_s
+        assert solver.relax(faster_s).lower_bound_j / faster_s > budget_w
+
+
+def test_a_larger_power_budget_never_makes_a_plan_slower() -> None:
+    """Few clocks and microbatches: plans change in large steps."""
+    profile = load_example_profile().select_stages((0, 1, 2, 3))
+    few_clocks = replace(
+        profile,
+        points={
+            key: tuple(point for point in points if point.frequency_mhz in {1410, 1110, 855})
+            for key, points in profile.points.items()
+        },
+    )
+    request = request_of(few_clocks, 4, blocking_power_w=(83.64,), effort=Effort.LOW)
+    budgets_w = (840, 900, 950)
+    plans = [make_plan(request.with_options(target=f"power:{w}")).plan for w in budgets_w]
+    times_s = [plan.iteration_time_s for plan in plans]
+    assert times_s == sorted(times_s, reverse=True)
+    assert times_s[0] == pytest.approx(1.1744, abs=1e-3)
+    for plan in plans:
+        assert plan.energy_j / plan.iteration_time_s <= float(plan.target.removeprefix("power:"))
+
+
 def test_with_a_reserve_the_bound_holds_and_the_budget_too() -> None:
     plan = planned(example_request(12).with_options(reserve=0.02), 1500.0)
     assert plan.energy_j / plan.iteration_time_s <= 1500.0
