@@ -107,7 +107,7 @@ def test_nine_of_ten_points_are_within_two_standard_errors() -> None:
 
 def test_chunks_are_profiled_one_by_one() -> None:
     """Interleaved 1F1B, two fifths of each stage being its first chunk."""
-    whole = a100_truth(12, stages=(0, 7)).profile
+    whole = a100_truth(24, stages=(0, 1, 6, 7)).profile
 
     def part(share: float) -> StageProfile:
         return changed_points(
@@ -118,7 +118,7 @@ def test_chunks_are_profiled_one_by_one() -> None:
         )
 
     chunked = replace(whole, chunks=(part(0.4), part(0.6)))
-    truth = truth_of(chunked, 12, 83.64, schedule="interleaved-1f1b")
+    truth = truth_of(chunked, 24, 83.64, schedule="interleaved-1f1b")
     result = found(truth, seed=4)
     assert found_errors(truth, result).energy_percent <= 3
     profile = result.profile(setup_of(truth))
