@@ -182,6 +182,7 @@ def json_row(**changes: object) -> dict[str, object]:
         ([json_row(), 3], "row 2: must be an object with the keys stage,instruction,"),
         ([json_row(energy=True)], "row 1: energy must be a finite number, not True"),
         ([json_row(time=float("nan"))], "row 1: time must be a finite positive number, not nan"),
+        ([json_row(time=10**5000)], "row 1: time must be a finite positive number, not a number"),
         ([json_row(time=10**400)], "row 1: time must be a finite positive number, not 1000000"),
         ([json_row(instruction=7)], "row 1: unknown instruction 7; known: backward, "),
         ([json_row(), {"stage": 0}], "row 2: instruction is missing"),
