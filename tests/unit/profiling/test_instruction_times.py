@@ -8,10 +8,10 @@ import pytest
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.profiling.instruction_times import StageTimes, estimate_times
 from flyball_server.profiling.mixed_model import (
+    FittedModel,
     MixedModel,
     Posterior,
     VarianceComponent,
-    conditioned,
 )
 from flyball_server.profiling.observations import InstructionClass, InstructionTimes, StageStep
 from flyball_server.profiling.stage_points import StagePoints, StepTable
@@ -88,12 +88,13 @@ def test_where_whole_steps_scatter_more_instructions_of_a_step_tell_no_more() ->
 
 def test_one_reading_and_one_unknown_give_the_textbook_mean() -> None:
     # Prior 10 +- 2, one reading 13 +- 1: the weights are 1/4 and 1.
-    found = conditioned(
-        np.array([13.0]),
-        np.eye(1),
-        np.array([[1.0]]),
-        Posterior(mean=np.array([10.0]), covariance=np.array([[4.0]])),
-    )
+    found = FittedModel(
+        readings=np.array([13.0]),
+        design=np.eye(1),
+        noise=np.array([[1.0]]),
+        prior=Posterior(mean=np.array([10.0]), covariance=np.array([[4.0]])),
+        noise_scales=(1.0,),
+    ).posterior()
     assert found.mean[0] == pytest.approx((10 / 4 + 13) / (1 / 4 + 1))
     assert found.covariance[0, 0] == pytest.approx(1 / (1 / 4 + 1))
 
@@ -110,9 +111,9 @@ def test_variances_are_found_from_readings_that_show_them() -> None:
         prior=[VarianceComponent(covariance=np.eye(40), guess=1.0, spread=2.0)],
         noise=[VarianceComponent(covariance=np.eye(200), guess=3.0, spread=2.0)],
     )
-    scales = model.scales()
-    assert scales.prior[0] == pytest.approx(3, rel=0.25)
-    assert scales.noise[0] == pytest.approx(1, rel=0.15)
+    fitted = model.fitted()
+    assert fitted.prior.covariance[0, 0] == pytest.approx(3**2, rel=0.5)
+    assert fitted.noise_scales[0] == pytest.approx(1, rel=0.15)
 
 
 def test_a_component_without_spread_keeps_its_guess() -> None:
@@ -123,6 +124,6 @@ def test_a_component_without_spread_keeps_its_guess() -> None:
         prior=[VarianceComponent(covariance=np.eye(2), guess=0.5, spread=0.0)],
         noise=[VarianceComponent(covariance=np.eye(2), guess=0.1, spread=1.0)],
     )
-    scales = model.scales()
-    assert scales.prior[0] == pytest.approx(0.5)
-    assert scales.noise[0] > 0.5
+    fitted = model.fitted()
+    assert fitted.prior.covariance[0, 0] == pytest.approx(0.5**2)
+    assert fitted.noise_scales[0] > 0.5
