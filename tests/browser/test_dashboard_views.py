@@ -160,7 +160,7 @@ def test_figures_are_explained_where_they_stand(job_page: Page) -> None:
     expect(rows).to_have_count(8)
     expect(rows.first).to_have_text("9v10.900\u202fs300.0\u202fJ333.3\u202fW\u2013")
     Dashboard(job_page, "").wait_for_pictures()
-    assert_fits(job_page, 390, 360)
+    assert_fits(job_page, 390, 360, 320)
 
 
 # A chart's title, and how the first and the second line of its CSV begin.
