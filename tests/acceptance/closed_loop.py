@@ -218,7 +218,7 @@ class BackgroundTraining:
         """Wait until all ranks run this version."""
         wait_until(lambda: self.versions() == {version})
 
-    def go_on(self, num_steps: int = 20) -> None:
+    def go_on(self, num_steps: int = 8) -> None:
         """Wait until the ranks have trained so many steps more."""
         wanted = len(self.training.steps) + num_steps
         wait_until(lambda: len(self.training.steps) >= wanted or not self._thread.is_alive())
