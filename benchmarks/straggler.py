@@ -19,8 +19,8 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_client.api.planner_client import PlannerClient
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_server.planning.data_parallel import simulate_jointly
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.model.data_parallel import simulate_jointly
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.cli.order_files import read_order
+from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.targets import TARGET_FORMS
-from flyball_server.planning.model.data_parallel import DataParallelRequest, separate_pipelines
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.request_options import (

@@ -18,6 +18,12 @@ from flyball_server.cli.plots.clock_colors import (
 )
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    SolvedDataParallelPlan,
+    make_data_parallel_plan,
+    simulate_jointly,
+)
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.documents.plan_text import (
     iteration_delays,
@@ -27,12 +33,6 @@ from flyball_server.planning.documents.plan_text import (
 )
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
-from flyball_server.planning.model.data_parallel import (
-    DataParallelRequest,
-    SolvedDataParallelPlan,
-    make_data_parallel_plan,
-    simulate_jointly,
-)
 from flyball_server.planning.model.simulator import (
     above_waiting_j,
     iteration_energy_j,

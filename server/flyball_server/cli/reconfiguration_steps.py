@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from flyball_server.cli import pipeline_arguments
+from flyball_server.planning.data_parallel import DataParallelRequest
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.data_parallel import DataParallelRequest
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import PlanRequest, choose_clocks, model_of_request
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES

@@ -10,6 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    choose_jointly,
+    join_pipelines,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import noise_reserve
 from flyball_server.planning.frontier.relaxation import (
@@ -18,11 +23,6 @@ from flyball_server.planning.frontier.relaxation import (
     sandwich_error_j,
 )
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
-from flyball_server.planning.model.data_parallel import (
-    DataParallelRequest,
-    choose_jointly,
-    join_pipelines,
-)
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy

@@ -18,14 +18,7 @@ from flyball_profiles.stage_profile_csv import (
     parse_stage_profile,
     write_stage_profile,
 )
-from flyball_server.planning.documents.plan_document import (
-    data_parallel_document,
-    data_parallel_plan_from_document,
-)
-from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.data_parallel import (
+from flyball_server.planning.data_parallel import (
     DataParallelRequest,
     join_pipelines,
     make_data_parallel_plan,
@@ -33,6 +26,13 @@ from flyball_server.planning.model.data_parallel import (
     simulate_jointly,
     split_assignment,
 )
+from flyball_server.planning.documents.plan_document import (
+    data_parallel_document,
+    data_parallel_plan_from_document,
+)
+from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy

@@ -30,6 +30,10 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    make_data_parallel_plan,
+)
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
@@ -40,10 +44,6 @@ from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model import early_requests as early_requests_module
 from flyball_server.planning.model.clocked_instructions import ClockRequest
-from flyball_server.planning.model.data_parallel import (
-    DataParallelRequest,
-    make_data_parallel_plan,
-)
 from flyball_server.planning.model.early_requests import (
     MAX_LONGER,
     EarlyRequestBatch,

@@ -26,6 +26,12 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.data_parallel import (
+    DataParallelRequest,
+    join_pipelines,
+    make_data_parallel_plan,
+    simulate_jointly,
+)
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.curves import model_curves
@@ -35,12 +41,6 @@ from flyball_server.planning.frontier.interior_point import InteriorPointRelaxat
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
-from flyball_server.planning.model.data_parallel import (
-    DataParallelRequest,
-    join_pipelines,
-    make_data_parallel_plan,
-    simulate_jointly,
-)
 from flyball_server.planning.model.finish_times import earliest_finishes_s
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.data_parallel import separate_pipelines
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.data_parallel import separate_pipelines
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan, with_named_schedule

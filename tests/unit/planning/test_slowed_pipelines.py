@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.replanning.slowed_plan import request_digest
+from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
     data_parallel_plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
-from flyball_server.planning.model.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES

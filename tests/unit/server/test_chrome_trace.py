@@ -17,6 +17,7 @@ import pytest
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.cli.export import trace_document
+from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.documents.predicted_timeline import (
     PredictedTimeline,
     predicted_timeline,
@@ -25,7 +26,6 @@ from flyball_server.planning.documents.recorded_plan import (
     model_of_plan,
     models_of_data_parallel_plan,
 )
-from flyball_server.planning.model.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import PlanOptions, Policy
 

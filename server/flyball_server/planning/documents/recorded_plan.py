@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.dag import NONE, nodes_in_order
-from flyball_server.planning.model.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import (
     DataParallelPlan,

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
+from flyball_server.planning.data_parallel import plan_models
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.data_parallel import plan_models
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import (

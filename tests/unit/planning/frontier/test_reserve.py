@@ -29,6 +29,7 @@ from tests.unit.planning.tiny_pipelines import (
 
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.planning.data_parallel import join_pipelines
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.plan_text import reserve_lines
 from flyball_server.planning.documents.recorded_plan import model_of_plan
@@ -36,7 +37,6 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import IterationNoise
 from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.data_parallel import join_pipelines
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import time_and_energy
