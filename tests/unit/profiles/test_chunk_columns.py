@@ -164,6 +164,13 @@ def test_pipelines_whose_chunks_differ_in_their_instructions_are_refused() -> No
         parse_pipeline_profiles(text)
 
 
+def test_pipelines_of_different_chunks_are_refused() -> None:
+    text = HEADER.replace("\n", ",dp_rank\n") + rows("0", 1.0, after=",0")
+    text += rows("0", 1.0, after=",1") + rows("1", 1.0, after=",1")
+    with pytest.raises(ProfileError, match="measured with the same number of chunks"):
+        parse_pipeline_profiles(text)
+
+
 def test_json_rows_may_name_chunks_like_csv_rows() -> None:
     header, *lines = (HEADER + rows("", 1.4) + rows("0", 1.0) + rows("1", 0.5)).splitlines()
     csv_rows = [dict(zip(header.split(","), line.split(","), strict=True)) for line in lines]

@@ -261,7 +261,9 @@ def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
         load_gpu_window("a40", folder=tmp_path)
 
 
-def test_more_clocks_than_any_gpu_has_are_refused() -> None:
+def test_more_clocks_than_any_gpu_has_and_half_a_call_are_refused() -> None:
+    with pytest.raises(TransitionsError, match=r"^give call_p50_s and call_p95_s together, or"):
+        replace(OWN_TIMES, call_p95_s=None)
     with pytest.raises(TransitionsError, match="at most 1000 clocks, not 1001"):
         replace(OWN_TIMES, waiting_powers=tuple((mhz, 1.0) for mhz in range(1, 1002)))
 
