@@ -215,6 +215,10 @@ def test_the_services_of_compose_fit_together() -> None:
     # The database is reached by the planners alone.
     assert [n for n in services if "database" in services[n]["networks"]] == [*planners, "postgres"]
     assert "ports" not in services["planner-1"]
+    for name in ("prometheus", "grafana"):  # for this machine alone, without rights
+        assert {port.split(":")[0] for port in services[name]["ports"]} == {"127.0.0.1"}
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
     for name in planners:
         # libpq's variable: a password with any character will do.
         assert services[name]["environment"]["PGPASSWORD"] == SECRETS["POSTGRES_PASSWORD"]

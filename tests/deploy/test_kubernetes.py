@@ -61,6 +61,11 @@ def test_the_service_monitor_is_one_and_finds_the_planners() -> None:
     service = resource("Service", "flyball-planner")
     assert spec["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     (config,) = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"]
+    (endpoint,) = spec["endpoints"]
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["path"] == routes.METRICS
+    credentials = endpoint["authorization"]["credentials"]
+    assert credentials["key"] in resource("Secret", credentials["name"])["stringData"]
     # The name that the dashboard and the alerts ask for.
     assert service["metadata"]["labels"][spec["jobLabel"]] == config["job_name"]
 
@@ -117,9 +122,20 @@ def test_the_planners_pod_is_what_the_image_was_made_for_and_is_found() -> None:
     assert service["selector"] == labels
     for kind in ("Deployment", "PodDisruptionBudget"):
         assert resource(kind, "flyball-planner")["spec"]["selector"]["matchLabels"] == labels
+    ingress = yaml.safe_load((FOLDER / "ingress/ingress.yaml").read_text())
+    (backend,) = ingress["spec"]["rules"][0]["http"]["paths"]
+    assert backend["backend"]["service"]["name"] == "flyball-planner"
     (_, wait_s) = container["lifecycle"]["preStop"]["exec"]["command"]
     # Its calls have 10 s to end.
     assert template["spec"]["terminationGracePeriodSeconds"] > float(wait_s) + 10
+
+
+def test_the_secrets_that_pods_read_are_in_the_example_and_have_no_value_there() -> None:
+    for kind, name in (("Deployment", "flyball-planner"), ("Job", "llama")):
+        for variable in container_of(kind, name)["env"]:
+            source = variable.get("valueFrom", {}).get("secretKeyRef")
+            if source is not None:
+                assert resource("Secret", source["name"])["stringData"][source["key"]] == ""
 
 
 def test_ranks_in_kubernetes_find_the_planner_and_zeusd() -> None:

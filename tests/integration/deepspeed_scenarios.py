@@ -357,7 +357,8 @@ def _four_ranks() -> Iterator[tuple[str, Findings]]:
     variants: dict[str, tuple[list[int], tuple[str, ...], dict[str, Any]]] = {
         "pipeline": ([6, 5, 3, 1], ("eager", "pulled"), {**_FOUR_STAGES}),
         "checkpointing": ([6, 5, 3, 1], ("pulled",), {**_FOUR_STAGES, "checkpointing": True}),
-        "ZeRO-1": ([4, 1], ("eager", "pulled"), {**_TWO_STAGES, "zero_stage": 1}),
+        "ZeRO-0": ([4, 1], ("eager",), {**_TWO_STAGES}),
+        "ZeRO-1": ([4, 1], ("pulled",), {**_TWO_STAGES, "zero_stage": 1}),
     }
     if not _can_checkpoint_activations():
         del variants["checkpointing"]

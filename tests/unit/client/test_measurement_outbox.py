@@ -153,6 +153,15 @@ def test_a_batch_that_the_planner_refuses_is_dropped_and_logged(
     assert dropped == levels
 
 
+def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
+    inbox = Inbox()
+    outbox = make_outbox(inbox, capacity=3)
+    put(outbox, range(10))
+    assert outbox.num_dropped == 7
+    post_all(outbox)
+    assert inbox.batches == [[7, 8, 9]]
+
+
 def test_steps_that_tell_much_are_posted_in_smaller_batches_and_none_is_divided() -> None:
     inbox = Inbox()
     outbox = make_outbox(inbox, max_details=100, max_details_per_post=10)

@@ -54,6 +54,12 @@ def test_a_single_process_is_a_job_of_one_rank_whose_failed_step_is_not_measured
     assert torch.equal(copied.weight, model.weight)
 
 
+def test_an_attached_model_can_be_pickled(model: nn.Module) -> None:
+    attach(model, job_id="job")
+    copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
+    assert torch.equal(copied.weight, model.weight)
+
+
 def test_without_an_attachment_a_step_is_left_alone(
     model: nn.Module, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -131,6 +131,16 @@ def test_removing_restores_the_classes_own_attributes() -> None:
     assert engine.log == ["run other than 1f1b", "run 1f1b"]
 
 
+def test_removing_restores_a_map_that_another_program_has_set_on_the_engine() -> None:
+    engine = Engine()
+    theirs = {**Engine._INSTRUCTION_MAP}
+    vars(engine)["_INSTRUCTION_MAP"] = theirs
+    patch = EnginePatch(engine, HookLog(), synchronize=print, around_step=nullcontext)
+    assert engine._INSTRUCTION_MAP is not theirs
+    patch.remove()
+    assert engine._INSTRUCTION_MAP is theirs
+
+
 def test_wrappers_stand_between_deepspeed_and_the_hooks_the_first_innermost() -> None:
     def wrapper(name: str) -> InstructionWrapper:
         def wrap(instructions: dict[type, Any]) -> dict[type, Any]:

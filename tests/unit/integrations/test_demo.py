@@ -178,6 +178,10 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert missing_prerequisites() == [
         "rich (of the extra 'demo': pip install '.[demo]' in a clone of Flyball)"
     ]
+    parser = argparse.ArgumentParser()
+    command.COMMAND.configure(parser)
+    with pytest.raises(CommandError, match=r"^missing: rich \(of the extra"):
+        command.COMMAND.run(parser.parse_args([]))
 
 
 def test_variables_of_another_planner_or_launcher_are_not_passed_on() -> None:

@@ -90,6 +90,8 @@ def test_a_job_name_that_would_not_survive_a_path_is_refused() -> None:
         (step_record(), {"time_s": float("inf")}),
         (step_record(), {"energy_j": float("nan")}),
         (step_record(), {"energy_j": 1e308}),
+        (step_record(), {"sm_clock_mhz": -1.0}),
+        (step_record(), {"sm_clock_mhz": 100_001.0}),
         (step_record(), {"num_unplanned": -1}),
         (step_record(), {"num_overruns": -1}),
         # What an instruction cannot have taken.

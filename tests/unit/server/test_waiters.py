@@ -81,6 +81,17 @@ async def test_a_change_of_another_job_wakes_nobody_and_a_wake_without_news_wait
     assert await poll == "late"
 
 
+async def test_notifying_all_wakes_every_job(waiters: JobWaiters, value: Value) -> None:
+    polls = [
+        asyncio.create_task(waiters.until(job_id, value.probe, wait_s=LONG_S))
+        for job_id in ("job", "other")
+    ]
+    await waiting(waiters, 2)
+    value.value = "new"
+    waiters.notify_all()
+    assert await asyncio.gather(*polls) == ["new"] * 2
+
+
 async def test_a_change_during_the_probe_is_seen(waiters: JobWaiters, value: Value) -> None:
     async def probe() -> str | None:
         seen = await value.probe()
