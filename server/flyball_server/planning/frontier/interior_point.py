@@ -8,6 +8,7 @@ is one sparse Laplacian system over the events. General codes do not see this st
 
 from __future__ import annotations
 
+import bisect
 from typing import NamedTuple
 
 import numpy as np
@@ -30,6 +31,11 @@ from flyball_server.planning.model.finish_times import FloatArray
 # pyright: reportMissingTypeStubs=false
 
 MAX_STEPS = 80
+MAX_WARM_STEPS = 40  # a mixed start takes 8 to 20; beyond, a cold start is faster
+# Complementarity, as a share of the energy: of iterates that are kept for mixing, and of mixes
+# that are worth beginning from.
+KEPT_BELOW, MIXED_BELOW = 3e-3, 3e-2
+MAX_KEPT = 24  # an iterate of 64 stages x 256 microbatches is about 15 MB
 RELATIVE_GAP = 2e-5
 RELATIVE_INFEASIBILITY = 1e-7
 TO_THE_BOUNDARY = 0.99
@@ -115,8 +121,41 @@ class Iterate(NamedTuple):
         return 1 / float(max(shrunk)), 1 / float(max(fallen))
 
 
+class KeptIterates:
+    """Iterates by deadline, spread over all that were solved."""
+
+    def __init__(self) -> None:
+        self._deadlines_s: list[float] = []
+        self._iterates: list[Iterate] = []
+
+    def add(self, deadline_s: float, iterate: Iterate) -> None:
+        """Keep it; where there are too many, the one that its neighbours best make up for goes."""
+        place = bisect.bisect_left(self._deadlines_s, deadline_s)
+        self._deadlines_s.insert(place, deadline_s)
+        self._iterates.insert(place, iterate)
+        if len(self._deadlines_s) > MAX_KEPT:
+            times_s = self._deadlines_s
+            spare = min(
+                range(1, len(times_s) - 1),
+                key=lambda index: times_s[index + 1] - times_s[index - 1],
+            )
+            del self._deadlines_s[spare], self._iterates[spare]
+
+    def mixed(self, deadline_s: float) -> Iterate | None:
+        """A mix of the two nearest on both sides; None where there is none on one."""
+        place = bisect.bisect_left(self._deadlines_s, deadline_s)
+        if not 0 < place < len(self._deadlines_s):
+            return None
+        before_s, after_s = self._deadlines_s[place - 1 : place + 1]
+        share = (deadline_s - before_s) / (after_s - before_s)
+        before, after = self._iterates[place - 1 : place + 1]
+        return Iterate(
+            *((1 - share) * left + share * right for left, right in zip(before, after, strict=True))
+        )
+
+
 class InteriorPointRelaxation:
-    """Interior point of one network, for one deadline after another."""
+    """See the module; a deadline between two solved ones is begun from a mix (`warm_start`)."""
 
     def __init__(self, network: EventNetwork) -> None:
         self._network = network
@@ -125,23 +164,39 @@ class InteriorPointRelaxation:
         self._order = _elimination_order(incidence)
         self._incidence = incidence[:, self._order]
         self._reaches_deadline = (network.head == DEADLINE).astype(float)
+        self._kept = KeptIterates()
 
     def solve(self, deadline_s: float) -> RelaxedOptimum:
         """See `Relaxation`."""
-        network, point = self._network, self._start(deadline_s)
-        for _ in range(MAX_STEPS):
+        mixed = self._kept.mixed(deadline_s)
+        if mixed is not None and self._is_below(MIXED_BELOW, mixed, deadline_s):
+            found, is_near = self._iterated(mixed, deadline_s, MAX_WARM_STEPS)
+            if is_near:
+                return found
+        found, _ = self._iterated(self._start(deadline_s), deadline_s, MAX_STEPS)
+        return found  # the bound holds at any point; it may be weaker than asked for
+
+    def _iterated(
+        self, point: Iterate, deadline_s: float, max_steps: int
+    ) -> tuple[RelaxedOptimum, bool]:
+        """Return the optimum after at most this many steps, and whether it has converged."""
+        to_keep: Iterate | None = None
+        for _ in range(max_steps):
             cancellation_point()
             point = self._next(point, self._window_error_s(point, deadline_s))
+            if to_keep is None and self._is_below(KEPT_BELOW, point, deadline_s):
+                to_keep = point
             window_error_s = self._window_error_s(point, deadline_s)
             if np.abs(window_error_s).max() < RELATIVE_INFEASIBILITY * deadline_s:
                 found = self._found(point, deadline_s)
                 bound_j = found.lower_bound_j
-                if network.exact is not None:  # by which the point's energy is not counted
-                    bound_j, _ = certified_bound(network, point.flow_w, deadline_s)
+                if self._network.exact is not None:  # by which the point's energy is not counted
+                    bound_j, _ = certified_bound(self._network, point.flow_w, deadline_s)
                 gap_j = self._energy_j(point, deadline_s) - bound_j
                 if gap_j < RELATIVE_GAP * abs(bound_j):
-                    return found
-        return self._found(point, deadline_s)  # its bound holds; it may be weaker than asked for
+                    self._kept.add(deadline_s, to_keep or point)
+                    return found, True
+        return self._found(point, deadline_s), False
 
     def _start(self, deadline_s: float) -> Iterate:
         """In the middle of everything; all prices half the mean gain of a slower clock."""
@@ -172,6 +227,10 @@ class InteriorPointRelaxation:
         bought_s = self._parts.sum_per_arc(point.part_s)
         error_s: FloatArray = window_s - self._network.min_window_s - bought_s
         return error_s
+
+    def _is_below(self, share: float, point: Iterate, deadline_s: float) -> bool:
+        energy_j = self._energy_j(point, deadline_s)
+        return point.complementarity_j(self._parts) < share * abs(energy_j)
 
     def _next(self, point: Iterate, window_error_s: FloatArray) -> Iterate:
         """One predictor step, which sets the centring, and one corrected step."""
