@@ -124,6 +124,22 @@ def test_changes_with_too_little_before_them_are_counted(up_ms: float, num_unbou
     assert batch.num_unbounded(np.array([CLOCKS, [0] * 6])).tolist() == [num_unbounded, 0]
 
 
+def test_a_slower_higher_clock_counts_only_where_the_plan_sets_it() -> None:
+    stage = {
+        F: [(1410, 1.6, 110.0), (1400, 1.0, 100.0), (1000, 1.5, 90.0)],
+        B: [(1410, 3.2, 220.0), (1400, 2.0, 200.0), (1000, 3.0, 180.0)],
+    }
+    transitions = delays((0.1, 0.15, 0.2), (0.05, 0.1, 0.3))
+    batch = EarlyRequestBatch(
+        replace(model_of(profile_of([stage]), 3, "gpipe"), transitions=transitions)
+    )
+    unset, is_set = [2, 2, 1, 1, 2, 2], [0, 2, 1, 1, 2, 2]
+    latest_s = batch.latest_s(np.array([unset, is_set]))
+    assert latest_s[0] == pytest.approx(1.5 + 1.5 + 1 + 2 + 3 + 3)
+    assert latest_s[1] > 1.6 + 1.5 + 1 + 2 + 3 + 3
+    assert batch.num_unbounded(np.array([unset])).tolist() == [0]
+
+
 def test_a_clock_that_takes_more_than_twice_as_long_is_not_bounded() -> None:
     stage = {F: [(1400, 1.0, 100.0), (700, 2.01, 90.0)], B: [(1400, 2.0, 200.0)]}
     model = replace(

@@ -82,30 +82,21 @@ class ReplanReconciler(SlottedReconciler):
 
     def __call__(self, services: JobServices, job_id: str) -> float | None:
         """Plan the job if it is unplanned."""
-        if _unplanned_job(services, job_id) is None:
-            return None
+        with services.store.reading() as reader:
+            if not is_unplanned(require_job(reader, job_id)) or not reader.has_profile(job_id):
+                return None
         with services.store.lock(planning_lock(job_id), waits=False) as is_free:
             if not is_free:
                 return SLOT_RETRY_S  # a request plans it
         with self._slots.taken() as is_free:
             if not is_free:
                 return SLOT_RETRY_S
-            job = _unplanned_job(services, job_id)  # a request may have planned it meanwhile
-            if job is None:
-                return None
             try:
-                plan_if_needed(services, job_id, job.changed_input)
+                plan_if_needed(services, job_id, asked_by=None)
             except PlanningFailedError as error:
                 _LOG.warning("job %s: not planned: %s", job_id, error.message)
                 services.notify_pollers(job_id)
         return None
-
-
-def _unplanned_job(services: JobServices, job_id: str) -> JobRecord | None:
-    """Return the job if it has a profile and a change that has not been planned."""
-    with services.store.reading() as reader:
-        job = require_job(reader, job_id)
-        return job if is_unplanned(job) and reader.has_profile(job_id) else None
 
 
 def is_unplanned(job: JobRecord) -> bool:

@@ -211,7 +211,7 @@ def observed_solve(services: JobServices, policy: str) -> Generator[None]:
 _LOG = logging.getLogger(__name__)
 
 
-def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary:
+def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput | None) -> JobSummary:
     """Plan the job from its current inputs, unless its newest plan was made from them.
 
     Inputs that change during a solve stop it and are planned next, so the result is never older
@@ -221,7 +221,8 @@ def plan_if_needed(services: JobServices, job_id: str, asked_by: JobInput) -> Jo
         services: services of the use cases.
         job_id: ID of an existing job.
         asked_by: input that the caller has stored. A failure is reported to the caller that stored
-            the input changed last, not to a rank that repeats an older one.
+            the input changed last, not to a rank that repeats an older one. None: the caller has
+            stored none, and a change whose planning has failed is not tried again.
 
     Raises:
         PlanningFailedError: the planner refused; the job stores the problem.
@@ -240,14 +241,15 @@ def is_planned(summary: JobSummary) -> bool:
     return summary.job.planned_revision == summary.job.inputs_revision
 
 
-def _plan_once(services: JobServices, job_id: str, asked_by: JobInput) -> JobSummary | None:
+def _plan_once(services: JobServices, job_id: str, asked_by: JobInput | None) -> JobSummary | None:
     """Try to plan once; None if the inputs have changed meanwhile."""
     with services.store.reading() as reader:
         snapshot = read_snapshot(reader, job_id)
         job, profile = snapshot.job, snapshot.profile
         is_current = job.planned_revision == job.inputs_revision
-        is_others = job.state == JobState.PLANNING_FAILED and job.changed_input is not asked_by
-        if profile is None or is_current or is_others:
+        is_told = job.problem is not None if asked_by is None else job.changed_input is not asked_by
+        has_failed = job.state == JobState.PLANNING_FAILED and is_told
+        if profile is None or is_current or has_failed:
             return summarise(reader, job)
     started_s = time.perf_counter()
     loop_state = snapshot.loop_state

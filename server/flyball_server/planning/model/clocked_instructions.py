@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.dag import DependencyDag, nodes_in_order, step_dag
@@ -109,7 +109,7 @@ def clocked_instructions(
         for stage, of_group in stage_and_points
     ]
     nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
-    of_step = step_dag(schedule) if schedule.is_periodic else dag
+    of_step = replace(step_dag(schedule), tail_s=dag.tail_s) if schedule.is_periodic else dag
     numbered = list(enumerate(of_step.stage))
     last = {stage: instruction for instruction, stage in numbered}
     first = {stage: instruction for instruction, stage in reversed(numbered)}

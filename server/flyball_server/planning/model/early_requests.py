@@ -19,6 +19,7 @@ bounds the iteration, which may become longer by no more than MAX_LONGER.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,14 +93,14 @@ class EarlyRequestBatch(PlanBatch):
             for of_group in times_s
         )
         self._is_rising = all(list(of_group) == sorted(of_group) for of_group in times_s)
-        # By the index of `times_s` of the rows: the longest time at that clock or a higher one,
-        # and the shortest at that clock or a lower one.
-        self._longest_s, self._shortest_s = (
-            np.concatenate([np.maximum.accumulate(of_group) for of_group in times_s]),
-            np.concatenate([np.minimum.accumulate(of_group[::-1])[::-1] for of_group in times_s]),
-        )
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
+
+    @cached_property
+    def _ranges(self) -> _TimeRanges:
+        """Return the ranges; few profiles need them, and of many clocks they are large."""
+        clocked = self._rows.clocked
+        return _TimeRanges(clocked.times_s, np.array(clocked.group))
 
     def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
         """Return iterations at the median delays, and their times, which bound them, s."""
@@ -160,7 +161,8 @@ class EarlyRequestBatch(PlanBatch):
         # Delays that vary by more than an instruction's time reach beyond its neighbours.
         most_s = down_s.max(axis=0) + up_s
         higher_s = np.where(own_s.min(axis=0) <= most_s, most_s, higher_s)
-        slowest_s: FloatArray = self._longest_s[rows.table + clocks]
+        highest = np.minimum.reduceat(clocks[rows.row_of], self._firsts)[rows.stage]
+        _, slowest_s = self._ranges.of(rows.row_of, highest, clocks)
         more_s: FloatArray = np.minimum(higher_s, slowest_s) * (1 - own_s / slowest_s)
         next_s = rows.times_s[rows.table + next_clocks]
         more_s *= np.maximum(next_s / own_s, 1.0)
@@ -193,8 +195,7 @@ class EarlyRequestBatch(PlanBatch):
         if self._has_large_ratios:
             lowest = np.maximum.reduceat(in_order, self._firsts)[rows.stage]
             highest = np.minimum.reduceat(in_order, self._firsts)[rows.stage]
-            shortest_s = self._shortest_s[rows.table + highest]
-            longest_s = self._longest_s[rows.table + lowest]
+            shortest_s, longest_s = self._ranges.of(rows.row_of, highest, lowest)
             num += (longest_s > MAX_TIME_RATIO * (1 + _TOLERANCE) * shortest_s).sum(axis=0)
         return num
 
@@ -251,3 +252,44 @@ class EarlyRequestBatch(PlanBatch):
         more_j = busy_j[here] - busy_j[rows.table + clocks]
         total_j += np.where(is_down, share * more_j, 0.0).sum(axis=0)
         return total_j + waiting_j
+
+
+class _TimeRanges:
+    """Shortest and longest time of each instruction at any clock from a higher to a lower one.
+
+    Args:
+        times_s: per group and clock, time in s.
+        group: per instruction, its group.
+    """
+
+    def __init__(self, times_s: Sequence[Sequence[float]], group: IndexArray) -> None:
+        self._num_clocks = np.array([len(of_group) for of_group in times_s])[group]
+        firsts = np.cumsum([0, *(len(of_group) ** 2 for of_group in times_s[:-1])])
+        self._first = firsts[group]
+        self._shortest_s, self._longest_s = (
+            np.concatenate([_extremes_s(of_group, extreme).ravel() for of_group in times_s])
+            for extreme in (np.minimum, np.maximum)
+        )
+
+    def of(
+        self, row_of: IndexArray, highest: IndexArray, lowest: IndexArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return shortest and longest times by rows; shape (num_rows, num_plans).
+
+        Args:
+            row_of: per instruction, its row.
+            highest: per row and plan, the highest clock, a lower index being a higher clock.
+            lowest: per row and plan, the lowest clock.
+        """
+        first, num = np.empty_like(self._first), np.empty_like(self._num_clocks)
+        first[row_of], num[row_of] = self._first, self._num_clocks
+        places = first[:, None] + highest * num[:, None] + lowest
+        return self._shortest_s[places], self._longest_s[places]
+
+
+def _extremes_s(times_s: Sequence[float], extreme: np.ufunc) -> FloatArray:
+    """Return the extreme of the times from one clock to a lower one; above the diagonal only."""
+    extremes_s = np.tile(np.array(times_s), (len(times_s), 1))
+    for clock in range(len(times_s)):
+        extremes_s[clock, clock:] = extreme.accumulate(extremes_s[clock, clock:])
+    return extremes_s

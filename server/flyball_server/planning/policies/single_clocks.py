@@ -260,7 +260,7 @@ class SingleClocks:
         return self._plans(self._best_common(aims), aims)
 
     def _aims(self, targets: Sequence[Target]) -> _Aims:
-        is_power = targets[0].kind == "power"
+        (is_power,) = {target.kind == "power" for target in targets}
         limits = [
             target.value if is_power else deadline_of(target, self.baseline_time_s)
             for target in targets
