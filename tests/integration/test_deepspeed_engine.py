@@ -122,7 +122,7 @@ def test_gpipes_order_whose_last_stage_holds_several_losses_trains_to_the_same_b
         ("pipeline", "eager", _FOUR_STAGES),
         ("pipeline", "pulled", _FOUR_STAGES),
         ("checkpointing", "pulled", _FOUR_STAGES),
-        ("ZeRO-1", "eager", _TWO_PIPELINES),
+        ("ZeRO-0", "eager", _TWO_PIPELINES),
         ("ZeRO-1", "pulled", _TWO_PIPELINES),
     ],
 )
