@@ -101,7 +101,7 @@ def planned(profile: StageProfile) -> FrequencyPlan:
 def measured(
     truth: StageProfile, known: StageProfile, plan: FrequencyPlan, settings: EmulatedGpuSettings
 ) -> MeasuredDelays:
-    """What a job measures in its first steps on the plan, the very first left out."""
+    """Return what a job measures in its first steps on the plan, without the very first."""
     requests = [
         [one[1:] for one in plan.requests if one.stage == stage]
         for stage in range(len(plan.stages))

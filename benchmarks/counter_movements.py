@@ -54,7 +54,7 @@ class CounterFigure:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it was read so often that the period is the counter's, and not the readings'."""
+        """True if readings are so frequent that the period is the counter's, not the readings'."""
         return self.period_ms[0] >= MIN_PERIOD_OVER_LATE * self.late_ms
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What Flyball costs a GPU in training: attached in measuring mode against alone, in turn.
+"""Cost of Flyball to a GPU in training: attached in measuring mode against alone, in turn.
 
 Run `python benchmarks/gpu_training.py [--json] [--framework NAME] [--model NAME] [--seconds S]`;
 README.md beside this file says how to read it. Clocks are read, never set.

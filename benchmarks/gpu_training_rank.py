@@ -90,7 +90,7 @@ class LatenessHooks(NoHooks):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Where it trains; the GPU's counter is read, and None on the CPU."""
+    """Device that it trains on; the GPU's counter is read, and None on the CPU."""
 
     device: torch.device
     gpu: GpuDevice | None

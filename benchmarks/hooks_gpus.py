@@ -113,7 +113,7 @@ class FalseGpus:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a process that uses these GPUs must have in its environment from its start."""
+        """Environment variables that a process needs from its start to use these GPUs."""
         return {
             "LD_LIBRARY_PATH": os.pathsep.join([str(self._library.parent), *_library_folders()]),
             "FALSE_NVML_STATE": str(self._state),

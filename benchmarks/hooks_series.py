@@ -40,7 +40,7 @@ INSTRUCTIONS = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """What is measured.
+    """One series of hooks to measure.
 
     Attributes:
         load: one of `hooks_load.LOADS`, or `GPU_KERNELS`.
@@ -102,7 +102,7 @@ class HookedRank(Protocol):
         ...
 
     def take_delivery_ns(self) -> tuple[int, int] | None:
-        """When the controller was asked last and when it saw that, ns, where that can be read."""
+        """Moments of the controller's last request and its receipt, ns, where they can be read."""
         ...
 
     @property

@@ -124,7 +124,7 @@ def _train(engine: PipelineEngine, samples: Samples, num_steps: int) -> list[flo
 def _train_counted(
     engine: PipelineEngine, samples: Samples, problem: dict[str, Any], governor_pids: Sequence[int]
 ) -> tuple[list[float], dict[str, float]]:
-    """How long each step took, s, and what Flyball's parts took meanwhile, as shares of a core."""
+    """Time of each step, s, and use of a core by Flyball's parts meanwhile, a share."""
     before_ns, began_ns = _taken_ns(problem, governor_pids), time.monotonic_ns()
     steps_s = _train(engine, samples, problem["num_steps"])
     lasted_ns, after_ns = time.monotonic_ns() - began_ns, _taken_ns(problem, governor_pids)
@@ -146,7 +146,7 @@ def _all_say(decision: bool) -> bool:
 
 
 class _Computation(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
-    """What the host sees of one on a device: it waits until that is over. Emulated."""
+    """Emulated computation on a device as the host sees it: a wait until it is over."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:  # noqa: ANN401 - torch's own

@@ -170,7 +170,7 @@ def compare_and_report(training: EmulatedTraining, address: str) -> dict[str, An
 
 
 def check_report(training: EmulatedTraining, report: dict[str, Any]) -> None:
-    """What it calls measured is what the emulated GPUs really took."""
+    """Check that its measured figures are those that the emulated GPUs really took."""
     assert report["emulated"] is True
     [compared] = [version for version in report["versions"] if version["baseline"] == "interleaved"]
     on_plan, at_baseline = training.steps_of_comparison(compared["version"])

@@ -25,7 +25,7 @@ _NAV_PAGE = re.compile(r"^\s+- (?:[^:#]+: )?([\w/.-]+\.md)$", re.MULTILINE)
 
 
 class _Loaded(HTMLParser):
-    """What a page loads, and the addresses that it links to."""
+    """Files that a page loads, and the addresses that it links to."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a planner exports to Prometheus."""
+"""Metrics that a planner exports to Prometheus."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def promtool(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def prometheus_path() -> Path:
-    """Where it is, with promtool beside it; on Debian both are installed where one is missing.
+    """Return its path, with promtool beside it; on Debian both are installed where one is missing.
 
     Raises:
         MissingProgramError: there is none, and none could be installed.

@@ -32,7 +32,7 @@ MEASURED = re.compile(r"flyball_(measured_|steps?_|clock_misses|power_capped|the
 
 
 def lost(written: Any, read: Any, path: str) -> Iterator[str]:  # noqa: ANN401 - JSON
-    """Where something written is not among what was read."""
+    """Return the places of written fields that were not read."""
     if isinstance(written, dict) and isinstance(read, dict):
         for name, value in written.items():
             yield from lost(value, read.get(name), f"{path}.{name}")

@@ -1,4 +1,4 @@
-"""Which pages take something for granted that their reader has already."""
+"""Pages that need something their reader has already."""
 
 from __future__ import annotations
 

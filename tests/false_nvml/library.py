@@ -61,7 +61,7 @@ class FalseNvml:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What a process that uses these GPUs must have in its environment from its start."""
+        """Environment variables that a process needs from its start to use these GPUs."""
         return {
             "LD_LIBRARY_PATH": str(self.library.parent),
             "FALSE_NVML_STATE": str(self._state_file),

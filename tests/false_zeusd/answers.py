@@ -1,4 +1,4 @@
-"""What a false zeusd answers, by the sources of the real one (0.4 to 0.6, ml-energy/zeus).
+"""Answers of a false zeusd, by the sources of the real one (0.4 to 0.6, ml-energy/zeus).
 
 Everything is in the query, unknown parameters are refused, and errors come by GPU.
 """
@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.false_nvml.library import FalseNvml
 
 Discovery = Literal["addresses", "names", "numbers", "none"]
-"""What it tells of its GPUs, as zeusd's versions did, the newest first."""
+"""Form in which zeusd's versions list their GPUs, the newest first."""
 
 Answer = tuple[int, bytes]
 """Status and body."""

@@ -59,7 +59,7 @@ class FalseZeusd:
         self.requests: list[str] = []
         """`METHOD /path?query` of every request that arrived."""
         self.num_connections = 0
-        """That were made to it."""
+        """Number of connections that clients have opened."""
         self.open_connections: set[socket.socket] = set()
         self.failures: list[Exception] = []
         self.answers = ZeusdAnswers(

@@ -96,7 +96,7 @@ def answers(received: bytes) -> list[Answer]:
 
 
 class _Stream(io.BytesIO):
-    """What http.client reads from, which one answer's end does not close."""
+    """Socket for http.client that stays open after the end of an answer."""
 
     def makefile(self, _mode: str) -> io.BytesIO:
         return self

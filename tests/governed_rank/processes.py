@@ -17,7 +17,7 @@ PATIENCE_S = 20.0
 
 
 class StillWaitingError(AssertionError):
-    """What was waited for did not come."""
+    """The condition did not come true in time."""
 
 
 @dataclass(frozen=True, kw_only=True)

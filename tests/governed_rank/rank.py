@@ -27,7 +27,7 @@ EXIT_STATUS = 3
 
 
 class TrainingFailedError(Exception):
-    """What a broken training step would raise."""
+    """Error of a broken training step."""
 
 
 class TrainingEndedError(Exception):

@@ -27,7 +27,7 @@ from flyball_server.planning.schedules.explicit import explicit_order
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
 Actions = list[Any]
-"""What one rank runs: torch's `_Action`s."""
+"""Order of one rank: torch's `_Action`s."""
 
 KINDS: dict[str, InstructionKind] = {"F": F, "B": B, "I": I, "W": W}
 TIMES_S = {F: 1.0, B: 2.0, I: 1.0, W: 1.0}
@@ -163,7 +163,7 @@ def test_an_order_that_torch_wrote_as_csv_is_read_as_ours(
 
 
 def test_transfers_and_sharding_in_torchs_csv_are_no_computations(tmp_path: Path) -> None:
-    """What `_add_send_recv` and `_add_unshard_reshard` add; both rows by torch's own grammar."""
+    """Rows as `_add_send_recv` and `_add_unshard_reshard` make them, in torch's own grammar."""
     texts = [
         ["0UNSHARD", "0F0", "0SEND_F0", "", "0RECV_B0", "0B0", "0RESHARD", "0REDUCE_GRAD"],
         ["1RECV_F0", "1F0", "1I0", "1SEND_B0", "1W0"],

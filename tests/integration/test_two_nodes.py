@@ -33,7 +33,7 @@ Findings = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is left of the run."""
+    """Results of the run."""
 
     nodes: TwoNodes
     ranks: list[Findings]

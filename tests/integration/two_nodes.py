@@ -35,7 +35,7 @@ class Node:
     interface: str
 
     def arguments(self, python: str, *arguments: str) -> list[str]:
-        """What to give a Python interpreter here so that one runs there with these arguments."""
+        """Return the arguments for a Python here that starts one there with these arguments."""
         if self.namespace is None or self.name is None:
             return list(arguments)
         there = ("ip", "netns", "exec", self.namespace, "unshare", "--uts", "sh", "-c", _NAMED)

@@ -26,7 +26,7 @@ class Deadlock(ScheduleFault):
 
 @dataclass(kw_only=True)
 class Window:
-    """How many sends may be under way towards each neighbour; None: any number."""
+    """Most sends under way towards each neighbour; None: any number."""
 
     activations: int | None = None
     gradients: int | None = None

@@ -42,7 +42,7 @@ def _fields(block: str) -> Iterator[tuple[str, str]]:
 
 @dataclass
 class Listener:
-    """What was told so far.
+    """Events received so far.
 
     Attributes:
         is_over: whether the stream has ended, as it should.

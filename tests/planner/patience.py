@@ -1,4 +1,4 @@
-"""How long tests wait for what must come; light, so that ranks in processes start at once."""
+"""Time limits of waits in tests; a light module, so that ranks in processes start at once."""
 
 from __future__ import annotations
 

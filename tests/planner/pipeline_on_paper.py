@@ -18,7 +18,7 @@ from flyball_server.planning.policies.measured_reconfigure import receives_from_
 from flyball_wire.messages import InstructionReport
 
 Told = Callable[[int, InstructionReport], InstructionReport]
-"""What a rank tells of an instruction, from what it should tell."""
+"""Report of an instruction by a rank, from its index and the true report."""
 
 
 def _truly(_: int, report: InstructionReport) -> InstructionReport:

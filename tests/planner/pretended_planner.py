@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class Answers:
-    """What is answered, by path; anything else is a 404.
+    """Answers by path; any other path is a 404.
 
     Attributes:
         status: of every answer; the body of a failure is one line.

@@ -131,9 +131,7 @@ class RankSession:
         # Running instruction that is not in the timings yet.
         self._begun: Begun | None = None
         self._current_step = initial_step
-        self._is_in_step = False
-        self._is_closed = False
-        self._is_started = False
+        self._is_in_step = self._is_closed = self._is_started = False
         self.plans = PendingPlans() if plans is None else plans
         keeps_plan = without_planner == "last-plan"
         self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self._name)

@@ -1,4 +1,4 @@
-"""When the hooks of a rank are called: after a wait for its device, or as the device reaches them.
+"""Time of a rank's hooks: after a wait for its device, or as the device reaches them.
 
 A framework launches work and goes on; the device computes later. `synchronize` waits for the
 device before each hook, so that the hook runs at the right moment. The device then has nothing to

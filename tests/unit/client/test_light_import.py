@@ -1,4 +1,4 @@
-"""What parts of the client load late; what none may load, the import contracts say."""
+"""Imports that the client delays; import contracts in pyproject.toml forbid others altogether."""
 
 from __future__ import annotations
 

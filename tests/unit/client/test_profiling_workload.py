@@ -1,4 +1,4 @@
-"""What is profiled, and the line that says how far it is."""
+"""Workloads of `flyball profile run`, and its progress line."""
 
 from __future__ import annotations
 

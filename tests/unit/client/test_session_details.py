@@ -1,4 +1,4 @@
-"""What a session runs and posts where its plan has a cycle or asks for more than totals."""
+"""Clocks and posts of a session whose plan has a cycle or asks for more than totals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a standby wakes: seldom while nothing happens, and never without end."""
+"""Wakes of a standby: seldom while nothing happens, and never without end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `flyball top` asks a planner, and how it goes on when the planner does not answer."""
+"""Requests of `flyball top` to a planner, also while the planner does not answer."""
 
 from __future__ import annotations
 

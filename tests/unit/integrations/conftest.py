@@ -16,7 +16,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def registered(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> list[JobRegistration]:
-    """What ranks register, which no planner gets."""
+    """Registrations of ranks, collected instead of sent to a planner."""
     from flyball_integrations.shared import attachment  # noqa: PLC0415 - needs torch
 
     registrations: list[JobRegistration] = []

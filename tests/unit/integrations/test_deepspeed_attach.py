@@ -1,4 +1,4 @@
-"""What attach opens, in which order, and that nothing stays open when it fails."""
+"""Order in which attach opens its parts; nothing stays open when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a DeepSpeed config's blocks, the variables and arguments come to for attach."""
+"""Settings of attach from a DeepSpeed config's blocks, variables and arguments."""
 
 from __future__ import annotations
 

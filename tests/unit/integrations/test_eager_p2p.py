@@ -1,4 +1,4 @@
-"""Which sends are kept, and for how long; what they do to training, the integration tests say."""
+"""Sends that are kept, and for how long; integration tests show their effect on training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What attaching to Megatron refuses, opens and registers, and the orders that it knows."""
+"""Attachment to Megatron: refusals, opened parts, registrations, and known orders."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from flyball_integrations.shared.attachment import Overrides
 
 
 def instructions(hooks: HookLog) -> list[str]:
-    """What began."""
+    """Return the log's lines of instructions that began."""
     return [line for line in hooks.log if " of " in line and not line.endswith("ends")]
 
 
@@ -133,7 +133,7 @@ def test_a_call_that_fails_fails_its_step_and_the_next_is_a_step_again() -> None
 
 
 def run_1f1b(timers: Any, num_microbatches: int) -> None:  # noqa: ANN401 - called like Megatron's
-    """What Megatron's timers are told of the last stage but one of 1F1B."""
+    """Calls of Megatron's timers on the last stage but one of 1F1B."""
     timers("forward-backward", log_level=1).start(barrier=True)
 
     def compute(kind: str) -> None:

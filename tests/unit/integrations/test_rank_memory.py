@@ -1,4 +1,4 @@
-"""What a rank says of its memory, and what the planner is told of all ranks' together."""
+"""Memory reported by a rank, and by all ranks together to the planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What torch's schedules tell the hooks: computations, steps, waits, and bytes in flight."""
+"""Hook calls of torch's schedules: computations, steps, waits, and bytes in flight."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from flyball_server.planning.schedules._base import Instruction, Schedule
 _SENDS_GRADIENT = {InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT}
 
 _Message = tuple[str, int, int]
-"""What has arrived: of which kind, for which microbatch, at which virtual stage."""
+"""Kind of a message, its microbatch, and the virtual stage where it has arrived."""
 
 
 def event_driven_finish_s(schedule: Schedule, durations_s: Sequence[float]) -> list[float]:

@@ -154,7 +154,7 @@ def _rows(
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingRun:
-    """How a whole profiling went.
+    """Course of one whole profiling.
 
     Attributes:
         last: the move that ended it.

@@ -1,4 +1,4 @@
-"""What `next_move` decides, on small emulated jobs."""
+"""Decisions of `next_move` on small emulated jobs."""
 
 from __future__ import annotations
 

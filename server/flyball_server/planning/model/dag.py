@@ -10,7 +10,7 @@ its own stage stands before it there: `Schedule` sees to that.)
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -142,14 +142,8 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     Raises:
         PlanningError: the order deadlocks.
     """
-    return _dag_of(
-        schedule,
-        [
-            (stage, instruction)
-            for stage, instructions in enumerate(schedule.stages)
-            for instruction in dict.fromkeys(map(schedule.node_of, instructions))
-        ],
-    )
+    nodes = [dict.fromkeys(map(schedule.node_of, of_stage)) for of_stage in schedule.stages]
+    return _dag_of(schedule, nodes)
 
 
 def step_dag(schedule: Schedule) -> DependencyDag:
@@ -160,18 +154,14 @@ def step_dag(schedule: Schedule) -> DependencyDag:
     Raises:
         PlanningError: the order deadlocks.
     """
-    return _dag_of(
-        schedule,
-        [
-            (stage, instruction)
-            for stage, instructions in enumerate(schedule.stages)
-            for instruction in instructions
-        ],
-    )
+    return _dag_of(schedule, schedule.stages)
 
 
-def _dag_of(schedule: Schedule, nodes: list[_Node]) -> DependencyDag:
-    """Return the DAG of these nodes, each stage's in its order."""
+def _dag_of(schedule: Schedule, of_stages: Sequence[Iterable[Instruction]]) -> DependencyDag:
+    """Return the DAG of these nodes, given by stage, each stage's in its order."""
+    nodes = [
+        (stage, instruction) for stage, of_stage in enumerate(of_stages) for instruction in of_stage
+    ]
     order_predecessor = [
         index - 1 if index and nodes[index - 1][0] == stage else NONE
         for index, (stage, _) in enumerate(nodes)
