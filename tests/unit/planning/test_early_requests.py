@@ -140,6 +140,26 @@ def test_a_slower_higher_clock_counts_only_where_the_plan_sets_it() -> None:
     assert batch.num_unbounded(np.array([unset])).tolist() == [0]
 
 
+def test_a_wait_makes_a_clock_early_that_was_requested_before_it() -> None:
+    """Stage 1 computes F0 at 4 s and waits; its next clock comes before F1, which begins at 8 s."""
+    stages = [
+        {F: [(1400, 4.0, 100.0)], B: [(1400, 1.0, 100.0)]},
+        {F: [(1410, 1.5, 110.0), (1400, 1.0, 100.0)], B: [(1410, 2.0, 210.0), (1400, 2.5, 200.0)]},
+    ]
+    model = model_of(profile_of(stages), 2, "gpipe")
+    late = replace(model, transitions=delays((1.2, 1.3, 1.5), 0.0))
+    row = [0, 0, 0, 0, 1, 1, 0, 0]
+    clocks, batch = model.clocked.clocks(row), EarlyRequestBatch(late)
+    assert time_and_energy(model, row)[0] == pytest.approx(14.0)
+    requests = early_requests(model.clocked, clocks, late.transitions)  # type: ignore[arg-type]
+    assert requests == {6: ClockRequest(after=4, offset_s=0.5)}
+    run = TransitionSimulator(late.with_requests(requests)).run(clocks, [1.2] * 8)
+    assert (run.start_s[5], run.duration_s[5]) == pytest.approx((8.0, 1.5))
+    assert run.end_s == pytest.approx(14.5)
+    assert batch.latest_s(np.array([row]))[0] == pytest.approx(14.5)
+    assert batch.num_unbounded(np.array([row])).tolist() == [1]
+
+
 def test_a_clock_that_takes_more_than_twice_as_long_is_not_bounded() -> None:
     stage = {F: [(1400, 1.0, 100.0), (700, 2.01, 90.0)], B: [(1400, 2.0, 200.0)]}
     model = replace(

@@ -145,7 +145,9 @@ class EarlyRequestBatch(PlanBatch):
 
         A higher clock is in force after the begin of an instruction at a lower one, and before the
         end of one that a higher one follows. What is left of the instruction then may run at the
-        next clock, if that is lower.
+        next clock, if that is lower. Where a higher clock is requested some instructions ahead,
+        waiting between these may make it early by any time: all but the first of them may run at
+        it as a whole.
         """
         if self._is_rising:
             return 0.0
@@ -153,20 +155,53 @@ class EarlyRequestBatch(PlanBatch):
         own_s = rows.times_s[rows.table + clocks]
         down_s = times.down_p95_s - np.minimum(times.down_p5_s, own_s[rows.previous])
         up_s = times.up_p95_s - times.up_p5_s
-        following = np.empty_like(rows.previous)
-        following[rows.previous] = np.arange(len(following))
-        is_up, next_clocks = self._is_up(clocks), clocks[following]
         is_down = (clocks > clocks[rows.previous]) & ~self._settled[:, None]
-        higher_s = np.where(is_down, down_s, 0.0) + np.where(is_up[following], up_s, 0.0)
+        is_asked, is_ahead, next_clocks = self._requests_ahead(clocks)
+        higher_s = np.where(is_down, down_s, 0.0) + np.where(is_asked, up_s, 0.0)
         # Delays that vary by more than an instruction's time reach beyond its neighbours.
         most_s = down_s.max(axis=0) + up_s
         higher_s = np.where(own_s.min(axis=0) <= most_s, most_s, higher_s)
+        higher_s[is_ahead] = np.inf
         highest = np.minimum.reduceat(clocks[rows.row_of], self._firsts)[rows.stage]
         _, slowest_s = self._ranges.of(rows.row_of, highest, clocks)
         more_s: FloatArray = np.minimum(higher_s, slowest_s) * (1 - own_s / slowest_s)
         next_s = rows.times_s[rows.table + next_clocks]
         more_s *= np.maximum(next_s / own_s, 1.0)
         return more_s
+
+    def _requests_ahead(
+        self, clocks: IndexArray
+    ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], IndexArray]:
+        """Return what `early_requests` does around each instruction, by rows.
+
+        Returns:
+            True where a higher clock is requested from the instruction's begin; True where it was
+            requested from an earlier one's; and the clock at which what is left of it may run.
+        """
+        rows = self._rows
+        in_order, row_of = clocks[rows.row_of], rows.row_of
+        time_s: FloatArray = rows.times_s[rows.table[row_of] + in_order]
+        ended_s = np.cumsum(time_s, axis=0)
+        number = np.arange(len(in_order))[:, None]
+        is_end = np.ones(in_order.shape, dtype=np.bool_)
+        is_end[:-1] = in_order[1:] != in_order[:-1]
+        is_end[list(rows.clocked.last)] = True
+        # Of the instructions at one clock, one after the other, the last one.
+        end = np.where(is_end, number, len(in_order))
+        end = np.minimum.accumulate(end[::-1], axis=0)[::-1]
+        following = np.empty(len(in_order), dtype=np.int64)
+        following[rows.clocked.before] = np.arange(len(in_order))
+        is_before_up = np.take_along_axis(self._is_up(clocks)[row_of][following], end, axis=0)
+        left_s = np.take_along_axis(ended_s, end, axis=0) - ended_s  # after the instruction
+        lead_s = self._transitions.up_p95_s * (1 + _TOLERANCE)
+        is_ahead = is_before_up & (left_s + time_s < lead_s)
+        is_asked = is_before_up & (left_s < lead_s) & ~is_ahead
+        next_in_order = in_order[following]
+        after_run = np.take_along_axis(next_in_order, end, axis=0)
+        next_in_order = np.where(is_asked, after_run, next_in_order)
+        next_in_order[is_ahead] = in_order[is_ahead]
+        in_rows = np.argsort(row_of)
+        return is_asked[in_rows], is_ahead[in_rows], next_in_order[in_rows]
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:
         """Return the number of reasons why a plan may exceed its time; shape (num_plans,).
