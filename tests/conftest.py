@@ -22,13 +22,14 @@ from tests.browser.modules import modules
 from tests.debian_packages import MissingProgramError
 from tests.deploy.prometheus import prometheus_path, prometheus_tools
 from tests.integration.fish import fish_path
-from tests.postgres.fixtures import postgres_database, postgres_server
+from tests.postgres.fixtures import database_url, postgres_database, postgres_server
 from tests.postgres.server import postgres_binaries
 
 __all__ = [
     "browser",
     "browser_context",
     "browser_page",
+    "database_url",
     "modules",
     "page_watch",
     "postgres_database",

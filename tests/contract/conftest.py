@@ -51,19 +51,10 @@ def store(request: pytest.FixtureRequest) -> Iterator[JobStore]:
     made.close()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Address of an empty database of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/planner.sqlite"
-    address: str = request.getfixturevalue("postgres_database")
-    return address
-
-
 @pytest.fixture
-def engine(url: str) -> Iterator[Engine]:
+def engine(database_url: str) -> Iterator[Engine]:
     """A look at the tables themselves."""
-    made = create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+    made = create_engine(database_url.replace("postgresql://", "postgresql+psycopg://"))
     yield made
     made.dispose()
 

@@ -23,8 +23,8 @@ NUM_STEPS = 1_200  # more than one statement removes
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[JobStore]:
-    opened = make_job_store(url)
+def store(database_url: str) -> Iterator[JobStore]:
+    opened = make_job_store(database_url)
     opened.open()
     yield opened
     opened.close()
@@ -101,9 +101,9 @@ def test_the_name_is_free_at_once_and_what_goes_by_it_then_stays(
 
 
 def test_what_a_planner_has_left_of_a_deleted_job_the_next_one_removes(
-    url: str, engine: Engine, no_forgetting: Callable[[], None]
+    database_url: str, engine: Engine, no_forgetting: Callable[[], None]
 ) -> None:
-    first = make_job_store(url)
+    first = make_job_store(database_url)
     first.open()
     fill(first, "job")
     before = num_rows(engine)
@@ -111,7 +111,7 @@ def test_what_a_planner_has_left_of_a_deleted_job_the_next_one_removes(
     first.close()
     assert num_rows(engine) == before
     no_forgetting()
-    second = make_job_store(url)
+    second = make_job_store(database_url)
     second.open()
     try:
         with second.reading() as reader:
@@ -212,7 +212,7 @@ def test_another_job_takes_the_name_just_after_and_its_rows_stay(
 # --------------------------------------------------- writers of another subject, which do not wait
 
 
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 @pytest.mark.parametrize("is_name_taken", [False, True])
 @pytest.mark.usefixtures("no_forgetting")
 def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
@@ -236,7 +236,7 @@ def test_a_job_that_was_deleted_meanwhile_does_not_come_back(
     assert sum(num_rows(engine)) == is_name_taken
 
 
-@pytest.mark.parametrize("url", ["postgres"], indirect=True)
+@pytest.mark.parametrize("database_url", ["postgres"], indirect=True)
 def test_rows_that_come_while_the_others_go_are_removed_too(
     store: JobStore, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,19 +36,19 @@ def rows(engine: Engine) -> Rows:
 
 
 @pytest.fixture
-def older(url: str) -> str:
+def older(database_url: str) -> str:
     """Address of a database of schema 1 with a job."""
-    store = make_job_store(url)
+    store = make_job_store(database_url)
     store.open()
     with store.writing("job") as writer:
         writer.save_job(job_record())
     store.close()
-    return url
+    return database_url
 
 
-def open_at_once(url: str, *jobs: JobRecord) -> None:
+def open_at_once(database_url: str, *jobs: JobRecord) -> None:
     """As four planners do, which find these jobs."""
-    stores = [make_job_store(url) for _ in range(4)]
+    stores = [make_job_store(database_url) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda store: store.open(), stores, timeout=PATIENCE_S))
     for store in stores:
@@ -58,9 +58,9 @@ def open_at_once(url: str, *jobs: JobRecord) -> None:
 
 
 def test_planners_that_open_an_empty_database_at_once_make_just_the_tables_that_are_queried(
-    url: str, engine: Engine, rows: Rows
+    database_url: str, engine: Engine, rows: Rows
 ) -> None:
-    open_at_once(url)
+    open_at_once(database_url)
     assert rows("SELECT version FROM schema_version") == [(1,)]
     made, dialect = inspect(engine), engine.dialect
     assert sorted(made.get_table_names()) == sorted(METADATA.tables)
@@ -119,10 +119,10 @@ def test_a_newer_schema_is_refused(older: str, rows: Rows) -> None:
     ],
 )
 def test_another_programs_database_is_refused_and_left_alone(
-    url: str, engine: Engine, rows: Rows, theirs: str
+    database_url: str, engine: Engine, rows: Rows, theirs: str
 ) -> None:
     rows(theirs)
     before = inspect(engine).get_table_names()
     with pytest.raises(StoreForeignError, match=r"/(test_\d+|planner\.sqlite) is not Flyball's"):
-        make_job_store(url).open()
+        make_job_store(database_url).open()
     assert inspect(engine).get_table_names() == before

@@ -54,24 +54,16 @@ def test_a_migration_only_adds_what_an_older_planner_need_not_know() -> None:
 # ------------------------------------------------------------------ stores
 
 
-@pytest.fixture(params=("sqlite", "postgres"))
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'planner.sqlite'}"
-    address: str = request.getfixturevalue("postgres_database")
-    return address
-
-
 @pytest.fixture
-def execute(database: str) -> Execute:
+def execute(database_url: str) -> Execute:
     """Runs a statement on the database, committed; its rows."""
 
     def run(statement: str) -> list[tuple[Any, ...]]:
-        if database.startswith("postgresql:"):
-            with closing(psycopg.connect(database, autocommit=True)) as connection:
+        if database_url.startswith("postgresql:"):
+            with closing(psycopg.connect(database_url, autocommit=True)) as connection:
                 cursor = connection.execute(statement.encode())
                 return cursor.fetchall() if cursor.description else []
-        file = database.removeprefix("sqlite:///")
+        file = database_url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(file)) as lite, lite:
             return lite.execute(statement).fetchall()
 
@@ -79,16 +71,16 @@ def execute(database: str) -> Execute:
 
 
 def test_what_a_newer_planner_has_stored_is_read_and_kept_by_an_older_one(
-    database: str, execute: Execute
+    database_url: str, execute: Execute
 ) -> None:
-    store = make_job_store(database)
+    store = make_job_store(database_url)
     store.open()
     state = JobLoopState(job_id="job", comparison=Comparison(num_pairs=2))
     with store.writing("job") as writer:
         writer.save_job(job_record("job"))
         writer.save_loop_state(state)
     store.close()
-    migrate_to_next(database)
+    migrate_to_next(database_url)
     for table, column in (("jobs", "spec"), ("jobs", "registered"), ("controls", "document")):
         ((document,),) = execute(f"SELECT {column} FROM {table}")  # noqa: S608
         newer = json.dumps(json.loads(document) | {"next_option": {"deep": [1]}})
@@ -113,7 +105,7 @@ def test_what_a_newer_planner_has_stored_is_read_and_kept_by_an_older_one(
     # Two versions newer is refused.
     execute(f"UPDATE schema_version SET version = {newest_schema() + 2}")  # noqa: S608
     with pytest.raises(StoreTooNewError, match="newer than"):
-        make_job_store(database).open()
+        make_job_store(database_url).open()
 
 
 # ------------------------------------------------------------------ processes

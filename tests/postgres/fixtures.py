@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.debian_packages import skipped_where_missing
@@ -23,3 +24,12 @@ def postgres_database(postgres_server: PostgresServer) -> Iterator[str]:
     """The address of an empty database of this test's own."""
     with postgres_server.database() as address:
         yield address
+
+
+@pytest.fixture(params=("sqlite", "postgres"))
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """The address of an empty database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/planner.sqlite"
+    address: str = request.getfixturevalue("postgres_database")
+    return address

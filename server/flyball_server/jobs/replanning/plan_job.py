@@ -247,8 +247,9 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput | None) ->
         snapshot = read_snapshot(reader, job_id)
         job, profile = snapshot.job, snapshot.profile
         is_current = job.planned_revision == job.inputs_revision
-        is_told = job.problem is not None if asked_by is None else job.changed_input is not asked_by
-        has_failed = job.state == JobState.PLANNING_FAILED and is_told
+        has_failed = job.state == JobState.PLANNING_FAILED and (
+            job.problem is not None if asked_by is None else job.changed_input is not asked_by
+        )
         if profile is None or is_current or has_failed:
             return summarise(reader, job)
     started_s = time.perf_counter()

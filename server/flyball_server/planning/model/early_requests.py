@@ -156,12 +156,12 @@ class EarlyRequestBatch(PlanBatch):
         down_s = times.down_p95_s - np.minimum(times.down_p5_s, own_s[rows.previous])
         up_s = times.up_p95_s - times.up_p5_s
         is_down = (clocks > clocks[rows.previous]) & ~self._settled[:, None]
-        is_asked, is_ahead, next_clocks = self._requests_ahead(clocks)
-        higher_s = np.where(is_down, down_s, 0.0) + np.where(is_asked, up_s, 0.0)
+        has_request, is_after_request, next_clocks = self._around_requests(clocks)
+        higher_s = np.where(is_down, down_s, 0.0) + np.where(has_request, up_s, 0.0)
         # Delays that vary by more than an instruction's time reach beyond its neighbours.
         most_s = down_s.max(axis=0) + up_s
         higher_s = np.where(own_s.min(axis=0) <= most_s, most_s, higher_s)
-        higher_s[is_ahead] = np.inf
+        higher_s[is_after_request] = np.inf
         highest = np.minimum.reduceat(clocks[rows.row_of], self._firsts)[rows.stage]
         _, slowest_s = self._ranges.of(rows.row_of, highest, clocks)
         more_s: FloatArray = np.minimum(higher_s, slowest_s) * (1 - own_s / slowest_s)
@@ -169,7 +169,7 @@ class EarlyRequestBatch(PlanBatch):
         more_s *= np.maximum(next_s / own_s, 1.0)
         return more_s
 
-    def _requests_ahead(
+    def _around_requests(
         self, clocks: IndexArray
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], IndexArray]:
         """Return what `early_requests` does around each instruction, by rows.
@@ -178,10 +178,8 @@ class EarlyRequestBatch(PlanBatch):
             True where a higher clock is requested from the instruction's begin; True where it was
             requested from an earlier one's; and the clock at which what is left of it may run.
         """
-        rows = self._rows
-        in_order, row_of = clocks[rows.row_of], rows.row_of
-        time_s: FloatArray = rows.times_s[rows.table[row_of] + in_order]
-        ended_s = np.cumsum(time_s, axis=0)
+        rows, row_of = self._rows, self._rows.row_of
+        in_order, time_s, ended_s = self._in_order(clocks)
         number = np.arange(len(in_order))[:, None]
         is_end = np.ones(in_order.shape, dtype=np.bool_)
         is_end[:-1] = in_order[1:] != in_order[:-1]
@@ -194,14 +192,14 @@ class EarlyRequestBatch(PlanBatch):
         is_before_up = np.take_along_axis(self._is_up(clocks)[row_of][following], end, axis=0)
         left_s = np.take_along_axis(ended_s, end, axis=0) - ended_s  # after the instruction
         lead_s = self._transitions.up_p95_s * (1 + _TOLERANCE)
-        is_ahead = is_before_up & (left_s + time_s < lead_s)
-        is_asked = is_before_up & (left_s < lead_s) & ~is_ahead
+        is_after_request = is_before_up & (left_s + time_s < lead_s)
+        has_request = is_before_up & (left_s < lead_s) & ~is_after_request
         next_in_order = in_order[following]
         after_run = np.take_along_axis(next_in_order, end, axis=0)
-        next_in_order = np.where(is_asked, after_run, next_in_order)
-        next_in_order[is_ahead] = in_order[is_ahead]
+        next_in_order = np.where(has_request, after_run, next_in_order)
+        next_in_order[is_after_request] = in_order[is_after_request]
         in_rows = np.argsort(row_of)
-        return is_asked[in_rows], is_ahead[in_rows], next_in_order[in_rows]
+        return has_request[in_rows], is_after_request[in_rows], next_in_order[in_rows]
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:
         """Return the number of reasons why a plan may exceed its time; shape (num_plans,).
@@ -212,10 +210,8 @@ class EarlyRequestBatch(PlanBatch):
         longer by more than MAX_LONGER since higher clocks are slower.
         """
         rows, clocks = self._rows, self._rows.clocks(choices)
-        in_order = clocks[rows.row_of]
+        in_order, time_s, ended_s = self._in_order(clocks)
         # Computation at one clock up to each instruction's end, of sums over all before it.
-        time_s: FloatArray = rows.times_s[rows.table[rows.row_of] + in_order]
-        ended_s = np.cumsum(time_s, axis=0)
         is_same = np.zeros(in_order.shape, dtype=np.bool_)
         is_same[1:] = in_order[1:] == in_order[:-1]
         is_same[self._firsts] = False
@@ -233,6 +229,13 @@ class EarlyRequestBatch(PlanBatch):
             shortest_s, longest_s = self._ranges.of(rows.row_of, highest, lowest)
             num += (longest_s > MAX_TIME_RATIO * (1 + _TOLERANCE) * shortest_s).sum(axis=0)
         return num
+
+    def _in_order(self, clocks: IndexArray) -> tuple[IndexArray, FloatArray, FloatArray]:
+        """Return by instruction its clock, its time, and all times up to its end, s."""
+        rows = self._rows
+        in_order = clocks[rows.row_of]
+        time_s: FloatArray = rows.times_s[rows.table[rows.row_of] + in_order]
+        return in_order, time_s, np.cumsum(time_s, axis=0)
 
     def _lead_s(self, choices: IndexArray) -> FloatArray:
         """Return how long before the end of the instruction before each request is made, s."""
