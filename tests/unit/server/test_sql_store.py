@@ -6,6 +6,7 @@ import os
 import sqlite3
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -72,6 +73,34 @@ def test_a_locked_database_is_busy(file: Path, monkeypatch: pytest.MonkeyPatch) 
     with store.writing("other") as writer:
         writer.save_job(job_record("other"))
     store.close()
+
+
+def test_a_new_file_is_opened_once_another_planner_has_written_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "planner.sqlite"
+    waits: list[float] = []
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")  # SQLite itself does not wait for this lock here
+
+        def end_writing(pause_s: float) -> None:
+            waits.append(pause_s)
+            other.execute("COMMIT")
+
+        monkeypatch.setattr(time, "sleep", end_writing)
+        engine = sqlite_store.make_sqlite_engine(file)
+        sqlite_store.use_write_ahead_log(engine, file=file)
+        assert len(waits) == 1
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        engine.dispose()
+    monkeypatch.setattr(sqlite_store, "BUSY_TIMEOUT_S", 0)
+    file = tmp_path / "busy.sqlite"
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        engine = sqlite_store.make_sqlite_engine(file)
+        with pytest.raises(StoreBusyError, match="try again"):
+            sqlite_store.use_write_ahead_log(engine, file=file)
+        engine.dispose()
 
 
 def test_writers_of_one_process_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

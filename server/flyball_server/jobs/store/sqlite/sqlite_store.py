@@ -8,6 +8,7 @@ import sqlite3
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -34,6 +35,7 @@ from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
 from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
 
 BUSY_TIMEOUT_S = 5.0
+_BUSY_PAUSE_S = 0.01
 # Time that the check of writing waits for other writers, whose own errors show otherwise, s.
 _CHECK_WAIT_S = 1.0
 _ROOM_BYTES = 2**20
@@ -86,17 +88,25 @@ def sqlite_transaction(engine: Engine, *, file: Path, writes: bool) -> Generator
 def use_write_ahead_log(engine: Engine, *, file: Path) -> None:
     """Set the file's journal mode so that readers and a writer do not block each other.
 
+    SQLite refuses this at once, without its own waiting, while another connection does the same.
+
     Raises:
-        StoreError: SQLite refused.
+        StoreError: SQLite refused, or the file stayed busy for `BUSY_TIMEOUT_S`.
     """
-    try:
-        connection = engine.raw_connection()
+    deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+    while True:
         try:
-            connection.cursor().execute("PRAGMA journal_mode = WAL").close()
-        finally:
-            connection.close()
-    except (DBAPIError, sqlite3.Error) as error:
-        raise store_error(getattr(error, "orig", error), file) from error
+            connection = engine.raw_connection()
+            try:
+                connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+            finally:
+                connection.close()
+            return
+        except (DBAPIError, sqlite3.Error) as error:
+            refusal = store_error(getattr(error, "orig", error), file)
+            if not isinstance(refusal, StoreBusyError) or time.monotonic() >= deadline_s:
+                raise refusal from error
+        time.sleep(_BUSY_PAUSE_S)
 
 
 def check_is_sqlite(file: Path) -> None:
