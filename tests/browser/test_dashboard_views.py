@@ -224,15 +224,23 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     expect(row["Iteration time, predicted"].get_by_role("cell").last).to_have_text("0.0\u202f%")
     assert page.url.endswith("#/compare/job/1/other/-")
     planner.put_job("third", emulated=False).raise_for_status()
-    page.goto(page.url.replace("other", "third"))
-    page.reload()
-    expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
-    page.goto(f"{page.url.partition('#')[0]}#/")
+
+    def go(address: str) -> None:
+        page.evaluate(f"location.hash = '{address}'")
+
+    go("#/")
     expect(page.get_by_role("link", name="third")).to_be_visible()
-    # A malformed address shows a job; of one job's versions its report is asked for once.
+    go("#/compare/job/1/third/-")
+    expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
+    go("#/compare/%E0%A4%A/1/job/1")  # malformed: shows a job
+    expect(page.get_by_label("Job B")).to_have_value("job")
+    expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")
+    go("#/")
+    expect(page.get_by_role("link", name="third")).to_be_visible()
+    # Of two versions of one job its report is asked for once.
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
-    page.evaluate("location.hash = '#/compare/%E0%A4%A/1/job/1'")
+    go("#/compare/job/1/job/2")
     expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")
     assert asked.count("report") == 1
 

@@ -54,6 +54,7 @@ def test_a_plan_ends_wherever_it_asks() -> None:
         ending = EndsAt(number)
         with pytest.raises(NobodyWantsItError), cancelled_by(ending):
             make_plan(request())
+        cancellation_point()
         assert ending.num_asked == number
     assert make_plan(request()).plan == expected
 

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.predicted_timeline import (
@@ -32,6 +33,7 @@ from .tiny_pipelines import (
     equal_profile,
     merged_profile,
     profile_of,
+    profiles,
     request_of,
     slowed_request,
     timed_profile,
@@ -178,3 +180,21 @@ def test_rows_of_a_plan_of_any_schedule_are_its_instructions_and_add_up_to_it(
     at_highest = timeline.baseline()
     assert at_highest.simulation.whole.energy_j == pytest.approx(plan.baseline_energy_j)
     check(at_highest, timeline_rows(at_highest, [0]))
+
+
+@settings(max_examples=10)
+@given(profiles(max_stages=3), st.integers(1, 3), st.sampled_from([0.8, 1.3]), st.data())
+def test_rows_of_pipelines_of_uneven_speed_add_up_to_their_plan(
+    profile: StageProfile, num_microbatches: int, slowdown: float, data: st.DataObject
+) -> None:
+    slowed = Slowdown(
+        stage=data.draw(st.integers(0, profile.num_stages - 1)),
+        slowdown=slowdown,
+        dp_rank=data.draw(st.integers(0, 2)),
+    )
+    request = slowed_request(profile, slowed, num_pipelines=3, num_microbatches=num_microbatches)
+    plan = make_slowed_plan(request)
+    timeline, rows = rows_of(profile, plan)
+    assert len(rows) == 2 * profile.num_stages
+    assert timeline.simulation.whole.energy_j == pytest.approx(plan.energy_j)
+    check(timeline, rows)

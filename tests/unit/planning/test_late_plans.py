@@ -159,10 +159,12 @@ def test_orders_are_compared_with_the_times_and_limits_of_their_clock_changes(
     assert plan.num_switches <= 12 or "max_switches" not in options
 
 
-def test_a_power_budget_is_kept_with_late_changes() -> None:
+@pytest.mark.parametrize("share", [0.7, 0.95])
+def test_a_power_budget_is_kept_with_late_changes(share: float) -> None:
+    """The plan for changes at once draws too much once they are late at 0.7, not at 0.95."""
     request = request_of(four_stages(), 4, effort=Effort.LOW)
     baseline = make_plan(request.with_options(policy=Policy.BASELINE)).plan
-    budget_w = 0.7 * baseline.energy_j / baseline.iteration_time_s
+    budget_w = share * baseline.energy_j / baseline.iteration_time_s
     target = f"power:{budget_w}"
     at_once = make_plan(request.with_options(target=target))
     plan = make_plan(request.with_options(target=target, transition_ms=20.0)).plan
@@ -170,7 +172,9 @@ def test_a_power_budget_is_kept_with_late_changes() -> None:
         replace(at_once.model, transitions=ClockTransitions.exact(0.02)), at_once.assignment
     )
     assert plan.energy_j / plan.iteration_time_s <= budget_w
-    assert late_j / late_s > budget_w or plan.iteration_time_s <= late_s
+    assert (late_j / late_s > budget_w) == (share == 0.7)
+    if share == 0.95:
+        assert plan.iteration_time_s <= late_s
 
 
 @pytest.mark.parametrize("target", ["slowdown:0.1", "power:700"])
@@ -369,7 +373,7 @@ def test_both_solvers_agree_on_the_bound(tail_s: float, hops_s: list[float]) -> 
     assert bounds_j[0] == pytest.approx(bounds_j[1], rel=1e-4)
 
 
-def test_a_plan_that_was_written_down_keeps_both() -> None:
+def test_a_model_of_a_plan_keeps_its_tail_and_transfers() -> None:
     request = request_of(equal_profile(3), 4, tail_ms=20.0, transfer_ms=(1.0, 2.0))
     plan = make_plan(request).plan
     assert (plan.tail_s, plan.transfer_s) == (0.02, (0.001, 0.002))

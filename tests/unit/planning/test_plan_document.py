@@ -87,7 +87,10 @@ WAITING = replace(delays(0.25), waiting_powers=((1000, 3.0), (1410, 5.0)))
         ({"transitions": TRANSITIONS}, {"transition_ms": None, "num_switches": 2}),
         ({"transitions": WAITING}, {"num_switches": 2}),
         ({"transitions": delays(0.05, starts_settled=False)}, {"transition_ms": None}),
-        ({"tail_ms": 20.0, "transfer_ms": (1.0,)}, {"tail_ms": 20.0, "transfer_ms": [1.0]}),
+        (
+            {"tail_ms": 20.0, "transfer_ms": (1.0, 2.0)},
+            {"tail_ms": 20.0, "transfer_ms": [1.0, 2.0]},
+        ),
         ({"policy": "frontier", "reserve": 0.02}, {"reserve": 0.02}),
         ({"schedule": "pipedream", "policy": "baseline"}, {"weight_versions": [2, 1]}),
     ],
@@ -95,7 +98,8 @@ WAITING = replace(delays(0.25), waiting_powers=((1000, 3.0), (1410, 5.0)))
 def test_what_a_plan_was_made_for_is_written_and_read_back(
     options: dict[str, Any], parts: dict[str, object]
 ) -> None:
-    request = request_of(equal_profile(2), 2, **{"policy": "envelope", **options})
+    profile = equal_profile(1 + len(options.get("transfer_ms", (0.0,))))
+    request = request_of(profile, 2, **{"policy": "envelope", **options})
     plan = make_plan(request).plan
     document = json.loads(json.dumps(plan_document(plan, solve_s=0.5)))
     assert {key: document[key] for key in parts} == parts
@@ -249,16 +253,20 @@ def test_a_plan_of_chunks_says_where_they_stand_in_the_model() -> None:
         (("blocking_power_w",), 5.0, "blocking_power_w"),
         (("blocking_power_w", 1), -5.0, "blocking_power_w"),
         (("iteration_time_s",), math.nan, "iteration_time_s"),
+        (("iteration_time_s",), 0, "iteration_time_s"),
         (("energy_j",), math.inf, "energy_j"),
         (("baseline",), 9.0, "baseline"),
         (("baseline", "iteration_time_s"), None, "baseline.iteration_time_s"),
+        (("baseline", "energy_j"), 0.0, "baseline.energy_j"),
         (("lower_bound_j",), 0.0, "lower_bound_j"),
         (("stages", 1), "forward", "stages[1]"),
         (("stages", 1, 2), None, "stages[1][2]"),
         (("stages", 1, 2), ["forward", 1], "stages[1][2]"),
+        (("stages", 1, 2), ["forward", 1, 1410, 0, 0], "stages[1][2]"),
         (("stages", 1, 2, 0), "sideways", "stages[1][2]"),
         (("stages", 1, 2, 1), -1, "stages[1][2]"),
         (("stages", 1, 2, 2), 1410.5, "stages[1][2]"),
+        (("virtual_stages",), None, "virtual_stages"),
         (("virtual_stages",), [[0], 1], "virtual_stages[1]"),
         (("virtual_stages",), [[0], [-1]], "virtual_stages[1]"),
         (("weight_versions",), [2, -1], "weight_versions"),

@@ -128,7 +128,9 @@ OPTIONS: dict[str, Any] = {"schedule": "step", "blocking_power_w": (80.0,)}
         ("least-energy", 1000),
     ],
 )
-def test_the_clock_is_the_best_one_of_the_profile(target: str, sm_clock_mhz: int) -> None:
+def test_a_single_step_runs_at_the_best_clock_of_its_profile(
+    target: str, sm_clock_mhz: int
+) -> None:
     for policy in (Policy.FRONTIER, Policy.CONSTANT, Policy.GLOBAL):
         plan = make_plan(request_of(PROFILE, target=target, policy=policy, **OPTIONS)).plan
         ((instruction,),) = plan.stages
@@ -149,7 +151,7 @@ def test_the_other_ranks_slow_down_to_a_straggler() -> None:
     assert plan.energy_j == pytest.approx(460 / 2 + waiting_j + 1.3 * 600 / 2)
 
 
-def test_it_is_known_before_there_is_a_profile() -> None:
+def test_a_single_step_is_known_before_its_profile() -> None:
     schedule = probing_schedule(JobSpec(num_stages=1, num_microbatches=1, schedule="step"))
     assert schedule.stages == ((Instruction(S, 0),),)
 
@@ -166,6 +168,8 @@ STEPS = ExplicitOrder(stages=((Instruction(S, 0),),) * 2)
         (replace(context_of(profile_of([{S: ROWS}] * 2), 1), order=STEPS), "order", "no pipeline"),
     ],
 )
-def test_what_is_no_single_step_is_refused(context: ScheduleContext, field: str, text: str) -> None:
+def test_anything_but_a_single_step_is_refused(
+    context: ScheduleContext, field: str, text: str
+) -> None:
     with refuses(field, text):
         make_schedule("step" if context.order is None else "explicit", context)

@@ -174,7 +174,7 @@ def test_each_step_raises_something_on_the_critical_path_up_to_the_reconfigured_
         assert raised <= set(simulate(model, before).critical_path)
 
 
-def test_they_are_printed_as_envpipe_prints_them(
+def test_steps_are_printed_as_envpipe_prints_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(example_profile_path()), "--microbatches", "2", "--gpu", "a100"]

@@ -81,7 +81,7 @@ def test_two_equal_stages_run_these_orders(
     num_microbatches: int,
     expected: list[str | None],
 ) -> None:
-    """A backward takes two forwards; None: not written down."""
+    """All but forwards take two forwards; None: this stage is not compared."""
     profile = timed_profile(2, {F: 1.0} | dict.fromkeys(kinds[1:], 2.0), num_chunks)
     schedule = make_schedule(name, context_of(profile, num_microbatches))
     for stage, order in zip(schedule.stages, expected, strict=True):

@@ -71,6 +71,8 @@ def test_the_best_fixed_clocks_are_found(
     )
     assert per_stage.energy_j == pytest.approx(least_j, rel=1e-9)
     assert for_all.energy_j == pytest.approx(same_j, rel=1e-9)
+    curves = single_clock_curves(model, [baseline_s, limit_s])
+    assert [curve[-1].energy_j for curve in curves] == [per_stage.energy_j, for_all.energy_j]
 
 
 @pytest.mark.parametrize("share", [0.95, 0.75, 0.55])

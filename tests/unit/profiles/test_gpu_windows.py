@@ -37,6 +37,11 @@ def test_an_unknown_gpu_is_refused_with_the_known_ones(name: str) -> None:
     assert {"a100", "h100-sxm", "rtx5090"} <= set(gpu_names())
 
 
+def test_shipped_windows_have_the_steps_of_their_sources() -> None:
+    for shipped in map(load_gpu_window, gpu_names()):
+        assert (shipped.granularity_mhz, shipped.reconfigure_granularity_mhz) == (90, 30)
+
+
 def test_a_gpu_of_ones_own_is_a_file_in_a_folder_or_anywhere(tmp_path: Path) -> None:
     for file in ("X9.toml", "a100.toml"):
         (tmp_path / file).write_text(NEW_GPU, encoding="utf-8")
@@ -74,6 +79,7 @@ def test_a_file_or_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("value = 30", "value = 0", "reconfigure_granularity_mhz must be from 1 to "),
         ("value = 100", "value = nan", "blocking_power_w must be above 0 and at most"),
         (', source = "measured"', "", "blocking_power_w.source must name"),
+        ('source = "measured"', 'source = " "', "blocking_power_w.source must name"),
     ],
 )
 def test_a_malformed_file_names_file_and_key(
@@ -155,7 +161,7 @@ def test_what_is_published_of_three_gpus_is_shipped_and_the_others_are_unknown()
     assert "A800" in a100.sources["transitions.queues_in_node"]
 
 
-def test_a_file_of_ones_own_holds_the_table_alone(tmp_path: Path) -> None:
+def test_a_file_of_ones_own_may_hold_the_table_of_clock_changes_alone(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text(OWN, encoding="utf-8")
     assert read_transitions(path) == OWN_TIMES
@@ -232,8 +238,10 @@ def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
         ("[transitions]\n", "[transitions]\npairs = 3\n", "transitions.pairs must be an array of"),
         ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
         ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
+        ("mhz = 900\n", "", "transitions.clocks[1].mhz must be a whole number of MHz"),
         ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
         ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
+        ("= 40", "= nan", "transitions: waiting_powers must be from 0 to 10000 W, not nan at 900"),
         ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
         ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
     ],
@@ -261,7 +269,7 @@ def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
         load_gpu_window("a40", folder=tmp_path)
 
 
-def test_more_clocks_than_any_gpu_has_and_half_a_call_are_refused() -> None:
+def test_more_clocks_than_any_gpu_has_and_one_percentile_of_a_call_are_refused() -> None:
     with pytest.raises(TransitionsError, match=r"^give call_p50_s and call_p95_s together, or"):
         replace(OWN_TIMES, call_p95_s=None)
     with pytest.raises(TransitionsError, match="at most 1000 clocks, not 1001"):

@@ -10,6 +10,7 @@ from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import (
     parse_stage_profile,
     parse_stage_profile_rows,
+    read_pipeline_profiles,
     read_stage_profile,
 )
 
@@ -59,6 +60,7 @@ NO_COUNT = "must be a whole number from 0 to 1000000, not"
             3,
         ),
         (GOOD + "2000000,forward,900,1,1\n", f"stage {NO_COUNT} '2000000'", 6),
+        (GOOD + "0.5,forward,900,1,1\n", f"stage {NO_COUNT} '0.5'", 6),
         (GOOD + "0,forward,900,1", "4 cells in the row for 5 columns in the header", 6),
         # Lines are counted through blank lines and line feeds in quotes.
         (
@@ -131,6 +133,7 @@ def test_a_profile_that_cannot_be_used_is_refused_in_one_line(
         ("fast", "must be a finite number"),
         ("nan", "must be a finite number"),
         ("1_000", "must be a finite number"),
+        ("\u0661\u0664", "must be a finite number"),  # Arabic digits
         ("0", "must be a finite positive number"),
         ("1e999", "must be a finite positive number"),
         ("9" * 5000, "must be a finite positive number"),
@@ -151,16 +154,18 @@ def test_what_is_no_positive_number_is_refused(column: str, value: str, rule: st
 def test_a_file_that_is_not_utf_8_is_refused(tmp_path: Path, content: bytes, line: int) -> None:
     path = tmp_path / "profile.csv"
     path.write_bytes(content)
-    with pytest.raises(ProfileError, match="not UTF-8 text") as raised:
-        read_stage_profile(path)
-    assert raised.value.located("profile.csv").startswith(f"profile.csv:{line}: ")
+    for read in (read_stage_profile, read_pipeline_profiles):
+        with pytest.raises(ProfileError, match="not UTF-8 text") as raised:
+            read(path)
+        assert raised.value.located("profile.csv").startswith(f"profile.csv:{line}: ")
 
 
 @pytest.mark.parametrize("name", ["missing.csv", ".", "a\0b"])
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ProfileError, match=r"^cannot read the profile: ") as raised:
-        read_stage_profile(tmp_path / name)
-    assert raised.value.line is None
+    for read in (read_stage_profile, read_pipeline_profiles):
+        with pytest.raises(ProfileError, match=r"^cannot read the profile: ") as raised:
+            read(tmp_path / name)
+        assert raised.value.line is None
 
 
 def json_row(**changes: object) -> dict[str, object]:

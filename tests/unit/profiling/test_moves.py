@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import cache
@@ -204,6 +205,7 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
         ({"clocks_mhz": ((1410, 1200), (1410,))}, "clocks_mhz"),
         ({"num_ranks": (1, 0)}, "num_ranks"),
         ({"slowdown_cap": 0.0}, "slowdown_cap"),
+        ({"slowdown_cap": math.nan}, "slowdown_cap"),
         ({"blocking_power_w": (70.0, -1.0)}, "blocking_power_w"),
         ({"max_steps": 0}, "max_steps"),
     ],

@@ -54,7 +54,7 @@ def test_totals_stand_for_iterations_and_means_for_medians(valid: Document) -> N
 def test_published_runs_fit_the_schema() -> None:
     for path in recorded_runs():
         document = json.loads(path.read_text(encoding="utf-8"))
-        # Of some hundred runs alike.
+        # The runs of a file are alike: two are validated.
         validate({**document, "runs": [document["runs"][0], document["runs"][-1]]})
         recording = recording_from_document(document)
         assert recording.num_stages == document["pp"]
@@ -96,6 +96,7 @@ NAN = float("nan")
         (_set("runs", to=[]), "runs: must hold at least two runs"),
         (_set(*_RUN, to=[]), "runs[2]: must be an object"),
         (_set(*_RUN, "name"), "run 2: name: must be 1 to 200 printable characters"),
+        (_set(*_RUN, "name", to="a\nb"), "run 2: name: must be 1 to 200 printable characters"),
         (_set(*_RUN, "name", to="plan-1"), "run plan-1: name: two runs have it"),
         (_set(*_RUN, "clocks_mhz"), "run plan-2: clocks_mhz: must be a list"),
         (_set(*_RUN, "clocks_mhz", 1), "run plan-2, stage 2: clocks_mhz: has 2 stages"),

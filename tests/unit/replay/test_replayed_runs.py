@@ -126,7 +126,7 @@ def test_too_few_runs_and_runs_at_one_clock_are_refused() -> None:
         replay(recording_from_document(document), range(3))
 
 
-def test_the_document_has_the_agreed_keys_and_the_text_the_same_figures() -> None:
+def test_the_document_has_the_errors_of_the_runs_and_the_text_the_same_figures() -> None:
     result = replayed(synthetic_document(noise_percent=0.3))
     document, text = replay_document(result), replay_text(result)
     assert [run["fitted"] for run in document["runs"]] == [True, False] * 8

@@ -247,7 +247,7 @@ def _simulated_slowdown_percent(plan: FrequencyPlan, num_draws: int = 150) -> fl
     return 100 * (sums_s[0] / sums_s[1] - 1)
 
 
-def test_a_frontier_and_a_chosen_order_have_it_too() -> None:
+def test_a_frontier_and_a_chosen_order_have_a_reserve_too() -> None:
     profile = scattered(load_example_profile(), jitter=0.02, time_error=0.001)
     options = {"blocking_power_w": (83.64,), "effort": "low"}
     curve = make_frontier(request_of(profile, 4, **options), 3)

@@ -49,6 +49,9 @@ def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
 def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).energy_j == pytest.approx(plan("least-energy").energy_j)
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
+
+
+def test_a_slowdown_may_be_given_in_percent() -> None:
     assert parse_target("slowdown:10%") == parse_target("slowdown:0.1")
 
 
