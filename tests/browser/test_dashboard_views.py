@@ -232,6 +232,11 @@ def test_two_versions_and_two_jobs_are_compared(planner: LivePlanner, job_page: 
     expect(page.get_by_role("link", name="third")).to_be_visible()
     go("#/compare/job/1/third/-")
     expect(page.locator(".caveat")).to_contain_text("real and emulated GPUs")
+    go("#/compare/job/7/gone/-")
+    expect(page.locator(".caveat")).to_contain_text(
+        "Job job has no version 7 with a prediction; version 2 is shown instead."
+        " There is no job gone; "
+    )
     go("#/compare/%E0%A4%A/1/job/1")  # malformed: shows a job
     expect(page.get_by_label("Job B")).to_have_value("job")
     expect(page.get_by_role("row").filter(has_text="Pipeline")).to_contain_text("2 stages")

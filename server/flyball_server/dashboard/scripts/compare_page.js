@@ -142,9 +142,12 @@ export class ComparePage {
       this.shown = offered;
       setChildren(this.pickers, ...sides.map((side, index) => this.picker(jobs, side, index)));
     }
+    const warnings = sides.flatMap((side, index) => replacement(side, this.chosen[index]));
     const differing = differences(sides);
-    this.warning.hidden = differing.length === 0;
-    setText(this.warning, `The two differ in more than their plans: ${differing.join(", ")}.`);
+    if (differing.length > 0)
+      warnings.push(`The two differ in more than their plans: ${differing.join(", ")}.`);
+    this.warning.hidden = warnings.length === 0;
+    setText(this.warning, warnings.join(" "));
     const [a, b] = sides;
     setChildren(
       this.body,
@@ -208,6 +211,19 @@ function sideOf(job, version, report, history) {
   const plan = plans.find((each) => each.version === wanted) ?? plans[0];
   const measured = report.versions.find((each) => each.version === plan?.version);
   return { job, plans, plan, measured };
+}
+
+/**
+ * Return a warning where something else than the chosen job and version is shown.
+ * @param {Side} side
+ * @param {[string, number | null]} chosen
+ */
+function replacement({ job, plan }, [name, version]) {
+  if (name !== "" && name !== job.job_id)
+    return [`There is no job ${name}; ${job.job_id} is shown instead.`];
+  if (version === null || version === plan?.version) return [];
+  const shown = plan ? `version ${plan.version} is shown instead` : "it has no plan";
+  return [`Job ${job.job_id} has no version ${version} with a prediction; ${shown}.`];
 }
 
 /** Return what else the two differ in. @param {Side[]} sides */
