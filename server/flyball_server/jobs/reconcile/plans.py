@@ -6,7 +6,6 @@ made the change may not repeat it.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 from flyball_server.jobs.errors import PlanningFailedError
@@ -67,9 +66,6 @@ class TimetableReconciler(SlottedReconciler):
         return None if change is None else min(LONGEST_PAUSE_S, (change - now).total_seconds())
 
 
-_LOG = logging.getLogger(__name__)
-
-
 class ReplanReconciler(SlottedReconciler):
     """Reconciler that plans a job after a change of its inputs, unless planning has failed."""
 
@@ -93,8 +89,7 @@ class ReplanReconciler(SlottedReconciler):
                 return SLOT_RETRY_S
             try:
                 plan_if_needed(services, job_id, asked_by=None)
-            except PlanningFailedError as error:
-                _LOG.warning("job %s: not planned: %s", job_id, error.message)
+            except PlanningFailedError:  # it has been logged and stored
                 services.notify_pollers(job_id)
         return None
 
