@@ -122,14 +122,14 @@ class Iterate(NamedTuple):
 
 
 class KeptIterates:
-    """Iterates by deadline, spread over all that were solved."""
+    """Iterates of solved deadlines, at most MAX_KEPT, spread over all of these deadlines."""
 
     def __init__(self) -> None:
         self._deadlines_s: list[float] = []
         self._iterates: list[Iterate] = []
 
     def add(self, deadline_s: float, iterate: Iterate) -> None:
-        """Keep it; where there are too many, the one that its neighbours best make up for goes."""
+        """Keep an iterate; beyond MAX_KEPT drop the one between the two nearest to each other."""
         place = bisect.bisect_left(self._deadlines_s, deadline_s)
         self._deadlines_s.insert(place, deadline_s)
         self._iterates.insert(place, iterate)
@@ -142,7 +142,7 @@ class KeptIterates:
             del self._deadlines_s[spare], self._iterates[spare]
 
     def mixed(self, deadline_s: float) -> Iterate | None:
-        """A mix of the two nearest on both sides; None where there is none on one."""
+        """Return a mix of the nearest on both sides; None: there is none on one side."""
         place = bisect.bisect_left(self._deadlines_s, deadline_s)
         if not 0 < place < len(self._deadlines_s):
             return None
@@ -155,7 +155,10 @@ class KeptIterates:
 
 
 class InteriorPointRelaxation:
-    """See the module; a deadline between two solved ones is begun from a mix (`warm_start`)."""
+    """Interior point of one network, for one deadline after another.
+
+    A deadline between two solved ones starts from a mix of their iterates.
+    """
 
     def __init__(self, network: EventNetwork) -> None:
         self._network = network

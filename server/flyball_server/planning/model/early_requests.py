@@ -93,12 +93,15 @@ class EarlyRequestBatch(PlanBatch):
             for of_group in times_s
         )
         self._is_rising = all(list(of_group) == sorted(of_group) for of_group in times_s)
+        # By instruction, the one after it of its stage; by row, its instruction.
+        self._following = np.argsort(self._rows.clocked.before)
+        self._in_rows = np.argsort(self._rows.row_of)
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
 
     @cached_property
     def _ranges(self) -> _TimeRanges:
-        """Return the ranges; few profiles need them, and of many clocks they are large."""
+        """Return the ranges; they are large, and few profiles need them."""
         clocked = self._rows.clocked
         return _TimeRanges(clocked.times_s, np.array(clocked.group))
 
@@ -187,18 +190,16 @@ class EarlyRequestBatch(PlanBatch):
         # Of the instructions at one clock, one after the other, the last one.
         end = np.where(is_end, number, len(in_order))
         end = np.minimum.accumulate(end[::-1], axis=0)[::-1]
-        following = np.empty(len(in_order), dtype=np.int64)
-        following[rows.clocked.before] = np.arange(len(in_order))
-        is_before_up = np.take_along_axis(self._is_up(clocks)[row_of][following], end, axis=0)
+        is_before_up = np.take_along_axis(self._is_up(clocks)[row_of][self._following], end, axis=0)
         left_s = np.take_along_axis(ended_s, end, axis=0) - ended_s  # after the instruction
         lead_s = self._transitions.up_p95_s * (1 + _TOLERANCE)
         is_after_request = is_before_up & (left_s + time_s < lead_s)
         has_request = is_before_up & (left_s < lead_s) & ~is_after_request
-        next_in_order = in_order[following]
+        next_in_order = in_order[self._following]
         after_run = np.take_along_axis(next_in_order, end, axis=0)
         next_in_order = np.where(has_request, after_run, next_in_order)
         next_in_order[is_after_request] = in_order[is_after_request]
-        in_rows = np.argsort(row_of)
+        in_rows = self._in_rows
         return has_request[in_rows], is_after_request[in_rows], next_in_order[in_rows]
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:

@@ -18,6 +18,7 @@ from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import (
     InteriorPointRelaxation,
     Iterate,
+    KeptIterates,
 )
 from flyball_server.planning.frontier.relaxation import RelaxedOptimum
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
@@ -107,6 +108,21 @@ def test_a_mixed_start_that_leads_nowhere_is_followed_by_a_cold_one(
     assert after.lower_bound_j == cold.lower_bound_j
 
 
+def test_beyond_the_limit_the_iterate_between_the_nearest_two_is_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of deadlines 1, 2, 2.1 and 4 the second goes: 1.5 is 5/11 of the way from 1 to 2.1."""
+    monkeypatch.setattr(interior_point, "MAX_KEPT", 3)
+    kept = KeptIterates()
+    for deadline_s in (4.0, 1.0, 2.1, 2.0):
+        kept.add(deadline_s, Iterate(*[np.array([deadline_s**2])] * len(Iterate._fields)))
+    mixed = kept.mixed(1.5)
+    assert mixed is not None
+    assert [*np.ravel(mixed)] == pytest.approx([1 + 5 / 11 * 3.41] * len(Iterate._fields))
+    assert kept.mixed(0.9) is None
+    assert kept.mixed(4.1) is None
+
+
 def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     monkeypatch.setattr(solver_module, "MAX_HIGHS_INSTRUCTIONS", 0)
     monkeypatch.setattr(frontier_curve, "NUM_FIRST", 30)
@@ -114,7 +130,7 @@ def sweep_as_if_large(monkeypatch: pytest.MonkeyPatch) -> list[DeadlinePlan]:
     return sweep_frontier(DeadlineSolver(example_model(4)), 40, 500)
 
 
-def test_a_frontier_from_mixed_starts_is_certified_thins_out_what_it_keeps_and_is_repeatable(
+def test_a_frontier_from_mixed_starts_is_certified_and_repeatable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     solved: list[RelaxedOptimum] = []
