@@ -88,7 +88,7 @@ def sqlite_transaction(engine: Engine, *, file: Path, writes: bool) -> Generator
 def use_write_ahead_log(engine: Engine, *, file: Path) -> None:
     """Set the file's journal mode so that readers and a writer do not block each other.
 
-    SQLite refuses this at once, without its own waiting, while another connection does the same.
+    SQLite refuses this at once, without its own waiting, while another connection is writing.
 
     Raises:
         StoreError: SQLite refused, or the file stayed busy for `BUSY_TIMEOUT_S`.
