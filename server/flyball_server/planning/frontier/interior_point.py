@@ -31,7 +31,7 @@ from flyball_server.planning.model.finish_times import FloatArray
 # pyright: reportMissingTypeStubs=false
 
 MAX_STEPS = 80
-MAX_WARM_STEPS = 40  # a mixed start takes 8 to 20; beyond, a cold start is faster
+MAX_WARM_STEPS = 40  # beyond, a cold start is about as fast
 # Complementarity, as a share of the energy: of iterates that are kept for mixing, and of mixes
 # that are worth beginning from.
 KEPT_BELOW, MIXED_BELOW = 3e-3, 3e-2
