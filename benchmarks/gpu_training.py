@@ -24,6 +24,8 @@ RANK = Path(__file__).with_name("gpu_training_rank.py")
 FRAMEWORKS = ("torch", "deepspeed")
 MODELS = ("gpt2", "gpt2-medium")
 ALONE = "alone"
+ATTACHED = ("synchronize", "stream")
+WAYS = ("waits", *ATTACHED)
 # Of Student's distribution, two-sided 95 %, by degrees of freedom from 1.
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 _T95_BEYOND = 2.1
@@ -56,7 +58,7 @@ def _of(framework: str, model: str, arguments: argparse.Namespace) -> dict[str, 
             *("--seconds", str(arguments.seconds)),
             *("--microbatch-size", str(arguments.microbatch_size)),
             *(["--tiny-on-cpu"] if arguments.tiny_on_cpu else []),
-            *(["--waits"] if arguments.waits else []),
+            *(part for way in arguments.way or ATTACHED for part in ("--way", way)),
         ]
         try:
             ran = subprocess.run(
@@ -121,7 +123,10 @@ def main() -> int:
     )
     parser.add_argument("--microbatch-size", type=int, default=4, help="(default: %(default)s)")
     parser.add_argument(
-        "--waits", action="store_true", help="also the waits of timing=synchronize alone"
+        "--way",
+        choices=WAYS,
+        action="append",
+        help=f"what to compare with training alone (default: {' and '.join(ATTACHED)})",
     )
     parser.add_argument(
         "--tiny-on-cpu", action="store_true", help="a small model on the CPU: a trial, no result"

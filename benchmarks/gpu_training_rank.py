@@ -1,6 +1,6 @@
 """One rank, one stage: trains in blocks, by turns alone and with Flyball attached.
 
-`gpu_training_rank.py torch|deepspeed gpt2|gpt2-medium FIGURES.json [--seconds S]`. Ways:
+`gpu_training_rank.py torch|deepspeed gpt2|gpt2-medium FIGURES.json --way WAY [--seconds S]`. Ways:
 
     alone         nothing is attached
     waits         the waits of `synchronize` alone, with hooks that do nothing
@@ -16,7 +16,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from flyball_client.gpu.open_gpu import open_local_gpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.huggingface import build_causal_lm, next_token_loss
 from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_wire.messages import StepMeasurement
 
 SEED = 1788
 NUM_MICROBATCHES = 8
@@ -46,7 +47,7 @@ TINY = GPT2Config(
 )
 TINY_LENGTH = 32
 ALONE, WAITS = "alone", "waits"
-WAYS = (ALONE, WAITS, "synchronize", "stream")
+WAYS = (WAITS, "synchronize", "stream")
 # Long beside the 100 ms of an energy counter.
 BLOCK_S = 1.0
 LATENESS_STEPS = 10
@@ -210,7 +211,7 @@ def main() -> int:
     training.step()
     machine.wait()
     num_steps = max(2, round(BLOCK_S / (time.monotonic() - began_s)))
-    ways = [way for way in WAYS if way != WAITS or options.waits]
+    ways = [ALONE, *options.way]
     rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     until_s = time.monotonic() + options.seconds
     order = random.Random(SEED)
@@ -272,8 +273,17 @@ def _block(
         "step_j": None if began_j is None or ended_j is None else (ended_j - began_j) / num_steps,
         "instructions_ms": times_ms,
         "num_measured": len(measured),
-        "measured_step_s": fmean(each.time_s for each in measured) if measured else None,
+        "measured_step_s": _mean(measured, "time_s"),
+        "measured_step_j": _mean(measured, "energy_j"),
+        "sm_clock_mhz": _mean(measured, "sm_clock_mhz"),
+        "num_power_capped": sum(each.num_power_capped for each in measured),
     }
+
+
+def _mean(measured: Sequence[StepMeasurement], quantity: str) -> float | None:
+    values = [getattr(each, quantity) for each in measured]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _lateness_us(training: Training, machine: Machine) -> dict[str, float]:
@@ -336,7 +346,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--microbatch-size", type=int, default=4)
     parser.add_argument("--tiny-on-cpu", action="store_true")
-    parser.add_argument("--waits", action="store_true")
+    parser.add_argument("--way", choices=WAYS, action="append", required=True)
     return parser.parse_args()
 
 
