@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PATIENCE_S = 60.0
-NAMES = ("chromium", "chromium-browser", "google-chrome")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 _ARGUMENTS = (
     "--no-sandbox",  # it runs as root in containers
     "--disable-gpu",
@@ -61,7 +61,9 @@ def chromium_path() -> str:
         MissingProgramError: no browser is installed, and none could be.
     """
     # Without a font all letters are boxes.
-    return find_or_install(_find, f"{', '.join(NAMES)} on PATH", "chromium", "fonts-dejavu-core")
+    return find_or_install(
+        _find, f"{', '.join(NAMES)} on PATH", "chromium-headless-shell", "fonts-dejavu-core"
+    )
 
 
 def _find() -> str | None:
