@@ -107,10 +107,12 @@ def run_benchmark(
 
     Returns:
         0 where all limits are kept, 1 where one is missed, 2 where it could not be measured,
-        130 after Ctrl-C.
+        130 after Ctrl-C or SIGTERM.
     """
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
     arguments = parser.parse_args()
+    # What it has started ends with it, too.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         report = measure(arguments)
     except BenchmarkError as error:

@@ -1,7 +1,7 @@
 """Cost of Flyball's client to a training rank, beside Zeus's client on the same false GPUs.
 
 Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]
-[--kernels]`; README.md beside this file says how to read it.
+[--judged] [--kernels]`; README.md beside this file says how to read it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from hooks_deepspeed import DEVICES, TrainingFigure, measure_training
 from hooks_figures import Distribution, SeriesFigure
 from hooks_gpus import FalseGpus
-from hooks_limits import hook_limits
+from hooks_limits import HOOK_LOADS, hook_limits
 from hooks_load import GPU_KERNELS, LOADS, SLEEPING
 from hooks_process import run_driver
 from hooks_series import Series
@@ -62,14 +62,15 @@ def spread(loads: Iterable[str]) -> tuple[Series, ...]:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """The chosen parts, one after the other."""
-    if arguments.kernels and "hooks" not in arguments.parts:
-        raise BenchmarkError("--kernels belongs to the part hooks, which --parts leaves out")
+    if (arguments.kernels or arguments.judged) and "hooks" not in arguments.parts:
+        option = "--kernels" if arguments.kernels else "--judged"
+        raise BenchmarkError(f"{option} belongs to the part hooks, which --parts leaves out")
     load_before = os.getloadavg()
     figures: dict[str, Any] = {}
     texts: list[str] = []
     limits: list[Limit] = []
     parts: dict[str, Callable[[FalseGpus], tuple[Any, str, list[Limit]]]] = {
-        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(gpus, arguments.kernels)),
+        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(gpus, arguments)),
         "memory": _memory,
         "training": _training,
     }
@@ -96,14 +97,15 @@ def measure(arguments: argparse.Namespace) -> Report:
 # ---------------------------------------------------------------------- hooks
 
 
-def _hook_loads(gpus: FalseGpus, has_kernels: bool) -> tuple[str, ...]:
+def _hook_loads(gpus: FalseGpus, arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return what the rank does between hooks; the false NVML stands beside a GPU's kernels too.
 
     Raises:
         BenchmarkError: kernels are wanted, and torch sees no GPU.
     """
-    if not has_kernels:
-        return LOADS
+    loads = tuple(load for load in LOADS if load in HOOK_LOADS or not arguments.judged)
+    if not arguments.kernels:
+        return loads
     # In the environment in which it is loaded later.
     seen = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("hooks_load.py"))],
@@ -113,7 +115,7 @@ def _hook_loads(gpus: FalseGpus, has_kernels: bool) -> tuple[str, ...]:
     )
     if seen.returncode:
         raise BenchmarkError("--kernels: torch sees no GPU here")
-    return (*LOADS, GPU_KERNELS)
+    return (*loads, GPU_KERNELS)
 
 
 def _hooks(gpus: FalseGpus, num_rounds: int, loads: Sequence[str]) -> tuple[Any, str, list[Limit]]:
@@ -361,6 +363,9 @@ if __name__ == "__main__":
     )
     argument_parser.add_argument(
         "--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
+    )
+    argument_parser.add_argument(
+        "--judged", action="store_true", help="only hooks between what has limits, a third as long"
     )
     argument_parser.add_argument(
         "--kernels",
