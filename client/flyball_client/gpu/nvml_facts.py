@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import pynvml as _pynvml
@@ -140,6 +139,9 @@ def nvml_versions() -> NvmlVersions:
         nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
     except GpuNotSupportedError:
         nvml = None
+    # It takes a governor a sixth of its start, and only `flyball doctor` and a benchmark ask.
+    from importlib import metadata  # noqa: PLC0415
+
     try:
         binding = metadata.version("nvidia-ml-py")
     except metadata.PackageNotFoundError:
