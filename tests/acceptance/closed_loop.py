@@ -30,7 +30,7 @@ ON_ITS_WAY_S = 0.05
 # A step's real time at least, once there is a plan: the planner looks at a job ten times a second.
 AT_LEAST_S = 0.02
 # A step's real time at most, where the planner may have something to decide.
-STEP_S = 3.0
+STEP_S = 20.0
 # Looked at of any version, also of one whose cycle is shorter.
 FEWEST_STEPS = 12
 LINK_TIMES = LinkTimes(poll_wait_s=5.0, gather_s=0.05, first_retry_s=0.05, longest_retry_s=0.2)
