@@ -16,7 +16,7 @@ from tests.acceptance.closed_loop import (
     one_forward_one_backward,
 )
 from tests.planner.forked_command import ForkedCommand
-from tests.planner.live import SERVE, serve_environment
+from tests.planner.live import NO_AUTHORITIES, SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S
 from tests.planner.ports import free_port
 
@@ -105,7 +105,8 @@ class Planner:
 
     def status(self, path: str) -> int:
         """Return how a GET is answered."""
-        return httpx.get(f"{self.url}{path}", timeout=PATIENCE_S).status_code
+        url = f"{self.url}{path}"
+        return httpx.get(url, timeout=PATIENCE_S, verify=NO_AUTHORITIES).status_code
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from tests.acceptance.killed_planners import (
     registration,
     training_ranks,
 )
-from tests.planner.live import SERVE, serve_environment
+from tests.planner.live import NO_AUTHORITIES, SERVE, serve_environment
 from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerError
@@ -158,6 +158,7 @@ def wait_for_refusal(planner: Planner) -> str:
             f"{planner.url}{path}",
             json={"num_stages": 2, "num_microbatches": 2, "blocking_power_w": [70.0]},
             timeout=PATIENCE_S,
+            verify=NO_AUTHORITIES,
         )
         details.append(answer.json().get("detail", ""))
         return answer.status_code == 503

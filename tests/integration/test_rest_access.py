@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import httpx
 import pytest
 from tests.fuzz.raw_call import answers, call, send
-from tests.planner.live import LivePlanner, live_planner
+from tests.planner.live import NO_AUTHORITIES, LivePlanner, live_planner
 from tests.planner.samples import job_record, registration
 
 from flyball_server.http.middleware.token_access import DOCS
@@ -27,7 +27,9 @@ OTHER = routes.fill(routes.JOB, job_id="other")
 def as_bearer(planner: LivePlanner, token: str | None) -> Iterator[httpx.Client]:
     """A client that sends this token, or none."""
     headers = {} if token is None else {TOKEN_HEADER: token}
-    with httpx.Client(base_url=planner.http.base_url, headers=headers, timeout=30) as http:
+    with httpx.Client(
+        base_url=planner.http.base_url, headers=headers, timeout=30, verify=NO_AUTHORITIES
+    ) as http:
         yield http
 
 

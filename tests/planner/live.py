@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from flyball_server.tracing import Traces
 
 # For clients of plain HTTP, which else read all authorities' certificates when they are made.
-_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ def live_planner(
         thread.start()
         try:
             wait_until(lambda: server.started or not thread.is_alive())
-            with httpx.Client(base_url=address, timeout=PATIENCE_S, verify=_NO_AUTHORITIES) as http:
+            with httpx.Client(base_url=address, timeout=PATIENCE_S, verify=NO_AUTHORITIES) as http:
                 yield LivePlanner(app=app, http=http)
         finally:
             server.end()
@@ -241,7 +241,9 @@ def serve_process(
         line = process.stdout.readline()
         address = next((word for word in line.split() if word.startswith(scheme)), "")
         assert address, f"no address in {line!r}; {process.communicate(timeout=PATIENCE_S)[1]}"
-        with httpx.Client(base_url=address, timeout=PATIENCE_S, verify=verify or True) as http:
+        with httpx.Client(
+            base_url=address, timeout=PATIENCE_S, verify=verify or NO_AUTHORITIES
+        ) as http:
             yield ServeProcess(process=process, line=line, http=http)
     finally:
         if process.poll() is None:
