@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 from hypothesis import settings
+from hypothesis.internal.conjecture import providers
 from tests.browser.chromium import chromium_path
 from tests.browser.fixtures import (
     browser,
@@ -45,7 +46,12 @@ gc.disable()
 # In CI every run draws the same ones: what failed there fails here.
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)
-settings.load_profile("repeatable" if os.environ.get("CI") == "true" else "untimed")
+if os.environ.get("CI") == "true":
+    settings.load_profile("repeatable")
+    # Else some are constants of those of our modules that this process happens to have imported.
+    setattr(providers, "_get_local_constants", lambda: vars(providers)["_local_constants"])  # noqa: B010
+else:
+    settings.load_profile("untimed")
 
 # Run in a shell's background, we and all our children would ignore Ctrl-C, which some of them
 # are sent; a handler of Python's becomes the default action in a child.
