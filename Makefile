@@ -163,6 +163,7 @@ $(VENV)/installed: pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]'
+	@$(BIN)/python -m compileall -q client server integrations profiles  # or each first process does
 	@touch $@
 
 $(TYPESCRIPT)/installed: $(VENV)/installed
