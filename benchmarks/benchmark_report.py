@@ -111,7 +111,7 @@ def run_benchmark(
     """
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
     arguments = parser.parse_args()
-    # What it has started ends with it, too.
+    # As Ctrl-C, so that what it has started ends too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         report = measure(arguments)

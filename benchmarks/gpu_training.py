@@ -58,7 +58,7 @@ def _of(framework: str, model: str, arguments: argparse.Namespace) -> dict[str, 
             *("--seconds", str(arguments.seconds)),
             *("--microbatch-size", str(arguments.microbatch_size)),
             *(["--tiny-on-cpu"] if arguments.tiny_on_cpu else []),
-            *(part for way in arguments.way or ATTACHED for part in ("--way", way)),
+            *(f"--way={way}" for way in dict.fromkeys(arguments.way or ATTACHED)),
         ]
         try:
             ran = subprocess.run(

@@ -365,7 +365,7 @@ if __name__ == "__main__":
         "--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
     )
     argument_parser.add_argument(
-        "--judged", action="store_true", help="only hooks between what has limits, a third as long"
+        "--judged", action="store_true", help="hooks only under the loads that have limits"
     )
     argument_parser.add_argument(
         "--kernels",
