@@ -45,8 +45,8 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
 
-# Three files at a time, since a third of the time is waiting, the longest (tests/acceptance) first.
-# PYTEST_ARGS="-n 0" runs one by one.
+# Three files at a time, since on two cores a third of the time would be waiting; the longest
+# (tests/acceptance) first. PYTEST_ARGS="-n 0" runs one by one.
 test: compiler $(VENV)/installed $(ZEUS)/installed $(TORCHTITAN)/installed $(AXE)/installed
 	@$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
@@ -159,11 +159,12 @@ compiler:
 	  || { echo "missing: gcc, with which the tests build a false NVML (Debian: apt-get install gcc libc6-dev)" >&2; exit 2; }
 
 # torch first and pinned: asked for by deepspeed alone, pip would take its newest CUDA build.
+# Modules are compiled once, not by all processes of a first run at the same time.
 $(VENV)/installed: pyproject.toml | prerequisites
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) --editable '.[dev]'
-	@$(BIN)/python -m compileall -q client server integrations profiles  # or each first process does
+	@$(BIN)/python -m compileall -q client server integrations profiles
 	@touch $@
 
 $(TYPESCRIPT)/installed: $(VENV)/installed

@@ -48,7 +48,7 @@ settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.register_profile("repeatable", settings.get_profile("untimed"), derandomize=True)
 if os.environ.get("CI") == "true":
     settings.load_profile("repeatable")
-    # Else some are constants of those of our modules that this process happens to have imported.
+    # Otherwise it also draws constants of those of our modules that this process has imported.
     setattr(providers, "_get_local_constants", lambda: vars(providers)["_local_constants"])  # noqa: B010
 else:
     settings.load_profile("untimed")
@@ -70,7 +70,7 @@ NEEDED: dict[str, Callable[[], object]] = {
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Install what the chosen tests need before the first begins: it has a time limit."""
     gc.freeze()
-    # Seldom: what tests leave behind is mostly gone without it.
+    # Rarely: reference counts free most of what tests leave behind.
     gc.set_threshold(100_000, 20, 20)
     gc.enable()
     if session.config.option.collectonly:

@@ -139,7 +139,7 @@ def nvml_versions() -> NvmlVersions:
         nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
     except GpuNotSupportedError:
         nvml = None
-    # It takes a governor a sixth of its start, and only `flyball doctor` and a benchmark ask.
+    # Imported here: a governor starts sooner without it, and needs no versions.
     from importlib import metadata  # noqa: PLC0415
 
     try:
