@@ -98,14 +98,11 @@ class SavingSources:
         bubbles_j: stages that wait while the pipeline fills and drains run slower, J.
         iteration_time_j: a longer iteration, in which all stages run slower and wait longer; of a
             shorter one what less waiting saves, J.
-        waiting_j: stages wait at lower clocks, which draws less, where the plan's transitions have
-            waiting powers, J.
     """
 
     imbalance_j: float
     bubbles_j: float
     iteration_time_j: float
-    waiting_j: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +306,7 @@ class TimelineRow:
     Attributes:
         dp_rank: lowest data-parallel rank that the row stands for, if pipelines have clocks of
             their own; else 0.
-        blocking_power_w: total power in W of the stage's ranks while they wait, on average.
+        blocking_power_w: total power in W of the stage's ranks while they wait.
         kinds: kinds of the instructions, such as `forward` and `backward`.
         start_s: time from the iteration's start to the instruction's in s.
         duration_s: duration in s.

@@ -1,7 +1,5 @@
 """Times of clock changes: how long after its request a clock takes effect on a GPU.
 
-With them comes the power of a GPU that waits at each clock, where that was measured.
-
 A TOML table `[transitions]`, in a file of the GPU table or in a file of its own:
 
     [transitions.up_ms]
@@ -13,29 +11,18 @@ A TOML table `[transitions]`, in a file of the GPU table or in a file of its own
     [transitions.down_ms]
     ...
 
-    [[transitions.clocks]]
-    mhz = 1410
-    waiting_power_w = 83.6
-
-`measured_transitions` has what else a measurement adds.
+`measured_transitions` has what a measurement adds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self, cast
 
 MAX_TRANSITION_S = 10.0
 """Longest time of a clock change, s; beyond it is another unit."""
-
-MAX_WAITING_POWER_W = 10_000.0
-MAX_CLOCK_MHZ = 100_000
-"""Beyond them is another unit."""
-
-MAX_WAITING_POWERS = 1000
-"""Most clocks with a waiting power; GPUs of 2026 have some 130 clocks."""
 
 # Standard deviations of a normal distribution between its median and its 95th percentile.
 _NORMAL_P95 = 1.645
@@ -45,8 +32,7 @@ _A40_UP, _A40_DOWN = (0.76, 1.43), (0.83, 1.22)
 
 TRANSITIONS = "transitions"
 _UP, _DOWN, _CALL, _QUEUE = "up_ms", "down_ms", "call_ms", "queues_in_node"
-_CLOCKS, _CLOCK, _POWER = "clocks", "mhz", "waiting_power_w"
-_DETAILS = ("pairs", "at_once", _CLOCKS)
+_DETAILS = ("pairs", "at_once", "clocks")
 _PERCENTILES: Mapping[str, tuple[str, ...]] = {
     _UP: ("p5", "p50", "p95"),
     _DOWN: ("p5", "p50", "p95"),
@@ -74,12 +60,9 @@ class ClockTransitions:
         queues_in_node: true if calls for GPUs of one node run one at a time; null: unknown.
         starts_settled: true if the first instruction of every iteration begins at its clock,
             since the iteration's tail (optimizer, all-reduce) is longer than any change.
-        waiting_powers: clock in MHz, rising, and power in W of a GPU that waits at it; empty:
-            waiting draws one power.
 
     Raises:
-        TransitionsError: a time or a power is out of its bounds, percentiles fall, or clocks do
-            not rise.
+        TransitionsError: a time is out of its bounds, or percentiles fall.
     """
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"extra": "forbid"}
@@ -94,7 +77,6 @@ class ClockTransitions:
     call_p95_s: float | None = None
     queues_in_node: bool | None = None
     starts_settled: bool = False
-    waiting_powers: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         if (self.call_p50_s is None) is not (self.call_p95_s is None):
@@ -103,7 +85,6 @@ class ClockTransitions:
             _check_rising([f"{name}_{percentile}_s" for percentile in percentiles], self)
         if self.call_p50_s is not None:
             _check_rising(["call_p50_s", "call_p95_s"], self)
-        _check_waiting_powers(self.waiting_powers)
 
     @classmethod
     def exact(cls, delay_s: float) -> Self:
@@ -237,27 +218,6 @@ def _ratio(median_s: float | None, before_s: float) -> float | None:
     return median_s / before_s if before_s else None
 
 
-def _check_waiting_powers(waiting_powers: tuple[tuple[int, float], ...]) -> None:
-    if len(waiting_powers) > MAX_WAITING_POWERS:
-        raise TransitionsError(
-            f"waiting_powers must have at most {MAX_WAITING_POWERS} clocks, not"
-            f" {len(waiting_powers)}"
-        )
-    before_mhz = 0
-    for clock_mhz, power_w in waiting_powers:
-        if not before_mhz < clock_mhz <= MAX_CLOCK_MHZ:
-            raise TransitionsError(
-                f"waiting_powers must have rising clocks from 1 to {MAX_CLOCK_MHZ} MHz, not"
-                f" {clock_mhz} after {before_mhz}"
-            )
-        if not 0 <= power_w <= MAX_WAITING_POWER_W:
-            raise TransitionsError(
-                f"waiting_powers must be from 0 to {MAX_WAITING_POWER_W:g} W, not {power_w:g} at"
-                f" {clock_mhz} MHz"
-            )
-        before_mhz = clock_mhz
-
-
 def _check_rising(names: list[str], transitions: ClockTransitions) -> None:
     least_s, least = 0.0, "0"
     for name in names:
@@ -302,29 +262,10 @@ def transitions_of_table(table: object) -> tuple[ClockTransitions, dict[str, str
         if not isinstance(entry.get("value"), bool):
             raise TransitionsError(f"{where}.value must be true or false")
         values[_QUEUE], sources[_QUEUE] = entry["value"], _source(entry, where)
-    values["waiting_powers"] = _waiting_powers(figures.get(_CLOCKS, []))
     try:
         return ClockTransitions(**values), sources
     except TransitionsError as error:
         raise TransitionsError(f"{TRANSITIONS}: {error}") from None
-
-
-def _waiting_powers(rows: Sequence[Mapping[str, Any]]) -> tuple[tuple[int, float], ...]:
-    """Return the waiting powers in a table's clocks, rising; without those not measured."""
-    powers_w: dict[int, float] = {}
-    for number, row in enumerate(rows):
-        if _POWER not in row:
-            continue
-        where = f"{TRANSITIONS}.{_CLOCKS}[{number}]"
-        clock_mhz, power_w = row.get(_CLOCK), row[_POWER]
-        if isinstance(clock_mhz, bool) or not isinstance(clock_mhz, int):
-            raise TransitionsError(f"{where}.{_CLOCK} must be a whole number of MHz")
-        if isinstance(power_w, bool) or not isinstance(power_w, int | float):
-            raise TransitionsError(f"{where}.{_POWER} must be a number of W")
-        if clock_mhz in powers_w:
-            raise TransitionsError(f"{where}: {clock_mhz} MHz has two waiting powers")
-        powers_w[clock_mhz] = float(power_w)
-    return tuple(sorted(powers_w.items()))
 
 
 def _mapping(value: object, where: str) -> Mapping[str, Any]:

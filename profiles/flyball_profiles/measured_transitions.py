@@ -21,9 +21,8 @@ Beside the times of `clock_transitions` the table has
     mhz = 1410
     ran_mhz = 1395             clock that it ran at
     limit = "power"            why it ran at another; left out where it was held
-    waiting_power_w = 83.6     power of a waiting GPU; left out where not measured
 
-Plans use the times and the waiting powers.
+Plans use the times alone.
 """
 
 from __future__ import annotations
@@ -125,13 +124,11 @@ class ClockFacts:
         mhz: Clock that was set, MHz.
         ran_mhz: Clock that the GPU ran at, MHz.
         limit: Reason for running at another clock; None: the clock was held.
-        waiting_power_w: Power of a waiting GPU in W; None: not measured.
     """
 
     mhz: int
     ran_mhz: int
     limit: str | None
-    waiting_power_w: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,8 +203,6 @@ def _clock(clock: ClockFacts) -> dict[str, str]:
     row = {"mhz": str(clock.mhz), "ran_mhz": str(clock.ran_mhz)}
     if clock.limit is not None:
         row["limit"] = _quoted(clock.limit)
-    if clock.waiting_power_w is not None:
-        row["waiting_power_w"] = f"{clock.waiting_power_w:.2f}"
     return row
 
 

@@ -140,7 +140,6 @@ class TestJobStoreThroughRest:
                 "call_p95_s": 0.002,
                 "queues_in_node": True,
                 "starts_settled": True,
-                "waiting_powers": [[855, 1 / 3], [1410, 83.6]],
             },
             run="run ä",
             restart_count=3,

@@ -13,7 +13,7 @@ from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings, Ra
 from flyball_lab.demo.options import demo_profile
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
@@ -131,37 +131,6 @@ def test_early_requests_take_two_thirds_of_the_loss_away(plan: FrequencyPlan) ->
     assert early[1:] == pytest.approx(at_end[1:], rel=1e-9)
     loss_s, loss_at_begin_s = (each[-1] - plan.iteration_time_s for each in (early, at_begin))
     assert 0 < loss_s < loss_at_begin_s / 3
-
-
-@pytest.mark.parametrize("early_requests", [True, False])
-def test_a_plan_counts_the_power_of_waiting_at_each_clock(early_requests: bool) -> None:
-    powers_w = {mhz: 20 + 60 * mhz / 1410 for mhz in (1410, 1005, 855)}
-    times = replace(ClockTransitions.exact(DELAY_S), waiting_powers=tuple(sorted(powers_w.items())))
-    options = PlanOptions(
-        blocking_power_w=(powers_w[1410],), transitions=times, early_requests=early_requests
-    )
-    request = PlanRequest(profile=PROFILE, num_microbatches=NUM_MICROBATCHES, options=options)
-    plan, flat = (
-        make_plan(each).plan
-        for each in (
-            request,
-            request.with_options(transitions=ClockTransitions.exact(DELAY_S)),
-        )
-    )
-    assert plan.saving_percent > flat.saving_percent + 0.2
-    clocks_mhz = {point.frequency_mhz for point in PROFILE.points[0, InstructionKind.FORWARD]}
-    with planned_ranks(
-        PROFILE,
-        [[item[:3] for item in of_stage] for of_stage in plan.stages],
-        iteration_time_s=plan.iteration_time_s,
-        blocking_power_w={mhz: 20 + 60 * mhz / 1410 for mhz in clocks_mhz},
-        settings=EmulatedGpuSettings.exact_delay(DELAY_S),
-        requests=request_rows(plan),
-    ) as ranks:
-        _, *steps = (run_step(ranks, num_stages=NUM_STAGES) for _ in range(3))
-    for step in steps:
-        assert step[0].time_s == pytest.approx(plan.iteration_time_s, rel=1e-6)
-        assert sum(rank.energy_j or 0.0 for rank in step) == pytest.approx(plan.energy_j, rel=1e-6)
 
 
 def test_a_plan_for_the_calls_of_a_node_is_in_time_where_another_is_late() -> None:

@@ -55,10 +55,10 @@ def test_a_measured_table_plans_and_fills_a_file_of_ones_own(tmp_path: Path) -> 
     assert times.queues_in_node is True
     done = flyball(*COMMAND, *options, "--fill", "a6000", "-o", filled)
     assert done.returncode == 0, done.stderr
-    of_one_gpu = replace(times, queues_in_node=None, waiting_powers=())
+    of_one_gpu = replace(times, queues_in_node=None)
     window = gpu_window_of(str(filled), {})
     assert window.transitions is not None
-    assert replace(window.transitions, waiting_powers=()) == of_one_gpu
+    assert window.transitions == of_one_gpu
     planned = document_of(
         *("plan", example_profile_path(), "--microbatches", "8", "--blocking-power", "80"),
         *("--policy", "envelope", "--transitions", table),

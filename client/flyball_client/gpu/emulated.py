@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 import uuid as uuids
-from collections.abc import Mapping
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall, ClockLimit, GpuError
@@ -19,7 +18,6 @@ from flyball_client.gpu.emulated_execution import (
     Execution,
     InstructionVariation,
     RandomTime,
-    at_or_above,
     check,
     points_by_clock,
     profiled_clocks_mhz,
@@ -99,8 +97,7 @@ class EmulatedGpu:
         stage: Stage of the profile.
         num_chunks: Number of model chunks of the stage; with several, the profile's chunks are
             used.
-        blocking_power_w: Power in W between instructions, not negative; or powers by clock in
-            MHz, of which a clock that is missing has the next one above, else the highest.
+        blocking_power_w: Power in W between instructions, at any clock; not negative.
         settings: Physics of clock changes, power limit and noise. GPUs of one run need different
             seeds.
         node: Node whose GPUs take one call that sets a clock at a time; None: one of its own.
@@ -122,7 +119,7 @@ class EmulatedGpu:
         profile: StageProfile,
         stage: int,
         *,
-        blocking_power_w: float | Mapping[int, float],
+        blocking_power_w: float,
         settings: EmulatedGpuSettings = DEFAULT_PHYSICS,
         node: EmulatedNode | None = None,
         num_chunks: int = 1,
@@ -135,6 +132,7 @@ class EmulatedGpu:
             raise ValueError(f"stage must be 0 to {profile.num_stages - 1}, not {stage}")
         check("time_scale", time_scale)
         check("counter_period_s", counter_period_s)
+        check("blocking_power_w", blocking_power_w, may_be_zero=True)
         self._stage = stage
         chunks = profile.by_chunk(num_chunks)
         self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
@@ -144,8 +142,9 @@ class EmulatedGpu:
         self._node = EmulatedNode() if node is None else node
         self._execution = Execution(
             self._points,
-            _powers_w(blocking_power_w, self._clocks_mhz),
             settings,
+            blocking_power_w=blocking_power_w,
+            clock_mhz=self._clocks_mhz[0],
             counter_period_s=counter_period_s,
         )
         self._time_scale = time_scale
@@ -405,15 +404,3 @@ class EmulatedGpu:
     def _check_open(self) -> None:
         if self._is_closed:
             raise GpuError(f"{self.name} is closed; create another")
-
-
-def _powers_w(
-    power_w: float | Mapping[int, float], clocks_mhz: tuple[int, ...]
-) -> dict[int, float]:
-    """Return the power in W at each clock."""
-    by_clock = power_w if isinstance(power_w, Mapping) else {clocks_mhz[0]: power_w}
-    if not by_clock:
-        raise ValueError("blocking_power_w must have the power of at least one clock")
-    for value_w in by_clock.values():
-        check("blocking_power_w", value_w, may_be_zero=True)
-    return {mhz: at_or_above(mhz, by_clock) for mhz in clocks_mhz}

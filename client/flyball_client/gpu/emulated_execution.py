@@ -22,12 +22,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TypeVar
 
 from flyball_client.gpu._base import ClockCall
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
-
-T = TypeVar("T")
 
 # Limit of a normal draw; one in 16 000 exceeds it.
 _MAX_SIGMAS = 4.0
@@ -237,18 +234,13 @@ def points_by_clock(
     for chunk, profile in enumerate(chunks):
         for (of_stage, kind), falling in profile.points.items():
             for clock_mhz in clocks_mhz if of_stage == stage else ():
-                point = at_or_above(clock_mhz, {each.frequency_mhz: each for each in falling})
+                above = [point for point in falling if point.frequency_mhz >= clock_mhz]
+                point = above[-1] if above else falling[0]
                 energy_j = point.energy_j / profile.num_ranks_per_stage[stage]
                 found.setdefault((kind.value, chunk), {})[clock_mhz] = replace(
                     point, energy_j=energy_j
                 )
     return found
-
-
-def at_or_above(clock_mhz: int, by_clock: Mapping[int, T]) -> T:
-    """Return the value at a clock, else at the next one above, else at the highest."""
-    above = [mhz for mhz in by_clock if mhz >= clock_mhz]
-    return by_clock[min(above) if above else max(by_clock)]
 
 
 def held_clock_mhz(clock_mhz: int, points: PointsByClock, power_limit_w: float | None) -> int:
@@ -272,13 +264,14 @@ class Execution:
     """Clock in force, running instruction, and energy, as emulated time passes.
 
     An instruction's energy accrues in proportion to its progress; in all other time, overruns
-    included, the GPU draws its waiting power. Moments are emulated seconds and must not fall from
+    included, the GPU draws its blocking power. Moments are emulated seconds and must not fall from
     call to call.
 
     Args:
         points: Points by instruction and clock.
-        waiting_power_w: Power in W between instructions and in a stall, by clock in MHz.
         settings: Physics.
+        blocking_power_w: Power in W between instructions and in a stall.
+        clock_mhz: Clock in force at the begin, MHz.
         counter_period_s: Period in s of the energy counter's movements.
 
     Attributes:
@@ -292,18 +285,19 @@ class Execution:
     def __init__(
         self,
         points: Mapping[InstructionKey, PointsByClock],
-        waiting_power_w: Mapping[int, float],
         settings: EmulatedGpuSettings,
         *,
+        blocking_power_w: float,
+        clock_mhz: int,
         counter_period_s: float,
     ) -> None:
         self._points = points
-        self._waiting_power_w = waiting_power_w
+        self._blocking_power_w = blocking_power_w
         self._stall_s = settings.stall_s
         self._power_lag_s = settings.power_lag_s
         self._power_limit_w = settings.power_limit_w
         self._counter_period_s = counter_period_s
-        self.clock_mhz = max(waiting_power_w)
+        self.clock_mhz = clock_mhz
         self.energy_j = 0.0
         self.shown_j = 0.0
         self.is_waiting = False
@@ -399,7 +393,7 @@ class Execution:
 
     def _wait_until(self, until_s: float) -> None:
         waited_s = max(0.0, until_s - self._now_s)
-        self.energy_j += self._waiting_power_w[self._power_clock_mhz] * waited_s
+        self.energy_j += self._blocking_power_w * waited_s
         self._now_s = max(self._now_s, until_s)
 
     def _compute_until(self, until_s: float, points: PointsByClock) -> None:

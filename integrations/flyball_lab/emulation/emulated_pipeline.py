@@ -8,7 +8,7 @@ order of each rank, and the messages it has to wait for.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -83,7 +83,7 @@ def planned_ranks(
     stages: Sequence[Sequence[tuple[str, int, int]]],
     *,
     iteration_time_s: float,
-    blocking_power_w: float | Mapping[int, float],
+    blocking_power_w: float,
     settings: EmulatedGpuSettings,
     requests: Sequence[Sequence[tuple[int, int, float]]] = (),
 ) -> Iterator[list[EmulatedRank]]:
@@ -93,7 +93,7 @@ def planned_ranks(
         profile: profile that the GPUs emulate.
         stages: per stage, kind, microbatch and clock in MHz of each instruction, in order.
         iteration_time_s: iteration time that the plan predicts, s.
-        blocking_power_w: power of a waiting GPU in W, one or by clock in MHz.
+        blocking_power_w: power of a waiting GPU, W.
         settings: settings of the GPUs; each adds its stage to the seed.
         requests: per stage, rows of `RankPlan.requests`; empty: none.
 

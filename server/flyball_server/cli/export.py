@@ -124,10 +124,10 @@ def _counters(
 
     The clock is that of the instructions, or the one in force where clocks change late.
 
-    Power is the mean power of waiting from begin to end while no instruction runs, then 0: its
-    integral is the iteration's energy.
+    Power is the blocking power from begin to end while no instruction runs, then 0: its integral is
+    the iteration's energy.
     """
-    waiting_power_w = simulation.waiting_power_w
+    blocking_power_w = model.stage_blocking_power_w
     num_stages = model.schedule.num_stages
     free_us = [0] * num_stages
     clock_mhz: list[int | None] = [None] * num_stages
@@ -140,7 +140,7 @@ def _counters(
         stage, point = model.dag.stage[node], model.points[node][choice]
         start_us = _microseconds(simulation.start_s[node])
         if start_us > free_us[stage]:
-            yield sample(free_us[stage], stage, "power", "W", waiting_power_w[stage])
+            yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])
         if not simulation.in_force and point.frequency_mhz != clock_mhz[stage]:
             clock_mhz[stage] = point.frequency_mhz
             yield sample(start_us, stage, "clock", "MHz", point.frequency_mhz)
@@ -153,7 +153,7 @@ def _counters(
                 yield sample(max(0, _microseconds(from_s)), stage, "clock", "MHz", mhz)
     for stage in range(num_stages):
         if end_us > free_us[stage]:
-            yield sample(free_us[stage], stage, "power", "W", waiting_power_w[stage])
+            yield sample(free_us[stage], stage, "power", "W", blocking_power_w[stage])
         yield sample(end_us, stage, "power", "W", 0)
 
 

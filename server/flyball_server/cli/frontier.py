@@ -77,7 +77,8 @@ def _text(curve: Frontier) -> str:
     """Return a table of at most NUM_TABLE_ROWS points, and the plans for comparison."""
     baseline = curve.baseline
     lines = [
-        f"predicted, one iteration, {lateness(curve.transitions)}; saving against the baseline",
+        f"predicted, one iteration, {lateness(curve.transitions)}; saving against the baseline,"
+        " bound at one waiting power",
         *_of_late_changes(curve.transitions),
         *_of_reserve(curve),
         "",

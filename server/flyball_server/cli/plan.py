@@ -34,7 +34,6 @@ from flyball_server.planning.documents.plan_text import (
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.simulator import (
-    above_waiting_j,
     iteration_energy_j,
     simulate,
 )
@@ -97,14 +96,12 @@ class _Account:
         sources: sources of its saving.
         late_changes_j: energy for clock changes that take effect late, at the same iteration
             time, J.
-        above_waiting_j: energy of waiting above its least power, J.
         is_limited: whether its clock changes are limited.
         gpus_in_node: number of GPUs of all stages in a node; None: not given.
     """
 
     sources: SavingSources
     late_changes_j: float
-    above_waiting_j: float
     is_limited: bool
     gpus_in_node: int | None
 
@@ -136,7 +133,6 @@ def _planned(
         - iteration_energy_j(
             model.without_transitions(), solved.assignment, simulation.iteration_time_s
         ),
-        above_waiting_j=above_waiting_j(model, simulation),
         is_limited=is_limited(options),
         gpus_in_node=options.gpus_in_node,
     )
@@ -208,28 +204,25 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
         gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
-            f"   no plan this fast{kept} needs less; gap {gap_percent:.2f} %"
-            f"{_physics(plan.lower_bound_j, account)}\n"
+            f"   no plan this fast{kept} needs less, at one waiting power; gap {gap_percent:.2f} %"
+            f"{_of_late(plan.lower_bound_j, account.late_changes_j)}\n"
         )
     summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
     summary += (
         _sources(plan, account.sources)
         + _of_late_changes(plan, is_limited=account.is_limited)
         + _of_calls(plan, account.gpus_in_node)
-        + _of_delays(plan)
     )
+    if delays := iteration_delays(plan):
+        summary += f"counted beside the instructions: {delays}\n"
     summary += _worth_of_changes(plan)
     return "\n".join([summary, *_considered_rows(plan)]).rstrip("\n")
 
 
-def _physics(lower_bound_j: float, account: _Account) -> str:
-    """Return the parts of the gap that the bound leaves out and no search could save, as text."""
-    percent = {
-        "late clock changes": 100 * account.late_changes_j / lower_bound_j,
-        "waiting at higher clocks": 100 * account.above_waiting_j / lower_bound_j,
-    }
-    parts = [f"{value:.2f} for {what}" for what, value in percent.items() if value >= 0.005]
-    return f", of it {' and '.join(parts)}" if parts else ""
+def _of_late(lower_bound_j: float, late_changes_j: float) -> str:
+    """Return the part of the gap for late clock changes, which no search could save, as text."""
+    percent = 100 * late_changes_j / lower_bound_j
+    return f", of it {percent:.2f} for late clock changes" if percent >= 0.005 else ""
 
 
 def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
@@ -242,7 +235,6 @@ def _sources(plan: PlanPrediction, sources: SavingSources) -> str:
             "slower where a stage waits for the pipeline to fill or drain",
         ),
         ("time", sources.iteration_time_j, "slower as the iteration takes longer"),
-        ("waiting", sources.waiting_j, "less power while a stage waits at a lower clock"),
     )
     return "".join(
         f"saved by {name:11s}  {saved_j:12.2f}   {100 * saved_j / plan.baseline_energy_j:.2f} %:"
@@ -289,14 +281,6 @@ def _of_calls(plan: FrequencyPlan | DataParallelPlan, gpus_in_node: int | None) 
 def _num_early_requests(plan: FrequencyPlan | DataParallelPlan) -> int:
     pipelines = plan.by_dp_rank if isinstance(plan, DataParallelPlan) else (plan,)
     return sum(len(pipeline.requests) for pipeline in pipelines)
-
-
-def _of_delays(plan: PlanPrediction) -> str:
-    delays = iteration_delays(plan)
-    text = f"counted beside the instructions: {delays}\n" if delays else ""
-    if plan.transitions is not None and plan.transitions.waiting_powers:
-        text += "the power of waiting depends on the clock, as measured with the clock changes\n"
-    return text
 
 
 def _against_baseline(plan: PlanPrediction, compared: PlanPrediction | ComparedPlan) -> str:

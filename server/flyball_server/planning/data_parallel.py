@@ -60,8 +60,8 @@ class JointSimulation:
 
     Attributes:
         whole: simulation of all pipelines as one model.
-        pipelines: by `dp_rank`; `iteration_time_s`, floats, critical path and waiting power are
-            the pipeline's own, energy and bubbles count its waiting for the slowest one.
+        pipelines: by `dp_rank`; `iteration_time_s`, floats and critical path are the
+            pipeline's own, energy and bubbles count its waiting for the slowest one.
     """
 
     whole: Simulation
@@ -216,7 +216,6 @@ def join_pipelines(models: Sequence[PipelineModel]) -> PipelineModel:
         points=_chained(model.points for model in models),
         blocking_power_w=_chained(model.blocking_power_w for model in models),
         num_ranks=_chained(model.num_ranks for model in models),
-        waiting_powers=models[0].waiting_powers,
         transitions=models[0].transitions,
         requests={
             first + instruction: replace(request, after=first + request.after)

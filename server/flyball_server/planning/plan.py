@@ -156,8 +156,9 @@ class PlanPrediction:
         if self.transitions is None:
             return 0.0
         delay_s = self.transitions.exact_s
-        is_all = self.transitions.starts_settled and not self.transitions.waiting_powers
-        return delay_s * 1e3 if delay_s is not None and is_all else None
+        if delay_s is None or not self.transitions.starts_settled:
+            return None
+        return delay_s * 1e3
 
     @property
     def gap_percent(self) -> float | None:

@@ -225,12 +225,7 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
     try:
         schedule = make_schedule(options.schedule, context)
         transitions = clock_transitions(options)
-        model = build_model(
-            request.profile,
-            schedule,
-            request.blocking_power_w,
-            transitions.waiting_powers if transitions else (),
-        )
+        model = build_model(request.profile, schedule, request.blocking_power_w)
     except PlanningError as error:
         if order is None or error.field != "schedule":
             raise

@@ -205,7 +205,7 @@ def _modelled(
     except PlanningError:
         return (), None
     simulation = simulate(model, assignment)
-    power_w = simulation.waiting_power_w
+    power_w = model.stage_blocking_power_w
     busy_s = [0.0] * plan.num_stages
     energy_j = [simulation.iteration_time_s * of_stage_w for of_stage_w in power_w]
     for stage, node_s, node_j in zip(

@@ -6,7 +6,7 @@ import math
 import multiprocessing
 import random
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -54,7 +54,7 @@ class Bench:
         settings: EmulatedGpuSettings,
         *,
         node: EmulatedNode | None = None,
-        waiting_w: float | Mapping[int, float] = WAITING_W,
+        waiting_w: float = WAITING_W,
         time_scale: float = 1.0,
     ) -> Bench:
         clock = HandClock()
@@ -205,8 +205,9 @@ def test_an_instruction_is_completed_at_its_moment_whatever_is_rounded() -> None
         generator = random.Random(seed)
         execution = Execution(
             {("forward", 0): {1400: point(1400, 0.1, 30.0)}},
-            {1400: WAITING_W},
             IDEAL_GPU,
+            blocking_power_w=WAITING_W,
+            clock_mhz=1400,
             counter_period_s=0.1,
         )
         execution.advance(generator.uniform(0, 4))
@@ -349,29 +350,19 @@ def test_a_stall_adds_its_time_at_the_waiting_power() -> None:
 def test_the_power_follows_the_clock_after_its_lag() -> None:
     """0.05 s at 1400 MHz, then 0.1 s at 700 MHz of which 0.04 s at 1400 MHz's 300 W."""
     settings = replace(IDEAL_GPU, delay_down=exact(0.05), power_lag_s=0.04)
-    bench = Bench.of(settings, waiting_w={1400: 90.0, 700: 60.0})
+    bench = Bench.of(settings)
     bench.gpu.lock_sm_clock_mhz(700)
     time_s, energy_j = bench.run()
     assert time_s == pytest.approx(0.05 + 0.1)
     assert energy_j == pytest.approx(0.09 * 300 + 0.06 * 125)
-    before_j = bench.gpu.exact_energy_j()
-    bench.gpu.lock_sm_clock_mhz(1400)
-    bench.clock.move(0.1)
-    assert bench.gpu.exact_energy_j() - before_j == pytest.approx(0.04 * 60 + 0.06 * 90)
 
 
-def test_the_waiting_power_is_that_of_the_clock_in_force() -> None:
-    bench = Bench.of(
-        EmulatedGpuSettings.exact_delay(0.1), waiting_w={1400: 90.0, 1100: 70.0, 700: 60.0}
-    )
+def test_the_counter_shows_a_wait_at_the_blocking_power_of_any_clock() -> None:
+    bench = Bench.of(EmulatedGpuSettings.exact_delay(0.1))
     bench.gpu.lock_sm_clock_mhz(700)
     bench.clock.move(0.3)
-    assert bench.gpu.exact_energy_j() == pytest.approx(0.1 * 90 + 0.2 * 60)
-    assert bench.gpu.total_energy_j() == pytest.approx(0.1 * 90 + 0.2 * 60, rel=0.05)
-    # 1200 MHz has the power of the next clock above.
-    bench.gpu.lock_sm_clock_mhz(1200)
-    bench.clock.move(0.3)
-    assert bench.gpu.exact_energy_j() == pytest.approx(21 + 0.1 * 60 + 0.2 * 90)
+    assert bench.gpu.exact_energy_j() == pytest.approx(0.3 * WAITING_W)
+    assert bench.gpu.total_energy_j() == pytest.approx(0.3 * WAITING_W, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -481,11 +472,7 @@ def test_any_requests_agree_with_small_time_steps(
         (lambda: RandomTime(p50_s=-0.1), "p50_s must not be negative"),
         (lambda: RandomTime(p50_s=0.1, p99_s=0.05), "p99_s must be finite and at least p50_s"),
         (lambda: RandomTime(p99_s=0.05), "p99_s must be finite and at least p50_s"),
-        (lambda: Bench.of(EmulatedGpuSettings(), waiting_w={}), "of at least one clock"),
-        (
-            lambda: Bench.of(EmulatedGpuSettings(), waiting_w={1400: 1.0, 700: -1.0}),
-            "blocking_power_w must not be negative",
-        ),
+        (lambda: Bench.of(EmulatedGpuSettings(), waiting_w=-1.0), "blocking_power_w must not be"),
     ],
 )
 def test_settings_out_of_range_are_refused(make: object, text: str) -> None:

@@ -72,8 +72,8 @@ def test_calls_that_queue_unlike_in_the_table_are_warned_of() -> None:
 
 def test_a_clock_that_is_not_held_is_warned_of() -> None:
     clocks = (
-        ClockFacts(mhz=1410, ran_mhz=1110, limit="power", waiting_power_w=None),
-        ClockFacts(mhz=900, ran_mhz=900, limit=None, waiting_power_w=None),
+        ClockFacts(mhz=1410, ran_mhz=1110, limit="power"),
+        ClockFacts(mhz=900, ran_mhz=900, limit=None),
     )
     measured = MeasuredTransitions(
         times=TABLE, pairs=(), at_once=(), clocks=clocks, counts_cycles=True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -150,14 +150,12 @@ def test_a_pair_within_the_noise_is_left_out() -> None:
     assert {pair.from_mhz + pair.to_mhz for pair in found.pairs} == {1410 + 900, 1395 + 900}
 
 
-def test_a_stall_and_the_power_of_a_waiting_gpu_are_found() -> None:
+def test_a_stall_is_found() -> None:
     found = measured(replace(EmulatedGpuSettings.exact_delay(0.005), stall_s=0.003), 1410, 1050)
     for pair in found.pairs:
         assert pair.stall_s == pytest.approx(0.003, rel=0.1)
         assert pair.onset.p50_s == pytest.approx(0.005, rel=0.1)
         assert pair.completion.p50_s == pytest.approx(0.008, rel=0.1)
-    for clock in found.clocks:
-        assert clock.waiting_power_w == pytest.approx(BLOCKING_POWER_W, rel=0.005)
 
 
 class ScriptedBench:
@@ -200,9 +198,6 @@ class ScriptedBench:
         )
         return (ObservedChange(call=call, loops=loops),)
 
-    def waiting_powers_w(self, clocks_mhz: Sequence[int]) -> Mapping[int, float]:
-        return {}
-
     def _loops(self, at_s: float, before: float, after: float, time_s: float) -> tuple[Loop, ...]:
         """Loops of 0.5 ms and the work of that time."""
         loops, begin_s = [], self._now_s
@@ -218,7 +213,7 @@ class ScriptedBench:
 def scripted(
     delays_s: Sequence[float | None], loads: tuple[TransitionLoad, ...] = COMPUTING
 ) -> MeasuredTransitions:
-    rule = TransitionRule(clocks_mhz=(1410, 1050), loads=loads, has_power=True)
+    rule = TransitionRule(clocks_mhz=(1410, 1050), loads=loads)
     return measure_transitions(ScriptedBench(delays_s), rule)
 
 
@@ -276,9 +271,6 @@ def test_the_table_is_read_as_it_was_measured(queued: MeasuredTransitions) -> No
         1e3 * found.pairs[0].completion.max_s, abs=1e-3
     )
     assert document[TRANSITIONS]["at_once"][1]["num_gpus"] == 2
-    (low_mhz, low_w), (high_mhz, high_w) = times.waiting_powers
-    assert (low_mhz, high_mhz) == (1050, 1410)
-    assert (low_w, high_w) == pytest.approx((83.64, 83.64), abs=0.5)
 
 
 def test_a_rule_says_how_many_changes_it_takes() -> None:

@@ -22,7 +22,9 @@ from tests.unit.planning.tiny_pipelines import (
     equal_profile,
     every_choice,
     model_of,
+    models_with_delays,
     profile_of,
+    random_choices,
     request_of,
     three_clocks_request,
 )
@@ -223,6 +225,19 @@ def test_no_delays_make_an_iteration_longer_than_its_bound(
             delays_s = drawn_delays_s(model, clocks, transitions, draws)
             end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
             assert end_s <= latest_s[plan] * (1 + 1e-9)
+
+
+@given(models_with_delays(), st.integers(0, 2**16))
+def test_without_delays_plans_take_what_the_simulation_says(
+    model: PipelineModel, seed: int
+) -> None:
+    """With delays, tests/integration/test_clock_requests.py holds them against emulated GPUs."""
+    at_once = replace(model, transitions=ClockTransitions.exact(0.0))
+    choices = random_choices(model, Random(seed), 3)
+    run = EarlyRequestBatch(at_once).estimated(choices)
+    for plan, row in enumerate(choices.tolist()):
+        figures = run.iteration_time_s[plan], run.total_energy_j[plan]
+        assert figures == pytest.approx(time_and_energy(at_once, row))
 
 
 @pytest.mark.slow

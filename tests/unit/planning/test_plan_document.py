@@ -76,8 +76,7 @@ def test_a_missing_part_is_refused_by_its_name_or_has_a_default() -> None:
                 plan_from_document(document)
 
 
-TIMES = asdict(TRANSITIONS) | {"waiting_powers": []}
-WAITING = replace(delays(0.25), waiting_powers=((1000, 3.0), (1410, 5.0)))
+TIMES = asdict(TRANSITIONS)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +84,6 @@ WAITING = replace(delays(0.25), waiting_powers=((1000, 3.0), (1410, 5.0)))
     [
         ({"transition_ms": 250.0}, {"transition_ms": 250.0, "num_switches": 2}),
         ({"transitions": TRANSITIONS}, {"transition_ms": None, "num_switches": 2}),
-        ({"transitions": WAITING}, {"num_switches": 2}),
         ({"transitions": delays(0.05, starts_settled=False)}, {"transition_ms": None}),
         (
             {"tail_ms": 20.0, "transfer_ms": (1.0, 2.0)},
@@ -112,8 +110,6 @@ def test_what_a_plan_was_made_for_is_written_and_read_back(
         (None, "transitions", "must be an object"),
         ({"up_p5_s": -1.0}, "transitions.up_p5_s", "must be a number, not negative"),
         ({"starts_settled": 1}, "transitions.starts_settled", "must be true or false"),
-        ({"waiting_powers": [[1410]]}, "transitions.waiting_powers[0]", "must be a clock in MHz"),
-        ({"waiting_powers": [[1410, -1]]}, "transitions.waiting_powers[0]", "not negative"),
         ({"colour": 1}, "transitions", "known fields: up_p5_s, "),
         ({"up_p5_s": 0.1}, "transitions", "missing"),
         (TIMES | {"up_p5_s": 9.0}, "transitions", "up_p50_s must be from up_p5_s"),

@@ -23,7 +23,7 @@ from tests.unit.planning.tiny_pipelines import (
     every_choice,
     example_model,
     model_of,
-    models_of_any_waiting_power,
+    models_with_delays,
     profile_of,
     random_choices,
 )
@@ -179,7 +179,11 @@ def emulated_ends(
         for node in range(len(clocks))
     }
     gpu = Execution(
-        points, dict.fromkeys(clocks_mhz, 0.0), EmulatedGpuSettings(), counter_period_s=1
+        points,
+        EmulatedGpuSettings(),
+        blocking_power_w=0.0,
+        clock_mhz=clocks_mhz[0],
+        counter_period_s=1,
     )
     gpu.set_changes([(effect_s, clocks_mhz[clock]) for effect_s, clock in run.in_force[0]])
     gpu.advance(0.0)
@@ -211,26 +215,18 @@ def test_it_is_what_the_emulated_gpu_does(data: st.DataObject) -> None:
 CLOCKS_MHZ = (1410, 1200, 1000, 800)
 
 
-MOST_DELAY_S = 0.2
-
-
 @settings(max_examples=100)
 @given(
-    models_of_any_waiting_power(),
+    models_with_delays(),
     st.integers(0, 2**16),
-    st.floats(0, MOST_DELAY_S),
-    st.floats(0, MOST_DELAY_S),
+    st.floats(0, 0.2),
+    st.floats(0, 0.2),
     st.booleans(),
 )
 def test_many_plans_take_what_each_takes_alone(
     model: PipelineModel, seed: int, up_s: float, down_s: float, starts_settled: bool
 ) -> None:
-    if model.waiting_powers:  # exact where delays are alike and shorter than all instructions
-        shortest_s = min(min(of_group) for of_group in model.clocked.times_s)
-        up_s = down_s = 0.9 * (up_s / MOST_DELAY_S) * shortest_s
-    transitions = replace(
-        delays(up_s, down_s, starts_settled=starts_settled), waiting_powers=model.waiting_powers
-    )
+    transitions = delays(up_s, down_s, starts_settled=starts_settled)
     choices = random_choices(model, Random(seed), 3)
     late = replace(model, transitions=transitions)
     batch = TransitionBatch(late)

@@ -436,15 +436,12 @@ def _any_models_of(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Pipel
 
 
 @st.composite
-def models_of_any_waiting_power(draw: st.DrawFn) -> PipelineModel:
-    """Pipelines whose waiting power has any shape over the clocks, or none."""
-    context = draw(any_contexts(shape := draw(any_shapes(3, 4))))
-    clocks_mhz = draw(st.lists(st.integers(200, 2000), max_size=4, unique=True))
-    powers = tuple((mhz, draw(st.floats(10, 100))) for mhz in sorted(clocks_mhz))
-    model = build_model(context.profile, make_schedule(shape[0], context), [7.0], powers)
-    if not model.schedule.is_periodic:
-        model = model.with_delays(*draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
-    return model
+def models_with_delays(draw: st.DrawFn) -> PipelineModel:
+    """Models of `any_models`, some with a tail and transfers."""
+    model = draw(any_models())
+    if model.schedule.is_periodic:
+        return model
+    return model.with_delays(*draw(st.sampled_from([(0.0, ()), (0.05, (0.02,))])))
 
 
 def raw_order(order: ExplicitOrder | None) -> dict[str, Any]:

@@ -122,18 +122,6 @@ down_ms = { p5 = 2, p50 = 4, p95 = 5, source = "measured" }
 call_ms = { p50 = 1, p95 = 2, source = "measured" }
 queues_in_node = { value = false, source = "measured" }
 """
-CLOCKS = """\
-[[transitions.clocks]]
-mhz = 1410
-waiting_power_w = 83.6
-
-[[transitions.clocks]]
-mhz = 900
-waiting_power_w = 40
-
-[[transitions.clocks]]
-mhz = 1000
-"""
 OWN_TIMES = ClockTransitions(
     up_p5_s=0.003,
     up_p50_s=0.005,
@@ -170,14 +158,6 @@ def test_a_file_of_ones_own_may_hold_the_table_of_clock_changes_alone(tmp_path: 
     assert (times.call_p50_s, times.queues_in_node, times.starts_settled) == (None, None, False)
     with pytest.raises(TransitionsError, match=r"none\.toml: No such file or directory"):
         read_transitions(tmp_path / "none.toml")
-
-
-def test_the_power_of_waiting_is_read_where_it_was_measured(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(f"{OWN}{CLOCKS}", encoding="utf-8")
-    times = read_transitions(path)
-    assert times == replace(OWN_TIMES, waiting_powers=((900, 40.0), (1410, 83.6)))
-    assert times.of_queue(8).with_medians(0.004, None).waiting_powers == times.waiting_powers
 
 
 def test_the_last_of_several_gpus_waits_for_the_calls_of_the_others() -> None:
@@ -237,22 +217,14 @@ def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
         ("value = false", "value = 1", "transitions.queues_in_node.value must be true or false"),
         ("[transitions]\n", "[transitions]\npairs = 3\n", "transitions.pairs must be an array of"),
         ("measured", " ", "transitions.up_ms.source must name the origin of the figure"),
-        ("mhz = 900", 'mhz = "900"', "transitions.clocks[1].mhz must be a whole number of MHz"),
-        ("mhz = 900\n", "", "transitions.clocks[1].mhz must be a whole number of MHz"),
-        ("= 40", "= true", "transitions.clocks[1].waiting_power_w must be a number of W"),
-        ("= 40", "= -1", "transitions: waiting_powers must be from 0 to 10000 W, not -1 at 900"),
-        ("= 40", "= nan", "transitions: waiting_powers must be from 0 to 10000 W, not nan at 900"),
-        ("mhz = 900", "mhz = 1410", "transitions.clocks[1]: 1410 MHz has two waiting powers"),
-        ("mhz = 900", "mhz = 0", "transitions: waiting_powers must have rising clocks from 1 to"),
     ],
 )
 def test_malformed_times_of_clock_changes_are_refused_with_file_and_key(
     tmp_path: Path, old: str, new: str, fault: str
 ) -> None:
-    text = OWN if old in OWN else f"{OWN}{CLOCKS}"
-    assert old in text
+    assert old in OWN
     path = tmp_path / "own.toml"
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    path.write_text(OWN.replace(old, new, 1), encoding="utf-8")
     with pytest.raises(TransitionsError) as raised:
         read_transitions(path)
     assert str(raised.value).startswith(f"{path}: {fault}")
@@ -269,11 +241,9 @@ def test_a_gpus_own_file_names_the_place_too(tmp_path: Path) -> None:
         load_gpu_window("a40", folder=tmp_path)
 
 
-def test_more_clocks_than_any_gpu_has_and_one_percentile_of_a_call_are_refused() -> None:
+def test_one_percentile_of_a_call_is_refused() -> None:
     with pytest.raises(TransitionsError, match=r"^give call_p50_s and call_p95_s together, or"):
         replace(OWN_TIMES, call_p95_s=None)
-    with pytest.raises(TransitionsError, match="at most 1000 clocks, not 1001"):
-        replace(OWN_TIMES, waiting_powers=tuple((mhz, 1.0) for mhz in range(1, 1002)))
 
 
 @pytest.mark.parametrize("delay_s", [-0.001, float("nan"), 11.0])

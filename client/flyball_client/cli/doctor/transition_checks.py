@@ -129,7 +129,6 @@ def _rule(opened: OpenedGpus) -> TransitionRule:
         clocks_mhz=spread_clocks(grid_mhz, 2),
         loads=(TransitionLoad.COMPUTING,),
         nums_at_once=(1, opened.num_gpus) if opened.num_gpus > 1 else (),
-        has_power=False,
     )
 
 

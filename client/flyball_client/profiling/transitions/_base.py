@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -98,17 +98,5 @@ class TransitionBench(Protocol):
                 request on, after `lead_s` without work.
             lead_s: Time in s before the request.
             window_s: Time in s after it for which loops are recorded.
-        """
-        ...
-
-    def waiting_powers_w(self, clocks_mhz: Sequence[int]) -> Mapping[int, float]:
-        """Return the power in W of GPU 0 that waits for another one, by clock in MHz.
-
-        Args:
-            clocks_mhz: Clocks in MHz, each another than the one before; the first is not the one
-                that was requested last.
-
-        Returns:
-            Powers; empty: they cannot be measured here.
         """
         ...

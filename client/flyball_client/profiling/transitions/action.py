@@ -170,7 +170,6 @@ def _rule(arguments: argparse.Namespace, opened: OpenedGpus) -> TransitionRule:
         clocks_mhz=clocks_mhz,
         num_repetitions=arguments.repetitions,
         nums_at_once=nums_at_once(opened.num_gpus),
-        has_power=opened.is_emulated or opened.num_gpus > 1,
     )
 
 
@@ -219,8 +218,6 @@ def _print_plan(opened: OpenedGpus, rule: TransitionRule, *, as_json: bool) -> N
     ]
     if rule.nums_at_once:
         lines.append(f"  {', '.join(map(str, rule.nums_at_once))} GPUs at once")
-    if rule.has_power:
-        lines.append("  the power of a waiting GPU at each clock")
     how = " emulated" if opened.is_emulated else ""
     lines.append(f"  {rule.num_changes} changes, about {rule.expected_s:.0f}{how} s")
     print("\n".join([*lines, "nothing was changed"]))
@@ -290,11 +287,6 @@ def _figures(spread: TimeSpread) -> str:
 
 
 def _clock_lines(measured: MeasuredTransitions) -> list[str]:
-    powers = [
-        f"{clock.mhz} MHz {clock.waiting_power_w:.2f} W"
-        for clock in measured.clocks
-        if clock.waiting_power_w is not None
-    ]
     distinct = {(pair.from_mhz, pair.to_mhz) for pair in measured.pairs}
     alike = [
         f"{high.mhz} and {low.mhz}"
@@ -303,7 +295,6 @@ def _clock_lines(measured: MeasuredTransitions) -> list[str]:
         if (high.mhz, low.mhz) not in distinct and (low.mhz, high.mhz) not in distinct
     ]
     return [
-        *([f"power of a waiting GPU: {', '.join(powers)}"] if powers else []),
         *(
             f"{clock.mhz} MHz was not held: it ran at {clock.ran_mhz} MHz ({clock.limit})"
             for clock in measured.clocks

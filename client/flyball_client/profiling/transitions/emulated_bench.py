@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 from flyball_client.gpu._base import ClockCall
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_client.profiling.blocking_power import measure_waiting_power
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.transitions._base import LoadedRun, Loop, ObservedChange
 from flyball_client.profiling.workload import LeapingClock
@@ -18,8 +17,6 @@ from flyball_profiles.stage_profile import InstructionKind, StageProfile
 _LOOP_S = 4e-4
 _LOOP = InstructionKind.FORWARD.value
 _POLL_S = 0.001
-_POWER_SETTLE_S = 0.1
-_NUM_POWER_PERIODS = 20
 
 
 class EmulatedBench:
@@ -114,23 +111,6 @@ class EmulatedBench:
         return tuple(
             ObservedChange(call=self._finished_call(gpu), loops=loops[gpu]) for gpu in gpus
         )
-
-    def waiting_powers_w(self, clocks_mhz: Sequence[int]) -> Mapping[int, float]:
-        """Return the power in W of GPU 0 while it waits, by clock in MHz."""
-        self._stop()
-        clock, powers_w = self._clock, dict[int, float]()
-
-        def pause(time_s: float) -> None:
-            clock.sleep_until(clock.now_s() + time_s)
-
-        for clock_mhz in clocks_mhz:
-            self._held[0].request_mhz(clock_mhz)
-            pause(_POWER_SETTLE_S)
-            found = measure_waiting_power(
-                self.gpus[0], num_periods=_NUM_POWER_PERIODS, now_s=clock.now_s, pause=pause
-            )
-            powers_w[clock_mhz] = found.power_w
-        return powers_w
 
     def _finished_call(self, gpu: int) -> ClockCall:
         while (call := self._held[gpu].last_call()) is None:

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from flyball_client.gpu._base import ClockCall, GpuDevice, GpuError
-from flyball_client.profiling.blocking_power import (
-    BlockingPair,
-    BlockingPairError,
-    measure_waiting_power,
-)
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.transitions._base import LoadedRun, ObservedChange
 from flyball_client.profiling.transitions.loop_process import LoopSource
 from flyball_profiles.measured_transitions import TransitionLoad
 
-_logger = logging.getLogger(__name__)
-
 _RETURNED_WITHIN_S = 30.0
 _POLL_S = 0.001
 # Before the end of a load, so that the clock is read while the GPU computes.
 _READ_BEFORE_END_S = 0.02
-_NUM_POWER_PERIODS = 20
-_POWER_SETTLE_S = 1.0
-_NUM_ELEMENTS = 1 << 20
 
 
 class GpuBench:
@@ -35,20 +24,11 @@ class GpuBench:
     Args:
         gpus: Opened GPUs.
         sources: Load of each GPU, in the same order, not yet entered.
-        pair: CUDA's numbers of a holding GPU and of GPU 0, which waits for it while its power is
-            measured; None: the power is not measured.
     """
 
-    def __init__(
-        self,
-        gpus: Sequence[GpuDevice],
-        sources: Sequence[LoopSource],
-        *,
-        pair: tuple[int, int] | None = None,
-    ) -> None:
+    def __init__(self, gpus: Sequence[GpuDevice], sources: Sequence[LoopSource]) -> None:
         self._gpus = tuple(gpus)
         self._sources = tuple(sources)
-        self._pair = pair
         self._held: list[HeldClock] = []
 
     @property
@@ -105,34 +85,6 @@ class GpuBench:
             ObservedChange(call=call, loops=self._sources[gpu].loops())
             for gpu, call in zip(gpus, calls, strict=True)
         )
-
-    def waiting_powers_w(self, clocks_mhz: Sequence[int]) -> Mapping[int, float]:
-        """Return the power in W of a GPU that waits for another one, by clock in MHz."""
-        if self._pair is None:
-            return {}
-        gpu, held = self._gpus[0], self._held[0]
-        pair = BlockingPair(backend="nccl", devices=self._pair, num_elements=_NUM_ELEMENTS)
-        powers_w: dict[int, float] = {}
-
-        def check() -> None:
-            pair.check_waiting()
-            held.renew()
-
-        try:
-            with pair:
-                for clock_mhz in clocks_mhz:
-                    held.set_mhz(clock_mhz)
-                    settled_s = time.monotonic() + _POWER_SETTLE_S
-                    while time.monotonic() < settled_s:
-                        check()
-                        time.sleep(0.1)
-                    found = measure_waiting_power(gpu, num_periods=_NUM_POWER_PERIODS, check=check)
-                    powers_w[clock_mhz] = found.power_w
-                pair.release()
-        except BlockingPairError as error:
-            _logger.warning("the power of a waiting GPU is not measured: %s", error)
-            return {}
-        return powers_w
 
     def _finished_call(self, gpu: int, clock_mhz: int) -> ClockCall:
         give_up_s = time.monotonic() + _RETURNED_WITHIN_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from statistics import median
@@ -44,7 +44,6 @@ _LONGEST_WINDOW_S = 1.0
 _WINDOW_PER_DELAY = 4.0
 # Starting the load and reading its loops.
 _OVERHEAD_S = 0.02
-_WAITING_POWER_S = 3.0
 # Robust standard deviations of the logarithm: far beyond the tail of a log-normal distribution.
 _OUTLIER_SIGMAS = 6.0
 _SIGMA = 1.4826
@@ -70,7 +69,6 @@ class TransitionRule:
         loads: Loads of the GPU.
         num_repetitions: Number of changes of each pair under each load, at least 30.
         nums_at_once: Numbers of GPUs that change together; empty: not measured.
-        has_power: True: the power of a waiting GPU is measured at each clock.
         seed: Seed of the moments of requests.
 
     Raises:
@@ -81,7 +79,6 @@ class TransitionRule:
     loads: tuple[TransitionLoad, ...] = tuple(TransitionLoad)
     num_repetitions: int = FEWEST_REPETITIONS
     nums_at_once: tuple[int, ...] = ()
-    has_power: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,7 +100,7 @@ class TransitionRule:
         """Expected time in s, where changes take up to 20 ms."""
         lead_s = _LEAD_S + _LEAD_JITTER_S / 2
         change_s = lead_s + _SHORTEST_WINDOW_S + _OVERHEAD_S
-        clock_s = _LEAD_S + _SETTLE_S + _BASELINE_S + _WAITING_POWER_S * self.has_power
+        clock_s = _LEAD_S + _SETTLE_S + _BASELINE_S
         return self.num_changes * change_s + len(self.clocks_mhz) * clock_s
 
 
@@ -217,12 +214,7 @@ class _Measurement:
         self._window = _Window()
 
     def measure(self) -> MeasuredTransitions:
-        rising_mhz = sorted(self._rule.clocks_mhz)
-        powers_w: Mapping[int, float] = {}
-        if self._rule.has_power:
-            self._show("the power of a waiting GPU")
-            powers_w = self._bench.waiting_powers_w(rising_mhz)
-        clocks = [self._measure_clock(mhz, powers_w.get(mhz)) for mhz in rising_mhz]
+        clocks = [self._measure_clock(mhz) for mhz in sorted(self._rule.clocks_mhz)]
         pairs = self._pairs([0])
         if not pairs:
             raise TransitionsFailedError(
@@ -244,7 +236,7 @@ class _Measurement:
             counts_cycles=self._bench.counts_cycles,
         )
 
-    def _measure_clock(self, clock_mhz: int, waiting_power_w: float | None) -> ClockFacts:
+    def _measure_clock(self, clock_mhz: int) -> ClockFacts:
         self._show(f"the load at {clock_mhz} MHz")
         self._go_to(clock_mhz)
         runs = self._bench.run(self._gpus, _BASELINE_S)
@@ -258,7 +250,6 @@ class _Measurement:
             mhz=clock_mhz,
             ran_mhz=clock_mhz if is_held else ran_mhz,
             limit=None if is_held else _limit_text(runs[0].limits),
-            waiting_power_w=waiting_power_w,
         )
 
     def _pairs(self, gpus: Sequence[int]) -> list[tuple[int, int]]:

@@ -116,11 +116,7 @@ def _emulated(choice: EmulatedChoice, devices: Sequence[int] | None, stage: int)
 
 
 def _real(gpus: Sequence[GpuDevice], devices: Sequence[int], *, is_coarse: bool) -> OpenedGpus:
-    bench = GpuBench(
-        gpus,
-        [LoopProcess(device, is_coarse=is_coarse) for device in devices],
-        pair=(devices[1], devices[0]) if len(devices) > 1 else None,
-    )
+    bench = GpuBench(gpus, [LoopProcess(device, is_coarse=is_coarse) for device in devices])
     with nvml_session():
         driver = driver_version()
     return OpenedGpus(

@@ -14,7 +14,6 @@ export interface ClockTransitions {
   up_p50_s: number;
   up_p5_s: number;
   up_p95_s: number;
-  waiting_powers: [number, number][];
 }
 
 export interface ComparedPlan {
@@ -258,7 +257,6 @@ export interface SavingSources {
   bubbles_j: number;
   imbalance_j: number;
   iteration_time_j: number;
-  waiting_j: number;
 }
 
 export interface StageOfStep {

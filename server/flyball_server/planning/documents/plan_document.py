@@ -287,9 +287,7 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
     if plan.reserve_choice:
         shape["reserve_choice"] = asdict(plan.reserve_choice)
     if plan.transition_ms is None:
-        transitions = cast("ClockTransitions", plan.transitions)
-        powers = [list(pair) for pair in transitions.waiting_powers]
-        shape["transitions"] = asdict(transitions) | {"waiting_powers": powers}
+        shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
     if plan.tail_s:
         shape["tail_ms"] = plan.tail_s * 1e3
     if any(plan.transfer_s):
@@ -362,18 +360,9 @@ def _transition(name: str, value: object) -> object:
     where = f"transitions.{name}"
     if value is None:
         return None
-    if name == "waiting_powers":
-        return each_of(value, where, _waiting_power)
     if name.endswith("_s"):
         return number_of(value, where)
     return typed_of(value, bool, "true or false", where)
-
-
-def _waiting_power(entry: object, where: str) -> tuple[int, float]:
-    pair = list_of(entry, where)
-    if len(pair) != 2:
-        raise PlanningError("must be a clock in MHz and a power in W", field=where)
-    return count_of(pair[0], where), number_of(pair[1], where)
 
 
 def _reserve_choice(entry: object) -> ReserveChoice | None:

@@ -69,12 +69,11 @@ def timeline_rows(timeline: PredictedTimeline, dp_ranks: Sequence[int]) -> tuple
     """
     whole = timeline.simulation.whole
     rows: list[TimelineRow] = []
-    first_stage = first_node = 0
+    first_node = 0
     for dp_rank, model, assignment in zip(
         dp_ranks, timeline.models, timeline.assignments, strict=True
     ):
-        rows += _rows(model, assignment, whole, (first_stage, first_node), dp_rank)
-        first_stage += model.schedule.num_stages
+        rows += _rows(model, assignment, whole, first_node, dp_rank)
         first_node += model.dag.num_nodes
     return tuple(rows)
 
@@ -102,12 +101,11 @@ def _rows(
     model: PipelineModel,
     assignment: Assignment,
     whole: Simulation,
-    firsts: tuple[int, int],
+    first_node: int,
     dp_rank: int,
 ) -> Iterator[TimelineRow]:
     """Each stage's row; where the pipeline never flushes, instructions run one after the other."""
     schedule = model.schedule
-    first_stage, first_node = firsts  # in the whole
     num_runs = schedule.num_microbatches if schedule.is_periodic else 1  # of a node
     for stage, nodes in enumerate(nodes_in_order(schedule, model.dag)):
         kinds, microbatches, chunks = zip(*schedule.stages[stage], strict=True)
@@ -121,7 +119,7 @@ def _rows(
         yield TimelineRow(
             stage=stage,
             dp_rank=dp_rank,
-            blocking_power_w=whole.waiting_power_w[first_stage + stage],
+            blocking_power_w=model.stage_blocking_power_w[stage],
             kinds=tuple(kind.value for kind in kinds),
             microbatches=microbatches,
             chunks=chunks,

@@ -136,8 +136,7 @@ def _model_of_stages(
             for stage in stages
         ),
     )
-    waiting_powers = plan.transitions.waiting_powers if plan.transitions else ()
-    model = build_model(profile, order, blocking_power_w, waiting_powers)
+    model = build_model(profile, order, blocking_power_w)
     if len(plan.transfer_s) > 1 and len(plan.transfer_s) != profile.num_stages - 1:
         raise PlanningError(
             f"{len(plan.transfer_s)} values for {profile.num_stages} stages", field="transfer_ms"

@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -75,9 +74,7 @@ class _PowerSearch:
 
     def __init__(self, solver: DeadlineSolver, budget_w: float, num_steps: int) -> None:
         self._solver = solver
-        # Where the power of waiting depends on the clock, that of the highest clocks is searched
-        # with: what is then within the budget is so all the more.
-        self._model = replace(solver.model, waiting_powers=())
+        self._model = solver.model
         self._budget_w = budget_w
         self._num_steps = num_steps
         self._tables = _clock_tables(self._model)

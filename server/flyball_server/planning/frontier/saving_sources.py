@@ -1,23 +1,21 @@
-"""Sources of a plan's saving: the iteration time, imbalance of the stages, bubbles, waiting.
+"""Sources of a plan's saving: the iteration time, imbalance of the stages, bubbles.
 
 An account per stage, by the most that it can save if its instructions may take a given time: along
 the lower convex hulls of its points, waiting deducted, as in `curves`. With T and T0 the iteration
 times of plan and baseline and r = max(1, T / T0): what a stage saves within r times its own busy
 time comes from the longer iteration (nothing where r = 1), the next within r times the busy time of
-the heaviest stage from imbalance, the rest from bubbles. Where the power of waiting depends
-on the clock, the least one is deducted; what the plan takes less above it comes from waiting.
+the heaviest stage from imbalance, the rest from bubbles.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flyball_server.planning.frontier.curves import CostCurve, model_curves
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.simulator import Simulation, above_waiting_j
+from flyball_server.planning.model.simulator import Simulation
 from flyball_wire.read_models import SavingSources
 
 # A longer iteration by no more than this share is rounding.
@@ -53,26 +51,7 @@ def saving_sources(
         imbalance_j=imbalance_j,
         bubbles_j=bubbles_j,
         iteration_time_j=iteration_time_j,
-        waiting_j=_saved_waiting_j(model, simulation, stages, baseline_time_s),
     )
-
-
-def _saved_waiting_j(
-    model: PipelineModel,
-    simulation: Simulation,
-    stages: Sequence[_StageAccount],
-    baseline_time_s: float,
-) -> float:
-    """Return what the plan takes less for waiting above its least power, J."""
-    if not model.waiting_powers:
-        return 0.0
-    baseline_j = sum(
-        (of_clocks_w[0] - least_w) * (baseline_time_s - account.busy_s)
-        for of_clocks_w, least_w, account in zip(
-            model.waiting_power_w, model.stage_blocking_power_w, stages, strict=True
-        )
-    )
-    return baseline_j - above_waiting_j(model, simulation)
 
 
 @dataclass

@@ -173,13 +173,7 @@ class DeadlineSolver:
         self.model = model
         self.reserve = reserve
         cancellation_point()
-        # Where the power of waiting depends on the clock, plans are searched for at that of the
-        # highest clocks, and bounds are those at the least.
-        self._bounding: DeadlineSolver | None = None
-        if model.waiting_powers:
-            self._bounding = DeadlineSolver(model.with_least_waiting_power(), reserve=reserve)
-        self._planned = with_reserve(model, reserve)
-        model = replace(self._planned, waiting_powers=()) if self._bounding else self._planned
+        self._planned = model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
         if is_waiting_free:
@@ -228,11 +222,6 @@ class DeadlineSolver:
             # Never seen but in tests. The other solver takes longer, and a plan is owed.
             self._relaxation = _interior_point(self._network)
             relaxed = self._relaxation.solve(deadline_s)
-        if self._bounding is not None:
-            bound = self._bounding.relax(deadline_s)
-            return replace(
-                relaxed, lower_bound_j=bound.lower_bound_j, bound_slope_w=bound.bound_slope_w
-            )
         if relaxed.lower_bound_j < self._least_bound_j:
             return replace(relaxed, lower_bound_j=self._least_bound_j, bound_slope_w=0.0)
         return relaxed
@@ -257,8 +246,6 @@ class DeadlineSolver:
             unused_s: by how much the plans end earlier at most, s; None: by the reserve of a path
                 as long as the deadline.
         """
-        if self._bounding is not None:
-            return self._bounding.bound_j(relaxed, unused_s)
         unused_s = self.reserve * relaxed.deadline_s if unused_s is None else unused_s
         bound_j = relaxed.lower_bound_j - self._network.waiting_power_w * unused_s
         return max(bound_j, self._least_bound_j)
@@ -280,9 +267,8 @@ class DeadlineSolver:
 
     @functools.cached_property
     def without_waiting(self) -> DeadlineSolver:
-        """Return a solver of the same pipeline in which waiting, at the highest clocks, is free."""
-        model = replace(self.model, waiting_powers=())
-        return DeadlineSolver(model, reserve=self.reserve, is_waiting_free=True)
+        """Return a solver of the same pipeline in which waiting is free."""
+        return DeadlineSolver(self.model, reserve=self.reserve, is_waiting_free=True)
 
     def certified(self, assignment: Assignment) -> DeadlinePlan:
         """Return the plan of an assignment, with the bound for its own iteration time."""
@@ -371,14 +357,7 @@ class DeadlineSolver:
                 strict=True,
             )
         ]
-        if self.reserve:
-            return [self._as_profiled(plan) for plan in plans]
-        if self._bounding is None:
-            return plans
-        return [
-            replace(plan, energy_j=time_and_energy(self.model, plan.assignment)[1])
-            for plan in plans
-        ]
+        return [self._as_profiled(plan) for plan in plans] if self.reserve else plans
 
     def _as_profiled(self, plan: DeadlinePlan) -> DeadlinePlan:
         """Return what the plan takes where no instruction uses its reserve, and a bound on that.

@@ -258,22 +258,15 @@ class EarlyRequestBatch(PlanBatch):
         start_s: FloatArray,
         finish_s: FloatArray,
     ) -> FloatArray | float:
-        """Return the energy of the time at higher clocks than planned, J, and of waiting.
-
-        Waiting counts above its least power alone.
-        """
+        """Return the energy of the time at higher clocks than planned, J."""
         times, rows = self._transitions, self._rows
         early_s, late_s = times.up_p95_s - times.up_p50_s, times.down_p50_s - times.down_p5_s
+        if not (early_s or late_s or times.down_p5_s):
+            return 0.0
         previous = rows.previous
         before, is_up = clocks[previous], self._is_up(clocks)
         before_s = rows.times_s[rows.table[previous] + before]
         after_s = times.down_p50_s - np.minimum(times.down_p5_s, before_s)
-        waiting_j: FloatArray | float = 0.0
-        if rows.above_waiting_w is not None:
-            late_after_s = np.where(is_up, 0.0, after_s)
-            waiting_j = rows.waiting_j(clocks, start_s, finish_s, late_after_s)
-        if not (early_s or late_s or times.down_p5_s):
-            return waiting_j
         is_down = clocks > before
         is_down[self._settled] = False
         busy_j = rows.energies_j - rows.times_s * rows.power_of_place_w
@@ -290,7 +283,7 @@ class EarlyRequestBatch(PlanBatch):
         share = np.clip((after_s - waited_s) / rows.times_s[here], 0.0, 1.0)
         more_j = busy_j[here] - busy_j[rows.table + clocks]
         total_j += np.where(is_down, share * more_j, 0.0).sum(axis=0)
-        return total_j + waiting_j
+        return total_j
 
 
 class _TimeRanges:

@@ -7,8 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import (
     InstructionKind,
@@ -35,9 +33,6 @@ LEAST_DRAW_SHARE = 0.05
 # No GPU draws more on average, W; GPUs of 2026 draw up to 1400.
 MAX_DRAW_W = 10_000.0
 
-WaitingPowers = tuple[tuple[int, float], ...]
-"""Clocks in MHz, rising, and the power of a GPU that waits at each in W."""
-
 Assignment = list[int]
 """Per node of the DAG, an index into its operating points; 0 is the highest frequency."""
 
@@ -51,10 +46,7 @@ class PipelineModel:
             wait within an instruction for the slowest of their stage; nodes of the same stage,
             chunk and kind share one tuple. Where a node stands for all microbatches of a
             steady-state period, of all of them.
-        blocking_power_w: per stage, W of one of its GPUs while it waits at the stage's highest
-            clock.
-        waiting_powers: as `ClockTransitions` has them: how the power of a waiting GPU differs
-            between clocks; empty: not at all.
+        blocking_power_w: per stage, W of one of its GPUs while it waits, at any clock.
         num_ranks: per stage, the number of ranks whose energy the points hold.
         transitions: times of clock changes; None: they take none.
         requests: by instruction of `clocked`, the requests of a plan's clocks that are not made
@@ -67,7 +59,6 @@ class PipelineModel:
     points: tuple[tuple[OperatingPoint, ...], ...]
     blocking_power_w: tuple[float, ...]
     num_ranks: tuple[int, ...]
-    waiting_powers: WaitingPowers = ()
     transitions: ClockTransitions | None = None
     requests: Mapping[int, ClockRequest] = field(default_factory=dict[int, ClockRequest])
 
@@ -88,14 +79,6 @@ class PipelineModel:
         """Return the pipeline as if clock changes took no time."""
         return replace(self, transitions=None, requests={}) if self.transitions else self
 
-    def with_least_waiting_power(self) -> PipelineModel:
-        """Return the pipeline as if each stage always waited at the clock that draws least then."""
-        least_w = tuple(
-            power_w / ranks
-            for power_w, ranks in zip(self.stage_blocking_power_w, self.num_ranks, strict=True)
-        )
-        return replace(self, blocking_power_w=least_w, waiting_powers=())
-
     def with_requests(self, requests: Mapping[int, ClockRequest]) -> PipelineModel:
         """Return the pipeline with these requests of a plan's clocks instead of its own."""
         return self if requests == self.requests else replace(self, requests=requests)
@@ -107,23 +90,8 @@ class PipelineModel:
         return replace(self, dag=self.dag.with_delays(tail_s, hops_s))
 
     @functools.cached_property
-    def waiting_power_w(self) -> tuple[tuple[float, ...], ...]:
-        """Per stage and clock of `clocked`, W of all its ranks together while they wait at it."""
-        return tuple(
-            tuple(
-                ranks * waiting_power_w(power_w, clock_mhz, clocks_mhz[0], self.waiting_powers)
-                for clock_mhz in clocks_mhz
-            )
-            for ranks, power_w, clocks_mhz in zip(
-                self.num_ranks, self.blocking_power_w, self.clocked.clocks_mhz, strict=True
-            )
-        )
-
-    @functools.cached_property
     def stage_blocking_power_w(self) -> tuple[float, ...]:
-        """Per stage, the least W of all its ranks together while they wait: `r_s P_s`."""
-        if self.waiting_powers:
-            return tuple(map(min, self.waiting_power_w))
+        """Per stage, W of all its ranks together while they wait: `r_s P_s`."""
         return tuple(
             ranks * power_w
             for ranks, power_w in zip(self.num_ranks, self.blocking_power_w, strict=True)
@@ -140,32 +108,10 @@ class PipelineModel:
         return [0] * self.dag.num_nodes
 
 
-def waiting_power_w(
-    blocking_power_w: float, clock_mhz: int, highest_mhz: int, waiting_powers: WaitingPowers
-) -> float:
-    """Return the power of a GPU that waits at a clock, W.
-
-    Measured powers, interpolated linearly, give its ratio to that at the highest clock.
-
-    Args:
-        blocking_power_w: its power at the highest clock, W.
-        clock_mhz: the clock, MHz.
-        highest_mhz: the highest clock, MHz.
-        waiting_powers: measured powers.
-    """
-    if not waiting_powers:
-        return blocking_power_w
-    measured_mhz = [measured for measured, _ in waiting_powers]
-    powers_w = [power_w for _, power_w in waiting_powers]
-    here_w, highest_w = np.interp([clock_mhz, highest_mhz], measured_mhz, powers_w).tolist()
-    return float(blocking_power_w * here_w / highest_w) if highest_w else blocking_power_w
-
-
 def build_model(
     profile: StageProfile,
     schedule: Schedule,
     blocking_power_w: Sequence[float],
-    waiting_powers: WaitingPowers = (),
 ) -> PipelineModel:
     """Join profile and schedule.
 
@@ -173,7 +119,6 @@ def build_model(
         profile: measured operating points.
         schedule: an order whose instructions the profile has.
         blocking_power_w: one value for all stages, or one per stage, W, 0 to 1e5.
-        waiting_powers: how it differs between clocks; empty: not at all.
 
     Raises:
         PlanningError: the profile lacks an instruction or a stage of the schedule, or the
@@ -191,7 +136,7 @@ def build_model(
     alike, alike_of_node = dag.alike
     power_w = _per_stage(blocking_power_w, profile.num_stages)
     of_alike = [
-        _with_waiting(_points_of(chunks, stage, kind, chunk), power_w[stage], waiting_powers)
+        _with_waiting(_points_of(chunks, stage, kind, chunk), power_w[stage])
         for stage, kind, chunk in alike
     ]
     if schedule.is_periodic:
@@ -202,7 +147,6 @@ def build_model(
         points=tuple(map(of_alike.__getitem__, alike_of_node)),
         blocking_power_w=power_w,
         num_ranks=profile.num_ranks_per_stage,
-        waiting_powers=waiting_powers,
     )
 
 
@@ -246,7 +190,7 @@ def _points_of(
 
 
 def _with_waiting(
-    points: tuple[OperatingPoint, ...], blocking_power_w: float, waiting_powers: WaitingPowers
+    points: tuple[OperatingPoint, ...], blocking_power_w: float
 ) -> tuple[OperatingPoint, ...]:
     """Return the points with the energy of ranks that wait for the slowest of their stage."""
     if not any(point.rank_waiting_s for point in points):
@@ -255,11 +199,7 @@ def _with_waiting(
         return tuple(
             replace(
                 point,
-                energy_j=point.energy_j
-                + point.rank_waiting_s
-                * waiting_power_w(
-                    blocking_power_w, point.frequency_mhz, points[0].frequency_mhz, waiting_powers
-                ),
+                energy_j=point.energy_j + blocking_power_w * point.rank_waiting_s,
                 rank_waiting_s=0.0,
             )
             for point in points

@@ -3,9 +3,7 @@
 Every instruction starts as soon as its predecessors have finished. Iteration energy is the sum
 over instructions of `E(f) - r_s P_s t(f)`, plus `T` times the sum over stages of `r_s P_s`:
 busy energy, and the blocking power over whatever of T is not busy. Where clock changes take time,
-t and E of an instruction depend on the clocks before it (`transitions.py`). Where the power of
-waiting depends on the clock, `P_s` is the least, and what waiting takes above it at the clocks in
-force is added.
+t and E of an instruction depend on the clocks before it (`transitions.py`).
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ class Simulation:
     Attributes:
         start_s, finish_s: per node of the DAG, s from the iteration's begin.
         busy_s, busy_j: per node, its duration in s and its energy without waiting in J.
-        waiting_power_w: per stage, mean power of its ranks together while they wait, W.
         late_s: per node, how long it runs at other clocks than its own, s.
         in_force: per stage, where clocks change late: from when on, s, which clock is in force,
             MHz, in order of time; the last ones may come after the end. Else empty.
@@ -47,7 +44,6 @@ class Simulation:
     finish_s: tuple[float, ...]
     busy_s: tuple[float, ...]
     busy_j: tuple[float, ...]
-    waiting_power_w: tuple[float, ...]
     late_s: tuple[float, ...]
     wait_s: tuple[float, ...]
     float_s: tuple[float, ...]
@@ -81,7 +77,6 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         finish_s=tuple(finish - dag.tail_s for finish in finish_s),
         busy_s=tuple(durations_s),
         busy_j=tuple(busy.energy_j),
-        waiting_power_w=_mean_waiting_power_w(model, busy, iteration_time_s),
         late_s=tuple(busy.late_s),
         wait_s=tuple(
             start - (finish_s[before] if before != NONE else dag.tail_s)
@@ -97,19 +92,6 @@ def simulate(model: PipelineModel, assignment: Sequence[int]) -> Simulation:
         - sum(durations_s) / (model.schedule.num_stages * (iteration_time_s - dag.tail_s)),
         peak_activations=peak_activations(model.schedule),
         in_force=busy.in_force,
-    )
-
-
-def above_waiting_j(model: PipelineModel, simulation: Simulation) -> float:
-    """Return what waiting takes above its least power in an iteration, J."""
-    if not model.waiting_powers:
-        return 0.0
-    waits_s = _waits_s(model, simulation.busy_s, simulation.iteration_time_s)
-    return sum(
-        (mean_w - least_w) * wait_s
-        for mean_w, least_w, wait_s in zip(
-            simulation.waiting_power_w, model.stage_blocking_power_w, waits_s, strict=True
-        )
     )
 
 
@@ -130,12 +112,11 @@ def iteration_energy_j(
 
 @dataclass(frozen=True, kw_only=True)
 class _Busy:
-    """Per node, what `Simulation` has of it; `above_waiting_j` as `TransitionRun` has it."""
+    """Per node, what `Simulation` has of it."""
 
     duration_s: list[float]
     energy_j: list[float]
     late_s: list[float]
-    above_waiting_j: Sequence[float] = ()
     in_force: tuple[tuple[tuple[float, int], ...], ...] = ()
 
 
@@ -148,7 +129,7 @@ def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: fl
         least_period_s: the next iteration begins no sooner after this one's begin, s.
     """
     num = model.dag.num_nodes
-    if model.transitions is None and not model.waiting_powers:
+    if model.transitions is None:
         chosen = [points[choice] for points, choice in zip(model.points, assignment, strict=True)]
         return _Busy(
             duration_s=[point.time_s for point in chosen],
@@ -168,7 +149,6 @@ def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: fl
         duration_s=duration_s,
         energy_j=energy_j,
         late_s=late_s,
-        above_waiting_j=run.above_waiting_j,
         in_force=tuple(
             tuple((from_s, clocks_mhz[clock]) for from_s, clock in of_stage)
             for of_stage, clocks_mhz in zip(run.in_force, clocked.clocks_mhz, strict=True)
@@ -183,32 +163,7 @@ def _energy_j(model: PipelineModel, busy: _Busy, iteration_time_s: float) -> flo
         model.dag.stage, busy.duration_s, busy.energy_j, strict=True
     ):
         busy_j += energy_j - power_w[stage] * duration_s
-    return busy_j + iteration_time_s * sum(power_w) + sum(busy.above_waiting_j)
-
-
-def _mean_waiting_power_w(
-    model: PipelineModel, busy: _Busy, iteration_time_s: float
-) -> tuple[float, ...]:
-    least_w = model.stage_blocking_power_w
-    if not any(busy.above_waiting_j):
-        return least_w
-    waits_s = _waits_s(model, busy.duration_s, iteration_time_s)
-    return tuple(
-        power_w + above_j / wait_s
-        if wait_s > RELATIVE_TIME_TOLERANCE * iteration_time_s
-        else power_w
-        for power_w, above_j, wait_s in zip(least_w, busy.above_waiting_j, waits_s, strict=True)
-    )
-
-
-def _waits_s(
-    model: PipelineModel, durations_s: Sequence[float], iteration_time_s: float
-) -> list[float]:
-    """Return how long each stage waits in an iteration, s."""
-    waits_s = [iteration_time_s] * len(model.num_ranks)
-    for stage, duration_s in zip(model.dag.stage, durations_s, strict=True):
-        waits_s[stage] -= duration_s
-    return waits_s
+    return busy_j + iteration_time_s * sum(power_w)
 
 
 def critical_path(

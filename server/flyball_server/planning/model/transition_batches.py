@@ -145,11 +145,7 @@ class TransitionBatch(PlanBatch):
             )
         else:
             ran = self._long_run(clocks, delays_s, is_first=is_first)
-        if rows.above_waiting_w is None:
-            return rows.run_of(ran)
-        start_s, duration_s, _ = ran
-        after_s = np.where(clocks < clocks[rows.previous], *delays_s)
-        return rows.run_of(ran, rows.waiting_j(clocks, start_s, start_s + duration_s, after_s))
+        return rows.run_of(ran)
 
     def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
         """Return iterations at the median delays, alone, and bounds of their times, s."""

@@ -82,9 +82,7 @@ class InstructionRows:
         stage: per row, its stage.
         power_w: per row, waiting power of its stage, W; shape (num_rows, 1).
         power_of_place_w: the same by the index of `times_s`.
-        waiting_power_w: the least of all stages together, W.
-        above_waiting_w: per stage and clock, W of waiting above the least power; None: waiting
-            draws one power.
+        waiting_power_w: that of all stages together, W.
         tail_s: part of an iteration after its last instruction, s.
     """
 
@@ -112,13 +110,6 @@ class InstructionRows:
         for row, begin in zip(self.power_w[:, 0], self.table[:, 0], strict=True):
             self.power_of_place_w[begin:] = row
         self.waiting_power_w = float(power_w.sum())
-        self.above_waiting_w: FloatArray | None = None
-        if model.waiting_powers:
-            of_stages = [np.array(of_stage) - min(of_stage) for of_stage in model.waiting_power_w]
-            most = max(map(len, of_stages))
-            self.above_waiting_w = np.array(
-                [np.pad(of_stage, (0, most - len(of_stage))) for of_stage in of_stages]
-            )
         self.tail_s = clocked.dag.tail_s
         self._num_within: dict[float, int] = {}
 
@@ -149,38 +140,6 @@ class InstructionRows:
             iteration_time_s=iteration_time_s,
             total_energy_j=busy_j + iteration_time_s * self.waiting_power_w,
         )
-
-    def waiting_j(
-        self,
-        clocks: IndexArray,
-        start_s: FloatArray,
-        finish_s: FloatArray,
-        after_s: FloatArray,
-    ) -> FloatArray:
-        """Return the energy of waiting above its least power, J; shape (num_plans,).
-
-        Called only where that power depends on the clock. A stage waits at the clock before until
-        the next instruction's takes effect. Where changes take longer than an instruction, waits
-        at clocks before that are left out.
-
-        Args:
-            clocks: as `clocks` returns them.
-            start_s: begins by rows, s.
-            finish_s: ends by rows, s.
-            after_s: time from the end of the instruction before to the clock's effect, s; of the
-                shape of `clocks`.
-        """
-        assert self.above_waiting_w is not None  # noqa: S101 - the caller has seen to it
-        ended_s = finish_s[self.previous]
-        ended_s[self.first] -= finish_s.max(axis=0) + self.tail_s
-        waited_s = np.maximum(start_s - ended_s, 0.0)
-        before_s = np.clip(after_s, 0.0, waited_s)
-        stage, above_w = self.stage[:, None], self.above_waiting_w
-        energy_j: FloatArray = (
-            above_w[stage, clocks[self.previous]] * before_s
-            + above_w[stage, clocks] * (waited_s - before_s)
-        ).sum(axis=0)
-        return energy_j
 
     def most_within(self, time_s: float) -> int:
         """Return the most instructions, one after the other on a stage, that may end in a time."""

@@ -18,7 +18,7 @@ of the delay the rest of that iteration does not cover is charged here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -37,7 +37,6 @@ class TransitionRun:
     Attributes:
         start_s, duration_s, finish_s: s.
         energy_j: energy of the instruction, without waiting, J.
-        above_waiting_j: per stage, energy of waiting beyond that at its least power, J.
         late_s: part of the duration at other clocks than the instruction's own, s.
         in_force: per stage, from when on which clock is in force, in order of time; the first one
             is so as the iteration begins, the last ones may come after its end.
@@ -47,7 +46,6 @@ class TransitionRun:
     duration_s: list[float]
     finish_s: list[float]
     energy_j: list[float]
-    above_waiting_j: list[float]
     late_s: list[float]
     in_force: list[list[tuple[float, int]]]
 
@@ -102,13 +100,6 @@ class TransitionSimulator:
         self._requests = model.requests
         self._up_s, self._down_s = transitions.up_p50_s, transitions.down_p50_s
         self._starts_settled = transitions.starts_settled
-        # Per stage and clock, W of waiting above the least power; None: waiting draws one power.
-        self._above_w: list[list[float]] | None = None
-        if model.waiting_powers:
-            self._above_w = [
-                [power_w - min(of_stage) for power_w in of_stage]
-                for of_stage in model.waiting_power_w
-            ]
         self._times_s = [clocked.times_s[group] for group in clocked.group]
         self._energies_j = [clocked.energies_j[group] for group in clocked.group]
 
@@ -163,41 +154,7 @@ class TransitionSimulator:
                 break
             at = at.later(period_s, [run.finish_s[last] for last in clocked.last])
             run = self._iteration(clocks, delays_s, after, at)
-        if self._above_w is not None:
-            period_s = max(run.end_s + clocked.dag.tail_s, least_period_s)
-            is_early = {instruction for instruction, _ in after.values()}
-            for stage, of_clock_w in enumerate(self._above_w):
-                effects = self._until_next_begin(stage, run, clocks, delays_s, is_early)
-                run.above_waiting_j[stage] = sum(
-                    _waiting_j(effects, of_clock_w, from_s, to_s)
-                    for from_s, to_s in self._waits_s(stage, run, period_s)
-                )
         return run
-
-    def _waits_s(
-        self, stage: int, run: TransitionRun, period_s: float
-    ) -> Iterator[tuple[float, float]]:
-        """Yield begin and end of each wait in s; the last one ends in the next iteration."""
-        first, last = self._clocked.first[stage], self._clocked.last[stage]
-        for instruction in range(first + 1, last + 1):
-            yield run.finish_s[instruction - 1], run.start_s[instruction]
-        yield run.finish_s[last], period_s + run.start_s[first]
-
-    def _until_next_begin(
-        self,
-        stage: int,
-        run: TransitionRun,
-        clocks: Sequence[int],
-        delays_s: Sequence[float],
-        is_early: set[int],
-    ) -> _OnTheirWay:
-        """Return times of effect of a stage's clocks, that of the next iteration's first too."""
-        first, last = self._clocked.first[stage], self._clocked.last[stage]
-        effects = run.in_force[stage]
-        if clocks[first] == clocks[last] or first in is_early:
-            return effects
-        effect_s = run.finish_s[last] + delays_s[first]
-        return [*(each for each in effects if each[0] < effect_s), (effect_s, clocks[first])]
 
     def _checked(self, clocks: Sequence[int]) -> dict[int, tuple[int, float]]:
         """Return instruction and offset in s by the instruction that its request follows."""
@@ -286,7 +243,6 @@ class TransitionSimulator:
             duration_s=duration_s,
             finish_s=finish_s,
             energy_j=energy_j,
-            above_waiting_j=[0.0] * len(clocked.first),
             late_s=late_s,
             in_force=requests.effects,
         )
@@ -355,25 +311,6 @@ def _late_s(effects: _OnTheirWay, clock: int, start_s: float, finish_s: float) -
                 late_s += until_s - max(effect_s, start_s)
             until_s = effect_s
     return late_s
-
-
-def _waiting_j(effects: _OnTheirWay, power_w: Sequence[float], from_s: float, to_s: float) -> float:
-    """Return the energy of a wait, J.
-
-    Args:
-        effects: times of effect in s and clocks, in order of time.
-        power_w: per clock, W.
-        from_s: begin of the wait, s.
-        to_s: its end, s.
-    """
-    energy_j, until_s = 0.0, to_s
-    for effect_s, clock in reversed(effects):
-        if until_s <= from_s:
-            break
-        if effect_s < until_s:
-            energy_j += power_w[clock] * (until_s - max(effect_s, from_s))
-            until_s = effect_s
-    return energy_j
 
 
 def _compute(

@@ -203,11 +203,8 @@ class SingleClocks:
         groups, of_node = model.groups
         self._group_of_node = np.array(of_node)
         counts = np.bincount(self._group_of_node)
-        power_w = (
-            model.waiting_power_w
-            if model.waiting_powers
-            else [[power_w] for power_w in model.stage_blocking_power_w]
-        )
+        power_w = model.stage_blocking_power_w
+        self._blocking_power_w = sum(power_w)
         self._clocks_mhz: list[IndexArray] = []  # per stage, falling
         for stage in range(len(power_w)):
             of_stage = [points for one, points in groups if one == stage]
@@ -221,14 +218,7 @@ class SingleClocks:
         shape = (len(groups), int(self._num_levels.sum()))
         self._point_of = np.zeros(shape, dtype=np.int64)  # of a group, at a stage's level
         self._duration_s = np.zeros(shape)
-        # Of a stage's level: power of waiting, and energy beyond that.
-        self._waiting_power_w = np.concatenate(
-            [
-                np.resize(of_stage, num)
-                for of_stage, num in zip(power_w, self._num_levels, strict=True)
-            ]
-        )
-        self._busy_j = np.zeros(shape[1])
+        self._busy_j = np.zeros(shape[1])  # of a stage's level, beyond waiting
         for row, (stage, points) in enumerate(groups):
             first = self._first_column[stage]
             columns = slice(first, first + self._num_levels[stage])
@@ -241,8 +231,7 @@ class SingleClocks:
             energy_j = np.array([point.energy_j for point in points])[index]
             self._point_of[row, columns] = index
             self._duration_s[row, columns] = time_s
-            waiting_w = self._waiting_power_w[columns]
-            self._busy_j[columns] += counts[row] * (energy_j - waiting_w * time_s)
+            self._busy_j[columns] += counts[row] * (energy_j - power_w[stage] * time_s)
         self._paths_s = np.zeros((0, shape[1]))  # per path and column, its instructions' time
         highest = np.zeros((1, len(power_w)), dtype=np.int64)
         times_s = self._exact_times_s(highest)
@@ -294,8 +283,8 @@ class SingleClocks:
 
     def _energies_j(self, levels: IndexArray, times_s: FloatArray) -> FloatArray:
         columns = self._first_column + levels
-        waiting_w = self._waiting_power_w[columns].sum(axis=1)
-        energies_j: FloatArray = self._busy_j[columns].sum(axis=1) + waiting_w * times_s
+        busy_j = self._busy_j[columns].sum(axis=1)
+        energies_j: FloatArray = busy_j + self._blocking_power_w * times_s
         return energies_j
 
     def _exact_times_s(self, levels: IndexArray) -> FloatArray:
@@ -372,10 +361,8 @@ class SingleClocks:
         steps = np.arange(len(stage)) - own
         longer_s = paths_s[:, None, :] - paths_s[:, own]
         more_j = self._busy_j - self._busy_j[own]
-        waiting_w = self._waiting_power_w[columns].sum(axis=1)[:, None]
-        waiting_w = waiting_w + (self._waiting_power_w - self._waiting_power_w[own])
         time_s = (paths_now_s + longer_s).max(axis=0)
-        of_one = aims.score(time_s, busy_j + more_j + waiting_w * time_s)
+        of_one = aims.score(time_s, busy_j + more_j + self._blocking_power_w * time_s)
         rows = np.arange(len(levels))
         now = of_one[rows, columns[:, 0]]  # no step
         enough = now - _LEAST_GAIN * abs(now)
@@ -410,8 +397,10 @@ class SingleClocks:
             now_s = path_s[columns].sum(axis=1)[:, None, None]
             less_s, more_s = path_s[faster] - path_s[own], path_s[slower] - path_s[own]
             np.maximum(time_s, now_s + (less_s[:, :, None] + more_s[:, None, :]), out=time_s)
-        energy_j = time_s * _sums_of_pairs(self._waiting_power_w, columns, own, faster, slower)
-        energy_j += _sums_of_pairs(self._busy_j, columns, own, faster, slower)
+        energy_j = self._blocking_power_w * time_s
+        energy_j += self._busy_j[columns].sum(axis=1)[:, None, None]
+        energy_j += (self._busy_j[faster] - self._busy_j[own])[:, :, None]
+        energy_j += (self._busy_j[slower] - self._busy_j[own])[:, None, :]
         score = aims.score(time_s, energy_j)
         is_pair = can_go_up[:, :, None] & can_go_down[:, None, :] & (stage[:, None] != stage)
         score[~is_pair] = np.inf
@@ -423,32 +412,6 @@ class SingleClocks:
         changed[rows[is_better], stage[one[is_better]]] += up[one[is_better]]
         changed[rows[is_better], stage[other[is_better]]] += down[other[is_better]]
         return changed, is_better
-
-
-def _sums_of_pairs(
-    of_column: FloatArray,
-    columns: IndexArray,
-    own: IndexArray,
-    faster: IndexArray,
-    slower: IndexArray,
-) -> FloatArray:
-    """Return sums over the stages with one change up and one down in each plan.
-
-    Args:
-        of_column: per column, the value of a stage's level.
-        columns: per plan and stage, its column now; shape (num_plans, num_stages).
-        own: per plan and change, the changed stage's column now; shape (num_plans, num_changes).
-        faster: the same after a change up.
-        slower: the same after a change down.
-
-    Returns:
-        Shape (num_plans, num_changes, num_changes).
-    """
-    sums: FloatArray = of_column[columns].sum(axis=1)[:, None, None] + (
-        (of_column[faster] - of_column[own])[:, :, None]
-        + (of_column[slower] - of_column[own])[:, None, :]
-    )
-    return sums
 
 
 def _lowest_from(clocks_mhz: IndexArray, wanted_mhz: IndexArray) -> IndexArray:

@@ -173,7 +173,7 @@ def test_a_light_stage_saves_by_imbalance() -> None:
     light = {F: [(1410, 1.0, 20.0), (1000, 2.0, 12.0)], B: [(1410, 1.0, 20.0)]}
     heavy = {F: [(1410, 2.0, 40.0)], B: [(1410, 2.0, 40.0)]}
     assert sources_of(profile_of([light, heavy]), 2) == SavingSources(
-        imbalance_j=13.0, bubbles_j=0.0, iteration_time_j=0.0, waiting_j=0.0
+        imbalance_j=13.0, bubbles_j=0.0, iteration_time_j=0.0
     )
 
 
