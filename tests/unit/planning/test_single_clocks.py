@@ -7,19 +7,23 @@ import re
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.planning.tiny_pipelines import (
     B,
     F,
     equal_profile,
     example_model,
     model_of,
+    models_with_delays,
     profile_of,
     request_of,
 )
 
+from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.targets import parse_target
+from flyball_server.planning.frontier.targets import Target, parse_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import make_plan
@@ -137,3 +141,20 @@ def test_long_pipelines_have_fixed_clocks_and_are_compared_with_none() -> None:
     (plan,) = SingleClocks(long).constant([parse_target("least-energy")])
     assert plan.energy_j <= time_and_energy(long, long.baseline())[1]
     assert len(single_clock_plans(model_of(equal_profile(2), 1), options)) == 2
+
+
+@given(models_with_delays(), st.integers(1, 5), st.sampled_from([None, 0.0, 0.05, 0.4]))
+def test_a_clock_per_stage_is_never_worse_than_one_for_all_and_takes_what_the_simulation_says(
+    model: PipelineModel, tenths: int, delay_s: float | None
+) -> None:
+    transitions = None if delay_s is None else ClockTransitions.exact(delay_s)
+    model = replace(model, transitions=transitions)
+    clocks = SingleClocks(model)
+    targets = [Target(kind="deadline", value=(1 + tenths / 10) * clocks.baseline_time_s)]
+    (per_stage,), (for_all,) = clocks.constant(targets), clocks.same_for_all(targets)
+    for plan in (per_stage, for_all):
+        figures = plan.iteration_time_s, plan.energy_j
+        assert figures == pytest.approx(time_and_energy(model, plan.assignment))
+    assert per_stage.meets_target >= for_all.meets_target
+    if for_all.meets_target:
+        assert per_stage.energy_j <= for_all.energy_j * (1 + 1e-9)

@@ -241,7 +241,12 @@ class SingleClocks:
     def constant(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
         """Return per target the best plan found with one clock per stage; all of one kind."""
         aims = self._aims(targets)
-        return self._plans(self._improved(self._best_common(aims), aims), aims)
+        common = self._best_common(aims)
+        levels = self._improved(common, aims)
+        if self._changes_late:  # the search takes changes to be at once
+            is_better = aims.score(*self._figures(levels)) < aims.score(*self._figures(common))
+            levels = np.where(is_better[:, None], levels, common)
+        return self._plans(levels, aims)
 
     def same_for_all(self, targets: Sequence[Target]) -> list[SingleClockPlan]:
         """Return per target the best plan with one clock for all stages; all of one kind."""
@@ -257,14 +262,7 @@ class SingleClocks:
         return _Aims(limits=np.array(limits), is_power=is_power, usual_power_w=self._usual_power_w)
 
     def _plans(self, levels: IndexArray, aims: _Aims) -> list[SingleClockPlan]:
-        times_s = self._exact_times_s(levels)
-        energies_j = self._energies_j(levels, times_s)
-        # One column of a stage's levels each; 0 in those of the other stages.
-        point_of_group = self._point_of[:, self._first_column + levels].max(axis=2)
-        assignments = point_of_group[self._group_of_node].T.tolist()
-        if self._changes_late:
-            figures = [time_and_energy(self._model, assignment) for assignment in assignments]
-            times_s, energies_j = np.array(figures).T
+        times_s, energies_j = self._figures(levels)
         return [
             SingleClockPlan(
                 assignment=assignment,
@@ -273,13 +271,29 @@ class SingleClocks:
                 meets_target=meets,
             )
             for assignment, time_s, energy_j, meets in zip(
-                assignments,
+                self._assignments(levels),
                 times_s.tolist(),
                 energies_j.tolist(),
                 (aims.score(times_s, energies_j) <= 0).tolist(),
                 strict=True,
             )
         ]
+
+    def _assignments(self, levels: IndexArray) -> list[Assignment]:
+        # One column of a stage's levels each; 0 in those of the other stages.
+        point_of_group = self._point_of[:, self._first_column + levels].max(axis=2)
+        assignments: list[Assignment] = point_of_group[self._group_of_node].T.tolist()
+        return assignments
+
+    def _figures(self, levels: IndexArray) -> tuple[FloatArray, FloatArray]:
+        """Return iteration times, s, and energies, J, with late changes."""
+        if self._changes_late:
+            assignments = self._assignments(levels)
+            figures = [time_and_energy(self._model, assignment) for assignment in assignments]
+            times_s, energies_j = np.array(figures).T
+            return times_s, energies_j
+        times_s = self._exact_times_s(levels)
+        return times_s, self._energies_j(levels, times_s)
 
     def _energies_j(self, levels: IndexArray, times_s: FloatArray) -> FloatArray:
         columns = self._first_column + levels
