@@ -19,12 +19,11 @@ from tests.planner.live import serve_process
 
 from flyball_client import PlannerClient
 from flyball_client.cli.top.app import TopApp
-from flyball_client.cli.top.lines import Paper
 from flyball_client.cli.top.pages import page_of
 from flyball_client.cli.top.reading import JobReader, Seen, local_time
 
 PICTURE = Path(__file__).resolve().parents[1] / "images" / "flyball-top.svg"
-WIDTH = 112
+WIDTH = 132
 # The reader's own fonts: a picture asks no other host for one.
 _FONT_FACE = re.compile(r"@font-face\s*\{.*?\}\s*", re.DOTALL)
 
@@ -47,9 +46,9 @@ def main() -> int:
 def _drawn(planner: PlannerClient) -> str:
     reader = JobReader(planner, SLOWED)
     seen = Seen(reading=reader.read(), read_at=local_time())
-    page = page_of(seen, planner.base_url, Paper(now=seen.read_at, width=WIDTH))
+    page = page_of(seen, planner.base_url, seen.read_at, WIDTH)
     app = TopApp(reader.read, seen, planner.base_url, interval_s=3600.0)
-    svg = asyncio.run(_picture(app, num_lines=len(page.head) + len(page.body) + 1))
+    svg = asyncio.run(_picture(app, num_lines=len(page.text(WIDTH).splitlines()) + 1))
     # The same name for the same things each time.
     svg = re.sub(r"terminal-\d+-", "flyball-top-", _FONT_FACE.sub("", svg))
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flyball_client.cli.figures import aligned
 from flyball_wire.closed_loop import Straggler, TimetableStatus, TimetableWindow
 from flyball_wire.messages import JobRegistration, JobView, RankView
 from flyball_wire.read_models import JobOverview
@@ -16,12 +17,7 @@ def list_as_text(jobs: Sequence[JobOverview]) -> str:
     """Return a line for each job, the most recently active first."""
     if not jobs:
         return "no jobs; a job appears when its ranks register"
-    rows = [_HEADINGS, *map(_row, jobs)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned([_HEADINGS, *map(_row, jobs)], "<" * len(_HEADINGS)))
 
 
 def job_as_line(job: JobView) -> str:

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import islice
 
+from flyball_client.cli.figures import aligned, energy_text, interval_text
 from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
 from flyball_wire.energy_factors import EnergyFactors, kwh_of
-
-
-def energy_text(energy_j: float) -> str:
-    """Return an energy in a suitable unit: `214.31 kJ`."""
-    for limit, factor, unit in ((1e9, 1e-9, "GJ"), (1e6, 1e-6, "MJ"), (1e4, 1e-3, "kJ")):
-        if abs(energy_j) >= limit:
-            return f"{energy_j * factor:.4g} {unit}"
-    return f"{energy_j:.4g} J"
 
 
 def amounts_text(energy_j: float, factors: EnergyFactors) -> str:
@@ -64,13 +58,12 @@ class _Section:
 def report_as_text(report: JobReport, factors: EnergyFactors) -> str:
     """Return the report for a terminal."""
     sections = [_section(report, version, factors) for version in report.versions]
-    rows = [row for section in sections for row in section.rows]
-    widths = [max((len(row[i]) for row in (_HEADER, *rows)), default=0) for i in range(5)]
+    # One alignment for the tables of all versions.
+    rows = [row for section in sections for row in (_HEADER, *section.rows)]
+    table = iter(aligned(rows, "<<<<>"))
     lines = [_title(report), *_sums(report, factors)]
     for section in sections:
-        lines += ["", section.title, _line(_HEADER, widths)]
-        lines += [_line(row, widths) for row in section.rows]
-        lines += section.notes
+        lines += ["", section.title, *islice(table, 1 + len(section.rows)), *section.notes]
     return "\n".join([*lines, "", *_remarks(report)])
 
 
@@ -222,10 +215,7 @@ def _measured(report: JobReport) -> str:
 def _estimate(estimate: Estimate | None, form: str, unit: str = "", before: str = "") -> str:
     if estimate is None:
         return "not known"
-    mean = f"{before}{estimate.mean:{form}}{unit}"
-    if estimate.low is None or estimate.high is None:
-        return f"{mean} {_TOO_FEW}"
-    return f"{mean} [{estimate.low:{form}}, {estimate.high:{form}}]"
+    return f"{before}{estimate.mean:{form}}{unit} {interval_text(estimate, form) or _TOO_FEW}"
 
 
 def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
@@ -233,12 +223,6 @@ def _amounts(estimate: Estimate, factors: EnergyFactors) -> str:
     if estimate.low is None or estimate.high is None:
         return f"{amounts} {_TOO_FEW}"
     return f"{amounts} [{energy_text(estimate.low)}, {energy_text(estimate.high)}]"
-
-
-def _line(cells: tuple[str, ...], widths: list[int]) -> str:
-    *texts, steps = cells
-    padded = [f"{text:<{width}}" for text, width in zip(texts, widths, strict=False)]
-    return "  ".join([*padded, f"{steps:>{widths[-1]}}"]).rstrip()
 
 
 def _cells(cells: tuple[str, ...]) -> str:

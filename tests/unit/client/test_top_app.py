@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from tests.planner.jobs_to_show import READING
 from tests.planner.patience import PATIENCE_S
 from textual.pilot import Pilot
+from textual.widgets import Static
 
 from flyball_client.cli.top.app import TopApp
-from flyball_client.cli.top.reading import Read, Seen, local_time
+from flyball_client.cli.top.reading import JobReading, Read, Seen, local_time
 from flyball_wire.read_models import Overview
 
 pytestmark = pytest.mark.slow
@@ -29,8 +31,13 @@ def screen(app: TopApp) -> list[str]:
     ]
 
 
-def is_foot(app: TopApp, text: str) -> bool:
-    return screen(app)[-1] == text
+def is_scrolled(app: TopApp, to: tuple[int, int]) -> bool:
+    return (round(app.body.scroll_x), round(app.body.scroll_y)) == to
+
+
+def text_of(app: TopApp) -> str:
+    """All of the body's paragraphs, also those that are not on the screen."""
+    return "\n".join(str(each.content) for each in app.body.query(Static) if each.display)
 
 
 async def wait_for(pilot: Pilot[None], is_so: Callable[[], bool]) -> None:
@@ -52,30 +59,48 @@ def shown(script: Script, *, read: Read = lambda: READING) -> None:
     asyncio.run(run())
 
 
-def test_keys_move_the_body_below_the_head_by_lines_and_pages() -> None:
-    """The page has four lines of head and 32 of body, the screen room for ten of these."""
-    first_lines = {
-        ("down", "j"): 3,
-        ("down", "j", "up"): 2,
-        ("down", "j", "k"): 2,
-        ("up",): 1,
-        ("pagedown",): 11,
-        ("space", "space", "b"): 11,
-        ("space", "pageup"): 1,
-        ("end",): 23,
-        ("G",): 23,
-        ("G", "g"): 1,
-    }
+def test_keys_move_the_body_below_the_head_by_lines_pages_and_columns() -> None:
+    """The screen has room for four lines of head, and nine of the body's above its scroll bar."""
 
     async def script(app: TopApp, pilot: Pilot[None]) -> None:
-        head = screen(app)[:3]
-        for keys, first_line in first_lines.items():
+        head, bottom = screen(app)[:3], round(app.body.max_scroll_y)
+        page = app.body.scrollable_content_region.height
+        assert page == 9
+        for keys, to in {
+            ("down", "j"): (0, 2),
+            ("down", "j", "up"): (0, 1),
+            ("down", "j", "k"): (0, 1),
+            ("up",): (0, 0),
+            ("pagedown",): (0, page),
+            ("space", "space", "b"): (0, page),
+            ("space", "pageup"): (0, 0),
+            ("end",): (0, bottom),
+            ("G",): (0, bottom),
+            ("G", "g"): (0, 0),
+            ("right", "l", "l"): (3, 0),
+            ("right", "l", "left", "h"): (0, 0),
+        }.items():
             await pilot.press("home", *keys)
-            where = f"lines {first_line} to {first_line + 9} of 32, arrows scroll   q ends"
-            await wait_for(pilot, partial(is_foot, app, where))
+            await wait_for(pilot, partial(is_scrolled, app, to))
             assert screen(app)[:3] == head
 
     shown(script)
+
+
+def test_a_frame_keeps_the_place_and_the_widgets_and_a_new_kind_of_block_is_put_in() -> None:
+    moment = iter(range(1000))
+
+    def read() -> JobReading:
+        steps = READING.steps if next(moment) < 5 else ()
+        return replace(READING, steps=steps)
+
+    async def script(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("right", "right", "down", "down")
+        await wait_for(pilot, lambda: "stages in steps" not in text_of(app))
+        assert is_scrolled(app, (2, 2))
+        assert "newest versions" in text_of(app)
+
+    shown(script, read=read)
 
 
 def test_a_fault_of_ours_ends_it() -> None:

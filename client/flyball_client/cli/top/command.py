@@ -82,12 +82,11 @@ def _check_terminal() -> None:
 
 
 def _print_once(seen: Seen, address: str) -> None:
-    from flyball_client.cli.top.lines import ASCII, Paper, clipped, plain_text  # noqa: PLC0415
+    from flyball_client.cli.top.blocks import ASCII  # noqa: PLC0415
     from flyball_client.cli.top.pages import page_of  # noqa: PLC0415
 
     width = shutil.get_terminal_size(_PIPE_SIZE).columns
-    page = page_of(seen, address, Paper(now=seen.read_at, width=width))
-    text = "\n".join(plain_text(clipped(line, width)) for line in (*page.head, *page.body))
+    text = page_of(seen, address, seen.read_at, width).text(width)
     try:
         # A stream of text alone, as of a test or a notebook, has no encoding.
         text.encode(sys.stdout.encoding or "utf-8")

@@ -5,156 +5,359 @@ Measured stands beside predicted, and emulated GPUs stand apart from others.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
 from flyball_client.api.errors import PlannerRefusedError
-from flyball_client.cli.report_text import energy_text
-from flyball_client.cli.top.columns import MEASURED, Column, laid_out
-from flyball_client.cli.top.lines import (
-    ENERGY_J,
-    PERCENT,
-    SIGNED_PERCENT,
-    TIME_S,
+from flyball_client.cli.figures import (
     UNKNOWN,
-    Line,
-    Page,
-    Paper,
-    Span,
-    Tone,
-    age_text,
-    drawable,
-    flowed,
+    energy_text,
     interval_text,
-    moment_text,
     number_text,
     power_text,
-    target_text,
-    texts,
-    wrapped,
 )
+from flyball_client.cli.top.blocks import LEVELS, Block, Page, Paragraph, Row, Span, Table, Tone
 from flyball_client.cli.top.reading import JobReading, Seen
-from flyball_client.cli.top.stages import how, power_w, stage_lines, step_lines
-from flyball_wire.closed_loop import Estimate, Straggler, StragglerSource
+from flyball_wire.closed_loop import Estimate, Straggler
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
     JobOverview,
-    Overview,
+    PlanKind,
     PlanSummary,
     PredictedIteration,
+    StageOfStep,
+    StagesOfStep,
     StepClocks,
 )
 
+# How figures are written; "z": never -0.00.
+_TIME_S, _ENERGY_J, _POWER_W, _CLOCK_MHZ = ".4f", ".1f", ".1f", ".0f"
+_PERCENT, _SIGNED_PERCENT = "z.2f", "+z.2f"
+# Part of the mean: smaller variations look flat.
+_SMALLEST_SPREAD = 0.01
+_LONG_FRACTION = re.compile(r"\d+\.\d{6,}")
 _OVER = frozenset({JobState.ENDED, JobState.EXPIRED})
+_CLOCKS = {StepClocks.HIGHEST: "highest clocks", StepClocks.DEFAULT: "default clocks"}
+_SHOWN_VERSIONS, _SHOWN_POWERS, _FEWEST_SHOWN, _WINDOW_STEPS = 8, 24, 10, 20
+# Columns beside the pictures of the newest steps.
+_BESIDE_PICTURES = 48
+
+
 _STATE_TONES = {
     JobState.PLANNED: Tone.GOOD,
     JobState.PROFILING: Tone.ACCENT,
     JobState.AWAITING_PROFILE: Tone.WARN,
     JobState.PLANNING_FAILED: Tone.BAD,
-    JobState.ENDED: Tone.MUTED,
-    JobState.EXPIRED: Tone.MUTED,
 }
 
-_JOBS = (
-    Column(heading="job", is_text=True),
-    Column(heading="state", is_text=True, rank=1),
-    Column(heading="GPUs", rank=2),
-    Column(heading="version", rank=7),
-    Column(heading="clocks", group=MEASURED, is_text=True, rank=6),
-    Column(heading="time, s", group=MEASURED, rank=3),
-    Column(heading="energy, J", group=MEASURED, rank=5),
-    Column(heading="slower, %", group=MEASURED, rank=8),
-    Column(heading="saving, %", group=MEASURED),
-    Column(heading="95 % interval", group=MEASURED, rank=9),
-    Column(heading="saved", group=MEASURED, rank=4),
-    Column(heading="time, s", group="predicted", rank=11),
-    Column(heading="saving, %", group="predicted", rank=3),
-    Column(heading="gap, %", group="predicted", rank=10),
-    Column(heading="heartbeat", rank=12),
-)
-_NO_JOBS = (
-    "No jobs yet. A job appears when its ranks register:",
-    "  make demo                    one on emulated GPUs, in a clone of Flyball",
-    "  flyball.attach(engine, ...)  yours, in its training script",
-)
-_SHOWN_VERSIONS = 8
-_RAN_AT = {
-    StepClocks.HIGHEST: "highest clocks",
-    StepClocks.DEFAULT: "default clocks",
-}
-_FIGURES = (
-    Column(heading="", is_text=True),
-    Column(heading="", is_text=True),
-    Column(heading="time, s", is_text=True),
-    Column(heading="", is_text=True, rank=1),
-    Column(heading="energy, J", is_text=True),
-    Column(heading="", is_text=True, rank=1),
-    Column(heading="", is_text=True, rank=2),
-)
-_VERSIONS = (
-    Column(heading="version"),
-    Column(heading="kind", is_text=True),
-    Column(heading="policy", is_text=True, rank=2),
-    Column(heading="target", is_text=True, rank=3),
-    Column(heading="from step"),
-    Column(heading="made", is_text=True, rank=4),
-    Column(heading="time, s", group="predicted", rank=1),
-    Column(heading="saving, %", group="predicted"),
-    Column(heading="gap, %", group="predicted", rank=5),
-)
 
-
-def page_of(seen: Seen, address: str, paper: Paper) -> Page:
-    """Draw the newest reading; without an answer of the planner since then, that stands on top."""
-    read_at = moment_text(seen.read_at, paper.now)
+def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
+    """Return the page of the newest reading; an error of the calls since then stands on top."""
+    read_at, head = moment_text(seen.read_at, now), list[Paragraph]()
+    if seen.trouble is not None and seen.trouble_since is not None:
+        what = "refused" if isinstance(seen.trouble, PlannerRefusedError) else "planner away"
+        since = f"{moment_text(seen.trouble_since, now)} ({_age_text(seen.trouble_since, now)})"
+        text = f"{what} since {since}; all figures are of {read_at}. {seen.trouble}"
+        head.append((Span(text, Tone.ALARM),))
     if isinstance(seen.reading, JobReading):
-        page = job_page(seen.reading, f"read {read_at}", paper)
-    else:
-        page = jobs_page(seen.reading, f"{address}   read {read_at}", paper)
-    if seen.trouble is None or seen.trouble_since is None:
-        return page
-    what = "refused" if isinstance(seen.trouble, PlannerRefusedError) else "planner away"
-    since = moment_text(seen.trouble_since, paper.now)
-    age = age_text(seen.trouble_since, paper.now)
-    text = f"{what} since {since} ({age}); all figures are of {read_at}. {seen.trouble}"
-    banner = wrapped(drawable(text), paper.width, Tone.ALARM, most_lines=3)
-    return Page(head=(*banner, *page.head), body=page.body)
+        head.append((*_title(seen.reading, now), _muted(f"read {read_at}")))
+        if (problem := seen.reading.overview.problem) is not None:
+            head.append((Span(f"problem: {problem}", Tone.BAD),))
+        return Page(head=tuple(head), body=tuple(_job(seen.reading, now, width)))
+    head.append((Span("all jobs", Tone.TITLE), _muted(address), _muted(f"read {read_at}")))
+    return Page(head=tuple(head), body=tuple(_jobs(seen.reading.jobs, now)))
 
 
-def jobs_page(overview: Overview, origin: str, paper: Paper) -> Page:
-    """Draw the page; `origin` names the planner and the time of reading."""
-    body: list[Line] = []
-    all_rows = [_job_row(job, paper.now) for job in overview.jobs]
+def _jobs(jobs: Sequence[JobOverview], now: datetime) -> list[Block]:
+    if not jobs:
+        text = "No jobs yet. A job appears when its ranks register: run make demo in a clone of"
+        return [(), (_muted(f"{text} Flyball, or call flyball.attach in a training script."),)]
+    body: list[Block] = []
     # Living jobs first, each at the same place in every frame.
-    in_order = sorted(overview.jobs, key=lambda job: (job.state in _OVER, job.job_id))
-    for emulated in (False, True):
-        if jobs := [job for job in in_order if job.emulated is emulated]:
-            rows = [_job_row(job, paper.now) for job in jobs]
-            table = laid_out(_JOBS, rows, paper.width, measured=how(jobs[0]), beside=all_rows)
-            body += [(), *flowed(_totals(jobs), paper.width), *table]
-    if not overview.jobs:
-        body = [(), *((Span(line, Tone.MUTED),) for line in _NO_JOBS)]
-    title = [Span("all jobs", Tone.TITLE), Span(drawable(origin), Tone.MUTED)]
-    return Page(head=tuple(flowed(title, paper.width)), body=tuple(body))
+    in_order = sorted(jobs, key=lambda job: (job.state in _OVER, job.job_id))
+    for is_emulated in (False, True):
+        if alike := [job for job in in_order if job.emulated is is_emulated]:
+            body += [(), _totals(alike), Table.of([_job_row(job, now) for job in alike])]
+    return body
 
 
-def _totals(jobs: list[JobOverview]) -> list[Span]:
+def _totals(jobs: Sequence[JobOverview]) -> Paragraph:
     living = [job for job in jobs if job.state not in _OVER]
-    num_over = len(jobs) - len(living)
-    gpus, number = _gpus(jobs[0]), _counted(len(jobs), "job")
+    num_over, gpus, how = len(jobs) - len(living), _gpus(jobs[0]), _how(jobs[0])
     present, ranks = sum(job.num_present for job in living), sum(job.num_ranks for job in living)
     parts = [
         Span(f"{gpus}: no figure here is a real GPU's" if jobs[0].emulated else gpus, Tone.TITLE),
-        Span(number + (f", {num_over} over" if num_over else "")),
+        Span(_counted(len(jobs), "job") + (f", {num_over} over" if num_over else "")),
         Span(f"{present} of {ranks} {gpus} present"),
     ]
     measured = [job.measured for job in living if job.num_present > 0 and job.measured is not None]
-    powers_w = [power_w(newest.energy_j, newest.iteration_time_s) for newest in measured]
+    powers_w = [_power_w(newest.energy_j, newest.iteration_time_s) for newest in measured]
     if known_w := [power for power in powers_w if power is not None]:
-        parts.append(Span(f"{power_text(sum(known_w))} {how(jobs[0])}"))
+        parts.append(Span(f"{power_text(sum(known_w))} {how}"))
     if saved_j := [job.saved_j.mean for job in jobs if job.saved_j is not None]:
-        parts.append(Span(f"{energy_text(sum(saved_j))} saved, {how(jobs[0])}"))
-    return parts
+        parts.append(Span(f"{energy_text(sum(saved_j))} saved, {how}"))
+    return tuple(parts)
+
+
+def _job_row(job: JobOverview, now: datetime) -> Row:
+    how = _heading(job)
+    return {
+        "<job": Span(job.job_id, Tone.MUTED if job.state in _OVER else Tone.TITLE),
+        "<state": _state(job),
+        ">GPUs": _present(job, f"{job.num_present}/{job.num_ranks}"),
+        **_measured(job, f"{how}\n"),
+        f">{how}\nsaved": energy_text(job.saved_j.mean) if job.saved_j else UNKNOWN,
+        **_predicted(job.predicted),
+        ">predicted\ngap, %": _gap(job.predicted),
+        "<version": _version(job, "{}", "{} waits"),
+        f"<{how}\non clocks": job.measured.clocks if job.measured else UNKNOWN,
+        f"<{how}\n95 % of saving": interval_text(job.saving_percent, _PERCENT),
+        ">heartbeat": _muted(f"{_age_text(job.last_seen_at, now)} ago"),
+    }
+
+
+def _measured(job: JobOverview, origin: str = "") -> Row:
+    newest, saving = job.measured, job.saving_percent
+    return {
+        f">{origin}saving, %": Span(number_text(saving, _PERCENT), _saving_tone(saving)),
+        f">{origin}slower, %": number_text(job.slowdown_percent, _SIGNED_PERCENT),
+        f">{origin}time, s": number_text(newest.iteration_time_s if newest else None, _TIME_S),
+        f">{origin}energy, J": number_text(newest.energy_j if newest else None, _ENERGY_J),
+    }
+
+
+def _predicted(plan: PredictedIteration | None, origin: str = "predicted\n") -> Row:
+    if plan is None:
+        return {f">{origin}saving, %": UNKNOWN}
+    slower_percent = 100 * (plan.iteration_time_s / plan.baseline_iteration_time_s - 1)
+    return {
+        f">{origin}saving, %": f"{plan.saving_percent:{_PERCENT}}",
+        f">{origin}slower, %": f"{slower_percent:{_SIGNED_PERCENT}}",
+        f">{origin}time, s": f"{plan.iteration_time_s:{_TIME_S}}",
+        f">{origin}energy, J": f"{plan.energy_j:{_ENERGY_J}}",
+    }
+
+
+def _gap(plan: PredictedIteration | None) -> str:
+    return number_text(plan.gap_percent if plan else None, _PERCENT)
+
+
+def _title(reading: JobReading, now: datetime) -> list[Span]:
+    job, num_stragglers = reading.overview, len(reading.stragglers)
+    registered = f", {job.num_registered} registered" if job.num_registered < job.num_ranks else ""
+    parts = (
+        Span(job.job_id, Tone.TITLE),
+        _state(job),
+        Span(_counted(num_stragglers, "straggler") if num_stragglers else "", Tone.WARN),
+        _present(job, f"{job.num_present} of {job.num_ranks} {_gpus(job)} present{registered}"),
+        Span(f"{job.num_stages} stages, {job.num_microbatches} microbatches"),
+        Span(job.schedule),
+        Span(f"{job.policy}, target {target_text(job.target)}"),
+        Span(f"misses {target_text(job.missed.target)}" if job.missed else "", Tone.WARN),
+        Span(_version(job, "version {} active", "version {} waits for its ranks") or "no plan yet"),
+        Span(f"{job.num_steps} steps"),
+        _muted(f"last heartbeat {_age_text(job.last_seen_at, now)} ago"),
+    )
+    return [part for part in parts if part.text]
+
+
+def _job(reading: JobReading, now: datetime, width: int) -> list[Block]:
+    whole = [step for step in reading.steps if step.num_ranks >= reading.overview.num_ranks]
+    return [
+        *_figures(reading.overview),
+        *_newest_steps(reading.overview, whole[-max(_FEWEST_SHOWN, width - _BESIDE_PICTURES) :]),
+        *_stages(reading, whole),
+        *([(), (_muted("stragglers"),)] if reading.stragglers else ()),
+        *(_straggler(straggler, now) for straggler in reading.stragglers),
+        *_versions(reading, now),
+    ]
+
+
+def _figures(job: JobOverview) -> list[Block]:
+    rows = _figure_rows(job)
+    if not rows:
+        return [(), (_muted("no step measured by all ranks yet, and no plan"),)]
+    blocks: list[Block] = [(), Table.of(rows)]
+    if (saved_j := job.saved_j) is not None:
+        text = f"saved so far, {_how(job)}: {energy_text(saved_j.mean)}"
+        if saved_j.low is not None and saved_j.high is not None:
+            text += f" [{energy_text(saved_j.low)}, {energy_text(saved_j.high)}]"
+        blocks.append((Span(text, _saving_tone(saved_j)),))
+    if not job.is_caught_up:
+        note = "the planner has not read all steps yet: measured means are not final"
+        blocks.append((_muted(note),))
+    return blocks
+
+
+def _figure_rows(job: JobOverview) -> list[Row]:
+    rows: list[Row] = []
+    newest, plan = job.measured, job.predicted
+    highest_s, highest_j = ">highest\nclocks, s", ">highest\nclocks, J"
+    if newest is not None:
+        is_planned = newest.clocks == StepClocks.PLAN and newest.version is not None
+        clocks = _CLOCKS.get(newest.clocks, str(newest.clocks))
+        rows.append(
+            {
+                "<": _heading(job),
+                "<clocks": f"plan, version {newest.version}" if is_planned else clocks,
+                **_measured(job),
+                highest_s: number_text(job.measured_baseline_time_s, _TIME_S),
+                highest_j: number_text(job.measured_baseline_energy_j, _ENERGY_J),
+                "<95 %\nof saving": interval_text(job.saving_percent, _PERCENT),
+                "<95 %\nof slower": interval_text(job.slowdown_percent, _SIGNED_PERCENT),
+            }
+        )
+    if plan is not None:
+        version = job.newest_version if job.active_version is None else job.active_version
+        rows.append(
+            {
+                "<": "predicted",
+                "<clocks": f"plan, version {version}",
+                **_predicted(plan, ""),
+                highest_s: f"{plan.baseline_iteration_time_s:{_TIME_S}}",
+                highest_j: f"{plan.baseline_energy_j:{_ENERGY_J}}",
+            }
+        )
+    return rows
+
+
+def _newest_steps(job: JobOverview, steps: Sequence[StagesOfStep]) -> list[Block]:
+    if not steps:
+        return []
+    times_s = [step.time_s for step in steps]
+    powers_w = [_power_w(step.energy_j, step.time_s) for step in steps]
+    rows: list[Row] = [
+        {"<": "iteration time, s", "< ": _range(times_s, _TIME_S), "<  ": _drawn(times_s)},
+        {"<": "power, W", "< ": _range(powers_w, _POWER_W), "<  ": _drawn(powers_w)},
+    ]
+    if held_down := "".join(map(_held_down, steps)).rstrip():
+        letters = Span(held_down, Tone.WARN)
+        rows.append({"<": "clocks held down", "< ": "P power, H heat, M other", "<  ": letters})
+    title = f"steps {steps[0].step} to {steps[-1].step}, {_how(job)}"
+    return [(), (_muted(title),), Table.of(rows)]
+
+
+def _range(values: Sequence[float | None], form: str) -> str:
+    known = [value for value in values if value is not None]
+    low, high = (
+        number_text(min(known, default=None), form),
+        number_text(max(known, default=None), form),
+    )
+    return low if low == high else f"{low} to {high}"
+
+
+def _held_down(step: StagesOfStep) -> str:
+    """Return a letter for the reason of low clocks, the rarest reason first."""
+    if any(stage.num_thermally_capped for stage in step.stages):
+        return "H"
+    if any(stage.num_power_capped for stage in step.stages):
+        return "P"
+    return "M" if any(stage.num_clock_misses for stage in step.stages) else " "
+
+
+def _stages(reading: JobReading, whole: Sequence[StagesOfStep]) -> list[Block]:
+    """Return the stages' means over the planner's window, or the newest steps of one version."""
+    same = [step for step in whole if len(step.plan_versions) == 1 and not step.unknown_versions]
+    window = [
+        step for step in same[-_WINDOW_STEPS:] if step.plan_versions == same[-1].plan_versions
+    ]
+    if (mean := reading.overview.measured) is not None:
+        span = range(mean.first_step, mean.last_step + 1)
+        of_mean = [step for step in same if step.plan_versions == (mean.version,)]
+        window = [step for step in of_mean if step.step in span] or window
+    if not window:
+        return []
+    (version,) = window[-1].plan_versions
+    plan = next((each for each in reading.history if each.version == version), None)
+    title = f"stages in steps {window[0].step} to {window[-1].step}, "
+    title += "without a plan" if version is None else f"on version {version}"
+    if plan is not None and plan.kind == PlanKind.COMPARISON:
+        title += ", some at the highest clocks to compare"
+    planned_mhz = dict(enumerate(plan.stage_clock_mhz if plan else ()))
+    rows = [
+        {
+            ">stage": str(stage),
+            ">planned\nMHz": number_text(planned_mhz.get(stage), _CLOCK_MHZ),
+            **_stage_row(_heading(reading.overview), _of(stage, window), _of(stage, whole)),
+        }
+        for stage in sorted({each.stage for step in window for each in step.stages})
+    ]
+    return [(), (_muted(title),), Table.of(rows)]
+
+
+def _of(stage: int, steps: Sequence[StagesOfStep]) -> list[StageOfStep]:
+    return [each for step in steps for each in step.stages if each.stage == stage]
+
+
+def _stage_row(how: str, window: Sequence[StageOfStep], whole: Sequence[StageOfStep]) -> Row:
+    """Return a stage's means, its numbers of low clocks, and the newest powers."""
+    time_s = sum(each.time_s for each in window)
+    energies_j = [each.energy_j for each in window if each.energy_j is not None]
+    energy_j = sum(energies_j) if len(energies_j) == len(window) else None
+    clocks_mhz = [each.sm_clock_mhz for each in window if each.sm_clock_mhz is not None]
+    clock_mhz = sum(clocks_mhz) / len(clocks_mhz) if clocks_mhz else None
+    return {
+        f">{how}\nMHz": number_text(clock_mhz, _CLOCK_MHZ),
+        f">{how}\ntime, s": f"{time_s / len(window):{_TIME_S}}",
+        f">{how}\npower, W": number_text(_power_w(energy_j, time_s), _POWER_W),
+        f">{how}\nlow clocks": _warned(sum(each.num_clock_misses for each in window)),
+        ">by power": _warned(sum(each.num_power_capped for each in window)),
+        ">by heat": _warned(sum(each.num_thermally_capped for each in window)),
+        f"<{how}\npower, newest steps": _drawn(
+            [_power_w(each.energy_j, each.time_s) for each in whole[-_SHOWN_POWERS:]]
+        ),
+    }
+
+
+def _warned(number: int) -> Span:
+    return Span(str(number), Tone.WARN if number else Tone.PLAIN)
+
+
+def _straggler(straggler: Straggler, now: datetime) -> Paragraph:
+    times = (("from", straggler.from_time), ("to", straggler.until_time))
+    between = [f" {word} {moment_text(time, now)}" for word, time in times if time is not None]
+    return (
+        Span(f"rank {straggler.rank}", Tone.WARN),
+        Span(f"{straggler.slowdown:.3g} times as long ({straggler.reason})"),
+        Span("".join([straggler.source, *between])),
+        Span("in the plan" if straggler.is_planned else "not in the plan yet"),
+    )
+
+
+def _versions(reading: JobReading, now: datetime) -> list[Block]:
+    shown = reading.history[-_SHOWN_VERSIONS:]
+    older = len(reading.history) - len(shown)
+    note = "newest versions of the plan, * the active one" + (f"; {older} older" if older else "")
+    rows = [_version_row(each, reading.overview.active_version, now) for each in reversed(shown)]
+    return [(), (_muted(note),), Table.of(rows)] if rows else []
+
+
+def _version_row(version: PlanSummary, active: int | None, now: datetime) -> Row:
+    is_active = version.version == active
+    return {
+        ">version": Span(f"*{version.version}", Tone.GOOD) if is_active else str(version.version),
+        "<kind": version.kind,
+        ">from step": UNKNOWN if version.first_step is None else str(version.first_step),
+        **_predicted(version.predicted),
+        ">predicted\ngap, %": _gap(version.predicted),
+        "<policy": version.policy,
+        "<target": target_text(version.target),
+        "<made": moment_text(version.created_at, now),
+    }
+
+
+def _muted(text: str) -> Span:
+    return Span(text, Tone.MUTED)
+
+
+def _heading(job: JobOverview) -> str:
+    """Return the heading of figures that the job's ranks posted."""
+    return "emulated" if job.emulated else "measured"
+
+
+def _how(job: JobOverview) -> str:
+    return "measured (emulated)" if job.emulated else "measured"
 
 
 def _gpus(job: JobOverview) -> str:
@@ -165,8 +368,13 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _power_w(energy_j: float | None, time_s: float) -> float | None:
+    """Return the mean power; None: the energy is not known."""
+    return None if energy_j is None or time_s <= 0 else energy_j / time_s
+
+
 def _state(job: JobOverview) -> Span:
-    return Span(job.state, _STATE_TONES[job.state])
+    return Span(job.state, _STATE_TONES.get(job.state, Tone.MUTED))
 
 
 def _present(job: JobOverview, text: str) -> Span:
@@ -174,200 +382,63 @@ def _present(job: JobOverview, text: str) -> Span:
     return Span(text, Tone.WARN if is_short else Tone.PLAIN)
 
 
-def _job_row(job: JobOverview, now: datetime) -> Line:
-    newest, saving = job.measured, job.saving_percent
-    time_s, energy_j = (newest.iteration_time_s, newest.energy_j) if newest else (None, None)
-    return (
-        Span(drawable(job.job_id), Tone.MUTED if job.state in _OVER else Tone.TITLE),
-        _state(job),
-        _present(job, f"{job.num_present}/{job.num_ranks}"),
-        *texts(
-            _version(job, "{}", "{} waits") or UNKNOWN,
-            drawable(newest.clocks) if newest else UNKNOWN,
-            number_text(time_s, TIME_S),
-            number_text(energy_j, ENERGY_J),
-            number_text(job.slowdown_percent, SIGNED_PERCENT),
-        ),
-        Span(number_text(saving, PERCENT), _saving_tone(saving)),
-        Span(interval_text(saving, PERCENT)),
-        Span(UNKNOWN if job.saved_j is None else energy_text(job.saved_j.mean)),
-        *_predicted_cells(job.predicted),
-        Span(f"{age_text(job.last_seen_at, now)} ago", Tone.MUTED),
-    )
-
-
 def _version(job: JobOverview, active: str, waiting: str) -> str:
     """Return the active version, and the newest where that still waits for its ranks."""
-    parts: list[str] = []
-    if job.active_version is not None:
-        parts.append(active.format(job.active_version))
+    texts = [] if job.active_version is None else [active.format(job.active_version)]
     if job.newest_version not in {None, job.active_version}:
-        parts.append(waiting.format(job.newest_version))
-    return ", ".join(parts)
-
-
-def _predicted_cells(predicted: PredictedIteration | None) -> Line:
-    """Return time, saving and gap."""
-    if predicted is None:
-        return texts(UNKNOWN, UNKNOWN, UNKNOWN)
-    return texts(
-        number_text(predicted.iteration_time_s, TIME_S),
-        number_text(predicted.saving_percent, PERCENT),
-        number_text(predicted.gap_percent, PERCENT),
-    )
+        texts.append(waiting.format(job.newest_version))
+    return ", ".join(texts)
 
 
 def _saving_tone(saving: Estimate | None) -> Tone:
     """Return good or bad where the whole interval is on one side of zero."""
     if saving is None or saving.low is None or saving.high is None:
         return Tone.PLAIN
-    if saving.low > 0:
-        return Tone.GOOD
-    return Tone.BAD if saving.high < 0 else Tone.PLAIN
+    return Tone.GOOD if saving.low > 0 else Tone.BAD if saving.high < 0 else Tone.PLAIN
 
 
-def job_page(reading: JobReading, origin: str, paper: Paper) -> Page:
-    """Draw the page; `origin` names the time of reading."""
-    overview = reading.overview
-    body = [
-        *_figures(overview, paper),
-        *step_lines(overview, reading.steps, paper),
-        *stage_lines(reading, paper),
-        *_stragglers(reading.stragglers, paper),
-        *_versions(reading, paper),
-    ]
-    head = flowed([*_title(reading, paper.now), Span(drawable(origin), Tone.MUTED)], paper.width)
-    if overview.problem is not None:
-        problem = f"problem: {drawable(overview.problem)}"
-        head += wrapped(problem, paper.width, Tone.BAD, most_lines=3)
-    return Page(head=tuple(head), body=tuple(body))
+def _drawn(values: Sequence[float | None]) -> Span:
+    """Draw a character for each value; a space for None."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return Span("")
+    middle, half = (min(known) + max(known)) / 2, (max(known) - min(known)) / 2
+    half = max(half, abs(sum(known) / len(known)) * _SMALLEST_SPREAD / 2) or 1.0
+    scale = (len(LEVELS) - 1) / (2 * half)
+    levels = [None if v is None else round((v - middle + half) * scale) for v in values]
+    return Span("".join(" " if n is None else LEVELS[n] for n in levels), Tone.ACCENT)
 
 
-def _title(reading: JobReading, now: datetime) -> list[Span]:
-    job = reading.overview
-    registered = f", {job.num_registered} registered" if job.num_registered < job.num_ranks else ""
-    stragglers = _counted(len(reading.stragglers), "straggler")
-    version = _version(job, "version {} active", "version {} waits for its ranks")
-    return [
-        Span(drawable(job.job_id), Tone.TITLE),
-        _state(job),
-        *([Span(stragglers, Tone.WARN)] if reading.stragglers else []),
-        _present(job, f"{job.num_present} of {job.num_ranks} {_gpus(job)} present{registered}"),
-        Span(f"{job.num_stages} stages, {job.num_microbatches} microbatches"),
-        Span(drawable(job.schedule)),
-        Span(f"{drawable(job.policy)}, target {target_text(job.target)}"),
-        *(
-            []
-            if job.missed is None
-            else [Span(f"misses {target_text(job.missed.target)}", Tone.WARN)]
-        ),
-        Span(version or "no plan yet"),
-        Span(f"{job.num_steps} steps"),
-        Span(f"last heartbeat {age_text(job.last_seen_at, now)} ago", Tone.MUTED),
-    ]
+def target_text(target: str) -> str:
+    """Return a target with the digits that count: `deadline:2.88373`."""
+    return _LONG_FRACTION.sub(lambda found: f"{float(found[0]):.6g}", target)
 
 
-def _figures(job: JobOverview, paper: Paper) -> list[Line]:
-    rows = [*_measured_rows(job), *_predicted_rows(job)]
-    if not rows:
-        return [(), (Span("no step measured by all ranks yet, and no plan", Tone.MUTED),)]
-    lines = [(), *laid_out(_FIGURES, rows, paper.width)]
-    if job.saved_j is not None:
-        saved = energy_text(job.saved_j.mean)
-        if job.saved_j.low is not None and job.saved_j.high is not None:
-            saved += f" [{energy_text(job.saved_j.low)}, {energy_text(job.saved_j.high)}]"
-        lines.append((Span(f"saved so far, {how(job)}: {saved}", _saving_tone(job.saved_j)),))
-    if not job.is_caught_up:
-        note = "the planner has not read all steps yet: measured means are not final"
-        lines.append((Span(note, Tone.MUTED),))
-    return lines
+def moment_text(moment: datetime | str, now: datetime) -> str:
+    """Return the time of day in the zone of `now`, with the date where that is not today's."""
+    then = _moment(moment)
+    if then is None:
+        return UNKNOWN
+    here = then.astimezone(now.tzinfo)
+    return f"{here:%H:%M:%S}" if here.date() == now.date() else f"{here:%Y-%m-%d %H:%M}"
 
 
-def _measured_rows(job: JobOverview) -> list[Line]:
-    rows: list[Line] = []
-    newest = job.measured
-    if newest is not None:
-        steps = f"steps {newest.first_step} to {newest.last_step}"
-        if newest.num_steps != newest.last_step - newest.first_step + 1:
-            steps = f"{newest.num_steps} of {steps}"
-        time = number_text(newest.iteration_time_s, TIME_S)
-        energy = number_text(newest.energy_j, ENERGY_J)
-        ran_at = _RAN_AT.get(newest.clocks, newest.clocks)
-        if newest.clocks == StepClocks.PLAN and newest.version is not None:
-            ran_at = f"plan, version {newest.version}"
-        rows.append(texts(ran_at, how(job), time, "", energy, "", steps))
-    time_s, energy_j = job.measured_baseline_time_s, job.measured_baseline_energy_j
-    if time_s is not None:
-        time, energy = number_text(time_s, TIME_S), number_text(energy_j, ENERGY_J)
-        within = interval_text(time_s, TIME_S), interval_text(energy_j, ENERGY_J)
-        steps = f"{time_s.num_steps} steps"
-        rows.append(texts("highest clocks", how(job), time, within[0], energy, within[1], steps))
-    slower, saving = job.slowdown_percent, job.saving_percent
-    if slower is not None or saving is not None:
-        longer = number_text(slower, SIGNED_PERCENT, " %")
-        within = interval_text(slower, SIGNED_PERCENT), interval_text(saving, PERCENT)
-        saves = Span(f"saves {number_text(saving, PERCENT, ' %')}", _saving_tone(saving))
-        row = texts("difference", how(job), longer, within[0])
-        rows.append((*row, saves, *texts(within[1], "")))
-    return rows
+def _age_text(moment: datetime | str, now: datetime) -> str:
+    """Return the time since then: `12 s`, `5 min`, `3 h`, `2 d`."""
+    then = _moment(moment)
+    if then is None:
+        return UNKNOWN
+    age_s = max(0.0, (now - then).total_seconds())
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if age_s >= 2 * unit_s:
+            return f"{age_s / unit_s:.0f} {unit}"
+    return f"{age_s:.0f} s"
 
 
-def _predicted_rows(job: JobOverview) -> list[Line]:
-    plan = job.predicted
-    if plan is None:
-        return []
-    version = job.newest_version if job.active_version is None else job.active_version
-    slower = 100 * (plan.iteration_time_s / plan.baseline_iteration_time_s - 1)
-    longer, saves = f"{slower:{SIGNED_PERCENT}} %", f"saves {plan.saving_percent:{PERCENT}} %"
-    gap = "" if plan.gap_percent is None else f"gap {plan.gap_percent:{PERCENT}} %"
-    time, energy = f"{plan.iteration_time_s:{TIME_S}}", f"{plan.energy_j:{ENERGY_J}}"
-    most = f"{plan.baseline_iteration_time_s:{TIME_S}}", f"{plan.baseline_energy_j:{ENERGY_J}}"
-    return [
-        texts(f"plan, version {version}", "predicted", time, "", energy, "", gap),
-        texts("highest clocks", "predicted", most[0], "", most[1], "", ""),
-        texts("difference", "predicted", longer, "", saves, "", ""),
-    ]
-
-
-def _stragglers(stragglers: Sequence[Straggler], paper: Paper) -> list[Line]:
-    lines: list[Line] = [(), (Span("stragglers", Tone.HEADING),)] if stragglers else []
-    for straggler in stragglers:
-        is_detected = straggler.source == StragglerSource.DETECTED
-        reason = f" ({straggler.reason})" if is_detected else ""
-        source = str(straggler.source)
-        for word, moment in (("from", straggler.from_time), ("to", straggler.until_time)):
-            source += "" if moment is None else f" {word} {moment_text(moment, paper.now)}"
-        parts = [
-            Span(f"rank {straggler.rank}", Tone.WARN),
-            Span(f"{straggler.slowdown:.3g} times as long{reason}"),
-            Span(source),
-            Span("in the plan" if straggler.is_planned else "not in the plan yet"),
-        ]
-        lines += flowed(parts, paper.width)
-    return lines
-
-
-def _versions(reading: JobReading, paper: Paper) -> list[Line]:
-    shown = reading.history[-_SHOWN_VERSIONS:]
-    if not shown:
-        return []
-    rows = [_version_row(each, reading, paper.now) for each in reversed(shown)]
-    note = "newest versions of the plan, * the active one"
-    if older := len(reading.history) - len(shown):
-        note += f"; {older} older"
-    return [(), (Span(note, Tone.MUTED),), *laid_out(_VERSIONS, rows, paper.width)]
-
-
-def _version_row(version: PlanSummary, reading: JobReading, now: datetime) -> Line:
-    is_active = version.version == reading.overview.active_version
-    return (
-        Span(f"*{version.version}", Tone.GOOD) if is_active else Span(str(version.version)),
-        *texts(
-            drawable(version.kind),
-            drawable(version.policy),
-            target_text(version.target),
-            "-" if version.first_step is None else str(version.first_step),
-            moment_text(version.created_at, now),
-        ),
-        *_predicted_cells(version.predicted),
-    )
+def _moment(moment: datetime | str) -> datetime | None:
+    """Parse a moment from the planner; None: not a moment with a time zone."""
+    try:
+        parsed = datetime.fromisoformat(moment) if isinstance(moment, str) else moment
+    except ValueError:
+        return None
+    return None if parsed.tzinfo is None else parsed

@@ -20,10 +20,7 @@ _WHOLE_EVERY = 10
 
 @dataclass(frozen=True, kw_only=True)
 class JobReading:
-    """One job, with its newest steps and its plan versions in rising order.
-
-    The last steps may lack ranks.
-    """
+    """One job, with its newest steps, of which the last may lack ranks, and its plan versions."""
 
     overview: JobOverview
     steps: tuple[StagesOfStep, ...]
@@ -31,20 +28,18 @@ class JobReading:
     stragglers: tuple[Straggler, ...]
 
 
+Read = Callable[[], Overview | JobReading]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Newest reading.
-
-    Attributes:
-        reading: all jobs, or one.
-        read_at: time of the reading.
-        trouble: error of the calls since then; None: the reading is up to date.
-        trouble_since: time of the first such error.
-    """
+    """Newest reading."""
 
     reading: Overview | JobReading
     read_at: datetime
+    #: Error of the calls since then; None: the reading is up to date.
     trouble: PlannerError | None = None
+    #: Time of the first such error.
     trouble_since: datetime | None = None
 
     @property
@@ -56,9 +51,6 @@ class Seen:
 def local_time() -> datetime:
     """Return the time of day in the machine's zone."""
     return datetime.now().astimezone()
-
-
-Read = Callable[[], Overview | JobReading]
 
 
 def read_again(seen: Seen, read: Read, now: Callable[[], datetime]) -> Seen:
