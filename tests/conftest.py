@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -22,7 +23,7 @@ from tests.browser.fixtures import (
 from tests.browser.modules import modules
 from tests.debian_packages import MissingProgramError
 from tests.deploy.prometheus import prometheus_path, prometheus_tools
-from tests.integration.fish import fish_path
+from tests.integration.shells import shell_path
 from tests.postgres.fixtures import database_url, postgres_database, postgres_server
 from tests.postgres.server import postgres_binaries
 
@@ -61,9 +62,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What the test of a fixture needs of Debian's.
 NEEDED: dict[str, Callable[[], object]] = {
     "browser": chromium_path,
-    "fish": fish_path,
+    "fish": partial(shell_path, "fish"),
     "postgres_server": postgres_binaries,
     "prometheus_tools": prometheus_path,
+    "zsh": partial(shell_path, "zsh"),
 }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NoReturn
 
 from flyball_client.cli.summaries import GROUPS, SUMMARIES
@@ -19,6 +20,8 @@ from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_versi
 _GROUP = "flyball.commands"
 # Extras with the dependencies of a package's commands, and one of these.
 _EXTRAS = {"flyball_server": ("server", "fastapi"), "flyball_lab": ("demo", "torch")}
+
+_SHELLS = ("bash", "zsh", "fish")
 
 _INTERRUPTED = 130
 _BROKEN_PIPE = 141
@@ -121,16 +124,34 @@ def _parser(name: str, command: Command) -> _OneLineParser:
 
 def _complete(shell: str, commands: dict[str, EntryPoint]) -> int:
     """Print the script of a shell's completion; a command that cannot be loaded is left out."""
-    from flyball_client.cli.completion import SHELLS, completion_script  # noqa: PLC0415 - seldom
-
-    if shell not in SHELLS:
-        raise CommandError(f"no completion for {shell!r}; give one of {', '.join(SHELLS)}")
-    parsers = dict[str, argparse.ArgumentParser]()
+    if shell not in _SHELLS:
+        raise CommandError(f"no completion for {shell!r}; give one of {', '.join(_SHELLS)}")
+    try:
+        import shtab  # noqa: PLC0415 - of an extra
+    except ImportError:
+        raise CommandError(_needed("terminal")) from None
+    parser = _OneLineParser(prog="flyball")
+    parser.add_argument("--version", action="store_true", help="print the version")
+    below = parser.add_subparsers()
     for name, entry in commands.items():
         with contextlib.suppress(CommandError):
-            parsers[name] = _parser(name, _load(entry))
-    print(completion_script(shell, parsers))
+            configure = _load(entry).configure
+            configure(below.add_parser(name, help=SUMMARIES.get(name)))
+    _show_candidates(parser, shtab.FILE)
+    print(shtab.complete(parser, shell))
     return 0
+
+
+def _show_candidates(parser: argparse.ArgumentParser, files: object) -> None:
+    """Give each action what shtab reads: choices that only its metavar names, and files."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                _show_candidates(below, files)
+        elif action.type is Path:
+            action.complete = files  # type: ignore[attr-defined] # shtab's protocol
+        elif isinstance(action.metavar, str) and action.metavar.startswith("{"):
+            action.choices = action.metavar.strip("{}").split(",")
 
 
 def _commands() -> dict[str, EntryPoint]:
@@ -151,6 +172,10 @@ def _remedy(entry: EntryPoint) -> str:
     extra, _ = _EXTRAS.get(_package(entry), (None, None))
     if extra is None:
         return "cannot be imported; reinstall it"
+    return _needed(extra)
+
+
+def _needed(extra: str) -> str:
     return f"needs the extra '{extra}': pip install '.[{extra}]' in a clone of Flyball"
 
 

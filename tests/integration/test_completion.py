@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from tests.debian_packages import skipped_where_missing
 from tests.integration.command_in_process import flyball, refusal
-from tests.integration.fish import fish_path
+from tests.integration.on_a_terminal import on_a_terminal
+from tests.integration.shells import shell_path
 
 from flyball_client.cli.summaries import SUMMARIES
 
@@ -17,18 +19,9 @@ from flyball_client.cli.summaries import SUMMARIES
 _TAB = """
 . "$0"
 COMP_WORDS=(flyball "$@") COMP_CWORD=$# COMPREPLY=()
-_flyball
+_shtab_flyball
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-
-
-@pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    done = flyball("--completion", "bash")
-    path = tmp_path_factory.mktemp("completion") / "flyball.bash"
-    path.write_text(done.stdout)
-    return path
-
 
 LINES = {
     ("pla",): "plan",
@@ -36,42 +29,82 @@ LINES = {
     ("plan", "--mic"): "--microbatches",
     ("plan", "--policy", "const"): "constant",
     ("plan", "a.csv", "--effort", ""): "low normal high",
-    ("plan", "exam"): "",
+    ("plan", "exam"): "example.csv",
+    ("plan", "--order", "exam"): "example.csv",
+    ("plan", "nothing"): "",
     ("jobs", "straggl"): "straggler",
     ("jobs", "profile", "put", "--pl"): "--planner",
 }
 
 
-def test_a_tab_offers_commands_options_and_their_choices(script: Path) -> None:
-    for line, offered in LINES.items():
-        command: list[str | Path] = ["bash", "-c", _TAB, script, *line]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert (done.stdout.split(), done.stderr) == (offered.split(), "")
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "example.csv").touch()
+    return tmp_path
 
 
-def test_zsh_takes_the_same_script_through_its_bashcompinit(script: Path) -> None:
-    done = flyball("--completion", "zsh").stdout.splitlines()
-    assert done[1] == "autoload -U bashcompinit && bashcompinit"
-    assert done[2:] == script.read_text().splitlines()[1:]
-
-
-def test_fish_offers_the_same_with_descriptions_and_files(tmp_path: Path) -> None:
-    """In a folder of its own, whose files fish offers too."""
+@pytest.fixture
+def fish() -> str:
     with skipped_where_missing():
-        fish = fish_path()
-    script = tmp_path / "flyball.fish"
-    script.write_text(flyball("--completion", "fish").stdout)
+        return shell_path("fish")
+
+
+@pytest.fixture
+def zsh() -> str:
+    with skipped_where_missing():
+        return shell_path("zsh")
+
+
+def script(shell: str, folder: Path) -> Path:
+    path = folder / f"flyball.{shell}"
+    path.write_text(flyball("--completion", shell).stdout)
+    return path
+
+
+def test_a_tab_offers_commands_options_their_choices_and_files(folder: Path) -> None:
+    path = script("bash", folder)
+    for line, offered in LINES.items():
+        command: list[str | Path] = ["bash", "-c", _TAB, path, *line]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=60, cwd=folder
+        )
+        assert (set(done.stdout.split()), done.stderr) == (set(offered.split()), "")
+
+
+def test_zsh_completes_words_choices_and_files(zsh: str, folder: Path) -> None:
+    path = script("zsh", folder)
+    setup = f'cd {folder}; autoload -U compinit; compinit -D; eval "$(<{path})"; clear\n'
+    environment = {"PS1": "shell> ", "HOME": str(folder), "ZDOTDIR": str(folder)}
+    with on_a_terminal(zsh, "-f", "-i", environment=environment) as running:
+        running.wait_for_text("shell>")
+        running.press(setup.encode())
+        running.wait_for(lambda shown: shown.startswith("shell>") and "compinit" not in shown)
+        for typed, completed in (
+            ("flyball pla", "flyball plan"),
+            ("flyball plan --mic", "flyball plan --microbatches"),
+            ("flyball plan --policy const", "flyball plan --policy constant"),
+            ("flyball plan --order exam", "flyball plan --order example.csv"),
+            ("flyball jobs straggl", "flyball jobs straggler"),
+        ):
+            running.press(f"{typed}\t".encode())
+            running.wait_for(lambda shown, line=completed: shown.startswith(f"shell> {line}"))  # type: ignore[misc]
+            running.press(b"\x15")
+            running.wait_for(lambda shown: shown.strip() == "shell>")
+
+
+def test_fish_offers_the_same_with_descriptions(fish: str, folder: Path) -> None:
+    path = script("fish", folder)
 
     def offers(*line: str) -> dict[str, str]:
         command = (fish, "--no-config", "-c", 'source $argv[1]; complete -C "$argv[2]"')
         done = subprocess.run(
-            [*command, script, " ".join(("flyball", *line))],
+            [*command, path, " ".join(("flyball", *line))],
             capture_output=True,
             text=True,
             check=True,
             timeout=60,
-            cwd=tmp_path,
-            env={**os.environ, "HOME": str(tmp_path)},
+            cwd=folder,
+            env={**os.environ, "HOME": str(folder)},
         )
         assert done.stderr == ""
         found = (offer.partition("\t") for offer in done.stdout.splitlines())
@@ -79,13 +112,10 @@ def test_fish_offers_the_same_with_descriptions_and_files(tmp_path: Path) -> Non
 
     for line, offered in LINES.items():
         assert set(offers(*line)) == set(offered.split())
-    (tmp_path / "a.csv").touch()
     assert offers("pl") == {"plan": SUMMARIES["plan"]}
-    assert set(offers("")) >= {*SUMMARIES, "help"}
+    assert set(offers("")) >= {*SUMMARIES}
     assert set(offers("jobs", "profile", "")) == {"put"}
-    assert "a.csv" in offers("plan", "a")
-    assert "a.csv" in offers("plan", "--order", "a")
-    assert "a.csv" not in offers("plan", "x.csv", "--effort", "")
+    assert "example.csv" not in offers("plan", "x.csv", "--effort", "")
     assert "%(" not in offers("plan", "--reserve")["--reserve"]
     assert "plan" not in offers("plan", "pl")
 
@@ -93,3 +123,11 @@ def test_fish_offers_the_same_with_descriptions_and_files(tmp_path: Path) -> Non
 def test_a_shell_without_completion_is_refused() -> None:
     assert "give one of bash, zsh, fish" in refusal(flyball("--completion", "tcsh"))
     assert "give one of bash, zsh, fish" in refusal(flyball("--completion"))
+
+
+def test_without_shtab_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "shtab", None)
+    error = refusal(flyball("--completion", "bash"))
+    assert error.endswith(
+        "needs the extra 'terminal': pip install '.[terminal]' in a clone of Flyball"
+    )
