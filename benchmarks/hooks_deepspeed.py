@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
 from flyball_lab.demo.options import child_environment, missing_prerequisites
-from flyball_lab.demo.run_folder import RunFolder, tail
-from flyball_lab.demo.training_process import start_planner, wait_for_planner
+from flyball_lab.demo.processes import (
+    ChildProcess,
+    Interruption,
+    start_planner,
+    wait_for_planner,
+)
+from flyball_lab.demo.run_folder import DemoFailedError, RunFolder
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration
@@ -137,9 +141,7 @@ def _run_ranks(
     ) as run:
         status = run.wait(interruption, timeout_s=GIVE_UP_S)
         if status != 0:
-            raise DemoFailedError(
-                f"torchrun ended with status {status}", log_tail=tail(folder.torchrun_log)
-            )
+            raise DemoFailedError(f"torchrun ended with status {status}", folder.torchrun_log)
 
 
 def _register(url: str) -> dict[str, Any]:

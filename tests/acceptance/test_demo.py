@@ -169,7 +169,7 @@ def test_a_demo_that_is_ended_leaves_no_process_behind(
 @pytest.mark.parametrize(
     ("variable", "value", "part", "said"),
     [
-        ("RANK", "2", "training_rank", "training rank 2 was ended by signal 9"),
+        ("RANK", "2", "training_loop", "training rank 2 was ended by signal 9"),
         (_MARKER, "", "flyball_client serve", "the planner ended with status -9"),
     ],
 )

@@ -18,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flyball_lab.demo.child_process import kill_tree
 from flyball_lab.demo.options import child_environment
 
 _ROOT = Path(__file__).parents[2]
@@ -77,7 +76,8 @@ class RankServer:
 
     def close(self) -> None:
         """End the process and all that it started."""
-        kill_tree(self._process)
+        self._process.terminate()
+        self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -88,6 +88,7 @@ class RankServer:
 
 def _serve() -> None:
     """Run what is asked for on stdin, and answer each request with an exit status."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import torch  # noqa: PLC0415 - not in a test's own process
@@ -101,9 +102,11 @@ def _serve() -> None:
         run = os.fork()
         if run == 0:
             _run(module, Path(folder), num_ranks, variables)
-        _, status = os.waitpid(run, 0)
-        with suppress(ProcessLookupError):
-            os.killpg(run, signal.SIGKILL)
+        try:
+            _, status = os.waitpid(run, 0)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(run, signal.SIGKILL)
         print(status, file=answers, flush=True)
 
 
@@ -112,6 +115,7 @@ def _run(module: str, folder: Path, num_ranks: int, variables: dict[str, str]) -
     import torch.multiprocessing  # noqa: PLC0415
 
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.alarm(_TIMEOUT_S)
     log = os.open(folder / "ranks.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)

@@ -16,8 +16,8 @@ from tests.planner.samples import profile_csv
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_lab.demo.child_process import ChildProcess, Interruption
 from flyball_lab.demo.options import child_environment, missing_prerequisites
+from flyball_lab.demo.processes import ChildProcess, Interruption
 from flyball_wire import routes
 
 __all__ = ["false_nvml", "false_nvml_library"]

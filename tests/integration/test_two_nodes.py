@@ -19,8 +19,8 @@ from tests.integration.two_nodes import Node, TwoNodes, two_nodes
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_lab.demo.child_process import ChildProcess, Interruption
 from flyball_lab.demo.options import child_environment, missing_prerequisites
+from flyball_lab.demo.processes import ChildProcess, Interruption
 from flyball_lab.demo.run_folder import read_witnessed_clocks
 
 _TRAINING = Path(__file__).with_name("two_node_training.py")

@@ -28,8 +28,7 @@ from tests.integration.trainings import (
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_integrations.deepspeed.pipeline import attach, detach
-from flyball_lab.demo.run_folder import ClockWitness
-from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
+from flyball_lab.demo.training_loop import ClockWitness, leave_out_deepspeed_helper
 
 JOB_ID = "two-nodes"
 # The first of them is a warm-up.

@@ -31,7 +31,14 @@ from flyball_wire.messages import (
 )
 from flyball_wire.online_profiling import ProfilingStatus
 from flyball_wire.plan_options import TargetChange
-from flyball_wire.read_models import JobFrontier, JobOverview, Overview, PlanSummary, StagesOfStep
+from flyball_wire.read_models import (
+    JobFrontier,
+    JobOverview,
+    Overview,
+    PlanSummary,
+    PlanTimeline,
+    StagesOfStep,
+)
 
 __all__ = ["MAX_WAIT_S", "PlannerClient", "Retries"]
 
@@ -253,6 +260,10 @@ class PlannerClient(PlannerConnection):
     def get_history(self, job_id: str) -> tuple[PlanSummary, ...]:
         """Return all plan versions of a job without their instructions, rising."""
         return self.many(PlanSummary, "GET", routes.HISTORY, job_id=job_id, wait_s=_LONG_WORK_S)
+
+    def get_timeline(self, job_id: str) -> PlanTimeline:
+        """Return the predicted timeline of a job's active plan version, or the newest."""
+        return self.one(PlanTimeline, "GET", routes.TIMELINE, job_id=job_id, wait_s=_LONG_WORK_S)
 
     def list_stages_of_steps(
         self, job_id: str, *, limit: int | None = None, after_step: int = -1

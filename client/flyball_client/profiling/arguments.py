@@ -19,13 +19,13 @@ from flyball_wire.command import CommandError
 _MOST = 1_000_000
 
 
-def count(lowest: int) -> Callable[[str], int]:
-    """Return argparse's `type` of whole numbers from `lowest` on."""
+def count(lowest: int, highest: int = _MOST) -> Callable[[str], int]:
+    """Return argparse's `type` of whole numbers from `lowest` to `highest`."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and lowest <= int(text[:9]) <= _MOST):
+        if not (text.isascii() and text.isdigit() and lowest <= int(text[:9]) <= highest):
             raise argparse.ArgumentTypeError(
-                f"must be a whole number from {lowest} to {_MOST}, not {text!r}"
+                f"must be a whole number from {lowest} to {highest}, not {text!r}"
             )
         return int(text)
 

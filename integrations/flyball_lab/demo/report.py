@@ -2,59 +2,75 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
-from flyball_lab.demo.run_folder import RunFolder, tail
 from flyball_lab.demo.verdict import DemoResult, Phase, error_percent
-from flyball_wire.messages import PlanView
+from flyball_wire.read_models import TimelineOfPlan
 
 
 def result_table(phases: Sequence[Phase]) -> Table:
     """Baseline, plan and saving: measured and predicted side by side, all emulated."""
     table = Table(title="One iteration, all 4 stages (emulated A100; nothing here is a real GPU)")
-    table.add_column("")
+    table.add_column("", no_wrap=True)
     for quantity in ("time, s", "energy, J"):
         for origin in ("measured", "predicted"):
             table.add_column(f"{quantity}\n{origin}\n(emulated)", justify="right", no_wrap=True)
     table.add_column("steps", justify="right")
-    for name, measured, predicted in phases:
+    figures: list[tuple[float, float, float, float]] = []
+    for phase in phases:
+        time_s, energy_j = phase.measured.iteration_time_s, phase.measured.energy_j
+        figures.append((time_s, phase.predicted_time_s, energy_j, phase.predicted_energy_j))
         table.add_row(
-            name,
-            _with_error(measured.iteration_time_s, predicted.iteration_time_s, digits=3),
-            f"{predicted.iteration_time_s:.3f}",
-            _with_error(measured.energy_j, predicted.energy_j, digits=0),
-            f"{predicted.energy_j:.0f}",
-            str(measured.num_steps),
+            phase.name,
+            f"{time_s:.3f} ({phase.slower_percent:+.1f} %)",
+            f"{phase.predicted_time_s:.3f}",
+            f"{energy_j:.0f} ({error_percent(energy_j, phase.predicted_energy_j):+.1f} %)",
+            f"{phase.predicted_energy_j:.0f}",
+            str(phase.measured.num_steps),
         )
     table.add_section()
-    (_, *baseline), (_, *plan) = phases
-    savings = [
-        _saving(getattr(before, figure), getattr(after, figure))
-        for figure in ("iteration_time_s", "energy_j")
-        for before, after in zip(baseline, plan, strict=True)
-    ]
-    table.add_row("saved", *savings, "")
+    # Adding 0.0 turns a rounded -0.0 into 0.0.
+    savings = (round(-error_percent(b, a), 1) + 0.0 for a, b in zip(*figures, strict=True))
+    table.add_row("saved", *(f"{saving:.1f} %" for saving in savings), "")
     return table
 
 
-def print_report(
-    console: Console,
-    phases: Sequence[Phase],
-    losses: Sequence[float],
-    *,
-    plan_lines: Sequence[str],
-    further_lines: Sequence[str],
-) -> None:
+def plan_lines(timeline: TimelineOfPlan, width: int) -> list[str]:
+    """Return the plan's instructions by stage, each whole, in lines of at most `width` columns."""
+    critical = set(timeline.critical_path)
+    rows: list[list[str]] = []
+    for number, row in enumerate(timeline.rows):
+        ends_s = [0.0, *(a + b for a, b in zip(row.start_s, row.duration_s, strict=True))]
+        waits_ms = [1e3 * (start - end) for start, end in zip(row.start_s, ends_s, strict=False)]
+        names = zip(row.kinds, row.microbatches, row.clock_mhz, waits_ms, strict=True)
+        units = [
+            f"{kind[0].upper()}{i} {mhz} {round(ms, 1) + 0.0:.1f}" for kind, i, mhz, ms in names
+        ]
+        rows.append(
+            [f"[{u}]" if (number, i) in critical else f" {u} " for i, u in enumerate(units)]
+        )
+    wide = max(len(unit) for units in rows for unit in units)
+    lines: list[str] = []
+    for number, units in enumerate(rows):
+        head = f"Stage {number} | "
+        num_beside = max(1, (width - len(head) + 1) // (wide + 1))
+        for first in range(0, len(units), num_beside):
+            cells = (f"{unit:<{wide}}" for unit in units[first : first + num_beside])
+            lines.append((head + " ".join(cells)).rstrip())
+            head = " " * len(head)
+    return lines
+
+
+def print_report(console: Console, result: DemoResult, further_lines: Sequence[str]) -> None:
     """Print table, plan and further lines."""
-    num_overruns = sum(phase.measured.num_overruns for phase in phases)
-    console.print(result_table(phases))
+    num_overruns = sum(phase.measured.num_overruns for phase in result.phases)
+    losses = result.losses
+    console.print(result_table(result.phases))
     console.print(
         "Baseline: every instruction at its highest clock. Median time and mean energy of the"
         " steps given; the first step of each phase is its warm-up and left out."
@@ -63,60 +79,28 @@ def print_report(
         highlight=False,
     )
     console.print("\nThe plan: kind and microbatch, MHz, ms waited; [ ] = on the critical path")
-    for line in (*plan_lines, "", *further_lines):
+    for line in (*plan_lines(result.timeline, console.width), "", *further_lines):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def result_document(result: DemoResult, *, failed: str | None) -> dict[str, Any]:
-    """Return the result as JSON-ready data; null where a phase was not measured."""
-    plan = result.plan
-    measured = {"baseline": result.measured_baseline, "plan": result.measured_plan}
-    predicted = {phase.name: phase.predicted._asdict() for phase in result.phases or ()}
+def result_document(
+    result: DemoResult, *, failed: str | None, unjudged: str | None
+) -> dict[str, Any]:
+    """Return the result as JSON-ready data."""
     return {
         "emulated": True,
         "succeeded": failed is None,
         "failed_condition": failed,
-        "plan_version": plan and plan.version,
-        "first_planned_step": plan and plan.first_step,
-        "measured": {name: figures and asdict(figures) for name, figures in measured.items()},
-        "predicted": {name: predicted.get(name) for name in measured},
+        "unjudged_time": unjudged,
+        "plan_version": result.plan.version,
+        "first_planned_step": result.plan.first_step,
+        "measured": {phase.name: asdict(phase.measured) for phase in result.phases},
+        "predicted": {
+            phase.name: {
+                "iteration_time_s": phase.predicted_time_s,
+                "energy_j": phase.predicted_energy_j,
+            }
+            for phase in result.phases
+        },
         "losses": list(result.losses),
     }
-
-
-def _with_error(measured: float, predicted: float, *, digits: int) -> str:
-    return f"{measured:.{digits}f} ({error_percent(measured, predicted):+.1f} %)"
-
-
-def _saving(baseline: float, plan: float) -> str:
-    # Adding 0.0 turns a rounded -0.0 into 0.0.
-    return f"{round(-error_percent(plan, baseline), 1) + 0.0:.1f} %"
-
-
-_TIMEOUT_S = 60.0
-
-
-def terminal_plan(
-    plan: PlanView,
-    folder: RunFolder,
-    environment: Mapping[str, str],
-    interruption: Interruption,
-) -> list[str]:
-    """Return one line a stage; the plan stays in the folder as a file.
-
-    Raises:
-        DemoFailedError: `flyball simulate` failed.
-        KeyboardInterrupt: a signal came meanwhile.
-    """
-    folder.plan_json.write_text(json.dumps(plan.plan))
-    log = folder.path / "simulate.log"
-    arguments = ["-m", "flyball_client", "simulate"]
-    with ChildProcess(
-        [*arguments, str(folder.profile_csv), str(folder.plan_json)],
-        environment=environment,
-        log=log,
-    ) as simulate:
-        status = simulate.wait(interruption, timeout_s=_TIMEOUT_S)
-    if status != 0:
-        raise DemoFailedError("flyball simulate failed on the demo's plan", log_tail=tail(log))
-    return [line for line in log.read_text().splitlines() if line.startswith("Stage ")]

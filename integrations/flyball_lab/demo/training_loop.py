@@ -6,7 +6,11 @@ of its clocks, and an end in the same step on all ranks.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import deepspeed
 import torch
@@ -23,14 +27,12 @@ from flyball_lab.demo.options import (
     demo_blocking_power_w,
     demo_profile,
 )
-from flyball_lab.demo.run_folder import ClockWitness, RunFolder, TrainedStep
-
-_NAME = "deepspeed_shm_comm"
+from flyball_lab.demo.run_folder import RunFolder, TrainedStep
 
 
 def leave_out_deepspeed_helper() -> None:
     """Keep `deepspeed.init_distributed` from compiling for half a minute; call it before."""
-    deepspeed.ops.__compatible_ops__[_NAME] = False
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 VOCABULARY_SIZE = 96
@@ -53,52 +55,30 @@ class Embedding(nn.Module):  # type: ignore[misc] # torch is not typed here
         return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
 
 
-class Block(nn.Module):  # type: ignore[misc] # torch is not typed here
+class Block(nn.TransformerEncoderLayer):  # type: ignore[misc] # torch is not typed here
     """Causal self-attention and a feed-forward layer, each with its norm in front."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(_WIDTH)
-        self.query_key_value = nn.Linear(_WIDTH, 3 * _WIDTH)
-        self.attention_output = nn.Linear(_WIDTH, _WIDTH)
-        self.feed_forward = nn.Sequential(
-            nn.LayerNorm(_WIDTH),
-            nn.Linear(_WIDTH, 4 * _WIDTH),
-            nn.GELU(),
-            nn.Linear(4 * _WIDTH, _WIDTH),
+        super().__init__(
+            _WIDTH,
+            _NUM_HEADS,
+            dim_feedforward=4 * _WIDTH,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Shapes: (batch, sequence, width) -> the same."""
-        hidden = hidden + self._attention(self.attention_norm(hidden))
-        return hidden + self.feed_forward(hidden)
-
-    def _attention(self, hidden: torch.Tensor) -> torch.Tensor:
-        batch, sequence, width = hidden.shape
-        heads = [
-            part.view(batch, sequence, _NUM_HEADS, -1).transpose(1, 2)
-            for part in self.query_key_value(hidden).chunk(3, dim=-1)
-        ]
-        mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
-        return self.attention_output(mixed.transpose(1, 2).reshape(batch, sequence, width))
-
-
-class Head(nn.Module):  # type: ignore[misc] # torch is not typed here
-    """Vectors to scores of the next token."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(_WIDTH)
-        self.scores = nn.Linear(_WIDTH, VOCABULARY_SIZE)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Shapes: (batch, sequence, width) -> (batch, sequence, vocabulary)."""
-        return self.scores(self.norm(hidden))
+        mask = nn.Transformer.generate_square_subsequent_mask(hidden.shape[1])
+        return super().forward(hidden, src_mask=mask, is_causal=True)
 
 
 def language_model_layers() -> list[nn.Module]:
     """Return the whole model, randomly initialised, as layers to cut into stages."""
-    return [Embedding(), *(Block() for _ in range(_NUM_BLOCKS)), Head()]
+    head = nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, VOCABULARY_SIZE))
+    return [Embedding(), *(Block() for _ in range(_NUM_BLOCKS)), head]
 
 
 def next_token_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -116,12 +96,47 @@ def synthetic_text(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         yield text[:, :-1], text[:, 1:]
 
 
+class ClockWitness:
+    """Observer between session and device: notes the requested clock, then lets the device pad.
+
+    The demo compares these notes with the plan, so that an applied plan is proven by the device
+    and not by the session that set it. The clock in force may follow a few ms later.
+    """
+
+    def __init__(self, device: EmulatedGpu) -> None:
+        self._device = device
+        self._steps: list[list[tuple[str, int]]] = []
+
+    def begin_step(self) -> None:
+        """Begin the notes of the next training step."""
+        self._steps.append([])
+
+    def on_instruction_begin(self, kind: str, chunk: int = 0) -> None:
+        """Note the requested clock, and begin the emulated instruction."""
+        if self._steps:
+            self._steps[-1].append((kind, self._device.requested_sm_clock_mhz))
+        self._device.on_instruction_begin(kind, chunk)
+
+    def on_instruction_end(self, kind: str, chunk: int = 0) -> None:
+        """End the emulated instruction."""
+        self._device.on_instruction_end(kind, chunk)
+
+    def write(self, file: Path) -> None:
+        """Write the notes of all steps, in order, as JSON."""
+        file.write_text(json.dumps(self._steps))
+
+
 _SEED = 1788  # the year of Watt's governor
 
 
-def train(folder: RunFolder, options: DemoOptions, *, planner_url: str) -> None:
-    """Train on default clocks until a plan is in force, then `num_steps` steps and one on it."""
-    engine = _pipeline_engine(options)
+def main() -> None:
+    """Train on default clocks until a plan is in force, then `num_steps` steps and one on it.
+
+    The arguments are the folder, the planner's URL and the options.
+    """
+    path, planner_url, values = sys.argv[1:]
+    folder, options = RunFolder(Path(path)), DemoOptions(**json.loads(values))
+    engine = _pipeline_engine(folder, options)
     gpu = EmulatedGpu(
         demo_profile(),
         engine.stage_id,
@@ -160,10 +175,16 @@ def train(folder: RunFolder, options: DemoOptions, *, planner_url: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def _pipeline_engine(options: DemoOptions) -> PipelineEngine:
+def _pipeline_engine(folder: RunFolder, options: DemoOptions) -> PipelineEngine:
     torch.set_num_threads(1)
     torch.manual_seed(_SEED)
     leave_out_deepspeed_helper()
+    torch.distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder.store_file}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     deepspeed.init_distributed("gloo")
     model = PipelineModule(
         layers=language_model_layers(),
@@ -189,3 +210,7 @@ def _rank_0_decides(decision: bool) -> bool:
     decided = torch.tensor([int(decision)])
     torch.distributed.broadcast(decided, src=0)
     return bool(decided.item())
+
+
+if __name__ == "__main__":
+    main()

@@ -15,9 +15,13 @@ from pathlib import Path
 
 from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings
 from flyball_client.profiling.arguments import add_option
-from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption
-from flyball_lab.demo.run_folder import RunFolder, tail
-from flyball_lab.demo.training_process import start_planner, wait_for_planner
+from flyball_lab.demo.processes import (
+    ChildProcess,
+    Interruption,
+    start_planner,
+    wait_for_planner,
+)
+from flyball_lab.demo.run_folder import DemoFailedError, RunFolder, tail
 from flyball_lab.evaluation.configurations import (
     Configuration,
     example_model,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,21 +16,20 @@ from rich.console import Console
 
 from flyball_lab.demo import command, options
 from flyball_lab.demo.options import (
-    MAX_MICROBATCHES,
-    MAX_STEPS,
     DemoOptions,
     child_environment,
+    demo_blocking_power_w,
     missing_prerequisites,
 )
-from flyball_lab.demo.report import print_report, result_document
-from flyball_lab.demo.run_folder import ClocksOfStep
+from flyball_lab.demo.report import plan_lines, print_report, result_document
+from flyball_lab.demo.run_folder import ClocksOfStep, DemoFailedError
 from flyball_lab.demo.verdict import (
     DemoResult,
     Measurement,
     energy_tolerance_percent,
     failed_condition,
     measure,
-    steps_of,
+    unjudged_time,
 )
 from flyball_wire.command import CommandError
 from flyball_wire.messages import (
@@ -40,6 +40,7 @@ from flyball_wire.messages import (
     PlanView,
     RankView,
 )
+from flyball_wire.read_models import TimelineOfPlan, TimelineRow
 
 NUM_STEPS = 3
 VERSION = 2
@@ -86,23 +87,51 @@ def plan_view() -> PlanView:
         created_at="2025-01-01T00:00:00Z",
         plan={
             "iteration_time_s": 1.0,
-            "energy_j": 90.0,
-            "baseline": {"iteration_time_s": 1.0, "energy_j": 100.0},
+            "energy_j": 900.0,
+            "baseline": {"iteration_time_s": 1.0, "energy_j": 1000.0},
             "stages": _STAGES,
         },
+    )
+
+
+def timeline(num_microbatches: int = 1) -> TimelineOfPlan:
+    """Two stages that forward, wait 2 ms and go back; the second one is on the critical path."""
+    rows = tuple(
+        TimelineRow(
+            stage=stage,
+            dp_rank=0,
+            blocking_power_w=80.0,
+            kinds=("forward", "backward") * num_microbatches,
+            microbatches=tuple(i // 2 for i in range(2 * num_microbatches)),
+            chunks=(0,) * 2 * num_microbatches,
+            clock_mhz=(1410, 990) * num_microbatches,
+            start_s=tuple(0.1 * i + 0.002 * (i + 1) for i in range(2 * num_microbatches)),
+            duration_s=(0.1,) * 2 * num_microbatches,
+            energy_j=(1.0,) * 2 * num_microbatches,
+            float_s=(0.0,) * 2 * num_microbatches,
+        )
+        for stage in range(2)
+    )
+    return TimelineOfPlan(
+        iteration_time_s=1.0,
+        energy_j=900.0,
+        bubble_fraction=0.0,
+        rows=rows,
+        critical_path=tuple((1, i) for i in range(2 * num_microbatches)),
     )
 
 
 def measurement(
     *,
     energy_j: float,
-    iteration_time_s: float = 1.01,
-    num_steps: int = NUM_STEPS,
+    iteration_time_s: float = 1.0,
+    mean_time_s: float | None = None,
     num_unplanned: int = 0,
 ) -> Measurement:
     return Measurement(
-        num_steps=num_steps,
+        num_steps=NUM_STEPS,
         iteration_time_s=iteration_time_s,
+        mean_time_s=iteration_time_s if mean_time_s is None else mean_time_s,
         energy_j=energy_j,
         num_overruns=0,
         num_unplanned=num_unplanned,
@@ -124,8 +153,9 @@ def demo_result(**spoiled: Any) -> DemoResult:  # noqa: ANN401 - any of the resu
     fields: dict[str, Any] = {
         "job": job_view(rank_view(0), rank_view(1)),
         "plan": plan_view(),
-        "measured_baseline": measurement(energy_j=101.0),
-        "measured_plan": measurement(energy_j=91.0),
+        "timeline": timeline(),
+        "measured_baseline": measurement(energy_j=1010.0),
+        "measured_plan": measurement(energy_j=910.0),
         "witnessed": witnessed_clocks(),
         "planned_steps": PLANNED_STEPS,
         "losses": [4.5, 4.0, 3.5],
@@ -136,40 +166,31 @@ def demo_result(**spoiled: Any) -> DemoResult:  # noqa: ANN401 - any of the resu
 # ------------------------------------------------------------------ options
 
 
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(exit_on_error=False)
+    command.COMMAND.configure(made)
+    return made
+
+
 @pytest.mark.parametrize(
     ("option", "values", "rule"),
     [
-        ("num_steps", (1, MAX_STEPS + 1), "--steps must be from 2 to 1000, not"),
-        ("num_microbatches", (0, MAX_MICROBATCHES + 1), "--microbatches must be from 1 to 256"),
-        ("time_scale", (0.49, 100.1, float("nan"), float("inf")), "--time-scale must be from 0.5"),
+        ("--steps", ("1", "1001", "x"), "whole number from 2 to 1000, not"),
+        ("--microbatches", ("0", "257"), "whole number from 1 to 256, not"),
+        ("--time-scale", ("0.49", "100.1", "nan", "inf"), "at least 0.5 and at most 100, not"),
     ],
 )
 def test_a_size_out_of_bounds_is_refused_by_its_option(
-    option: str, values: tuple[float, ...], rule: str
+    option: str, values: tuple[str, ...], rule: str
 ) -> None:
     for value in values:
-        with pytest.raises(ValueError, match=rule):
-            DemoOptions(**{option: value})  # type: ignore[arg-type] # of either kind
+        with pytest.raises(argparse.ArgumentError, match=rule):
+            parser().parse_args([option, value])
 
 
-def test_the_bounds_themselves_are_accepted_and_all_steps_of_the_longest_demo_are_listed() -> None:
-    DemoOptions(num_steps=2, num_microbatches=1, time_scale=0.5)
-    longest = DemoOptions(num_steps=MAX_STEPS, num_microbatches=MAX_MICROBATCHES, time_scale=100)
-    assert longest.max_steps <= command._ALL_STEPS
-
-
-def test_a_bad_size_ends_the_command_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def start(*_: object, **__: object) -> int:
-        raise AssertionError("the demo was started")
-
-    monkeypatch.setattr(command, "missing_prerequisites", list)
-    monkeypatch.setattr(command, "_run_in", start)
-    parser = argparse.ArgumentParser()
-    command.COMMAND.configure(parser)
-    with pytest.raises(CommandError, match=r"^--steps must be from"):
-        command.COMMAND.run(parser.parse_args(["--steps", "1001"]))
+def test_all_steps_of_the_longest_demo_are_listed() -> None:
+    assert parser().parse_args(["--steps", "1000"]).steps == 1000
+    assert DemoOptions(num_steps=1000).max_steps <= command._ALL_STEPS
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +199,8 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
     assert missing_prerequisites() == [
         "rich (of the extra 'demo': pip install '.[demo]' in a clone of Flyball)"
     ]
-    parser = argparse.ArgumentParser()
-    command.COMMAND.configure(parser)
     with pytest.raises(CommandError, match=r"^missing: rich \(of the extra"):
-        command.COMMAND.run(parser.parse_args([]))
+        command.COMMAND.run(parser().parse_args([]))
 
 
 def test_variables_of_another_planner_or_launcher_are_not_passed_on() -> None:
@@ -213,24 +232,35 @@ def _step(
     )
 
 
+def measured(steps: list[JobStep], version: int | None, num_steps: int) -> Measurement:
+    return measure(steps, plan_version=version, num_ranks=4, num_steps=num_steps)
+
+
 def test_steps_of_a_phase_are_those_that_all_ranks_ran_on_exactly_its_version() -> None:
     steps = [
-        _step(4, versions=(1,)),
+        _step(4, versions=(1,), time_s=4.0),
         _step(0),
-        _step(2, versions=(None, 1)),
-        _step(1, num_ranks=3),
-        _step(3, versions=(1,)),
-        _step(5, versions=(2,)),
+        _step(2, versions=(None, 1), time_s=2.0),
+        _step(5, num_ranks=3, time_s=5.0),
+        _step(3, versions=(1,), time_s=3.0),
+        _step(6, versions=(2,), time_s=6.0),
     ]
-    assert [step.step for step in steps_of(steps, plan_version=1, num_ranks=4)] == [3, 4]
-    assert [step.step for step in steps_of(steps, plan_version=None, num_ranks=4)] == [0]
+    # The first is a warm-up.
+    assert measured(steps, 1, 1).iteration_time_s == 4.0
+    with pytest.raises(DemoFailedError, match="received 0 of 1 measured steps at the highest"):
+        measured(steps, None, 1)
 
 
 def test_time_is_the_median_and_energy_the_mean_without_the_warm_up_step() -> None:
     figures = [(100.0, 1000.0), (1.0, 10.0), (9.0, 40.0), (2.0, 25.0)]
     steps = [_step(n, time_s=time_s, energy_j=j) for n, (time_s, j) in enumerate(figures)]
-    assert measure(steps) == Measurement(
-        num_steps=3, iteration_time_s=2.0, energy_j=25.0, num_overruns=6, num_unplanned=3
+    assert measured(steps, None, 3) == Measurement(
+        num_steps=3,
+        iteration_time_s=2.0,
+        mean_time_s=4.0,
+        energy_j=25.0,
+        num_overruns=6,
+        num_unplanned=3,
     )
 
 
@@ -238,20 +268,26 @@ def test_time_is_the_median_and_energy_the_mean_without_the_warm_up_step() -> No
 def test_a_phase_without_measured_steps_after_its_warm_up_is_not_measured(
     steps: list[JobStep],
 ) -> None:
-    assert measure(steps) is None
+    with pytest.raises(DemoFailedError, match="of 1 measured steps at the highest clocks"):
+        measured(steps, None, 1)
+    with pytest.raises(DemoFailedError, match="0 of 1 measured steps on the plan"):
+        measured(steps, 3, 1)
 
 
 # ------------------------------------------------------------------ verdict
 
+OPTIONS = DemoOptions(num_steps=NUM_STEPS)
+
 
 def _failed(**spoiled: Any) -> str | None:  # noqa: ANN401 - any of the result's fields
-    return failed_condition(demo_result(**spoiled), DemoOptions(num_steps=NUM_STEPS))
+    return failed_condition(demo_result(**spoiled), OPTIONS)
 
 
 def test_a_result_within_three_percent_of_the_prediction_fails_no_condition() -> None:
     assert _failed() is None
-    baseline = measurement(energy_j=102.9, iteration_time_s=0.971)
-    plan = measurement(energy_j=87.4, iteration_time_s=0.973)
+    assert unjudged_time(demo_result(), OPTIONS) is None
+    baseline = measurement(energy_j=1029.0, iteration_time_s=0.971)
+    plan = measurement(energy_j=874.0, iteration_time_s=0.973)
     assert _failed(measured_baseline=baseline, measured_plan=plan) is None
 
 
@@ -262,52 +298,77 @@ def test_what_the_computer_takes_of_its_own_may_be_a_larger_share_where_time_run
     time_scale: float, allowed_s: float
 ) -> None:
     options = DemoOptions(num_steps=NUM_STEPS, time_scale=time_scale)
-    for iteration_time_s, fails in ((allowed_s - 1e-6, False), (allowed_s + 1e-6, True)):
+    for iteration_time_s, is_judged in ((allowed_s - 1e-6, True), (allowed_s + 1e-6, False)):
         result = demo_result(
-            measured_baseline=measurement(energy_j=101.0, iteration_time_s=iteration_time_s),
-            measured_plan=measurement(energy_j=91.0, iteration_time_s=iteration_time_s),
+            measured_baseline=measurement(energy_j=1010.0, iteration_time_s=iteration_time_s),
+            measured_plan=measurement(energy_j=910.0, iteration_time_s=iteration_time_s),
         )
-        assert (failed_condition(result, options) is not None) == fails
+        assert (unjudged_time(result, options) is None) == is_judged
+        assert failed_condition(result, options) is None
+
+
+@pytest.mark.parametrize(
+    ("baseline_s", "plan_s", "said"),
+    [
+        (1.034, 1.02, "the iteration time of the baseline is 3.4 % off the prediction"),
+        (
+            1.02,
+            1.034,
+            "the iteration time of the plan is 3.4 % off the prediction, and at most 3.0",
+        ),
+        (1.0, 1.021, "of the plan, relative to the baseline's, is 2.1 % off the prediction"),
+        (1.025, 1.0, "of the plan, relative to the baseline's, is 2.4 % off the prediction"),
+    ],
+)
+def test_times_of_a_busy_computer_are_not_judged_and_fail_nothing(
+    baseline_s: float, plan_s: float, said: str
+) -> None:
+    result = demo_result(
+        measured_baseline=measurement(energy_j=1010.0, iteration_time_s=baseline_s),
+        measured_plan=measurement(energy_j=910.0, iteration_time_s=plan_s),
+    )
+    assert failed_condition(result, OPTIONS) is None
+    unjudged = str(unjudged_time(result, OPTIONS))
+    assert unjudged.startswith("this computer is too busy to judge time: ")
+    assert said in unjudged
+
+
+def test_energy_is_judged_without_what_ranks_take_that_wait_for_a_busy_computer() -> None:
+    """Two ranks wait 0.5 s longer on the plan, in the mean: that is no energy of the plan."""
+    waited_j = 0.5 * 2 * demo_blocking_power_w()
+    assert waited_j > 50.0
+    late = measurement(energy_j=910.0 + waited_j, iteration_time_s=1.4, mean_time_s=1.5)
+    assert _failed(measured_plan=late) is None
+    for energy_j in (910.0, 910.0 + 2 * waited_j):
+        wrong = replace(late, energy_j=energy_j)
+        assert "energy of the plan is" in str(_failed(measured_plan=wrong))
 
 
 def test_the_energy_may_be_off_by_what_the_counters_hide() -> None:
-    # 100 ms / sqrt(6 x 6) are 16.7 ms; three of them in 10 s are 0.5 %.
-    measured = measurement(energy_j=1.0, num_steps=10, iteration_time_s=1.0)
-    assert energy_tolerance_percent(measured, num_ranks=6) == pytest.approx(3.5)
+    # 100 ms / sqrt(6 x 6) are 16.7 ms; three of them in 30 s are 0.17 %.
+    figures = measurement(energy_j=1.0, iteration_time_s=10.0)
+    assert energy_tolerance_percent(figures, num_ranks=6) == pytest.approx(3.0 + 1 / 6)
 
 
 @pytest.mark.parametrize(
     ("spoiled", "said"),
     [
-        ({"plan": None, "measured_plan": None}, "no plan came from the planner"),
         (
             {"job": job_view(rank_view(0), rank_view(1, acknowledged_version=None))},
             "plan 2 was not acknowledged over HTTP by all ranks; not by [1]",
         ),
         ({"job": job_view(rank_view(0))}, "was not acknowledged"),
-        ({"measured_plan": None}, "no measured steps"),
         (
-            {"measured_plan": measurement(energy_j=91.0, num_steps=NUM_STEPS - 1)},
-            "the planner received 2 of 3 measured steps on the plan",
-        ),
-        (
-            {"measured_plan": measurement(energy_j=91.0, num_unplanned=2)},
+            {"measured_plan": measurement(energy_j=910.0, num_unplanned=2)},
             "2 instructions ran outside the plan",
         ),
         ({"planned_steps": ()}, "no rank ran a step on the plan"),
-        ({"measured_plan": measurement(energy_j=101.0)}, "no energy was saved"),
-        ({"measured_baseline": measurement(energy_j=106.0)}, "energy of the baseline is +6.0 %"),
-        ({"measured_plan": measurement(energy_j=95.4)}, "energy of the plan is +6.0 %"),
+        ({"measured_plan": measurement(energy_j=1010.0)}, "no energy was saved"),
+        ({"measured_baseline": measurement(energy_j=1060.0)}, "energy of the baseline is +6.0 %"),
+        ({"measured_plan": measurement(energy_j=954.0)}, "energy of the plan is +6.0 %"),
         (
-            {"measured_baseline": measurement(energy_j=101.0, iteration_time_s=1.031)},
-            "iteration time of the baseline is +3.1 %",
-        ),
-        (
-            {
-                "measured_baseline": measurement(energy_j=101.0, iteration_time_s=1.0),
-                "measured_plan": measurement(energy_j=91.0, iteration_time_s=1.021),
-            },
-            "iteration time of the plan, relative to the baseline's, is +2.1 %",
+            {"measured_baseline": measurement(energy_j=1010.0, iteration_time_s=0.969)},
+            "iteration time of the baseline is -3.1 %",
         ),
     ],
 )
@@ -338,39 +399,50 @@ def test_a_clock_or_an_instruction_that_the_device_did_not_witness_fails(
 def test_the_report_has_measured_and_predicted_figures_side_by_side_and_calls_them_emulated() -> (
     None
 ):
-    result = demo_result()
-    assert result.phases is not None
     output = io.StringIO()
-    print_report(
-        Console(file=output, width=80),
-        result.phases,
-        result.losses,
-        plan_lines=["Stage 0 | [F0 1410 0.0]  B0 1200 1.5"],
-        further_lines=["see http://127.0.0.1:1/docs"],
-    )
+    print_report(Console(file=output, width=80), demo_result(), ["see http://127.0.0.1:1/docs"])
     report = output.getvalue()
     assert report.count("(emulated)") == 4
     assert "emulated A100" in report
     assert "-0.0" not in report
     baseline = next(line for line in report.splitlines() if "baseline" in line)
-    for cell in ("1.010 (+1.0 %)", "1.000", "101 (+1.0 %)", "100", "3"):
+    for cell in ("1.000 (+0.0 %)", "1.000", "1010 (+1.0 %)", "1000", "3"):
         assert cell in baseline
     saved = next(line for line in report.splitlines() if "saved" in line)
-    assert "9.9 %" in saved  # 1 - 91/101, measured
-    assert "10.0 %" in saved  # 1 - 90/100, predicted
+    assert "9.9 %" in saved  # 1 - 910/1010, measured
+    assert "10.0 %" in saved  # 1 - 900/1000, predicted
     assert "Loss 4.50 -> 3.50 in 3 steps" in " ".join(report.split())
-    assert "Stage 0 | [F0 1410 0.0]  B0 1200 1.5" in report.splitlines()
-    assert "see http://127.0.0.1:1/docs" in report.splitlines()
+    lines = report.splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("The plan: kind and"))
+    assert lines[heading + 1 : heading + 3] == [
+        "Stage 0 |  F0 1410 2.0   B0 990 2.0",
+        "Stage 1 | [F0 1410 2.0] [B0 990 2.0]",
+    ]
+    assert lines[-1] == "see http://127.0.0.1:1/docs"
 
 
-def test_the_document_is_json_that_is_called_emulated_with_nulls_for_what_is_missing() -> None:
-    document = json.loads(json.dumps(result_document(demo_result(), failed=None)))
-    assert (document["emulated"], document["succeeded"]) == (True, True)
-    assert document["measured"]["plan"]["energy_j"] == 91.0
-    assert document["predicted"]["baseline"] == {"iteration_time_s": 1.0, "energy_j": 100.0}
-    without_plan = demo_result(plan=None, measured_plan=None)
-    document = result_document(without_plan, failed="no plan came")
-    assert (document["succeeded"], document["failed_condition"]) == (False, "no plan came")
-    assert document["plan_version"] is None
-    assert document["predicted"] == {"baseline": None, "plan": None}
-    assert document["measured"]["plan"] is None
+@pytest.mark.parametrize(
+    ("width", "num_beside"), [(20, 1), (38, 1), (39, 2), (80, 4), (99, 6), (1000, 24)]
+)
+def test_a_plan_fits_the_width_and_is_never_broken_within_an_instruction(
+    width: int, num_beside: int
+) -> None:
+    """Twelve forwards and backwards of 14 columns each, behind a head of ten."""
+    found = plan_lines(timeline(num_microbatches=12), width)
+    num_lines = -(-24 // num_beside)
+    assert len(found) == 2 * num_lines
+    assert all(len(line) <= max(width, 24) for line in found)
+    for stage, lines in enumerate((found[:num_lines], found[num_lines:])):
+        assert [line[:10] for line in lines] == [f"Stage {stage} | ", *[" " * 10] * (num_lines - 1)]
+        units = " ".join(line[10:] for line in lines).replace("[", "").replace("]", "").split()
+        assert units[0::3] == [f"{kind}{i}" for i in range(12) for kind in "FB"]
+        assert units[1::3] == ["1410", "990"] * 12
+        assert set(units[2::3]) == {"2.0"}
+
+
+def test_the_document_is_json_that_is_called_emulated() -> None:
+    document = json.loads(json.dumps(result_document(demo_result(), failed="x", unjudged="y")))
+    assert (document["emulated"], document["succeeded"]) == (True, False)
+    assert (document["failed_condition"], document["unjudged_time"]) == ("x", "y")
+    assert document["measured"]["plan"]["energy_j"] == 910.0
+    assert document["predicted"]["baseline"] == {"iteration_time_s": 1.0, "energy_j": 1000.0}

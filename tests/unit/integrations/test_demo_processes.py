@@ -2,30 +2,20 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from flyball_lab.demo.child_process import ChildProcess, DemoFailedError, Interruption, kill_tree
-from flyball_lab.demo.run_folder import RunFolder, TrainedStep
-from flyball_lab.demo.training_process import check_training
+from flyball_lab.demo.processes import (
+    ChildProcess,
+    Interruption,
+    check_training,
+)
+from flyball_lab.demo.run_folder import DemoFailedError, RunFolder, TrainedStep
 
 pytestmark = pytest.mark.slow
-
-# Starts a child in a session of its own, which starts one too; each adds its pid to a file.
-_NESTED = """
-import os, subprocess, sys, time
-depth, file = int(sys.argv[1]), sys.argv[2]
-with open(file, "a") as pids:
-    pids.write(f"{os.getpid()}\\n")
-if depth > 0:
-    subprocess.Popen([sys.executable, "-c", sys.argv[3], str(depth - 1), file, sys.argv[3]],
-                     start_new_session=True)
-time.sleep(60)
-"""
 
 
 def _wait_for_lines(file: Path, number: int) -> list[int]:
@@ -35,36 +25,6 @@ def _wait_for_lines(file: Path, number: int) -> list[int]:
             return [int(line) for line in file.read_text().splitlines()]
         time.sleep(0.02)
     raise AssertionError(f"{file} did not get {number} lines")
-
-
-def _is_alive(pid: int) -> bool:
-    """Return whether it runs; a killed orphan may stay a zombie until its new parent reaps it."""
-    stat = Path(f"/proc/{pid}/stat")
-    if Path("/proc/self/stat").exists():
-        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _assert_soon_dead(pids: list[int]) -> None:
-    deadline_s = time.monotonic() + 10
-    while any(_is_alive(pid) for pid in pids):
-        assert time.monotonic() < deadline_s, "processes were left behind"
-        time.sleep(0.02)
-
-
-def test_killing_a_tree_reaches_descendants_in_sessions_of_their_own(tmp_path: Path) -> None:
-    file = tmp_path / "pids"
-    root = subprocess.Popen([sys.executable, "-c", _NESTED, "2", str(file), _NESTED])
-    pids = _wait_for_lines(file, 3)
-
-    kill_tree(root)
-
-    assert root.returncode == -signal.SIGKILL
-    _assert_soon_dead(pids)
 
 
 def test_a_child_process_logs_both_its_outputs_and_tells_its_status(tmp_path: Path) -> None:
@@ -109,29 +69,38 @@ def test_a_signal_is_noticed_at_the_next_check_or_ends_a_pause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("torchrun_says", "message"),
+    ("ends", "message"),
     [
-        (
-            "E failed (exitcode: -9) local_rank: 2 (pid: 77) of binary: python\n",
-            "training rank 2 was ended by signal 9",
-        ),
-        ("E failed (exitcode: 1) local_rank: 0 (pid: 77)\n", "training rank 0 failed"),
-        ("no such option\n", "torchrun ended with status 1"),
+        (("exit(0)", "time.sleep(60)"), None),
+        (("exit(0)", "exit(0)"), None),
+        (("exit(1)", "time.sleep(60)"), "training rank 0 failed"),
+        (("exit(1)", "os.kill(os.getpid(), 9)"), "training rank 1 was ended by signal 9"),
     ],
 )
-def test_failed_training_names_the_rank_that_failed_first(
-    tmp_path: Path, torchrun_says: str, message: str
+def test_failed_training_names_the_rank_that_was_killed_before_those_that_lost_it(
+    tmp_path: Path, ends: tuple[str, str], message: str | None
 ) -> None:
-    folder = RunFolder(tmp_path)
-    program = f"import sys; sys.stdout.write({torchrun_says!r}); sys.exit(1)"
-    with (
-        Interruption() as interruption,
-        ChildProcess(["-c", program], environment=os.environ, log=folder.torchrun_log) as training,
-    ):
-        training.wait(interruption, timeout_s=30)
+    with Interruption() as interruption, ExitStack() as stack:
+        ranks = [
+            stack.enter_context(
+                ChildProcess(
+                    ["-c", f"import os, time; print('rank', {rank}, flush=True); {end}"],
+                    environment=os.environ,
+                    log=tmp_path / f"{rank}.log",
+                )
+            )
+            for rank, end in enumerate(ends)
+        ]
+        for rank, end in zip(ranks, ends, strict=True):
+            if "sleep" not in end:
+                assert rank.wait(interruption, timeout_s=30) is not None
+        if message is None:
+            assert check_training(ranks) == ("sleep" not in ends[1])
+            return
         with pytest.raises(DemoFailedError) as failure:
-            check_training(training, folder)
+            check_training(ranks)
     assert str(failure.value) == message
+    assert failure.value.log_tail == f"rank {message[14]}"
 
 
 def test_trained_steps_are_read_as_written_and_a_half_written_one_waits(tmp_path: Path) -> None:
