@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flyball_client.cli.jobs_text import (
-    job_as_line,
-    job_as_text,
-    list_as_text,
-    stragglers_as_text,
-    timetable_as_text,
-)
+from flyball_client.cli.figures import aligned
 from flyball_client.cli.planner_access import asked, open_planner
 from flyball_client.profiling.arguments import count, quantity
 from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import parse_stage_profile, profile_text
-from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow, Weekday
+from flyball_wire.closed_loop import (
+    Straggler,
+    StragglerAnnouncement,
+    Timetable,
+    TimetableStatus,
+    TimetableWindow,
+    Weekday,
+)
 from flyball_wire.codec import encode
 from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.messages import JobRegistration, JobView, RankView
 from flyball_wire.plan_options import Effort, Policy, Reconfigure, TargetChange
+from flyball_wire.read_models import JobOverview
 
 if TYPE_CHECKING:
     from flyball_client.api.planner_client import PlannerClient
@@ -47,7 +50,7 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 def _list(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     del arguments
     overview = asked(planner, None, planner.get_overview)
-    return list_as_text(overview.jobs), encode(overview)["jobs"]
+    return _list_as_text(overview.jobs), encode(overview)["jobs"]
 
 
 def _show(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
@@ -60,7 +63,7 @@ def _show(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
         "stragglers": [encode(each) for each in stragglers],
         "timetable": encode(timetable),
     }
-    return job_as_text(view, stragglers, timetable), document
+    return _job_as_text(view, stragglers, timetable), document
 
 
 def _configure_target(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +93,7 @@ def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     if change == TargetChange():
         raise CommandError("give a TARGET, --policy, --reconfigure or --effort to change")
     view = asked(planner, arguments.job, lambda: planner.put_target(arguments.job, change))
-    return job_as_line(view), encode(view)
+    return _job_as_line(view), encode(view)
 
 
 def _configure_profile(parser: argparse.ArgumentParser) -> None:
@@ -110,7 +113,7 @@ def _put_profile(planner: PlannerClient, arguments: argparse.Namespace) -> Shown
     except ProfileError as error:
         raise CommandError(error.located(str(file))) from None
     view = asked(planner, arguments.job, lambda: planner.put_profile_csv(arguments.job, text))
-    return job_as_line(view), encode(view)
+    return _job_as_line(view), encode(view)
 
 
 def _configure_straggler(parser: argparse.ArgumentParser) -> None:
@@ -148,7 +151,7 @@ def _straggler(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     elif rank is not None or arguments.start or arguments.until:
         raise CommandError("give RANK and SLOWDOWN to announce, or RANK --withdraw")
     stragglers = asked(planner, job, lambda: planner.list_stragglers(job))
-    return stragglers_as_text(stragglers), [encode(each) for each in stragglers]
+    return _stragglers_as_text(stragglers), [encode(each) for each in stragglers]
 
 
 def _configure_timetable(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +185,7 @@ def _timetable(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
         timetable = Timetable(windows=windows, timezone=arguments.timezone or "UTC")
         asked(planner, job, lambda: planner.put_timetable(job, timetable))
     status = asked(planner, job, lambda: planner.get_timetable(job))
-    return timetable_as_text(status), encode(status)
+    return _timetable_as_text(status), encode(status)
 
 
 def _window(words: list[str]) -> TimetableWindow:
@@ -245,6 +248,119 @@ def _run(arguments: argparse.Namespace) -> int:
         text, document = act(planner, arguments)
     print(json.dumps(document, indent=2) if arguments.json else text)
     return 0
+
+
+# ------------------------------------------------------------------ texts
+
+_SHOWN_RANKS = 16
+_HEADINGS = ("JOB", "STATE", "RANKS", "PLAN", "POLICY", "TARGET", "GPUS")
+
+
+def _list_as_text(jobs: Sequence[JobOverview]) -> str:
+    """Return a line for each job, the most recently active first."""
+    if not jobs:
+        return "no jobs; a job appears when its ranks register"
+    return "\n".join(aligned([_HEADINGS, *map(_list_row, jobs)], "<" * len(_HEADINGS)))
+
+
+def _job_as_line(job: JobView) -> str:
+    """Return name, state, plan and target of a job."""
+    plan = "no plan yet" if job.newest_version is None else f"plan {job.newest_version}"
+    options = job.registration
+    line = f"{job.job_id}: {job.state}, {plan} ({options.policy}, target {options.target})"
+    if job.missed is not None:
+        line = f"{line}; {job.missed.text}"
+    return line if job.problem is None else f"{line}; {job.problem}"
+
+
+def _job_as_text(job: JobView, stragglers: Sequence[Straggler], timetable: TimetableStatus) -> str:
+    """Return a job with its ranks, stragglers and timetable."""
+    registered = job.registration
+    kind = "emulated" if registered.emulated else "real"
+    lines = [
+        f"{job.job_id}: {job.state}, on {kind} GPUs; registered {job.created_at}",
+        f"  {registered.num_stages} stages, {registered.num_microbatches} microbatches,"
+        f" {registered.num_expected_ranks} ranks; schedule {registered.schedule}",
+        f"  policy {registered.policy}, reconfigure {registered.reconfiguration}, target"
+        f" {registered.target}, effort {registered.effort}; {_blocking_power(registered)}",
+        f"  plan: {_plan_text(job)}",
+    ]
+    if job.problem is not None:
+        lines.append(f"  problem: {job.problem}")
+    lines += [f"  note: {note}" for note in job.notes]
+    lines += [f"  {_rank_line(rank)}" for rank in job.ranks[:_SHOWN_RANKS]]
+    if (num_more := len(job.ranks) - _SHOWN_RANKS) > 0:
+        lines.append(f"  and {num_more} more ranks (--json has all)")
+    if stragglers:
+        lines += [f"  straggler {line}" for line in map(_straggler_line, stragglers)]
+    if timetable.timetable is not None:
+        lines += [f"  {line}" for line in _timetable_as_text(timetable).splitlines()]
+    return "\n".join(lines)
+
+
+def _stragglers_as_text(stragglers: Sequence[Straggler]) -> str:
+    """Return a line for each straggler."""
+    return "\n".join(map(_straggler_line, stragglers)) or "no stragglers"
+
+
+def _timetable_as_text(status: TimetableStatus) -> str:
+    """Return the windows, and the target now."""
+    if status.timetable is None:
+        return f"no timetable; target {status.current_target} at all times"
+    change = "" if status.next_change is None else f", next change {status.next_change}"
+    head = f"timetable ({status.timetable.timezone}): now {status.current_target}{change}"
+    return "\n".join([head, *(f"  {_window_line(one)}" for one in status.timetable.windows)])
+
+
+def _list_row(job: JobOverview) -> tuple[str, ...]:
+    plan = "-" if job.newest_version is None else str(job.newest_version)
+    if job.newest_version != job.active_version:
+        active = "none" if job.active_version is None else str(job.active_version)
+        plan += f" ({active} in force)"
+    return (
+        job.job_id,
+        str(job.state),
+        f"{job.num_present}/{job.num_ranks}",
+        plan,
+        job.policy,
+        job.target,
+        "emulated" if job.emulated else "real",
+    )
+
+
+def _plan_text(job: JobView) -> str:
+    if job.newest_version is None:
+        return "none yet"
+    active = "none" if job.active_version is None else f"version {job.active_version}"
+    return f"{active} in force, newest version {job.newest_version}"
+
+
+def _blocking_power(registered: JobRegistration) -> str:
+    if registered.blocking_power_w is not None:
+        powers = ", ".join(f"{power_w:g}" for power_w in registered.blocking_power_w)
+        return f"blocking power {powers} W"
+    return "blocking power measured" if registered.gpu is None else f"GPU {registered.gpu}"
+
+
+def _rank_line(rank: RankView) -> str:
+    plan = "no plan" if rank.acknowledged_version is None else f"plan {rank.acknowledged_version}"
+    left = ", left" if rank.has_left else ""
+    return f"rank {rank.rank}: stage {rank.stage}, {rank.gpu_name} at {rank.host}, {plan}{left}"
+
+
+def _straggler_line(straggler: Straggler) -> str:
+    start = "" if straggler.from_time is None else f", from {straggler.from_time}"
+    end = "" if straggler.until_time is None else f", until {straggler.until_time}"
+    planned = "planned for" if straggler.is_planned else "not planned for yet"
+    return (
+        f"rank {straggler.rank}: {straggler.slowdown:g} times as slow as profiled,"
+        f" {straggler.source} ({straggler.reason}){start}{end}; {planned}"
+    )
+
+
+def _window_line(window: TimetableWindow) -> str:
+    days = "" if window.days is None else f" on {','.join(window.days)}"
+    return f"{window.from_time} to {window.until_time}{days}: {window.target}"
 
 
 COMMAND = Command(configure=_configure, run=_run)

@@ -15,6 +15,7 @@ from flyball_client.governor.lock_record import (
     FoundRecord,
     LockRecord,
     find_all_records,
+    printable,
 )
 from flyball_client.governor.state_folder import StateRefusedError, all_state_dirs
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
@@ -123,11 +124,11 @@ class Unlocker:
         found: FoundRecord | None,
     ) -> Unlocked:
         """Restore a clock, and clear the held records."""
-        rank_name = None if found is None else _rank_name(found)
+        rank_name = None if found is None else found.rank_name
         try:
             reset_clock(uuid, self._environ)
         except (GpuError, ValueError) as error:
-            text = f"{_line(uuid)}: its SM clock may still be locked: {error}"
+            text = f"{printable(uuid)}: its SM clock may still be locked: {error}"
             return Unlocked(gpu=uuid, outcome="failed", rank_name=rank_name, text=text)
         for record in held:
             record.clear()
@@ -136,38 +137,20 @@ class Unlocker:
         if rank_name is not None:
             text += f"; it was set for {rank_name}"
         if found is not None and found.is_live:
-            text += f"; {_process(found)} is running and may set it again"
+            text += f"; {found.process} is running and may set it again"
         return Unlocked(gpu=uuid, outcome="restored", rank_name=rank_name, text=text)
 
 
 def _held(found: FoundRecord, outcome: Outcome) -> Unlocked:
-    whose = _rank_name(found)
-    rank = "a rank whose clock is not locked now" if whose is None else whose
+    rank = found.rank_name or "a rank whose clock is not locked now"
     advice = "; end that rank, or add --force" if outcome == "refused" else ""
     return Unlocked(
         gpu=found.uuid,
         outcome=outcome,
-        rank_name=whose,
-        text=f"{_line(found.uuid)}: {outcome}: it is used by {rank}; {_process(found)} of user"
+        rank_name=found.rank_name,
+        text=f"{printable(found.uuid)}: {outcome}: it is used by {rank}; {found.process} of user"
         f" {found.owner} is running{advice}",
     )
-
-
-def _rank_name(found: FoundRecord) -> str | None:
-    return None if found.holder is None else _line(found.holder.rank_name)
-
-
-def _process(found: FoundRecord) -> str:
-    """Return the live process, by the number that it has here."""
-    what, pid = "the rank", found.rank_pid
-    if pid is None:
-        what, pid = "its governor", found.governor_pid
-    return f"{what} (process {pid})" if pid else f"{what} (in another PID namespace)"
-
-
-def _line(text: str) -> str:
-    """Return an untrusted text in one printable line."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _clock_range(text: str) -> SmClockRange:

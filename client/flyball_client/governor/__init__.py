@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from flyball_client.governor._base import ClockGovernor, log_given_up
+from flyball_client.governor._base import ClockGovernor, NoGovernor, log_given_up
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.governor.no_governor import NoGovernor
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S, ProcessGovernor
 from flyball_client.gpu._base import GpuDevice
 

@@ -131,8 +131,7 @@ class Guard:
 
     def _reset(self, found: FoundRecord) -> None:
         reset_clock(found.uuid, self._environ)
-        whose = "an unknown rank" if found.holder is None else found.holder.rank_name
-        rank = "".join(each if each.isprintable() else "?" for each in whose)
+        rank = found.rank_name or "an unknown rank"
         self._say(
             f"{found.uuid}: its SM clock was restored; it was set for {rank}, which has ended"
         )

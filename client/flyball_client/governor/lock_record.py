@@ -107,6 +107,22 @@ class FoundRecord:
         """Return whether the clock may have been left locked."""
         return self.holder is not None and not self.is_live
 
+    @property
+    def rank_name(self) -> str | None:
+        """Job and rank, in one printable line; None: not known."""
+        return None if self.holder is None else printable(self.holder.rank_name)
+
+    @property
+    def process(self) -> str:
+        """Rank, else governor that lives, in words."""
+        pid = self.rank_pid or self.governor_pid
+        return f"process {pid}" if pid else "a process of another PID namespace"
+
+
+def printable(text: str) -> str:
+    """Return an untrusted text in one printable line."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
 
 class RankLock:
     """Lock that shows in a GPU's record that this process, a rank, lives.

@@ -83,7 +83,7 @@ def test_a_clock_whose_governor_lives_is_taken_only_by_force(
     with pretended_rank(state_dir, loaded_nvml.uuid(0)) as rank:
         status, (left,) = unlock()
         assert (status, left["outcome"]) == (0, "in use")
-        assert f"job 'llm' rank 0; the rank (process {rank.pid}) of user" in left["text"]
+        assert f"job 'llm' rank 0; process {rank.pid} of user" in left["text"]
         assert loaded_nvml.locked_mhz() == 1200
         status, (refused, restored) = unlock("--all")
         assert (status, refused["outcome"], restored["outcome"]) == (1, "refused", "restored")
@@ -91,7 +91,7 @@ def test_a_clock_whose_governor_lives_is_taken_only_by_force(
         assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (1200, 0)
         status, (forced,) = unlock("--gpu", "0", "--force")
         assert (status, forced["outcome"]) == (0, "restored")
-        assert f"(process {rank.pid}) is running and may set it again" in forced["text"]
+        assert f"process {rank.pid} is running and may set it again" in forced["text"]
         assert loaded_nvml.range_mhz(0) == (0, 0)
         # The governor still says what it holds.
         assert len(find_records(state_dir)) == 1

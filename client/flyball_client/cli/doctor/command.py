@@ -12,7 +12,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import IO
 
 from flyball_client.api.errors import (
     PlannerCutOffError,
@@ -44,75 +43,70 @@ from flyball_wire.python_child import python_command, python_environment
 TIMEOUT_S = 60.0
 _REAP_TIMEOUT_S = 1.0
 _GPU_CHECKS = "GPU checks"
+_PLANNER, _TOKEN = "planner", "planner token"
+_PLANNER_TIMEOUT_S = 3.0
+# The name of any job, existing or not.
+_PROBED_JOB = "flyball-doctor"
 
 
 def probe_gpus(named: Sequence[str], *, timeout_s: float = TIMEOUT_S) -> list[CheckResult]:
-    """Run `check_gpus` in a process, and return its results within the timeout.
+    """Run `check_gpus` in a process, since a driver may hang or crash, and return its results.
 
     Args:
         named: Indices or UUIDs; empty: all.
         timeout_s: Timeout in s of all checks together.
     """
-    try:
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-            status = _run_probe(named, output, errors, timeout_s)
-            results = list(_results(output))
-            failure = _failure(status, errors, results, timeout_s)
-    except OSError as error:
-        return [CheckResult.of_error(_GPU_CHECKS, error, "they could not be started")]
-    return results if failure is None else [*results, failure]
-
-
-def _run_probe(
-    named: Sequence[str], output: IO[bytes], errors: IO[bytes], timeout_s: float
-) -> int | None:
-    """Return the exit status; None: the timeout is over."""
-    process = subprocess.Popen(  # noqa: S603 - this Python, and indices and UUIDs
-        python_command("-m", "flyball_client.cli.doctor.command", *named),
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=errors,
-        env=python_environment(os.environ),
-    )
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if process.poll() is None:
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(  # noqa: S603 - this Python, and indices and UUIDs
+                python_command("-m", "flyball_client.cli.doctor.command", *named),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                env=python_environment(os.environ),
+            )
+        except OSError as error:
+            return [CheckResult.of_error(_GPU_CHECKS, error, "they could not be started")]
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout_s)
+            status = process.returncode
+        finally:
             process.kill()
             # A process in a hanging driver cannot be killed.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_REAP_TIMEOUT_S)
+        output.seek(0)
+        results = list(_results(output.read()))
+        errors.seek(0)
+        lines = errors.read().decode("utf-8", "replace").splitlines()
+    if status != 0:
+        after = f" after {results[-1].name!r}" if results else ""
+        results.append(_failure(status, after, lines, timeout_s))
+    return results
 
 
-def _results(output: IO[bytes]) -> Iterator[CheckResult]:
-    output.seek(0)
-    for line in output.read().splitlines():
+def _results(output: bytes) -> Iterator[CheckResult]:
+    for line in output.splitlines():
         # The driver's library may print lines of its own, and the last line may be incomplete.
         with contextlib.suppress(ValueError, TypeError):
             yield CheckResult(**json.loads(line))
 
 
 def _failure(
-    status: int | None, errors: IO[bytes], results: Sequence[CheckResult], timeout_s: float
-) -> CheckResult | None:
-    if status == 0:
-        return None
-    last = f" after {results[-1].name!r}" if results else ""
+    status: int | None, after: str, errors: Sequence[str], timeout_s: float
+) -> CheckResult:
     if status is None:
         return problem(
             _GPU_CHECKS,
-            f"the driver did not answer within {timeout_s:g} s{last}",
+            f"the driver did not answer within {timeout_s:g} s{after}",
             "it hangs: see the kernel's log (dmesg, Xid); a reset or reboot may be needed",
         )
-    errors.seek(0)
-    lines = errors.read().decode("utf-8", "replace").split("\n")
-    text = next((" ".join(line.split()) for line in reversed(lines) if line.strip()), "no text")
+    text = next((" ".join(line.split()) for line in reversed(errors) if line.strip()), "no text")
     how = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with {status}: {text}"
     return problem(
         _GPU_CHECKS,
-        f"they were aborted{last} {how}",
+        f"they were aborted{after} {how}",
         "see the kernel's log; if it does not mention the GPU, report this line",
     )
 
@@ -124,43 +118,32 @@ def main() -> int:
     return 0
 
 
-_TIMEOUT_S = 3.0
-_PLANNER = "planner"
-_TOKEN = "planner token"  # noqa: S105 - a check's name
-# The name of any job, existing or not.
-_PROBED_JOB = "flyball-doctor"
-
-
 def check_planner(url: str | None, token: str | None) -> Iterator[CheckResult]:
     """Check the planner at this address; None: there is none."""
     if not url:
-        yield warning(
-            _PLANNER,
-            "FLYBALL_PLANNER_URL is not set",
-            "set it, or pass planner_url to attach; without a planner ranks set no clocks",
-        )
+        advice = "set it, or pass planner_url to attach; without a planner ranks set no clocks"
+        yield warning(_PLANNER, "FLYBALL_PLANNER_URL is not set", advice)
         return
+    name, variable = _PLANNER, "FLYBALL_PLANNER_URL"
     try:
         PlannerClient(url).close()
-    except CaFileError as error:
-        yield CheckResult.of_error(_PLANNER, error, f"correct {CA_FILE_VARIABLE}")
-        return
-    except ValueError as error:
-        yield CheckResult.of_error(_PLANNER, error, "correct FLYBALL_PLANNER_URL")
-        return
-    try:
+        name, variable = _TOKEN, "FLYBALL_TOKEN"
+        retries = Retries(num_attempts=2)
         planner = PlannerClient(
-            url, token=token or None, timeout_s=_TIMEOUT_S, retries=Retries(num_attempts=2)
+            url, token=token or None, timeout_s=_PLANNER_TIMEOUT_S, retries=retries
         )
     except ValueError as error:
-        yield CheckResult.of_error(_TOKEN, error, "correct FLYBALL_TOKEN")
+        if isinstance(error, CaFileError):
+            variable = CA_FILE_VARIABLE
+        yield CheckResult.of_error(name, error, f"correct {variable}")
         return
     with planner:
         try:
-            yield _version_result(planner.base_url, planner.health().version)
+            version = planner.health().version
         except PlannerError as error:
             yield CheckResult.of_error(_PLANNER, error, _advice(planner.base_url, error))
             return
+        yield _version_result(planner.base_url, version)
         yield _token_result(planner, has_token=bool(token))
 
 
@@ -185,18 +168,17 @@ def _version_result(base_url: str, version: str) -> CheckResult:
 def _token_result(planner: PlannerClient, *, has_token: bool) -> CheckResult:
     try:
         planner.get_job(_PROBED_JOB)
-    except PlannerRefusedError as error:
-        if error.status == 401:
+    except PlannerError as error:
+        status = error.status if isinstance(error, PlannerRefusedError) else None
+        if status == 401:
             found = "the planner requires a token, and FLYBALL_TOKEN is not set"
             if has_token:
                 found = "the planner refuses FLYBALL_TOKEN"
             return problem(_TOKEN, found, "set FLYBALL_TOKEN to the planner's on every rank")
-        if error.status == 403:  # the status for another job's valid token
+        if status == 403:  # the status for another job's valid token
             return ok(_TOKEN, "the planner accepts FLYBALL_TOKEN, for one job only")
-        if error.status != 404:
+        if status != 404:
             return CheckResult.of_error(_TOKEN, error, state="warning")
-    except PlannerError as error:
-        return CheckResult.of_error(_TOKEN, error, state="warning")
     return ok(_TOKEN, "the planner accepts calls")
 
 
@@ -228,7 +210,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    results: list[CheckResult] = []
     if arguments.planner_only and arguments.gpu:
         raise CommandError("--planner-only checks no GPU; remove --gpu")
     changes: str | None = arguments.transitions
@@ -236,16 +217,21 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError(
             "--transitions measures the GPUs that CUDA sees; remove --gpu and --planner-only"
         )
-    table = None if changes is None else applied_table(changes, os.environ)
+    environ = os.environ
+    table = None if changes is None else applied_table(changes, environ)
     planner_results = _check_planner(arguments.planner, is_needed=arguments.planner_only)
+    checks: dict[str, Callable[[], Iterable[CheckResult]]] = {}
     if not arguments.planner_only:
-        results += _guarded("system", check_system)
-        results += _guarded("state folder", lambda: [check_state_dir(os.environ)])
-        results += _guarded("guard", lambda: [check_guard(os.environ)])
-        results += _guarded("records", lambda: check_records(find_readable_records(os.environ)))
-        results += _guarded("GPU checks", lambda: probe_gpus(arguments.gpu))
+        checks = {
+            "system": check_system,
+            "state folder": lambda: [check_state_dir(environ)],
+            "guard": lambda: [check_guard(environ)],
+            "records": lambda: check_records(find_readable_records(environ)),
+            _GPU_CHECKS: lambda: probe_gpus(arguments.gpu),
+        }
     if changes is not None:
-        results += _guarded("clock changes", lambda: check_transitions(table, os.environ))
+        checks["clock changes"] = lambda: check_transitions(table, environ)
+    results = [result for name in checks for result in _guarded(name, checks[name])]
     results += planner_results
     print(_as_json(results) if arguments.json else as_text(results))
     return 1 if any(result.state == "problem" for result in results) else 0
@@ -262,7 +248,7 @@ def _check_planner(given: str | None, *, is_needed: bool) -> list[CheckResult]:
     url = given or os.environ.get("FLYBALL_PLANNER_URL")
     if is_needed and not url:
         raise CommandError("--planner-only needs --planner URL or FLYBALL_PLANNER_URL")
-    return _guarded("planner", lambda: check_planner(url, os.environ.get("FLYBALL_TOKEN")))
+    return _guarded(_PLANNER, lambda: check_planner(url, os.environ.get("FLYBALL_TOKEN")))
 
 
 def _guarded(name: str, check: Callable[[], Iterable[CheckResult]]) -> list[CheckResult]:
@@ -285,10 +271,7 @@ def _as_json(results: list[CheckResult]) -> str:
     return json.dumps(document, indent=2)
 
 
-COMMAND = Command(
-    configure=_configure,
-    run=_run,
-)
+COMMAND = Command(configure=_configure, run=_run)
 
 
 if __name__ == "__main__":

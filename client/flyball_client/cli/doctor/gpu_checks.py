@@ -7,11 +7,14 @@ import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 from flyball_client.cli.doctor.machine_checks import (
     CheckResult,
     State,
+    counted,
     find_readable_records,
     ok,
     problem,
@@ -126,8 +129,7 @@ def check_zeusd(environ: Mapping[str, str], default_socket: Path = DEFAULT_SOCKE
             read_energy(connection, min(gpus), "reading a GPU's energy")
     except GpuError as error:
         return CheckResult.of_error(name, error, state=state)
-    number = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
-    return ok(name, f"answers at {connection.endpoint} and has {number}")
+    return ok(name, f"answers at {connection.endpoint} and has {counted(len(gpus), 'GPU')}")
 
 
 def _check_driver() -> CheckResult:
@@ -160,8 +162,7 @@ def _check_numbering(num_gpus: int, environ: Mapping[str, str]) -> CheckResult:
         visible_gpu_uuid(0, environ)
     except GpuError as error:
         return CheckResult.of_error("GPUs", error, "set CUDA_VISIBLE_DEVICES to whole GPUs")
-    plural = "" if num_gpus == 1 else "s"
-    return ok("GPUs", f"{num_gpus} GPU{plural}; CUDA_VISIBLE_DEVICES {setting}")
+    return ok("GPUs", f"{counted(num_gpus, 'GPU')}; CUDA_VISIBLE_DEVICES {setting}")
 
 
 def _check_gpu(
@@ -172,23 +173,22 @@ def _check_gpu(
         uuid = uuid_of(named)
         label = f"GPU {nvml_facts.index_of(uuid)}"
         gpu = NvmlGpu.open(uuid=uuid)
-    except GpuNotSupportedError as error:
-        yield CheckResult.of_error(label, error)
-        return
     except GpuError as error:
-        yield CheckResult.of_error(label, error, "exclude this GPU from CUDA_VISIBLE_DEVICES")
+        is_unsupported = isinstance(error, GpuNotSupportedError)
+        advice = "" if is_unsupported else "exclude this GPU from CUDA_VISIBLE_DEVICES"
+        yield CheckResult.of_error(label, error, advice)
         return
-    checks: dict[str, Callable[[str], CheckResult]] = {
-        "model": lambda name: _check_model(gpu, name),
-        "persistence": lambda name: _check_persistence(gpu, name),
-        "control": lambda name: _check_control(gpu, name, environ),
-        "energy": lambda name: _check_energy(gpu, name),
-        "clock": lambda name: _check_clock(gpu, name, records),
+    checks: dict[str, Callable[[NvmlGpu, str], CheckResult]] = {
+        "model": _check_model,
+        "persistence": _check_persistence,
+        "control": partial(_check_control, environ=environ),
+        "energy": _check_energy,
+        "clock": partial(_check_clock, records=records),
     }
     with closing(gpu):
         for part, check in checks.items():
             try:
-                yield check(f"{label} {part}")
+                yield check(gpu, f"{label} {part}")
             except GpuError as error:
                 yield CheckResult.of_error(f"{label} {part}", error)
 
@@ -197,7 +197,7 @@ def _check_model(gpu: NvmlGpu, name: str) -> CheckResult:
     """Check that the GPU's clocks can be locked."""
     what = f"{gpu.name}, {gpu.uuid}"
     clocks_mhz = gpu.supported_sm_clocks_mhz()
-    number = f"{len(clocks_mhz)} SM clock{'' if len(clocks_mhz) == 1 else 's'}"
+    number = counted(len(clocks_mhz), "SM clock")
     try:
         major, minor = nvml_facts.compute_capability(gpu.uuid)
     except GpuNotSupportedError:  # the list of clocks is sufficient
@@ -240,7 +240,9 @@ def _check_control(gpu: NvmlGpu, name: str, environ: Mapping[str, str]) -> Check
     result = _check_rights(name)
     if warnings and result.state == "ok":
         advice = "NVML works; unset the variables of zeusd if it is not meant"
-        return CheckResult.of_error(name, RuntimeError(warnings[0]), advice, state="warning")
+        return CheckResult.of_error(
+            name, RuntimeError(warnings[0].getMessage()), advice, state="warning"
+        )
     return result
 
 
@@ -301,23 +303,15 @@ def _check_clock(gpu: NvmlGpu, name: str, records: Sequence[FoundRecord]) -> Che
 
 
 @contextmanager
-def _warnings_of(logger_name: str) -> Generator[list[str], None, None]:
+def _warnings_of(logger_name: str) -> Generator[list[logging.LogRecord], None, None]:
     """Collect a logger's warnings instead of printing them."""
-    handler = _Collector(logging.WARNING)
+    handler = BufferingHandler(capacity=1000)
+    handler.setLevel(logging.WARNING)
     logger = logging.getLogger(logger_name)
     was_propagating, logger.propagate = logger.propagate, False
     logger.addHandler(handler)
     try:
-        yield handler.messages
+        yield handler.buffer
     finally:
         logger.removeHandler(handler)
         logger.propagate = was_propagating
-
-
-class _Collector(logging.Handler):
-    def __init__(self, level: int) -> None:
-        super().__init__(level)
-        self.messages: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.messages.append(record.getMessage())

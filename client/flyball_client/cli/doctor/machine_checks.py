@@ -29,20 +29,11 @@ _UNKNOWN_ADVICE = "see the system's log; if it names no cause, report this line"
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """Result of one check, all texts in one line.
-
-    Attributes:
-        name: Name of the check, such as `GPU 0 clock`.
-        state: `ok`; `warning`: a run works, with a limitation; `problem`: clocks cannot be set,
-            energy cannot be measured, or a clock stayed locked.
-        found: Finding.
-        advice: Remedy; empty only where the state is `ok`.
-
-    Raises:
-        ValueError: The state is unknown, or the advice is missing.
-    """
+    """Result of one check, all texts in one line; anything but `ok` has advice."""
 
     name: str
+    #: `warning`: a run works, with a limitation; `problem`: clocks cannot be set, energy cannot be
+    #: measured, or a clock stayed locked.
     state: State
     found: str
     advice: str = ""
@@ -87,13 +78,14 @@ def as_text(results: Sequence[CheckResult]) -> str:
         lines.append(f"{result.state:<8} {result.name:<{width}}  {result.found}")
         if result.advice:
             lines.append(f"{'':<8} {'':<{width}}  -> {result.advice}")
-    counts = f"{_count(results, 'problem')}, {_count(results, 'warning')}"
-    return "\n".join([*lines, "", counts])
+    states = [result.state for result in results]
+    counts = (counted(states.count(state), state) for state in ("problem", "warning"))
+    return "\n".join([*lines, "", ", ".join(counts)])
 
 
-def _count(results: Sequence[CheckResult], state: State) -> str:
-    number = sum(result.state == state for result in results)
-    return f"{number or 'no'} {state}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    """Return `no problems`, `1 problem` or `2 problems`."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 # Inode of the host's PID namespace, a constant of the kernel (PROC_PID_INIT_INO).
@@ -214,12 +206,11 @@ def check_records(records: Sequence[FoundRecord]) -> Iterator[CheckResult]:
         if record.holder is None:
             yield CheckResult.of_error(name, StateRefusedError(record.refusal))
             continue
-        rank = " ".join(record.holder.rank_name.split())
+        rank = record.rank_name
         if record.is_live:
             yield warning(
                 name,
-                f"its clock is set for {rank} ({_process(record)}), through"
-                f" {record.holder.control}",
+                f"its clock is set for {rank} ({record.process}), through {record.holder.control}",
                 "another rank on this GPU gets no clocks; end that rank unless it is meant to run",
             )
         else:
@@ -231,8 +222,3 @@ def check_records(records: Sequence[FoundRecord]) -> Iterator[CheckResult]:
             )
     if not records:
         yield ok("records", "no clock is recorded as locked; see the GPUs' clocks")
-
-
-def _process(record: FoundRecord) -> str:
-    pid = record.rank_pid or record.governor_pid
-    return f"process {pid}" if pid else "in another PID namespace"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from flyball_client.cli.doctor.machine_checks import CheckResult, ok, warning
 from flyball_client.gpu._base import GpuError
@@ -35,17 +35,11 @@ _MEASURE = (
 _TOLERANCE = 1.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class AppliedTable:
-    """Times of clock changes that plans use here.
+class AppliedTable(NamedTuple):
+    """Times of clock changes that plans use here, and the option or variable that names them."""
 
-    Attributes:
-        origin: Option or variable that names it, and its name.
-        times: Times.
-    """
-
-    origin: str
     times: ClockTransitions
+    origin: str
 
 
 def applied_table(given: str, environ: Mapping[str, str]) -> AppliedTable | None:
@@ -58,22 +52,20 @@ def applied_table(given: str, environ: Mapping[str, str]) -> AppliedTable | None
     Raises:
         CommandError: It cannot be read, or has no clock changes.
     """
-    for where, text in (
-        ("--transitions", given),
-        ("FLYBALL_TRANSITIONS", environ.get("FLYBALL_TRANSITIONS", "")),
-        ("FLYBALL_GPU_TYPE", environ.get("FLYBALL_GPU_TYPE", "")),
-    ):
+    named = {"--transitions": given} | {
+        name: environ.get(name, "") for name in ("FLYBALL_TRANSITIONS", "FLYBALL_GPU_TYPE")
+    }
+    for where, text in named.items():
         if not text:
             continue
         try:
             if where == "FLYBALL_TRANSITIONS" or text.endswith(".toml"):
-                times: ClockTransitions | None = read_transitions(Path(text))
-            else:
-                times = load_gpu_window(text, folder=gpu_folder(environ)).transitions
+                return AppliedTable(read_transitions(Path(text)), f"{where} {text}")
+            times = load_gpu_window(text, folder=gpu_folder(environ)).transitions
         except (TransitionsError, GpuTableError) as error:
             raise CommandError(f"{where}: {error}") from None
         if times is not None:
-            return AppliedTable(origin=f"{where} {text}", times=times)
+            return AppliedTable(times, f"{where} {text}")
         if where == "--transitions":
             raise CommandError(f"--transitions: the table of {text} has no clock changes")
     return None
