@@ -12,6 +12,7 @@ import asyncio
 import re
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 from docs.scripts.shown_jobs import SLOWED, shown_jobs
@@ -20,7 +21,7 @@ from tests.planner.live import serve_process
 from flyball_client import PlannerClient
 from flyball_client.cli.top.app import TopApp
 from flyball_client.cli.top.pages import page_of
-from flyball_client.cli.top.reading import JobReader, Seen, local_time
+from flyball_client.cli.top.reading import Seen, local_time, read_job
 
 PICTURE = Path(__file__).resolve().parents[1] / "images" / "flyball-top.svg"
 WIDTH = 132
@@ -44,10 +45,10 @@ def main() -> int:
 
 
 def _drawn(planner: PlannerClient) -> str:
-    reader = JobReader(planner, SLOWED)
-    seen = Seen(reading=reader.read(), read_at=local_time())
+    read = partial(read_job, planner, SLOWED)
+    seen = Seen(reading=read(), read_at=local_time())
     page = page_of(seen, planner.base_url, seen.read_at, WIDTH)
-    app = TopApp(reader.read, seen, planner.base_url, interval_s=3600.0)
+    app = TopApp(read, seen, planner.base_url, interval_s=3600.0)
     svg = asyncio.run(_picture(app, num_lines=len(page.text(WIDTH).splitlines()) + 1))
     # The same name for the same things each time.
     svg = re.sub(r"terminal-\d+-", "flyball-top-", _FONT_FACE.sub("", svg))

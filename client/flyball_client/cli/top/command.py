@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from functools import partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -47,10 +48,10 @@ def _run(arguments: argparse.Namespace) -> int:
         _check_terminal()
     with open_planner(arguments.planner) as planner:
         # Imported here, since httpx would slow down `flyball --help`.
-        from flyball_client.cli.top.reading import JobReader, Read, Seen, local_time  # noqa: PLC0415
+        from flyball_client.cli.top.reading import Read, Seen, local_time, read_job  # noqa: PLC0415
 
         job_id: str | None = arguments.job
-        read: Read = planner.get_overview if job_id is None else JobReader(planner, job_id).read
+        read: Read = planner.get_overview if job_id is None else partial(read_job, planner, job_id)
         try:
             # Before anything is drawn, so that a wrong name or address is one line.
             seen = Seen(reading=asked(planner, job_id, read), read_at=local_time())

@@ -1,11 +1,10 @@
-"""Readings of the planner for `flyball top`; of a job's steps only those that are new."""
+"""Readings of the planner for `flyball top`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from itertools import takewhile
 
 from flyball_client.api.errors import PlannerBusyError, PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -14,8 +13,6 @@ from flyball_wire.read_models import JobOverview, Overview, PlanSummary, StagesO
 
 # The widest sparkline, and more than a planner's window of newest steps.
 KEPT_STEPS = 120
-# A whole reading finds steps that were posted again, and other silent changes.
-_WHOLE_EVERY = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,43 +58,11 @@ def read_again(seen: Seen, read: Read, now: Callable[[], datetime]) -> Seen:
         return replace(seen, trouble=error, trouble_since=seen.trouble_since or now())
 
 
-class JobReader:
-    """Reads one job repeatedly; a job of the same name that is made later counts as the same."""
-
-    def __init__(self, planner: PlannerClient, job_id: str) -> None:
-        self._planner = planner
-        self._job_id = job_id
-        self._known: JobReading | None = None
-        self._num_reads = 0
-
-    def read(self) -> JobReading:
-        """Read the job; raises PlannerError, with status 404 where there is no such job."""
-        overview = self._planner.get_job_overview(self._job_id)
-        known = self._known
-        if self._num_reads % _WHOLE_EVERY == 0 or (
-            known is not None and known.overview.created_at != overview.created_at
-        ):
-            known = None
-        self._num_reads += 1
-        # Steps from the first that lacks ranks on are read again.
-        whole = tuple(
-            takewhile(
-                lambda step: step.num_ranks >= overview.num_ranks, known.steps if known else ()
-            )
-        )
-        newer = self._planner.list_stages_of_steps(
-            self._job_id, limit=KEPT_STEPS, after_step=whole[-1].step if whole else -1
-        )
-        is_same_plan = known is not None and _versions(known.overview) == _versions(overview)
-        history = known.history if known is not None and is_same_plan else None
-        self._known = JobReading(
-            overview=overview,
-            steps=(*whole, *newer)[-KEPT_STEPS:],
-            history=self._planner.get_history(self._job_id) if history is None else history,
-            stragglers=self._planner.list_stragglers(self._job_id),
-        )
-        return self._known
-
-
-def _versions(overview: JobOverview) -> tuple[int | None, int | None]:
-    return overview.newest_version, overview.active_version
+def read_job(planner: PlannerClient, job_id: str) -> JobReading:
+    """Read one job; raises PlannerError, with status 404 where there is no such job."""
+    return JobReading(
+        overview=planner.get_job_overview(job_id),
+        steps=planner.list_stages_of_steps(job_id, limit=KEPT_STEPS),
+        history=planner.get_history(job_id),
+        stragglers=planner.list_stragglers(job_id),
+    )
