@@ -7,12 +7,12 @@ import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from flyball_client.cli.summaries import GROUPS, SUMMARIES
 from flyball_wire.command import BAD_INPUT, Command, CommandError, flyball_version
@@ -145,9 +145,10 @@ def _complete(shell: str, commands: dict[str, EntryPoint]) -> int:
 def _show_candidates(parser: argparse.ArgumentParser, files: object) -> None:
     """Give each action what shtab reads: choices that only its metavar names, and files."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for below in action.choices.values():
-                _show_candidates(below, files)
+        if action.nargs == argparse.PARSER:
+            below = cast("Mapping[str, argparse.ArgumentParser]", action.choices)
+            for parser_below in below.values():
+                _show_candidates(parser_below, files)
         elif action.type is Path:
             action.complete = files  # type: ignore[attr-defined] # shtab's protocol
         elif isinstance(action.metavar, str) and action.metavar.startswith("{"):
