@@ -155,6 +155,8 @@ class TopApp(App[None]):
                 table.show(block, self._text)
             elif block is not None:
                 text.update(self._paragraph(block))
+        # All of the screen: others write on it too, as a shell while this is suspended.
+        self.call_after_refresh(self.refresh)
 
     def _paragraph(self, spans: Paragraph) -> Text:
         return Text(GAP).join(map(self._text, spans))
