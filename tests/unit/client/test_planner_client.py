@@ -20,6 +20,7 @@ from flyball_wire import messages
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
+from flyball_wire.read_models import PlanTimeline, TimelineOfPlan
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
 
@@ -59,6 +60,20 @@ VERSION = messages.PlanVersion(version=3, first_step=7)
 CHANGE = TargetChange(policy=Policy.UNIFORM)
 ACKNOWLEDGEMENT = messages.Acknowledgement(version=3, current_step=5)
 
+_PIPELINE = TimelineOfPlan(
+    iteration_time_s=1.0, energy_j=90.0, bubble_fraction=0.1, rows=(), critical_path=((0, 1),)
+)
+TIMELINE = PlanTimeline(
+    job_id="a",
+    version=1,
+    emulated=True,
+    is_as_planned=True,
+    schedule="1f1b",
+    num_microbatches=2,
+    plan=_PIPELINE,
+    baseline=_PIPELINE,
+)
+
 Call = Callable[[PlannerClient], object]
 _J = "/api/v1/jobs/a%2Fb%20c"
 _ID = "a/b c"
@@ -90,6 +105,7 @@ CALLS: list[tuple[Call, str, object, object]] = [
     ),
     (lambda c: c.list_plans(_ID), f"GET {_J}/plans", None, (PLAN,)),
     (lambda c: c.get_plan(_ID, 1), f"GET {_J}/plans/1", None, PLAN),
+    (lambda c: c.get_timeline(_ID), f"GET {_J}/timeline", None, TIMELINE),
     (lambda c: c.list_steps(_ID), f"GET {_J}/steps", None, (STEP,)),
     (lambda c: c.list_steps(_ID, limit=5), f"GET {_J}/steps?limit=5", None, (STEP,)),
 ]
