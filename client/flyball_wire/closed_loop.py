@@ -185,6 +185,37 @@ class MissedTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderAdvice:
+    """An order with which a job would need less energy at the same target, as predicted.
+
+    Attributes:
+        schedule: name of its schedule.
+        instead_of: name of the schedule that the job runs.
+        saving_percent: energy that its plan saves against that of the job's own order, %.
+        most_held: largest number of microbatches that a stage holds activations of.
+        most_held_now: the same of the job's own order.
+        line: line that sets it at the job's next start.
+    """
+
+    schedule: str
+    instead_of: str
+    saving_percent: float
+    most_held: float
+    most_held_now: float
+    line: str
+
+    @property
+    def text(self) -> str:
+        """Line for people."""
+        return (
+            f"order {self.schedule} would need {self.saving_percent:.1f} % less energy than the"
+            f" job's own, {self.instead_of}, predicted at the same target, with activations of"
+            f" {self.most_held:g} microbatches on a stage instead of {self.most_held_now:g}; to run"
+            f" it from the next start on: {self.line}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparisonStatus:
     """Progress of a comparison.
 
@@ -437,6 +468,7 @@ class JobReport:
             null: `saved_j` is.
         factors: price and emissions of energy, by the planner's settings.
         delays: times beside the instructions; null: none are given, and none measured.
+        order_advice: order that would save more, from the job's next start on; null: none found.
     """
 
     job_id: str
@@ -455,6 +487,7 @@ class JobReport:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
+    order_advice: OrderAdvice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

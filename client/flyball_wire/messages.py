@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from flyball_wire.closed_loop import MissedTarget
+from flyball_wire.closed_loop import MissedTarget, OrderAdvice
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
@@ -69,6 +69,20 @@ class MeasurementDetail(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OtherOrder(Sent):
+    """An order that a job's framework can run from the job's next start on.
+
+    Attributes:
+        schedule: name of the schedule.
+        line: line that sets it, for people; `{extra_forwards}` in it stands for those of the
+            advised order, with commas between them.
+    """
+
+    schedule: str
+    line: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec(PlanOptions):
     """A training job and the options that it is planned with.
 
@@ -83,6 +97,8 @@ class JobSpec(PlanOptions):
         profiling_slowdown: largest slowdown of an iteration during online profiling, as a share,
             above 0 and at most 1.
         adaptation: effect of measurements on the plan.
+        other_orders: orders that the planner compares with the job's own, at most 16; it advises
+            one that saves enough and never changes the order itself.
     """
 
     num_stages: int
@@ -92,6 +108,7 @@ class JobSpec(PlanOptions):
     profiling: Profiling = Profiling.GIVEN
     profiling_slowdown: float = 0.1
     adaptation: Adaptation = Adaptation.ANNOUNCED
+    other_orders: tuple[OtherOrder, ...] = ()
 
     @property
     def num_expected_ranks(self) -> int:
@@ -346,6 +363,7 @@ class JobView:
         notes: remarks for people on missing input and anything unusual.
         missed: target that can no longer be met, and the target of the plan that runs instead;
             null: the newest plan meets its target.
+        order_advice: order that would save more, from the job's next start on; null: none found.
     """
 
     job_id: str
@@ -358,6 +376,7 @@ class JobView:
     created_at: str
     notes: tuple[str, ...] = ()
     missed: MissedTarget | None = None
+    order_advice: OrderAdvice | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

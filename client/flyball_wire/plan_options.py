@@ -63,7 +63,7 @@ class PlanOptions(Sent):
 
     Attributes:
         schedule: name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `step` without a
-            pipeline, `explicit` with an `order`, or `auto`.
+            pipeline, `explicit` with an `order`, or `auto`, which only the offline commands take.
         policy: rule that gives each instruction its clock.
         reconfigure: EnvPipe's reconfiguration, for EnvPipe's policies only; `default`: none. Null:
             `default` for policy `uniform`, else `balanced`, as in EnvPipe's evaluation.
@@ -101,13 +101,16 @@ class PlanOptions(Sent):
             `[kind, microbatch]` or `[kind, microbatch, chunk]`.
         virtual_stages: with `order`: per stage, the position of each of its chunks in the model,
             from 0; null: one chunk per stage, in the order of the stages.
+        extra_forwards: for schedule `envpipe`: per stage, the forwards in front of its first
+            backward beyond those of 1F1B; a job gives those that its ranks run. Null: as many as
+            profile and memory allow, offline only.
         blocking_power_w: power of a GPU that waits in communication in W, one value for all
             stages or one per stage; null: the value that the GPU table has for `gpu`.
         gpu: name in the GPU table (`a100`), which gives blocking power and times of clock
             changes.
         activation_bytes: activation memory held per microbatch in bytes, one value or one per
-            stage. With `free_memory_bytes` it limits the extra warm-up forwards of `envpipe`, and
-            an order that does not fit is refused.
+            stage. With `free_memory_bytes` it limits the extra forwards of `envpipe`, and an order
+            that does not fit is refused.
         free_memory_bytes: memory that is free beyond what 1F1B uses in bytes, one value or one
             per stage.
     """
@@ -130,6 +133,7 @@ class PlanOptions(Sent):
     checkpoint: Checkpoint | None = None
     order: Order | None = None
     virtual_stages: tuple[tuple[int, ...], ...] | None = None
+    extra_forwards: tuple[int, ...] | None = None
     blocking_power_w: tuple[float, ...] | None = None
     gpu: str | None = None
     activation_bytes: tuple[int, ...] | None = None

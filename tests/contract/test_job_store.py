@@ -32,7 +32,7 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
-from flyball_wire.messages import JobState, MeasurementDetail
+from flyball_wire.messages import JobState, MeasurementDetail, OtherOrder
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
 
@@ -46,6 +46,9 @@ class TestJobStore:
             free_memory_bytes=(0, 7),
             policy="uniform",
             effort="high",
+            schedule="envpipe",
+            extra_forwards=(1, 0),
+            other_orders=(OtherOrder(schedule="1f1b", line="run 1F1B"),),
             emulated=False,
         )
         job = job_record(

@@ -141,6 +141,7 @@ class TestJobStoreThroughRest:
                 "queues_in_node": True,
                 "starts_settled": True,
             },
+            other_orders=[{"schedule": "envpipe", "line": "run ä"}],
             run="run ä",
             restart_count=3,
         )

@@ -155,6 +155,8 @@ def wrong_bodies(body: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
     """The body with a sentinel in the place of each value, and as the name of a field."""
     yield from SENTINELS
     if isinstance(body, list):
+        if not body:
+            return
         for wrong in wrong_bodies(body[0]):
             yield [wrong, *body[1:]]
     elif isinstance(body, dict):

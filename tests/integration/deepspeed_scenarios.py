@@ -19,11 +19,8 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from tests.integration.rank_server import Findings
 from tests.integration.trainings import (
     BLOCKING_POWER_W,
-    FIRST_PLANNED_STEP,
-    MANY_BYTES,
     alike_stages,
     emulated_gpu,
-    logged_warnings,
     numbers_of,
     plan_of,
     rank_0_says,
@@ -36,7 +33,6 @@ from torch import nn
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_integrations.deepspeed.activation_memory import ActivationMeter
 from flyball_integrations.deepspeed.pipeline import EnginePatch, attach, detach
 from flyball_lab.demo.training_loop import leave_out_deepspeed_helper
 from flyball_wire.messages import MeasurementDetail
@@ -47,8 +43,9 @@ _NUM_STEPS = 20
 _SAMPLES_PER_MICROBATCH = 2
 _WIDTH = 8
 JOB_ID = "orders"
-# While the ranks compare and exchange orders, and one step longer.
-_LARGER_STEPS = MappingProxyType(dict.fromkeys(range(8, FIRST_PLANNED_STEP + 1), 6))
+# Of plans that are put by hand.
+FIRST_PLANNED_STEP = 10
+_LARGER_STEPS = MappingProxyType(dict.fromkeys(range(8, 11), 6))
 _TWO_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 2, "num_microbatches": 4})
 _FOUR_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 4, "num_microbatches": 6})
 
@@ -205,25 +202,26 @@ def attached_without_planner() -> Findings:
 
 
 def trained_in_order(
-    forwards_in_front: Sequence[int],
+    extra_forwards: Sequence[int] | None,
     *,
-    schedule_name: str,
     sends: str,
-    late_rank: int | None = None,
     larger_steps: Mapping[int, int] = MappingProxyType({}),
     **model: Any,  # noqa: ANN401 - as Training has it
 ) -> Findings:
-    """Train on a plan of another order that the ranks receive in different steps."""
+    """Train in EnvPipe's order, on a plan that the ranks receive in different steps."""
     training = Training(**model)
     engine = training.engine
     before = dict(vars(engine))
-    session = _attach(training, schedule_name=schedule_name, sends=sends)
-    plan = plan_of(forwards_in_front[engine.stage_id], engine.micro_batches)
-    received_in_step = 9 if engine.global_rank == late_rank else 3 + engine.global_rank % 3
+    session = _attach(training, sends=sends, extra_forwards=extra_forwards)
+    num_stages, stage = engine.num_stages, engine.stage_id
+    # By default one forward more for each later stage.
+    extra = num_stages - 1 - stage if extra_forwards is None else extra_forwards[stage]
+    num_in_front = min(num_stages - stage + extra, engine.micro_batches)
+    plan = plan_of(num_in_front, engine.micro_batches)
 
     def receive(step: int) -> None:
-        if step == received_in_step:
-            session.plans.put(plan, 4)
+        if step == 3 + engine.global_rank % 3:
+            session.plans.put(plan, FIRST_PLANNED_STEP)
 
     training.run(larger_steps, receive)
     detach(engine)
@@ -240,14 +238,14 @@ def trained_in_order(
 
 
 def probed_before_planned() -> Findings:
-    """Two probe plans in DeepSpeed's own order, then a plan of another one."""
+    """Two probe plans, then a plan, all in EnvPipe's order."""
     training = Training(**_TWO_STAGES)
-    session = _attach(training, schedule_name="auto", sends="pulled", profiling="online")
-    own, planned = ((2, 3), (1, 1))[training.engine.stage_id]
+    session = _attach(training, sends="pulled", profiling="online")
+    in_front = (3, 1)[training.engine.stage_id]
     plans = {
-        4: _probe_plan(own, version=1, rows_mhz=(1410, 1200)),
-        8: _probe_plan(own, version=2, rows_mhz=(1200, 1200, 1410)),
-        12: plan_of(planned, 4, version=3),
+        4: _probe_plan(in_front, version=1, rows_mhz=(1410, 1200)),
+        8: _probe_plan(in_front, version=2, rows_mhz=(1200, 1200, 1410)),
+        18: plan_of(in_front, 4, version=3),
     }
     clocks_mhz: list[list[int | None]] = []
     for step in range(_NUM_STEPS):
@@ -259,29 +257,36 @@ def probed_before_planned() -> Findings:
     return training.findings() | steps_of(session) | {"clocks_mhz": clocks_mhz}
 
 
-def refused_orders() -> Findings:
-    """One plan whose orders deadlock, and one that has no room; training goes on in 1F1B."""
+def attached_in_other_orders() -> Findings:
+    """Rank 0 runs DeepSpeed's order and the others EnvPipe's; then all of them one order."""
     training = Training(**_TWO_STAGES)
-    stage = training.engine.stage_id
-    session = _attach(
-        training,
-        schedule_name="envpipe",
-        sends="eager",
-        free_memory_bytes=0 if stage == 0 else MANY_BYTES,
-    )
-    with logged_warnings() as lines:
-        for step in range(_NUM_STEPS):
-            if step == 3:
-                session.plans.put(plan_of((2, 4)[stage], 4, version=1), 0)
-            if step == 12:
-                session.plans.put(plan_of((3, 1)[stage], 4, version=2), 0)
-            training.step()
-    detach(training.engine)
-    return training.findings() | steps_of(session) | {"log": lines}
+    engine = training.engine
+    before = dict(vars(engine))
+    others: dict[str, Any] = {"schedule": "envpipe", "p2p": "eager"}
+    problem = ""
+    try:
+        attach(
+            engine,
+            job_id="mixed",
+            gpu=emulated_gpu(engine.stage_id, 2),
+            **({} if engine.global_rank == 0 else others),
+        )
+    except ValueError as error:
+        problem = str(error)
+    is_untouched = vars(engine) == before
+    session = _attach(training, sends="eager")
+    training.step()
+    detach(engine)
+    return {
+        "problem": problem,
+        "is_untouched": is_untouched,
+        "num_steps": len(session.history),
+        "orders": training.orders,
+    }
 
 
-def order_of_a_real_planner() -> Findings:
-    """The planner has no profile before step 3; its order is run once all ranks have it."""
+def order_beside_a_real_planner() -> Findings:
+    """The planner has no profile before step 3; clocks are set once all ranks have the plan."""
     training = Training(**_TWO_STAGES)
     engine = training.engine
     url = os.environ["PLANNER_URL"]
@@ -290,9 +295,8 @@ def order_of_a_real_planner() -> Findings:
         job_id=JOB_ID,
         planner_url=url,
         gpu=emulated_gpu(engine.stage_id, 2, time_scale=1e-3),
-        schedule="auto",
+        schedule="envpipe",
         p2p="eager",
-        free_memory_bytes=MANY_BYTES,
         blocking_power_w=[BLOCKING_POWER_W],
         effort="low",
     )
@@ -312,23 +316,6 @@ def order_of_a_real_planner() -> Findings:
     return training.findings() | steps_of(session) | {"as DeepSpeed does": stock.findings()}
 
 
-def activation_bytes() -> Findings:
-    """Return what a microbatch in flight is measured to hold, in two steps."""
-    found = {}
-    for name, checkpointing in (("plain", False), ("checkpointing", True)):
-        if checkpointing and not _can_checkpoint_activations():
-            continue
-        training = Training(**_TWO_STAGES, checkpointing=checkpointing, dropout=0.0)
-        meter = ActivationMeter.of_device(training.engine.device)
-        training.engine._INSTRUCTION_MAP = meter.wrap(training.engine._INSTRUCTION_MAP)
-        with meter.measuring_step():
-            training.step()
-        measured = meter.activation_bytes
-        training.step()
-        found[name] = [measured, meter.activation_bytes]
-    return found
-
-
 def scenarios() -> Iterator[tuple[str, Findings]]:
     """All that this number of ranks can run, by name."""
     leave_out_deepspeed_helper()
@@ -339,34 +326,30 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
 def _two_stages() -> Iterator[tuple[str, Findings]]:
     yield "stock", trained_as_deepspeed_does(**_TWO_STAGES)
     for sends in ("eager", "pulled"):
-        found = trained_in_order([4, 4], schedule_name="gpipe", sends=sends, **_TWO_STAGES)
-        yield f"gpipe {sends}", found
-    envpipe: dict[str, Any] = {"schedule_name": "envpipe", **_TWO_STAGES}
-    yield "envpipe late", trained_in_order([3, 1], sends="eager", late_rank=1, **envpipe)
+        yield f"gpipe {sends}", trained_in_order([2, 3], sends=sends, **_TWO_STAGES)
     sizes: dict[str, Any] = {"larger_steps": _LARGER_STEPS}
     yield "stock resized", trained_as_deepspeed_does(**_TWO_STAGES, **sizes)
-    yield "envpipe resized", trained_in_order([3, 1], sends="pulled", **envpipe, **sizes)
+    yield "envpipe resized", trained_in_order(None, sends="pulled", **_TWO_STAGES, **sizes)
     yield "probed", probed_before_planned()
-    yield "refused", refused_orders()
-    yield "bytes", activation_bytes()
-    yield "planner", order_of_a_real_planner()
+    yield "mixed", attached_in_other_orders()
+    yield "planner", order_beside_a_real_planner()
 
 
 def _four_ranks() -> Iterator[tuple[str, Findings]]:
     yield "hooked", hooked()
-    variants: dict[str, tuple[list[int], tuple[str, ...], dict[str, Any]]] = {
-        "pipeline": ([6, 5, 3, 1], ("eager", "pulled"), {**_FOUR_STAGES}),
-        "checkpointing": ([6, 5, 3, 1], ("pulled",), {**_FOUR_STAGES, "checkpointing": True}),
-        "ZeRO-0": ([4, 1], ("eager",), {**_TWO_STAGES}),
-        "ZeRO-1": ([4, 1], ("pulled",), {**_TWO_STAGES, "zero_stage": 1}),
+    two_more: dict[str, Any] = {**_TWO_STAGES}
+    variants: dict[str, tuple[list[int] | None, tuple[str, ...], dict[str, Any]]] = {
+        "pipeline": (None, ("eager", "pulled"), {**_FOUR_STAGES}),
+        "checkpointing": ([2, 2, 1, 0], ("pulled",), {**_FOUR_STAGES, "checkpointing": True}),
+        "ZeRO-0": ([2, 0], ("eager",), two_more),
+        "ZeRO-1": ([2, 0], ("pulled",), {**two_more, "zero_stage": 1}),
     }
     if not _can_checkpoint_activations():
         del variants["checkpointing"]
-    for name, (in_front, all_sends, model) in variants.items():
+    for name, (extra, all_sends, model) in variants.items():
         yield f"{name} stock", trained_as_deepspeed_does(**model)
         for sends in all_sends:
-            found = trained_in_order(in_front, schedule_name="envpipe", sends=sends, **model)
-            yield f"{name} {sends}", found
+            yield f"{name} {sends}", trained_in_order(extra, sends=sends, **model)
     yield "away", attached_without_planner()
 
 
@@ -376,9 +359,8 @@ def _four_ranks() -> Iterator[tuple[str, Findings]]:
 def _attach(
     training: Training,
     *,
-    schedule_name: str,
     sends: str,
-    free_memory_bytes: int = MANY_BYTES,
+    extra_forwards: Sequence[int] | None = None,
     **options: Any,  # noqa: ANN401 - of `attach`
 ) -> Any:  # noqa: ANN401 - a RankSession whose plans are put by hand
     engine = training.engine
@@ -386,9 +368,9 @@ def _attach(
         engine,
         job_id="written",
         gpu=emulated_gpu(engine.stage_id, engine.num_stages),
-        schedule=cast("Literal['envpipe', 'gpipe', 'auto']", schedule_name),
+        schedule="envpipe",
         p2p=cast("Literal['eager', 'pulled']", sends),
-        free_memory_bytes=free_memory_bytes,
+        extra_forwards=extra_forwards,
         **options,
     )
 

@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tests.planner.ports import free_port
+
 from flyball_lab.demo.options import child_environment
 
 _ROOT = Path(__file__).parents[2]
@@ -124,7 +126,10 @@ def _run(module: str, folder: Path, num_ranks: int, variables: dict[str, str]) -
     status = 1
     try:
         torch.multiprocessing.start_processes(
-            _run_rank, (module, folder, num_ranks), nprocs=num_ranks, start_method="fork"
+            _run_rank,
+            (module, folder, num_ranks, free_port()),
+            nprocs=num_ranks,
+            start_method="fork",
         )
         status = 0
     except Exception as error:
@@ -133,7 +138,7 @@ def _run(module: str, folder: Path, num_ranks: int, variables: dict[str, str]) -
         os._exit(status)
 
 
-def _run_rank(rank: int, module: str, folder: Path, num_ranks: int) -> None:
+def _run_rank(rank: int, module: str, folder: Path, num_ranks: int, port: int) -> None:
     import torch.distributed  # noqa: PLC0415
 
     # DeepSpeed reads all that a launcher would have set.
@@ -147,7 +152,7 @@ def _run_rank(rank: int, module: str, folder: Path, num_ranks: int) -> None:
     began_s = time.monotonic()
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=num_ranks
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=num_ranks
     )
     findings = {}
     for name, found in importlib.import_module(f"tests.integration.{module}").scenarios():

@@ -58,6 +58,12 @@ TIMES = (
         ("num_stages", '"many"', "num_stages: Input should be a valid integer"),
         ("num_microbatches", "0", "num_microbatches: must be 1 to 65536"),
         ("schedule", '"solitaire"', "schedule: unknown; known: gpipe, 1f1b, envpipe"),
+        ("schedule", '"auto"', "schedule: auto is for `flyball plan` and `flyball frontier` only: a"
+         " job's order holds from its first step; name the order that its ranks run"),
+        ("schedule", '"envpipe"', "extra_forwards: must be given with schedule envpipe, as its"),
+        ("extra_forwards", '[0, -1], "schedule": "envpipe"',
+         "extra_forwards: must be at least 0"),
+        ("other_orders", '[{"schedule": "1f1b"}]', "other_orders.0.line: Field required"),
         ("policy", '"thrifty"', "policy: Input should be 'baseline', 'uniform', 'envelope', 'gl"),
         ("effort", '"High"', "effort: Input should be 'low', 'normal' or 'high'"),
         ("blocking_power_w", "[NaN]", "blocking_power_w: must be a finite number"),

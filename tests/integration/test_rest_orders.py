@@ -1,4 +1,4 @@
-"""Jobs with an explicit order over HTTP: planned as it stands, and 422 with the field."""
+"""Orders of jobs over HTTP: planned as they stand, refused with the field, and advice on others."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from tests.planner.live import LivePlanner
+from tests.planner.patience import wait_until
 
 from flyball_wire import routes
 
@@ -53,3 +54,39 @@ def test_an_order_that_cannot_run_is_answered_with_422_and_its_field(planner: Li
         assert "\n" not in detail
         path = routes.fill(routes.JOB, job_id="refused")
         assert planner.http.get(path).status_code == 404
+
+
+def test_a_job_says_with_which_order_it_would_save_more_and_changes_nothing(
+    planner: LivePlanner,
+) -> None:
+    other = {"schedule": "envpipe", "line": "attach(..., extra_forwards=[{extra_forwards}])"}
+    planner.put_job("advised", num_microbatches=8, other_orders=[other]).raise_for_status()
+    planner.put_profile(job_id="advised").raise_for_status()
+    path = routes.fill(routes.JOB, job_id="advised")
+    wait_until(lambda: planner.http.get(path).json()["order_advice"] is not None)
+    job = planner.http.get(path).json()
+    advice = job["order_advice"]
+    assert 2 <= advice.pop("saving_percent") < 20
+    assert advice == {
+        "schedule": "envpipe",
+        "instead_of": "1f1b",
+        "most_held": 3,
+        "most_held_now": 2,
+        "line": "attach(..., extra_forwards=[1,0])",
+    }
+    assert any("attach(..., extra_forwards=[1,0])" in note for note in job["notes"])
+    report = planner.http.get(routes.fill(routes.REPORT, job_id="advised")).json()
+    assert report["order_advice"] == planner.http.get(path).json()["order_advice"]
+    assert (job["newest_version"], job["registration"]["schedule"]) == (1, "1f1b")
+
+
+def test_envpipes_order_is_planned_with_the_forwards_that_its_ranks_run(
+    planner: LivePlanner,
+) -> None:
+    changes = {"schedule": "envpipe", "extra_forwards": [2, 0], "num_microbatches": 4}
+    planner.put_job("envpipe", **changes).raise_for_status()
+    planner.put_profile(job_id="envpipe").raise_for_status()
+    planner.put_ranks(2, "envpipe")
+    answer = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="envpipe", rank=0)).json()
+    kinds = "".join(kind[0] for kind, *_ in answer["instructions"])
+    assert kinds == "ffffbbbb"

@@ -21,8 +21,8 @@ _V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 _WITH_CHUNKS = (*_LOOPED, *_V_SHAPED)
 _SCHEDULES = ("GPipe", "1F1B", *_WITH_CHUNKS)
 _SPLIT = ("InterleavedZeroBubble", *_V_SHAPED)
-# See the scenarios: all ranks change in this step.
-_FIRST_PLANNED_STEP = 10
+# As in the scenarios.
+_FIRST_PLANNED_STEP = 3
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,17 @@ def test_with_overlapped_pairs_a_rank_that_fails_fails_them_all_and_they_can_try
     assert of_the_absent == ""
     for problem in problems:
         assert problem.startswith("not all ranks called attach within 1 s of each other")
+        assert "undone here, rank 2 missing: " in problem
         assert "\n" not in problem
+
+
+def test_ranks_that_attach_in_different_orders_are_all_refused(ranks: Sequence[Findings]) -> None:
+    for rank in ranks:
+        found = rank["mixed"]
+        assert found["is_untouched"]
+        for problem, extra in zip(found["problems"], ("1, 1, 0", "3, 1, 0"), strict=True):
+            assert f"wait for each other forever: rank 0, 1: envpipe with {extra} more" in problem
+            assert "; rank 2: envpipe with 2, 1, 0 more forwards in front of 3 stages" in problem
 
 
 def test_what_comes_from_another_rank_is_waited_for_and_nothing_else(
@@ -142,8 +152,9 @@ def test_an_order_with_more_forwards_in_front_trains_to_the_same_bits(
         found, stock = rank["order"], rank["order stock"]
         assert found["losses"] == stock["losses"]
         assert found["parameters"] == stock["parameters"]
-        num_planned = len(found["orders"]) - _FIRST_PLANNED_STEP
-        assert found["orders"] == stock["orders"][:_FIRST_PLANNED_STEP] + [order] * num_planned
+        num_steps = len(stock["orders"])
+        assert found["orders"] == [order] * num_steps
+        num_planned = num_steps - _FIRST_PLANNED_STEP
         assert found["versions"] == [None] * _FIRST_PLANNED_STEP + [1] * num_planned
-        assert found["num_unplanned"] == [0] * len(found["orders"])
+        assert found["num_unplanned"] == [0] * num_steps
         assert found["changed_by_detach"] == []

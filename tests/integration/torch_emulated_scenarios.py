@@ -13,7 +13,7 @@ from typing import Literal
 
 from tests.integration.rank_server import Findings
 from tests.integration.torch_hook_scenarios import Training
-from tests.integration.trainings import BLOCKING_POWER_W, MANY_BYTES
+from tests.integration.trainings import BLOCKING_POWER_W
 from tests.integration.virtual_training import (
     VirtualTime,
     emulated_gpu_in,
@@ -50,7 +50,6 @@ def _trained(
         planner_url=os.environ["PLANNER_URL"],
         gpu=emulated_gpu_in(virtual_time, profile),
         order=order,
-        free_memory_bytes=MANY_BYTES if order == "envpipe" else None,
         blocking_power_w=[BLOCKING_POWER_W],
         effort="low",
     )

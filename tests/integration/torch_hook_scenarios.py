@@ -11,7 +11,6 @@ import torch
 import torch.distributed
 from tests.integration.rank_server import Findings
 from tests.integration.trainings import (
-    MANY_BYTES,
     emulated_gpu,
     numbers_of,
     plan_of,
@@ -23,12 +22,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_integrations.torch.pipelining import (
-    attach,
-    detach,
-    on_all_ranks_or_none,
-    registration_of,
-)
+from flyball_integrations.shared.one_order import on_all_ranks_or_none
+from flyball_integrations.torch.pipelining import attach, detach, registration_of
 
 SINGLE = ("GPipe", "1F1B")
 LOOPED = ("LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble")
@@ -36,8 +31,7 @@ V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
 SCHEDULES = (*SINGLE, *LOOPED, *V_SHAPED)
 NUM_MICROBATCHES = 8
 _NUM_STEPS = 2
-# Compared at step 8, exchanged at 9, run from 10 on.
-_NUM_STEPS_TO_CHANGE = 13
+_NUM_STEPS_IN_ORDER = 5
 _WIDTH = 8
 
 
@@ -181,7 +175,7 @@ def attached_where_one_rank_fails() -> Findings:
 
 
 def joint_without_one_rank() -> Findings:
-    """The last rank does not come; the last scenario, for ranks then count groups differently."""
+    """The last rank does not come; the last scenario, for ranks then count differently."""
     rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     problem = ""
     if rank < num_ranks - 1:
@@ -193,27 +187,48 @@ def joint_without_one_rank() -> Findings:
     return {"problem": problem}
 
 
-def trained_in_order(forwards_in_front: tuple[int, ...]) -> Findings:
-    """A plan with more forwards in front comes to the ranks in different steps."""
+def trained_in_order(extra_forwards: tuple[int, ...]) -> Findings:
+    """More forwards in front from the first step on; a plan comes to the ranks one by one."""
     training = Training("1F1B")
-    rank = torch.distributed.get_rank()
+    rank, num_ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
     before = _attributes(training)
     session = attach(
         training.schedule,
         job_id="ordered",
         gpu=_gpu(),
         order="envpipe",
-        free_memory_bytes=MANY_BYTES,
+        extra_forwards=extra_forwards,
     )
-    for step in range(_NUM_STEPS_TO_CHANGE):
-        if step == 3 + rank:
-            session.plans.put(plan_of(forwards_in_front[rank], NUM_MICROBATCHES), 4)
+    for step in range(_NUM_STEPS_IN_ORDER):
+        if step == rank:
+            num_in_front = num_ranks - rank + extra_forwards[rank]
+            session.plans.put(plan_of(num_in_front, NUM_MICROBATCHES), 3)
         training.step()
-        if _is_evaluated("1F1B", step, _NUM_STEPS_TO_CHANGE):
+        if _is_evaluated("1F1B", step, _NUM_STEPS_IN_ORDER):
             training.evaluate()
     detach(training.schedule)
     changed = training.changed_since(before)
     return training.findings() | steps_of(session) | {"changed_by_detach": changed}
+
+
+def attached_in_other_orders() -> Findings:
+    """The last rank has other forwards in front."""
+    training = Training("1F1B")
+    before = _attributes(training)
+    is_last = torch.distributed.get_rank() == torch.distributed.get_world_size() - 1
+    problems = []
+    for extra_forwards in ((1, 1, 0), (3, 1, 0)):
+        try:
+            attach(
+                training.schedule,
+                job_id="mixed",
+                gpu=_gpu(),
+                order="envpipe",
+                extra_forwards=(2, 1, 0) if is_last else extra_forwards,
+            )
+        except ValueError as error:
+            problems.append(str(error))
+    return {"problems": problems, "is_untouched": _attributes(training) == before}
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:
@@ -221,8 +236,9 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
     for name in SCHEDULES:
         yield f"{name} stock", trained_as_torch_does(name)
         yield name, trained_with_flyball(name)
-    yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_TO_CHANGE)
-    yield "order", trained_in_order((6, 3, 1))
+    yield "order stock", trained_as_torch_does("1F1B", _NUM_STEPS_IN_ORDER)
+    yield "order", trained_in_order((3, 1, 0))
+    yield "mixed", attached_in_other_orders()
     yield "one rank fails", attached_where_one_rank_fails()
     yield "one rank is away", joint_without_one_rank()
 

@@ -25,9 +25,6 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
 BLOCKING_POWER_W = 80.0
-MANY_BYTES = 2**30
-# A rank's orders are compared at step 8, exchanged at 9 and run from 10 on.
-FIRST_PLANNED_STEP = 10
 Rows = Sequence[tuple[int, float, float]]
 """SM clocks in MHz, each with the time in s and the energy in J at it."""
 

@@ -58,7 +58,6 @@ class Running:
     adaptation: str = "announced"
     effort: str = "normal"
     policy: Policy = Policy.FRONTIER
-    schedule: str = "1f1b"
     target: str = "fastest"
     now: datetime = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     pacing: StragglerReconciler = field(default_factory=StragglerReconciler)
@@ -79,7 +78,6 @@ class Running:
             adaptation=self.adaptation,
             effort=self.effort,
             policy=self.policy,
-            schedule=self.schedule,
             target=self.target,
         )
         register_job(self.services, "job", spec)

@@ -117,6 +117,8 @@ def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
         if report.saved_of_j:
             share = f"{100 * report.saved_j.mean / report.saved_of_j:.1f} %, "
         lines.append(f"saved by all versions, {how}: {share}{saved}")
+    if report.order_advice is not None:
+        lines.append(report.order_advice.text)
     return lines
 
 

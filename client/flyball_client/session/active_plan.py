@@ -6,7 +6,7 @@ import logging
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor, clock_changes
 from flyball_wire.errors import CodecError
@@ -163,11 +163,8 @@ def _given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> dic
     return {mhz: rising_mhz[min(bisect_left(rising_mhz, mhz), last)] for mhz in wanted_mhz}
 
 
-# Bounds the plans that are never chosen, and those whose first step never comes.
-_MAX_OFFERED = 16
+# Bounds the plans whose first step never comes.
 _MAX_AWAITING = 64
-
-PlanChoice = Callable[[tuple[CompiledPlan, ...]], CompiledPlan | None]
 
 
 class PendingPlans:
@@ -175,15 +172,9 @@ class PendingPlans:
 
     `put` may be called from another thread than the rest: a deque's append and popleft are
     atomic.
-
-    Args:
-        choose: Function that chooses one of the plans whose first step has come, in the order of
-            arrival, or None for no change; None: the newest is chosen. Plans that are not chosen
-            are offered again at the next step, the newest 16 of them, until a later one is chosen.
     """
 
-    def __init__(self, choose: PlanChoice | None = None) -> None:
-        self._choose = choose
+    def __init__(self) -> None:
         self._arrived: deque[tuple[int, CompiledPlan]] = deque(maxlen=_MAX_AWAITING)
         self._awaiting_step: list[tuple[int, CompiledPlan]] = []
 
@@ -195,35 +186,22 @@ class PendingPlans:
         self._arrived.append((first_step, plan))
 
     def newest_due(self, step: int) -> tuple[CompiledPlan, int] | None:
-        """Return what `take_due` would return, and keep it; None also where a function chooses."""
-        due = self._due(step)
-        if not due or self._choose is not None:
-            return None
-        first_step, plan = due[-1]
-        return plan, first_step
-
-    def take_due(self, step: int) -> tuple[CompiledPlan, int] | None:
-        """Return the plan to run from this step on, with its first step; None: no change."""
-        due = self._due(step)
-        for entry in due[:-_MAX_OFFERED]:
-            self._awaiting_step.remove(entry)
-        offered = tuple(plan for _, plan in due[-_MAX_OFFERED:])
-        if not offered:
-            return None
-        chosen = offered[-1] if self._choose is None else self._choose(offered)
-        if chosen is None:
-            return None
-        # Supersedes the plans before it, also those whose step is still to come.
-        index = next(i for i, (_, plan) in enumerate(self._awaiting_step) if plan is chosen)
-        first_step, _ = self._awaiting_step[index]
-        del self._awaiting_step[: index + 1]
-        return chosen, first_step
-
-    def _due(self, step: int) -> list[tuple[int, CompiledPlan]]:
+        """Return what `take_due` would return, and keep it."""
         while self._arrived:
             self._awaiting_step.append(self._arrived.popleft())
         del self._awaiting_step[:-_MAX_AWAITING]
-        return [entry for entry in self._awaiting_step if entry[0] <= step]
+        due = [(plan, first) for first, plan in self._awaiting_step if first <= step]
+        return due[-1] if due else None
+
+    def take_due(self, step: int) -> tuple[CompiledPlan, int] | None:
+        """Return the newest plan whose step has come, with its first step; None: no change."""
+        newest = self.newest_due(step)
+        if newest is None:
+            return None
+        # Supersedes the plans before it, also those whose step is still to come.
+        index = next(i for i, (_, plan) in enumerate(self._awaiting_step) if plan is newest[0])
+        del self._awaiting_step[: index + 1]
+        return newest
 
 
 _logger = logging.getLogger(__name__)
@@ -252,8 +230,8 @@ class ActivePlan:
         self._plans = plans
         self._keeps_plan = keeps_plan
         self._rank_name = rank_name
-        # Newest chosen plan and its first step; not in force while the planner is lost, unless
-        # plans are kept.
+        # Newest plan that was taken up, and its first step; not in force while the planner is lost,
+        # unless plans are kept.
         self._plan: tuple[CompiledPlan, int] | None = None
         self._last_version_with_surprise: int | None = None
 
@@ -265,9 +243,8 @@ class ActivePlan:
             sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
             is_planner_lost: True: the planner cannot be reached.
         """
-        # Also without clocks: the order of instructions must change on all ranks together.
-        due = self._plans.take_due(step)
         if sets_clocks:
+            due = self._plans.take_due(step)
             self._take_up(due, step, is_planner_lost=is_planner_lost)
         if self.cursor is not None:
             self.cursor.begin_step(step)

@@ -101,11 +101,10 @@ def attach(
             layout=RankLayout(rank=rank, stage=0, **asdict(place)),
             initial_step=initial_step,
         )
-        registering = ends.registering(registration)
         session = ends.open_session()
         steps = _hook(opened, model, session, device)
         session.start()
-        registering.begin()
+        ends.register(registration)
         _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
     return session
 

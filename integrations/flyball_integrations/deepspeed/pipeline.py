@@ -21,11 +21,11 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.session.instruction_timings import Transfer
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.deepspeed.activation_memory import ActivationMeter
-from flyball_integrations.deepspeed.order_switch import EagerP2P, OrderSwitch
+from flyball_integrations.deepspeed.engine_order import EagerP2P, EngineOrder
 from flyball_integrations.deepspeed.settings import P2P, SCHEDULES
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
+from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.instruction_hooks import (
     BufferMicrobatches,
     Execute,
@@ -33,10 +33,14 @@ from flyball_integrations.shared.instruction_hooks import (
     Instructions,
     InstructionWrapper,
 )
-from flyball_integrations.shared.order_agreement import RankPlace, open_negotiation
-from flyball_integrations.shared.rank_memory import check_free_memory
+from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
+from flyball_integrations.shared.stage_orders import (
+    StageOrder,
+    default_extra_forwards,
+    envpipe_orders,
+)
 from flyball_integrations.shared.transfer_timers import TransferTimer
-from flyball_wire.messages import JobRegistration
+from flyball_wire.messages import JobRegistration, OtherOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,7 +65,6 @@ class EnginePatch:
             hook of an instruction, so that clocks and times are those of the computation and
             not of its launch.
         around_step: returns the context of a training step.
-        around_hooks: returns the context of a training step and its hooks.
         wrappers: of the instructions, between DeepSpeed's and the hooks, the innermost first.
         schedule_for: returns the schedule to run instead of DeepSpeed's.
         transfers: times receives and sends; None: they are not timed.
@@ -74,7 +77,6 @@ class EnginePatch:
         *,
         synchronize: Callable[[], None],
         around_step: Callable[[], AbstractContextManager[None]],
-        around_hooks: Callable[[], AbstractContextManager[None]] = nullcontext,
         wrappers: Sequence[InstructionWrapper] = (),
         schedule_for: ScheduleChoice | None = None,
         transfers: TransferTimer | None = None,
@@ -83,7 +85,6 @@ class EnginePatch:
         self._hooks = hooks
         self._synchronize = synchronize
         self._around_step = around_step
-        self._around_hooks = around_hooks
         self._transfers = transfers
         self._microbatches = BufferMicrobatches()
         self._is_training = False
@@ -114,23 +115,22 @@ class EnginePatch:
 
     def _wrapped_train_batch(self, train_batch: Callable[P, T]) -> Callable[P, T]:
         def train_batch_on_planned_clocks(*args: P.args, **kwargs: P.kwargs) -> T:
-            with self._around_hooks():
-                self._microbatches.clear()
-                self._hooks.on_step_begin()
-                self._is_training = True
-                try:
-                    with self._around_step():
-                        loss = train_batch(*args, **kwargs)
-                except BaseException:
-                    if self._transfers is not None:
-                        self._transfers.discard()
-                    self._hooks.on_step_failed()
-                    raise
-                finally:
-                    self._is_training = False
+            self._microbatches.clear()
+            self._hooks.on_step_begin()
+            self._is_training = True
+            try:
+                with self._around_step():
+                    loss = train_batch(*args, **kwargs)
+            except BaseException:
                 if self._transfers is not None:
-                    self._transfers.end_step()
-                self._hooks.on_step_end()
+                    self._transfers.discard()
+                self._hooks.on_step_failed()
+                raise
+            finally:
+                self._is_training = False
+            if self._transfers is not None:
+                self._transfers.end_step()
+            self._hooks.on_step_end()
             return loss
 
         return train_batch_on_planned_clocks
@@ -179,36 +179,45 @@ class EnginePatch:
 
 
 _ATTACHMENT = "_flyball_attachment"
-# The orders that DeepSpeed can be led through: whole forwards and backwards, one chunk a stage.
-_AUTO = "auto:envpipe,gpipe"
+_ENVPIPE = "envpipe"
+_IN_CONFIG = "or the same keys in the block flyball of the DeepSpeed config"
+_OTHER_ORDERS = (
+    OtherOrder(schedule="1f1b", line=f'attach(..., schedule="1f1b"), {_IN_CONFIG}'),
+    OtherOrder(
+        schedule=_ENVPIPE,
+        line='attach(..., schedule="envpipe", p2p="pulled", extra_forwards=[{extra_forwards}]),'
+        f" {_IN_CONFIG}",
+    ),
+)
 
 
 def attach(
     engine: PipelineEngine,
     *,
     job_id: str,
-    schedule: Literal["1f1b", "gpipe", "envpipe", "auto"] = "1f1b",
+    schedule: Literal["1f1b", "envpipe"] = "1f1b",
     p2p: Literal["stock", "eager", "pulled"] = "stock",
-    free_memory_bytes: int | None = None,
+    extra_forwards: Sequence[int] | None = None,
     **options: Unpack[AttachOptions],
 ) -> RankSession:
     """Let the planner set the clocks of this rank; call it once on every rank.
 
-    Rank 0 registers the job (stages and microbatches as the engine has them), every rank
+    Rank 0 registers the job (stages, microbatches and order as the engine has them), every rank
     registers itself. While the planner is away or has no plan, training goes on at the GPU's
     default clocks. `engine.eval_batch` stays untouched: it runs at whatever clock is in force.
+
+    All ranks wait here for each other and compare their orders.
 
     Args:
         engine: DeepSpeed's `PipelineEngine`.
         job_id: the job's name at the planner; the same on all ranks.
-        schedule: the order to run once there is a plan; `auto`: that of the three which needs
-            the least energy, as the planner finds. Until then, and with `1f1b` always, it is
-            DeepSpeed's own.
-        p2p: `stock` leaves DeepSpeed's; `eager` posts sends at once (gloo only, see
-            eager_p2p.py); `pulled` is DeepSpeed's, with sends where the neighbour receives.
-            The last two are those that other orders than 1F1B can be run with.
-        free_memory_bytes: bytes of this rank's device free beside what 1F1B holds; default:
-            found on a GPU, when two steps are over. Bounds the order of the plan.
+        schedule: the order to run, from the first step on: DeepSpeed's own, or EnvPipe's.
+        p2p: `stock` leaves DeepSpeed's; `eager` posts sends at once (gloo only); `pulled` is
+            DeepSpeed's, with sends where the neighbour receives. EnvPipe's order needs one of the
+            last two.
+        extra_forwards: with `envpipe`: for each stage, the forwards in front of its first backward
+            beyond those of 1F1B, each of which holds a microbatch's activations; default: one for
+            each later stage.
         options: how to plan, and the rank's planner and GPU;
             `help("flyball_integrations.shared.attach_options")` describes them.
 
@@ -217,26 +226,30 @@ def attach(
 
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
-            cannot be used, arguments do not go together, or free memory must be given.
-            Nothing stays open then.
+            cannot be used, arguments do not go together, or another rank has failed, runs another
+            order or has not called this within 10 minutes. Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
-    check_options(attach, options)
-    if _ATTACHMENT in vars(engine):
-        raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
-    _check_names(schedule=schedule, p2p=p2p, policy=options.get("policy"))
-    if schedule != "1f1b":
-        _check_orders(engine, schedule=schedule, p2p=p2p, free_memory_bytes=free_memory_bytes)
     with ExitStack() as opened:
-        ends = RankEnds(
-            opened,
-            options,
-            job_id=job_id,
-            layout=_layout(engine),
-            initial_step=engine.global_steps,
-        )
-        session = _open_session(ends, engine, schedule, p2p, free_memory_bytes)
+        with on_all_ranks_or_none() as joining:
+            check_options(attach, options)
+            _check(engine, schedule=schedule, p2p=p2p, extra_forwards=extra_forwards)
+            registration = _registration(engine, schedule, extra_forwards)
+            orders = _orders(registration)
+            joining.order = order_text(registration, beside=f", p2p {p2p}")
+            ends = RankEnds(
+                opened,
+                options,
+                job_id=job_id,
+                layout=_layout(engine),
+                initial_step=engine.global_steps,
+            )
+            hooks = ends.device_hooks(engine.device)
+            session = ends.open_session(hooks=hooks)
+            session.start()
+        _hook(ends, engine, session, hooks, orders=orders, p2p=p2p)
+        ends.register(registration)
         # `detach` closes all of it, the last first.
         vars(engine)[_ATTACHMENT] = opened.pop_all()
     return session
@@ -262,83 +275,79 @@ def _layout(engine: PipelineEngine) -> RankLayout:
     )
 
 
-def _registration(engine: PipelineEngine, schedule: str) -> JobRegistration:
-    """Return the registration of the pipeline, without planning options."""
+def _registration(
+    engine: PipelineEngine, schedule: str, extra_forwards: Sequence[int] | None
+) -> JobRegistration:
+    """Return the registration of the pipeline with its order, without planning options."""
+    extra = None
+    if schedule == _ENVPIPE:
+        default = default_extra_forwards(engine.num_stages, engine.micro_batches)
+        extra = default if extra_forwards is None else tuple(extra_forwards)
     return JobRegistration(
         num_stages=engine.num_stages,
         num_microbatches=engine.micro_batches,
         num_ranks=torch.distributed.get_world_size(),
-        schedule=_AUTO if schedule == "auto" else schedule,
+        schedule=schedule,
+        extra_forwards=extra,
+        other_orders=_OTHER_ORDERS,
     )
 
 
-def _open_session(
+def _orders(registration: JobRegistration) -> tuple[StageOrder, ...]:
+    """Return the orders to run in place of DeepSpeed's own; empty: none.
+
+    Raises:
+        OrderError: the stages cannot run them.
+    """
+    if registration.extra_forwards is None:
+        return ()
+    return envpipe_orders(
+        registration.num_stages, registration.num_microbatches, registration.extra_forwards
+    )
+
+
+def _hook(
     ends: RankEnds,
     engine: PipelineEngine,
-    schedule: str,
+    session: RankSession,
+    hooks: DeviceHooks,
+    *,
+    orders: Sequence[StageOrder],
     p2p: str,
-    free_memory_bytes: int | None,
-) -> RankSession:
-    """Return the started session, hooked into the engine, and register the job."""
-    registering = ends.registering(_registration(engine, schedule))
-    # Checks come first; collective calls of all ranks come last.
-    eager = None
+) -> None:
+    """Hook the session into the engine; every rank must call it at the same time."""
+    eager = order = None
     if p2p == "eager":
         eager = EagerP2P(engine.grid)
         ends.opened.callback(eager.close)
-    orders = None
-    if schedule != "1f1b":
-        meter = ActivationMeter.of_device(engine.device)
-        negotiation = open_negotiation(
-            RankPlace(
-                rank=engine.global_rank,
-                stage=engine.stage_id,
-                num_stages=engine.num_stages,
-                num_microbatches=engine.micro_batches,
-            ),
-            meter,
-            free_memory_bytes=free_memory_bytes,
-            on_memory=registering.begin,
-        )
-        orders = OrderSwitch(engine, negotiation=negotiation, meter=meter, eager=eager)
-        ends.opened.callback(orders.close)
-    hooks = ends.device_hooks(engine.device, is_own_order=orders is None)
-    session = ends.open_session(None if orders is None else orders.choose_plan, hooks=hooks)
+    if orders:
+        order = EngineOrder(engine, orders, eager=eager)
+        ends.opened.callback(order.close)
     patch = EnginePatch(
         engine,
         hooks.of(session),
         synchronize=hooks.synchronize,
         around_step=nullcontext if eager is None else eager.in_force,
-        around_hooks=nullcontext if orders is None else orders.around_step,
-        wrappers=[part.wrap for part in (eager, orders) if part is not None],
-        schedule_for=None if orders is None else orders.schedule_for,
+        wrappers=[part.wrap for part in (eager, order) if part is not None],
+        schedule_for=None if order is None else order.schedule_for,
         transfers=hooks.transfer_timer(session),
     )
     ends.opened.callback(patch.remove)
-    session.start()
-    if orders is None:
-        registering.begin()
-    return session
 
 
-def _check_names(*, schedule: str, p2p: str, policy: str | None) -> None:
+def _check(
+    engine: PipelineEngine, *, schedule: str, p2p: str, extra_forwards: Sequence[int] | None
+) -> None:
+    if _ATTACHMENT in vars(engine):
+        raise ValueError("Flyball is already attached to this engine; call detach(engine) first")
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
     if p2p not in P2P:
         raise ValueError(f"p2p must be one of {', '.join(P2P)}, not {p2p!r}")
-    if schedule == "auto" and policy not in {None, "frontier"}:
-        raise ValueError(
-            f"schedule='auto' compares frontiers, which policy={policy!r} does not have; leave"
-            " policy out, or name a schedule"
-        )
-
-
-def _check_orders(
-    engine: PipelineEngine, *, schedule: str, p2p: str, free_memory_bytes: int | None
-) -> None:
-    if p2p == "stock":
+    if schedule != "1f1b" and p2p == "stock":
         raise ValueError(
             f"schedule={schedule!r} needs p2p='eager' (gloo) or p2p='pulled': with DeepSpeed's"
             " own sends, which wait for the neighbour, its order would deadlock"
         )
-    check_free_memory(f"schedule={schedule!r}", free_memory_bytes, engine.device)
+    if schedule != _ENVPIPE and extra_forwards is not None:
+        raise ValueError(f"extra_forwards is for schedule='envpipe', not {schedule!r}")

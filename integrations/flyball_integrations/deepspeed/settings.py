@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S
 from flyball_profiles.gpu_windows import (
@@ -29,11 +29,12 @@ from flyball_wire.plan_options import (
     Reconfigure,
 )
 
-SCHEDULES = ("1f1b", "gpipe", "envpipe", "auto")
+SCHEDULES = ("1f1b", "envpipe")
 P2P = ("stock", "eager", "pulled")
 WITHOUT_PLANNER = ("last-plan", "default-clocks")
 TIMINGS = ("stream", "synchronize")
 _YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
+N = TypeVar("N", int, float)
 _JOB_ID = re.compile(r"[A-Za-z0-9._+-]{1,128}")
 
 
@@ -183,12 +184,10 @@ def _up_to(highest: float) -> Callable[[object], float | None]:
     return read
 
 
-def _each(
-    read: Callable[[object], float | None],
-) -> Callable[[object], tuple[float, ...] | None]:
+def _each(read: Callable[[object], N | None]) -> Callable[[object], tuple[N, ...] | None]:
     """Return a reader of one or several numbers, in text with commas between them."""
 
-    def read_all(given: object) -> tuple[float, ...] | None:
+    def read_all(given: object) -> tuple[N, ...] | None:
         parts = given.split(",") if isinstance(given, str) else given
         each = [read(part) for part in (parts if isinstance(parts, list) else [parts])]
         numbers = tuple(number for number in each if number is not None)
@@ -299,15 +298,27 @@ SETTINGS = (
         "ms from 0 to 10000, one value or one for each pair of neighbours (1.5 or 1.5,2)",
         _each(_up_to(MAX_TRANSFER_MS)),
     ),
+    Setting(
+        "extra_forwards",
+        "FLYBALL_EXTRA_FORWARDS",
+        "whole numbers, at least 0, one for each stage (3,2,1,0)",
+        _each(_count),
+    ),
     _choice("p2p", "FLYBALL_P2P", P2P),
     _choice("without_planner", "FLYBALL_WITHOUT_PLANNER", WITHOUT_PLANNER),
     Setting("lease_s", "FLYBALL_LEASE_S", "a number of seconds above 0", positive_number),
     Setting("strict", "FLYBALL_STRICT", "true or false, 1 or 0", _yes_or_no),
     _choice("timing", "FLYBALL_TIMING", TIMINGS),
     Setting(
+        "activation_bytes",
+        "FLYBALL_ACTIVATION_BYTES",
+        "a whole number of bytes, one value or one for each stage",
+        _each(_count),
+    ),
+    Setting(
         "free_memory_bytes",
         "FLYBALL_FREE_MEMORY_BYTES",
-        "a whole number of bytes, at least 0",
-        _count,
+        "a whole number of bytes, one value or one for each stage",
+        _each(_count),
     ),
 )

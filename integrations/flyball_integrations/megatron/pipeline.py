@@ -40,6 +40,7 @@ from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.whole_steps import WholeSteps
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Policy
@@ -185,7 +186,8 @@ def attach(
     Call it once on every rank, after `initialize_model_parallel`, and with `hooks="patch"` before
     `get_forward_backward_func`. Rank 0 registers the job with the order that Megatron's schedule
     runs, every rank registers itself. Without planner or plan, training runs at the GPU's default
-    clocks. A call with `forward_only=True` is not hooked. Where the config leaves no place for
+    clocks. All ranks wait here for each other and compare their orders. A call with
+    `forward_only=True` is not hooked. Where the config leaves no place for
     hooks inside a step, each stage runs at one clock, and a step is a `training_step`.
 
     Args:
@@ -201,32 +203,36 @@ def attach(
     Raises:
         ValueError: Flyball is already attached, an argument or a variable of the environment
             cannot be used, model parallelism is not initialized, the config allows constant
-            clocks only and the options want others, or this Megatron lacks a hooked function.
+            clocks only and the options want others, this Megatron lacks a hooked function, or
+            another rank has failed, runs another order or has not called this within 10 minutes.
             Nothing stays open then.
         TypeError: there is no such option.
         GpuError, OSError: with `strict`, clocks of this rank's GPU cannot be set.
     """
-    check_options(attach, options)
-    _check(config, num_microbatches=num_microbatches, hooks=hooks)
-    unhooked = _what_cannot_be_hooked(config)
-    if unhooked is not None:
-        options = _with_constant_clocks(options, unhooked, job_id)
     with ExitStack() as opened:
-        orders = _orders(config, num_microbatches)
-        ends = _open_ends(opened, options, orders, job_id=job_id, initial_step=initial_step)
-        num_ranks = torch.distributed.get_world_size()
-        registering = ends.registering(registration_of(orders, num_microbatches, num_ranks))
-        _warn_of_held_back_sends(registering.registration, config, job_id)
-        is_whole = unhooked is not None
-        device_hooks = ends.device_hooks(_device(), is_own_order=not is_whole)
-        session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
+        with on_all_ranks_or_none() as joining:
+            check_options(attach, options)
+            _check(config, num_microbatches=num_microbatches, hooks=hooks)
+            unhooked = _what_cannot_be_hooked(config)
+            is_whole = unhooked is not None
+            if unhooked is not None:
+                options = _with_constant_clocks(options, unhooked, job_id)
+            orders = _orders(config, num_microbatches)
+            num_ranks = torch.distributed.get_world_size()
+            registration = registration_of(orders, num_microbatches, num_ranks)
+            joining.order = order_text(registration)
+            ends = _open_ends(opened, options, orders, job_id=job_id, initial_step=initial_step)
+            device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
+            session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
+            session.start()
+        if ends.registers_job:
+            _warn_of_held_back_sends(registration, config, job_id)
         step: Callable[[], AbstractContextManager[None]]
         if is_whole:
             step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
             step = _hooked_step(opened, config, orders, session, device_hooks, hooks=hooks)
-        session.start()
-        registering.begin()
+        ends.register(registration)
         # `detach` closes all of it, the last first.
         attachment = _Attachment(opened=opened.pop_all(), training_step=step)
         setattr(schedules, _ATTACHMENT, attachment)
@@ -263,12 +269,12 @@ def _warn_unattached() -> None:
 
 
 def _warn_of_held_back_sends(
-    registration: JobRegistration | None,
+    registration: JobRegistration,
     config: Any,  # noqa: ANN401 - as above
     job_id: str,
 ) -> None:
     """Warn where the config makes steps slower than a plan predicts."""
-    if registration is None or registration.order is None or config.overlap_p2p_comm:
+    if registration.order is None or config.overlap_p2p_comm:
         return
     _logger.warning(
         "job %s: without overlap_p2p_comm an interleaved schedule sends a forward's output"

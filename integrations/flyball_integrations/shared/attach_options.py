@@ -57,6 +57,9 @@ class PlanningOptions(TypedDict, total=False):
         tail_ms: part of a step outside its instructions in ms. Default: as the job measures it.
         transfer_ms: time of a transfer between neighbouring stages in ms, one value or one for each
             pair of neighbours. Default: as the job measures them.
+        activation_bytes: activation memory per microbatch in bytes, one value or one per stage;
+            with `free_memory_bytes` it limits the orders that the planner advises.
+        free_memory_bytes: memory that is free beyond what 1F1B uses in bytes, likewise.
     """
 
     gpu_type: str | None
@@ -78,6 +81,8 @@ class PlanningOptions(TypedDict, total=False):
     min_dwell_ms: float | None
     tail_ms: float | None
     transfer_ms: Sequence[float] | float | None
+    activation_bytes: Sequence[int] | int | None
+    free_memory_bytes: Sequence[int] | int | None
 
 
 class RankOptions(TypedDict, total=False):
@@ -97,8 +102,7 @@ class RankOptions(TypedDict, total=False):
             set clocks; False: log it, and train without; default: `FLYBALL_STRICT`, else False.
         timing: `stream`: hooks are called as the GPU reaches them, and the host launches ahead;
             `synchronize`: the host waits for the GPU before each hook; default:
-            `FLYBALL_TIMING`, else `stream`. With an order other than the framework's own it is
-            always `synchronize`.
+            `FLYBALL_TIMING`, else `stream`.
         observer: receiver of each instruction's begin and end; default: `gpu` itself if it is
             emulated, else none.
     """
@@ -143,7 +147,7 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     """Return the fields of a JobRegistration that the options set; others keep their defaults.
 
     Raises:
-        ValueError: `blocking_power_w` or `transfer_ms` is neither a number nor a list of numbers,
+        ValueError: an option with one value or several is neither a number nor a list of numbers,
             the file of `transitions` cannot be used, or an option is none of its names.
     """
     given = cast("Mapping[str, Any]", options)
@@ -160,6 +164,9 @@ def registered_fields(options: PlanningOptions) -> dict[str, Any]:
     for name, unit in (("blocking_power_w", "watts"), ("transfer_ms", "ms")):
         if name in fields:
             fields[name] = _numbers(name, fields[name], unit)
+    for name in ("activation_bytes", "free_memory_bytes"):
+        if name in fields:
+            fields[name] = tuple(map(int, _numbers(name, fields[name], "bytes")))
     if isinstance(fields.get("transitions"), str | Path):
         fields["transitions"] = read_transitions(Path(fields["transitions"]))
     return fields

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
-from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
-from flyball_client.session.active_plan import PendingPlans, PlanChoice
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_client.session.registration import JobRegistrar
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.device_hooks import DeviceHooks
-from flyball_integrations.shared.rank_memory import RankMemory
 from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
@@ -102,49 +99,49 @@ class RankEnds:
                 opened.callback(_close, gpu)
         self._gpu = gpu
 
-    def registering(self, pipeline: JobRegistration) -> Registering:
-        """Return the registration of the job with these options; only rank 0 registers.
+    @property
+    def registers_job(self) -> bool:
+        """True on rank 0 where there is a planner."""
+        return self._planner is not None and self._layout.rank == 0
+
+    def register(self, pipeline: JobRegistration) -> None:
+        """Register the job with these options, in the background; only rank 0 does.
 
         Args:
             pipeline: registration without the options.
         """
+        if self._planner is None or not self.registers_job:
+            return
         registration = replace(
             pipeline,
             emulated=self._gpu is not None and self._gpu.is_emulated,
             **self._fields,
         )
-        planner = self._planner if self._layout.rank == 0 else None
-        registering = Registering(planner, job_id=self._job_id, registration=registration)
-        self.opened.callback(registering.close)
-        return registering
+        registrar = JobRegistrar(self._planner, job_id=self._job_id, registration=registration)
+        self.opened.callback(registrar.close)
 
-    def device_hooks(self, device: torch.device, *, is_own_order: bool = True) -> DeviceHooks:
+    def device_hooks(self, device: torch.device, *, has_whole_steps: bool = False) -> DeviceHooks:
         """Return what calls the hooks, of a session that is opened next.
 
         Args:
             device: of the stage.
-            is_own_order: False: the framework's order may be replaced, which ranks agree on at the
-                begin of a step; the emulated time of an emulated GPU is that of its hooks.
+            has_whole_steps: True: each step of the pipeline is hooked as one instruction.
         """
+        # The emulated time of an emulated GPU is that of its hooks.
         is_emulated = self._gpu is not None and self._gpu.is_emulated
-        can_launch_ahead = is_own_order and not is_emulated
-        return DeviceHooks(device, self._settings.timing if can_launch_ahead else "synchronize")
+        waits = has_whole_steps or is_emulated
+        return DeviceHooks(device, "synchronize" if waits else self._settings.timing)
 
     def open_session(
-        self,
-        choose_plan: PlanChoice | None = None,
-        *,
-        hooks: DeviceHooks | None = None,
-        has_whole_steps: bool = False,
+        self, *, hooks: DeviceHooks | None = None, has_whole_steps: bool = False
     ) -> RankSession:
         """Return the rank's session, not started yet.
 
         Args:
-            choose_plan: as in PendingPlans.
             hooks: what calls the session's hooks; None: the caller, after a wait for the device.
-            has_whole_steps: True: each step of the pipeline is hooked as one instruction.
+            has_whole_steps: as in `device_hooks`.
         """
-        plans = PendingPlans(choose_plan)
+        plans = None
         if has_whole_steps:
             plans = WholeStepPlans(f"job {self._job_id} rank {self._layout.rank}")
         session = RankSession(
@@ -183,52 +180,6 @@ def _close(gpu: GpuDevice) -> None:
         gpu.close()
     except GpuError as error:
         _logger.debug("%s could not be closed: %s", gpu.uuid, error)
-
-
-class Registering:
-    """Registration of the job by one rank, in the background; on other ranks without effect.
-
-    A plan of another order than 1F1B is bounded by memory, and a planned job cannot be registered
-    with another memory: so it is registered after memory is measured.
-
-    Args:
-        planner: None on all ranks but one.
-        job_id: the job's name at the planner.
-        registration: registration at the time of `attach`, without memory.
-    """
-
-    def __init__(
-        self, planner: PlannerClient | None, *, job_id: str, registration: JobRegistration
-    ) -> None:
-        self._planner = planner
-        self._job_id = job_id
-        self._registration = registration
-        self._registrar: JobRegistrar | None = None
-
-    @property
-    def registration(self) -> JobRegistration | None:
-        """Registration by this rank, without memory; None: another rank registers."""
-        return None if self._planner is None else self._registration
-
-    def begin(self, stages: Sequence[RankMemory] = ()) -> None:
-        """Register in the background, with the memory of each stage where it counts."""
-        if self._planner is None:
-            return
-        registration = self._registration
-        if stages:
-            registration = replace(
-                registration,
-                activation_bytes=tuple(stage.activation_bytes for stage in stages),
-                free_memory_bytes=tuple(stage.free_bytes for stage in stages),
-            )
-        self._registrar = JobRegistrar(
-            self._planner, job_id=self._job_id, registration=registration
-        )
-
-    def close(self) -> None:
-        """Stop the registration."""
-        if self._registrar is not None:
-            self._registrar.close()
 
 
 class Overrides:

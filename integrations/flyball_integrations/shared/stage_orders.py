@@ -1,7 +1,7 @@
 """Orders of forwards and backwards of a pipeline's stages, and their check for deadlocks.
 
-Independent of any framework. An order comes from a plan; beside the orders of the other stages
-it either runs to its end or deadlocks, which is computed before the first instruction.
+Independent of any framework. Beside the orders of the other stages an order either runs to its end
+or deadlocks, which is computed before the first instruction.
 """
 
 from __future__ import annotations
@@ -68,20 +68,6 @@ class StageOrder:
         if not self.units or num_done != num_started:
             raise OrderError(f"it has {num_started} forwards and {num_done} backwards")
 
-    @classmethod
-    def of_instructions(cls, kinds: Sequence[str], microbatches: Sequence[int]) -> StageOrder:
-        """Return the order of a plan's instructions.
-
-        Raises:
-            OrderError: it cannot be one.
-        """
-        units = []
-        for kind, microbatch in zip(kinds, microbatches, strict=True):
-            if kind not in {"forward", "backward"}:
-                raise OrderError(f"it has {kind}; only whole forwards and backwards can be run")
-            units.append(Unit(kind == "forward", microbatch))
-        return cls(tuple(units))
-
     @property
     def num_microbatches(self) -> int:
         """Number of microbatches of a step."""
@@ -98,9 +84,49 @@ class StageOrder:
         return max(accumulate((1 if each else -1 for each in takes), initial=0))
 
 
-def one_f_one_b(num_microbatches: int, num_stages: int, stage: int) -> StageOrder:
-    """Return 1F1B, the order of DeepSpeed's `TrainSchedule`."""
-    warmup = min(num_stages - stage, num_microbatches)
+def default_extra_forwards(num_stages: int, num_microbatches: int) -> tuple[int, ...]:
+    """Return the extra forwards of EnvPipe's order where none are given, one count per stage.
+
+    A stage has one more for each later stage, as far as there are microbatches. EnvPipe's formula
+    gives about 1.6 for each, saves up to 0.5 points more, and holds a fifth more activations.
+    """
+    return tuple(
+        max(0, min(num_stages - 1 - stage, num_microbatches - num_stages + stage))
+        for stage in range(num_stages)
+    )
+
+
+def envpipe_orders(
+    num_stages: int, num_microbatches: int, extra_forwards: Sequence[int]
+) -> tuple[StageOrder, ...]:
+    """Return EnvPipe's order (Choi et al., USENIX ATC 2023): 1F1B with more forwards in front.
+
+    Args:
+        num_stages: of the pipeline.
+        num_microbatches: of a step.
+        extra_forwards: of each stage, beyond those of 1F1B.
+
+    Raises:
+        OrderError: they are not one count for each stage, or the stages would deadlock.
+    """
+    if len(extra_forwards) != num_stages or not all(
+        isinstance(extra, int) and extra >= 0 for extra in extra_forwards
+    ):
+        raise OrderError(
+            f"extra_forwards must be {num_stages} whole numbers, one for each stage and none below"
+            f" 0, not {extra_forwards!r}"
+        )
+    orders = tuple(
+        in_front(num_microbatches, num_stages - stage + extra)
+        for stage, extra in enumerate(extra_forwards)
+    )
+    check_orders(orders)
+    return orders
+
+
+def in_front(num_microbatches: int, num_forwards: int) -> StageOrder:
+    """Return the order of so many forwards, then alternation, then the backwards that are left."""
+    warmup = min(num_forwards, num_microbatches)
     units = [Unit(True, microbatch) for microbatch in range(warmup)]
     for microbatch in range(num_microbatches):
         units.append(Unit(False, microbatch))

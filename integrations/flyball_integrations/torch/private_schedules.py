@@ -178,18 +178,60 @@ def waits_replaced(timed: Callable[[Wait], Wait]) -> Iterator[None]:
         schedules._wait_batch_p2p = wait
 
 
-def in_order(
-    schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]
-) -> PipelineSchedule:
-    """Return a runtime with a `_step_microbatches` that runs the schedule in another order.
+def run_in_order(
+    schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]], overrides: Overrides
+) -> None:
+    """Run the training steps of a schedule in another order.
 
-    It uses the stage, the losses and the initialization of the schedule: an evaluation in
-    between stays the schedule's own.
+    torch's own runtime makes the sends and receives that the order needs, and none of them waits
+    for the neighbour. Stage, losses, initialization and `step` stay the schedule's, and an
+    evaluation in between its own.
 
     Args:
         schedule: with one stage per rank.
         orders: of every pipeline rank; they can run together.
+        overrides: restores the schedule's own order.
     """
+    (stage,) = stages_of(schedule)
+    # torch's runtime puts an equal one in its place.
+    overrides.set(stage, "stage_index_to_group_rank", stage.stage_index_to_group_rank)
+    own, runtime = schedule._step_microbatches, _in_order(schedule, orders)
+
+    def step_microbatches(*args: object, **kwargs: object) -> object:
+        run = runtime._step_microbatches if is_training(schedule) else own
+        return run(*args, **kwargs)
+
+    overrides.set(schedule, "_step_microbatches", step_microbatches)
+
+
+def rehearse(schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]) -> None:
+    """Check before training that this version of torch can run another order.
+
+    Args:
+        schedule: with one stage per rank; it does not change.
+        orders: as in `run_in_order`.
+
+    Raises:
+        ValueError: this torch cannot.
+    """
+    overrides = Overrides()
+    try:
+        run_in_order(schedule, orders, overrides)
+    except Exception as error:
+        # Any exception: another version may differ in its private parts.
+        problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ValueError(
+            f"torch {torch.__version__} cannot run another order of this schedule ({problem});"
+            f" use order='own', or torch {TESTED_TORCH}, with which it is tested"
+        ) from error
+    finally:
+        overrides.remove()
+
+
+def _in_order(
+    schedule: PipelineSchedule, orders: Sequence[Sequence[Computation]]
+) -> PipelineSchedule:
+    """Return a runtime with a `_step_microbatches` that runs the schedule in another order."""
     runtime = schedules._PipelineScheduleRuntime(
         [schedule._stage],
         schedule._n_microbatches,

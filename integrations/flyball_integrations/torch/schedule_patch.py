@@ -8,7 +8,7 @@ stage is computed by the schedule right after the forward, and counts as part of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -81,7 +81,6 @@ class WaitTimes:
 
 
 Execute = Callable[..., Any]
-WrapForward = Callable[[PipelineStage, Execute], Execute]
 
 
 def check_optimizer(optimizer: object) -> None:
@@ -111,8 +110,6 @@ class SchedulePatch:
         synchronize: waits until the device has finished what was launched; called before each
             hook of an instruction, so that clocks and times are those of the computation and
             not of its launch.
-        around_step: returns the context of a step and its hooks.
-        wrap_forward: returns the function to run instead of a stage's `forward_one_chunk`.
         waits: times the waits for messages; None: they are not timed.
         optimizer: optimizer that ends a training step by its next step; None: the schedule's
             step ends it.
@@ -127,15 +124,12 @@ class SchedulePatch:
         hooks: InstructionHooks,
         *,
         synchronize: Callable[[], None],
-        around_step: Callable[[], AbstractContextManager[None]] = nullcontext,
-        wrap_forward: WrapForward = lambda stage, forward: forward,
         waits: WaitTimes | None = None,
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
         self._schedule = schedule
         self._hooks = hooks
         self._synchronize = synchronize
-        self._around_step = around_step
         self._waits = waits
         self._is_stepping = self._is_step_open = False
         self._running: Instruction | None = None
@@ -149,7 +143,7 @@ class SchedulePatch:
             else optimizer.register_step_post_hook(lambda *_: self._end_step())
         )
         try:
-            self._hook_schedule(wrap_forward)
+            self._hook_schedule()
         except BaseException:
             self.remove()
             raise
@@ -166,21 +160,20 @@ class SchedulePatch:
         def step_on_planned_clocks(*args: object, **kwargs: object) -> object:
             if not is_training(self._schedule):  # `eval` comes here too
                 return step(*args, **kwargs)
-            with self._around_step():
-                self._end_step()  # where the optimizer did not: gradients are accumulated
-                self._hooks.on_step_begin()
-                self._is_stepping = self._is_step_open = True
-                try:
-                    with nullcontext() if self._waits is None else self._waits.in_force():
-                        result = step(*args, **kwargs)
-                except BaseException:
-                    self._fail_step()
-                    raise
-                finally:
-                    self._is_stepping = self._awaits_loss = False
-                    self._running = None
-                if not self._ends_with_optimizer:
-                    self._end_step()
+            self._end_step()  # where the optimizer did not: gradients are accumulated
+            self._hooks.on_step_begin()
+            self._is_stepping = self._is_step_open = True
+            try:
+                with nullcontext() if self._waits is None else self._waits.in_force():
+                    result = step(*args, **kwargs)
+            except BaseException:
+                self._fail_step()
+                raise
+            finally:
+                self._is_stepping = self._awaits_loss = False
+                self._running = None
+            if not self._ends_with_optimizer:
+                self._end_step()
             return result
 
         return step_on_planned_clocks
@@ -200,19 +193,20 @@ class SchedulePatch:
 
     # ------------------------------------------------------------------ instructions
 
-    def _hook_schedule(self, wrap_forward: WrapForward) -> None:
+    def _hook_schedule(self) -> None:
         schedule = self._schedule
         for chunk, stage in enumerate(stages_of(schedule)):
-            self._hook_stage(stage, chunk, wrap_forward)
+            self._hook_stage(stage, chunk)
         self._overrides.set(
             schedule, "_maybe_compute_loss", self._ending_forward(schedule._maybe_compute_loss)
         )
         self._overrides.set(schedule, "step", self._hooked_step(schedule.step))
 
-    def _hook_stage(self, stage: PipelineStage, chunk: int, wrap_forward: WrapForward) -> None:
-        forward = wrap_forward(stage, stage.forward_one_chunk)
+    def _hook_stage(self, stage: PipelineStage, chunk: int) -> None:
         hooked = {
-            "forward_one_chunk": self._hooked("forward", chunk, forward, has_loss=stage.is_last),
+            "forward_one_chunk": self._hooked(
+                "forward", chunk, stage.forward_one_chunk, has_loss=stage.is_last
+            ),
             "backward_one_chunk": self._hooked_backward(chunk, stage.backward_one_chunk),
             "backward_weight_one_chunk": self._hooked(
                 "backward_weight", chunk, stage.backward_weight_one_chunk

@@ -31,7 +31,7 @@ from flyball_lab.emulation.emulated_pipeline import (
     run_step,
 )
 from flyball_lab.evaluation.configurations import Configuration, merged_profile
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration, StepMeasurement
 
@@ -161,6 +161,11 @@ def _register(
             num_microbatches=configuration.num_microbatches,
             num_ranks=configuration.num_ranks,
             schedule=manner.schedule,
+            extra_forwards=(
+                _extra_forwards(profile, configuration.num_microbatches)
+                if manner.schedule == "envpipe"
+                else None
+            ),
             policy=manner.policy,
             reconfigure=manner.reconfigure,
             blocking_power_w=(model.blocking_power_w,),
@@ -171,6 +176,32 @@ def _register(
     if version is None:
         raise EvaluationFailedError(f"{configuration.title}: the planner made no plan")
     return version
+
+
+def _extra_forwards(profile: StageProfile, num_microbatches: int) -> tuple[int, ...]:
+    """Return EnvPipe's extra forwards of each stage, by its formula in docs/theory.md."""
+    num_stages = profile.num_stages
+    extra: list[int] = []
+    for stage in range(num_stages):
+        later_stages, room = num_stages - 1 - stage, num_microbatches - (num_stages - stage)
+        forwards, backwards = (
+            {point.frequency_mhz: point for point in profile.points[stage, kind]}
+            for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+        )
+        least_energy_mhz = min(
+            forwards.keys() & backwards.keys(),
+            key=lambda mhz: (forwards[mhz].energy_j + backwards[mhz].energy_j, -mhz),
+        )
+        waited_s = backwards[max(backwards)].time_s * later_stages
+        fitting = min(int(waited_s / forwards[least_energy_mhz].time_s), room)
+        extra.append(max(0, fitting) if later_stages else 0)
+        if (
+            stage
+            and extra[-2] < extra[-1]
+            and num_stages - stage + 1 + extra[-2] < num_microbatches
+        ):
+            extra[-1] = extra[-2]
+    return tuple(extra)
 
 
 def _make_ranks(

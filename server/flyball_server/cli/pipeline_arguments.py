@@ -55,6 +55,7 @@ OPTION_OF_FIELD = {
     "transfer_ms": "--transfer-ms",
     "profile": "PROFILE.csv",
     "virtual_stages": "--order",
+    "extra_forwards": "--extra-forwards",
 }
 # Options with a command-line option of the same name; `order` and `transitions` are files.
 _NAMED_OPTIONS = tuple(
@@ -165,6 +166,13 @@ def _add_order_arguments(parser: Arguments) -> None:
         help=f"{', '.join(names)} (default: {DEFAULT_SCHEDULE}); auto: the one with the least"
         " energy at the target, of those that profile and memory permit; auto:NAME,NAME: of these"
         " and 1f1b",
+    )
+    parser.add_argument(
+        "--extra-forwards",
+        metavar="N,N",
+        type=offline_inputs.per_stage(int, "forwards", "3,2,1,0"),
+        help="schedule envpipe: forwards in front beyond those of 1f1b, one value per stage"
+        " (default: as many as profile and memory allow)",
     )
     parser.add_argument(
         "--order",

@@ -12,7 +12,7 @@ from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import MAX_RANKS, Record
 from flyball_server.planning.request_options import MAX_SLOWDOWN
-from flyball_wire.closed_loop import MissedTarget, StragglerReason, Timetable
+from flyball_wire.closed_loop import MissedTarget, OrderAdvice, StragglerReason, Timetable
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.plan_options import Effort
 
@@ -98,7 +98,6 @@ class MeasuredDelays:
     Attributes:
         version: plan version of these steps.
         num_steps: their number.
-        schedule: order that they ran.
         tail_s: part of an iteration outside its instructions, s; 0: none is certain.
         transfer_s: time of a transfer between each pair of neighbouring stages, s; empty: none is
             certain.
@@ -110,7 +109,6 @@ class MeasuredDelays:
 
     version: int
     num_steps: int
-    schedule: str
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
     up_s: float | None = None
@@ -178,6 +176,21 @@ class MadePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OrderComparison:
+    """Comparison of a job's order with others.
+
+    Attributes:
+        revision: `inputs_revision` of the job that it was last found to hold for.
+        digest: digest of its inputs.
+        advice: order that would save more; None: no other saves enough.
+    """
+
+    revision: int
+    digest: str
+    advice: OrderAdvice | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuChange:
     """Replacement of a rank's GPU, after this step."""
 
@@ -201,6 +214,7 @@ class JobLoopState(Record):
         made: plan versions that were solved with the job's own effort, newest last.
         gpu_changes: replaced GPUs, the newest last.
         timed_version: newest plan version whose delays were read, or could not be; 0: none.
+        order_comparison: newest comparison of its order with others; None: not compared yet.
     """
 
     job_id: str
@@ -215,3 +229,9 @@ class JobLoopState(Record):
     made: tuple[MadePlan, ...] = ()
     gpu_changes: tuple[GpuChange, ...] = ()
     timed_version: int = 0
+    order_comparison: OrderComparison | None = None
+
+    @property
+    def order_advice(self) -> OrderAdvice | None:
+        """Order that the job would save more with; None: none is known."""
+        return None if self.order_comparison is None else self.order_comparison.advice

@@ -43,6 +43,7 @@ ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}(@[0-9]{1,9})?$"
 MAX_STAGES = 4096
 MAX_MICROBATCHES = 65_536
 MAX_RANKS = 1_048_576
+MAX_OTHER_ORDERS = 16
 MAX_SM_CLOCKS = 4096
 MAX_SM_CLOCK_MHZ = 100_000
 # Limits of one rank in one step: sums and squares of any number of them stay finite.
@@ -89,6 +90,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
         check_text(field, getattr(spec, field) or "")
     _check_blocking_power(spec)
     _check_memory(spec)
+    _check_other_orders(spec)
     if spec.order is not None:
         check_length("order", len(spec.order), (spec.num_stages,))
     elif spec.virtual_stages is not None:
@@ -131,6 +133,13 @@ def _check_memory(spec: JobSpec) -> None:
         check_length(field, len(values), (1, spec.num_stages))
         for num_bytes in values:
             check_count(field, num_bytes, least=least_bytes[field])
+
+
+def _check_other_orders(spec: JobSpec) -> None:
+    check_count("other_orders", len(spec.other_orders), most=MAX_OTHER_ORDERS)
+    for other in spec.other_orders:
+        check_text("other_orders", other.schedule)
+        check_text("other_orders", other.line)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,22 +212,13 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
         PlanningError: a part of the request cannot be used; names its field.
     """
     options = request.options
-    order = None
-    if options.order is not None:
-        order = explicit_order(options.order, options.virtual_stages)
-    context = ScheduleContext(
-        profile=request.profile,
-        num_microbatches=request.num_microbatches,
-        activation_memory=_activation_memory(request),
-        checkpoint=options.checkpoint,
-        order=order,
-    )
+    context = schedule_context(request)
     try:
         schedule = make_schedule(options.schedule, context)
         transitions = clock_transitions(options)
         model = build_model(request.profile, schedule, request.blocking_power_w)
     except PlanningError as error:
-        if order is None or error.field != "schedule":
+        if context.order is None or error.field != "schedule":
             raise
         raise PlanningError(error.message, field="order") from None
     check_draw(model)
@@ -235,6 +226,26 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
         options, request.profile.num_stages, is_periodic=schedule.is_periodic
     )
     return replace(model.with_delays(*delays_s), transitions=transitions)
+
+
+def schedule_context(request: PlanRequest) -> ScheduleContext:
+    """Return the context of the request's order.
+
+    Raises:
+        PlanningError: a part of the request cannot be used; names its field.
+    """
+    options = request.options
+    order = None
+    if options.order is not None:
+        order = explicit_order(options.order, options.virtual_stages)
+    return ScheduleContext(
+        profile=request.profile,
+        num_microbatches=request.num_microbatches,
+        activation_memory=_activation_memory(request),
+        checkpoint=options.checkpoint,
+        order=order,
+        extra_forwards=options.extra_forwards,
+    )
 
 
 def _activation_memory(request: PlanRequest) -> ActivationMemory | None:

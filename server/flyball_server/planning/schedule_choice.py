@@ -110,30 +110,34 @@ def choose_schedule(
     models: Mapping[str, PipelineModel | PlanningError],
     options: PlanOptions,
     report: Callable[[str], None],
+    *,
+    reference: str = REFERENCE,
 ) -> ScheduleChoice:
     """Return the order with the least energy at the target.
 
-    For a power budget the one whose plan is fastest, though not faster than 1F1B at the highest
-    clocks; of plans that take equally long, the one with the least energy.
+    For a power budget the one whose plan is fastest, though not faster than the reference at the
+    highest clocks; of plans that take equally long, the one with the least energy.
 
     Args:
-        models: by name, the pipeline under that order, or why it cannot run; 1F1B among them.
+        models: by name, the pipeline under that order, or why it cannot run.
         options: target, effort and reserve of each plan.
         report: callback that receives the name of each order before it is planned.
+        reference: name of the order that the target and the others are relative to.
 
     Raises:
-        PlanningError: 1F1B itself cannot run, or the target is none.
+        PlanningError: the reference itself cannot run, or the target is none.
         TargetUnreachableError: no order meets the target.
     """
-    reference = models[REFERENCE]
-    if isinstance(reference, PlanningError):
-        raise reference
-    baseline_s = max(earliest_finish_s(reference.dag, reference.durations_s(reference.baseline())))
+    first = models[reference]
+    if isinstance(first, PlanningError):
+        raise first
+    baseline_s = max(earliest_finish_s(first.dag, first.durations_s(first.baseline())))
     target = _with_deadline(parse_target(options.target), baseline_s)
     deadline_s = target.value if target.kind == "deadline" else math.inf
-    chosen = noise_reserve(reference.without_transitions(), options, deadline_s)
+    chosen = noise_reserve(first.without_transitions(), options, deadline_s)
     reserve = chosen.share if chosen else options.reserve or 0.0
     search = _Search(
+        reference=reference,
         target=target,
         baseline_s=baseline_s,
         options=replace(options, reserve=reserve),
@@ -166,11 +170,13 @@ class _Search:
     def __init__(
         self,
         *,
+        reference: str,
         target: Target,
         baseline_s: float,
         options: PlanOptions,
         report: Callable[[str], None],
     ) -> None:
+        self._reference = reference
         self._target = target
         self._baseline_s = baseline_s
         self._options = options
@@ -208,9 +214,9 @@ class _Search:
     def best(self) -> _Candidate | None:
         best: _Candidate | None = None
         for candidate in sorted(self._candidates.values(), key=lambda one: one.bound_j):
-            # 1F1B is planned in any case, to say what another order brings.
+            # The reference is planned in any case, to say what another order brings.
             is_beaten = best is not None and candidate.bound_j >= best.energy_j
-            if is_beaten and candidate.name != REFERENCE:
+            if is_beaten and candidate.name != self._reference:
                 continue
             self._make_plan(candidate)
             if self._is_better(candidate, best):
@@ -263,7 +269,7 @@ class _Search:
 
 
 def _with_deadline(target: Target, baseline_s: float) -> Target:
-    """Return the same deadline for all orders, from 1F1B's baseline."""
+    """Return the same deadline for all orders, from the reference's baseline."""
     if target.kind in {"fastest", "slowdown"}:
         return Target(kind="deadline", value=baseline_s * (1 + target.value))
     return target

@@ -13,9 +13,9 @@ from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.planner import PlanRequest, with_named_schedule
+from flyball_server.planning.planner import PlanRequest
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
-from flyball_wire.read_models import Frontier, JobFrontier
+from flyball_wire.read_models import JobFrontier
 
 MAX_REMEMBERED = 64
 
@@ -52,8 +52,6 @@ def get_frontier(
     services: JobServices, memory: FrontierMemory, job_id: str, num_points: int
 ) -> JobFrontier:
     """Return the job's frontier for its current profile.
-
-    With schedule `auto` it is that of the order chosen for the target `fastest`.
 
     Raises:
         UnknownJobError: the job does not exist.
@@ -98,14 +96,10 @@ def _solved(
 ) -> JobFrontier:
     started_s = time.perf_counter()
     try:
-        curve = solve(services, job, _curve, request, num_points)
+        curve = solve(services, job, make_frontier, request, num_points)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s
     solved = JobFrontier(**vars(curve), job_id=job.job_id, solve_s=solve_s)
     memory.keep(request, num_points, solved)
     return solved
-
-
-def _curve(request: PlanRequest, num_points: int) -> Frontier:
-    return make_frontier(with_named_schedule(request), num_points)

@@ -60,6 +60,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         saved_of_j=savings.saved_of_j,
         factors=services.factors,
         delays=planned_delays(job.spec, loop_state.planned_inputs),
+        order_advice=loop_state.order_advice,
         headline=headline_of(
             savings.versions,
             predicted_iteration(plan_in_force)

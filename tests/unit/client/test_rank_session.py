@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -19,8 +18,7 @@ from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.governor.in_process import InProcessGovernor
-from flyball_client.session.active_plan import PendingPlans
-from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
+from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 
@@ -128,31 +126,6 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
         assert session.active_version == version
         assert [step.plan_version for step in session.history] == [None, None, None, version]
     assert gpu.told == [1200, 900, 1200, RESET]
-
-
-def test_a_plan_is_chosen_also_where_clocks_are_no_longer_set(
-    gpu: RecordingGpu, make_session: SessionMaker
-) -> None:
-    # Its order may be that of all ranks, whatever this one's clock does.
-    offered: list[int] = []
-
-    def choose(due: tuple[CompiledPlan, ...]) -> CompiledPlan | None:
-        offered.append(due[-1].version)
-        return due[-1]
-
-    session = make_session(gpu, planner=None, plans=PendingPlans(choose))
-    plan = compiled_plan(*PLAN)
-    session.plans.put(plan, 1)
-    run_step(session)
-    assert gpu.told == []  # nor is its first clock requested before it is chosen
-    run_step(session)
-    assert gpu.told == [1200, 900, 1200]
-    gpu.refuses_locks = True
-    run_step(session)
-    session.plans.put(replace(plan, version=2), 3)
-    run_step(session)
-    assert session.active_version is None
-    assert offered == [1, 2]
 
 
 def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_logged_once(

@@ -26,6 +26,7 @@ from flyball_wire.closed_loop import (
     Headline,
     HeadlineTone,
     JobReport,
+    OrderAdvice,
     VersionSavings,
 )
 from flyball_wire.codec import encode
@@ -118,6 +119,24 @@ def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> N
     assert "+0.10 % [+0.01, +0.19]" in table["difference", "measured"]
     assert "saves 10.87 % [10.36, 11.38]" in table["difference", "measured"]
     assert "saves 11.10 %" in table["difference", "predicted"]
+
+
+def test_an_order_that_would_save_more_is_a_line_above_the_figures() -> None:
+    advice = OrderAdvice(
+        schedule="envpipe",
+        instead_of="1f1b",
+        saving_percent=6.84,
+        most_held=7,
+        most_held_now=4,
+        line='attach(..., schedule="envpipe", p2p="pulled", extra_forwards=[3,2,1,0])',
+    )
+    expected = (
+        "order envpipe would need 6.8 % less energy than the job's own, 1f1b, predicted at the same"
+        " target, with activations of 7 microbatches on a stage instead of 4; to run it from the"
+        f" next start on: {advice.line}"
+    )
+    assert expected in report_as_text(report(order_advice=advice), NO_FACTORS).splitlines()
+    assert f"- {expected}" in report_as_markdown(report(order_advice=advice), NO_FACTORS)
 
 
 def test_what_did_not_run_as_planned_stands_below_the_figures_it_is_in() -> None:

@@ -15,6 +15,14 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def agreeing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that are not there, and run the same order as this one."""
+    from flyball_integrations.shared import one_order  # noqa: PLC0415 - needs torch
+
+    monkeypatch.setattr(one_order, "_texts", lambda mine, timeout_s: [])
+
+
+@pytest.fixture
 def registered(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> list[JobRegistration]:
     """Registrations of ranks, collected instead of sent to a planner."""
     from flyball_integrations.shared import attachment  # noqa: PLC0415 - needs torch

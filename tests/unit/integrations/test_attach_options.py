@@ -25,7 +25,7 @@ from flyball_wire.messages import JobRegistration
 # What a framework knows of its own pipeline, or a rank of its GPU.
 _NOT_PLANNED = {
     *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
-    *("activation_bytes", "free_memory_bytes", "emulated", "checkpoint"),
+    *("extra_forwards", "other_orders", "emulated", "checkpoint"),
     # The launcher tells those.
     *("run", "restart_count"),
 }
@@ -49,6 +49,8 @@ GIVEN: dict[str, Any] = {
     "min_dwell_ms": 50.0,
     "tail_ms": 20.0,
     "transfer_ms": (1.5, 2.0),
+    "activation_bytes": (100, 200),
+    "free_memory_bytes": (1000,),
 }
 
 

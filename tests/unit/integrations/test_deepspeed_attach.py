@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch.distributed
@@ -12,7 +12,6 @@ from tests.planner.live import live_planner
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 from tests.unit.client.recording_gpu import RecordingGpu
-from tests.unit.integrations.order_world import World
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
@@ -20,10 +19,8 @@ from flyball_client.session import rank_settings
 from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.config_file import attach_configured, read_attachment
 from flyball_integrations.deepspeed.pipeline import attach, detach
-from flyball_integrations.deepspeed.settings import SCHEDULES
-from flyball_integrations.shared import attachment, order_agreement
+from flyball_integrations.shared import attachment
 from flyball_integrations.shared.attach_options import AttachOptions
-from flyball_server.planning.schedule_choice import candidate_schedules
 from flyball_wire import routes
 from flyball_wire.messages import JobRegistration
 
@@ -67,7 +64,8 @@ class Opened:
 
 
 @pytest.fixture
-def opened(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> Opened:
+def opened(no_settings: None, agreeing_ranks: None, monkeypatch: pytest.MonkeyPatch) -> Opened:
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     return Opened(monkeypatch)
 
@@ -110,18 +108,20 @@ def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: 
     [
         ({"planner_url": "planner:7787"}, "must be like http://HOST:PORT"),
         ({"token": "ä"}, "must be printable ASCII"),
-        ({"schedule": "zb-h1"}, "schedule must be one of 1f1b, gpipe, envpipe, auto, not 'zb-h1'"),
+        ({"schedule": "auto"}, "schedule must be one of 1f1b, envpipe, not 'auto'"),
         ({"p2p": "pushed"}, "p2p must be one of stock, eager, pulled, not 'pushed'"),
         ({"schedule": "envpipe"}, r"needs p2p='eager' \(gloo\) or p2p='pulled'.*would deadlock"),
-        ({"schedule": "auto", "p2p": "eager"}, "schedule='auto' needs the number of free bytes"),
-        (
-            {"schedule": "auto", "p2p": "pulled", "policy": "envelope"},
-            "schedule='auto' compares frontiers, which policy='envelope' does not have",
+        ({"extra_forwards": [1, 0]}, "extra_forwards is for schedule='envpipe', not '1f1b'"),
+        *(
+            (
+                {"schedule": "envpipe", "p2p": "pulled", "extra_forwards": extra},
+                "extra_forwards must be 2 whole numbers, one for each stage and none below 0",
+            )
+            for extra in ([1], [1, -1], [1.0, 0])
         ),
-        ({"schedule": "envpipe", "p2p": "pulled"}, "from a GPU only; give free_memory_bytes"),
         (
-            {"schedule": "envpipe", "p2p": "pulled", "free_memory_bytes": -1},
-            "free_memory_bytes must not be negative, not -1",
+            {"schedule": "envpipe", "p2p": "pulled", "extra_forwards": [0, 3]},
+            "wait for each other forever: stage 0 for backward 0, stage 1 for forward 2",
         ),
     ],
 )
@@ -137,60 +137,47 @@ def test_an_argument_that_cannot_be_used_is_refused_before_anything_is_opened(
 
 
 @pytest.mark.parametrize(
-    ("schedule", "registered"),
-    [("gpipe", "gpipe"), ("envpipe", "envpipe"), ("auto", "auto:envpipe,gpipe")],
+    ("extra_forwards", "known"), [(None, (1, 0)), ([2, 0], (2, 0)), ([0, 0], (0, 0))]
 )
-def test_a_schedule_is_registered_by_the_planners_name_and_auto_with_what_can_be_run(
+def test_envpipes_order_is_registered_with_the_forwards_in_front_that_it_runs(
     opened: Opened,
-    monkeypatch: pytest.MonkeyPatch,
-    schedule: Literal["gpipe", "envpipe", "auto"],
-    registered: str,
+    registered: list[JobRegistration],
+    extra_forwards: list[int] | None,
+    known: tuple[int, ...],
 ) -> None:
-    World(2, monkeypatch)
-    known: list[str] = []
-
-    def noting(**told: Any) -> JobRegistration:  # noqa: ANN401 - as it has them
-        known.append(told["schedule"])
-        return JobRegistration(**told)
-
-    monkeypatch.setattr(pipeline, "JobRegistration", noting)
     made = engine()
-    attach(made, job_id="job", schedule=schedule, p2p="pulled", free_memory_bytes=0)
-    detach(made)
-    assert opened.log[-1] == "close gpu"
-    assert known == [registered]
-    if schedule == "auto":
-        assert set(candidate_schedules(registered)) == {*SCHEDULES} - {"auto"}
-
-
-def test_a_job_whose_order_memory_bounds_is_registered_once_that_is_known(
-    opened: Opened, registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    World(1, monkeypatch)
-    monkeypatch.setattr(order_agreement, "gather_memory", lambda memory, **_: (memory,) * 2)
-    made = engine()
+    options: dict[str, Any] = {"activation_bytes": 100, "free_memory_bytes": [300, 0]}
     attach(
         made,
         job_id="job",
         planner_url=LOOPBACK,
         schedule="envpipe",
         p2p="pulled",
-        free_memory_bytes=7,
-        profiling="online",
-        profiling_slowdown=0.05,
+        extra_forwards=extra_forwards,
+        **options,
     )
-    num_known = []
-    for _ in range(4):
-        made.train_batch()
-        num_known.append(len(registered))
     detach(made)
-    assert num_known == [0, 0, 1, 1]
     (registration,) = registered
-    # No forward has held anything here, so there is room for none more.
-    assert (registration.activation_bytes, registration.free_memory_bytes) == ((1, 1), (0, 0))
-    assert (registration.profiling, registration.profiling_slowdown) == ("online", 0.05)
-    assert (registration.blocking_power_w, registration.gpu) == (None, None)
+    assert (registration.schedule, registration.extra_forwards) == ("envpipe", known)
+    # What the user knows of the memory limits what is advised.
+    assert (registration.activation_bytes, registration.free_memory_bytes) == ((100,), (300, 0))
     assert opened.log[-1] == "close gpu"
+
+
+@pytest.mark.usefixtures("opened")
+def test_a_job_says_how_another_order_is_set(registered: list[JobRegistration]) -> None:
+    made = engine()
+    attach(made, job_id="job", planner_url=LOOPBACK)
+    detach(made)
+    lines = {other.schedule: other.line for other in registered[0].other_orders}
+    assert lines["1f1b"].startswith('attach(..., schedule="1f1b"), or the same keys in the block')
+    assert lines["envpipe"] == (
+        'attach(..., schedule="envpipe", p2p="pulled", extra_forwards=[{extra_forwards}]), or the'
+        " same keys in the block flyball of the DeepSpeed config"
+    )
+    block = {"flyball": {"schedule": "envpipe", "p2p": "pulled", "extra_forwards": [2, 0]}}
+    read = read_attachment(block, {}).arguments
+    assert (read["schedule"], read["p2p"], read["extra_forwards"]) == ("envpipe", "pulled", (2, 0))
 
 
 def test_a_planner_gets_the_place_of_a_rank_in_the_frameworks_grid_and_a_job_to_profile_online(

@@ -72,7 +72,9 @@ TWO_VALUES: dict[str, tuple[Any, Any]] = {
     "lease_s": (12.5, 60.0),
     "strict": (True, False),
     "timing": ("synchronize", "stream"),
-    "free_memory_bytes": (2_000_000_000, 0),
+    "extra_forwards": ((3, 2, 1, 0), (1, 0)),
+    "activation_bytes": ((1_000, 2_000), (1_000_000,)),
+    "free_memory_bytes": ((2_000_000_000,), (0, 5)),
 }
 
 
@@ -187,7 +189,7 @@ def test_envpipes_whole_block_becomes_arguments_of_attach() -> None:
 
 
 def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
-    for block in ({"envpipe": {"scheduling": "ours"}}, {"flyball": {"schedule": "auto"}}):
+    for block in ({"envpipe": {"scheduling": "ours"}}, {"flyball": {"schedule": "envpipe"}}):
         assert read_attachment(block, {}).arguments["p2p"] == "pulled"
         assert read_attachment(block, {"FLYBALL_P2P": "eager"}).arguments["p2p"] == "eager"
 
@@ -208,7 +210,17 @@ def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
         ("flyball.reserve", -0.01, "a share from 0 to 0.5 (0.01)"),
         ("flyball.lease_s", float("inf"), "a number of seconds above 0"),
         ("flyball.strict", "often", "true or false, 1 or 0"),
-        ("flyball.free_memory_bytes", 1.5, "a whole number of bytes, at least 0"),
+        ("flyball.schedule", "auto", "one of 1f1b, envpipe"),
+        (
+            "flyball.extra_forwards",
+            [1, 0.5],
+            "whole numbers, at least 0, one for each stage (3,2,1,0)",
+        ),
+        (
+            "flyball.free_memory_bytes",
+            1.5,
+            "a whole number of bytes, one value or one for each stage",
+        ),
         *(
             (
                 "flyball.target",

@@ -13,7 +13,7 @@ import torch
 import torch.distributed
 from deepspeed.runtime.pipe import p2p, schedule
 
-from flyball_integrations.deepspeed.order_switch import EagerP2P
+from flyball_integrations.deepspeed.engine_order import EagerP2P
 
 
 class Sends:

@@ -43,7 +43,7 @@ LOOPBACK = "http://127.0.0.1:9"  # nobody listens there
 
 @pytest.fixture(autouse=True)
 def _first_of_two_ranks(
-    registered: list[JobRegistration], monkeypatch: pytest.MonkeyPatch
+    registered: list[JobRegistration], agreeing_ranks: None, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """A pipeline of two ranks, seen from the first."""
     monkeypatch.setattr(torch.distributed, "get_rank", lambda: 0)
@@ -130,7 +130,7 @@ def test_what_fails_late_leaves_megatron_alone(monkeypatch: pytest.MonkeyPatch) 
     def refuse(*_: object) -> None:
         raise RuntimeError("no thread can be started")
 
-    monkeypatch.setattr(attachment.Registering, "begin", refuse)
+    monkeypatch.setattr(attachment.RankEnds, "register", refuse)
     before, made = dict(vars(schedules)), config()
     ways: tuple[Literal["patch", "timers"], ...] = ("patch", "timers")
     for hooks in ways:

@@ -14,13 +14,15 @@ pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, operating_points, profile_of
 
-from flyball_integrations.deepspeed.order_switch import OrderedP2P, PlannedSchedule
+from flyball_integrations.deepspeed.engine_order import OrderedP2P, PlannedSchedule
 from flyball_integrations.shared.stage_orders import (
     OrderError,
     StageOrder,
     Unit,
     check_orders,
-    one_f_one_b,
+    default_extra_forwards,
+    envpipe_orders,
+    in_front,
 )
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
@@ -44,25 +46,13 @@ def order(text: str) -> StageOrder:
     return StageOrder(tuple(Unit(word[0] == "F", int(word[1:])) for word in text.split()))
 
 
-def in_front(num_microbatches: int, num_forwards: int) -> StageOrder:
-    """So many forwards, then alternation, then the backwards that are left."""
-    units = [Unit(True, m) for m in range(min(num_forwards, num_microbatches))]
-    for microbatch in range(num_microbatches):
-        units.append(Unit(False, microbatch))
-        if num_forwards + microbatch < num_microbatches:
-            units.append(Unit(True, num_forwards + microbatch))
-    return StageOrder(tuple(units))
-
-
 def schedules(orders: Sequence[StageOrder], p2p: OrderedP2P) -> list[PlannedSchedule]:
     return [PlannedSchedule(orders, stage_id=stage, p2p=p2p) for stage in range(len(orders))]
 
 
 def planners_orders(name: str, context: ScheduleContext) -> list[StageOrder]:
     return [
-        StageOrder.of_instructions(
-            [str(kind.value) for kind, _, _ in stage], [m for _, m, _ in stage]
-        )
+        StageOrder(tuple(Unit(kind == F, microbatch) for kind, microbatch, _ in stage))
         for stage in make_schedule(name, context).stages
     ]
 
@@ -135,13 +125,6 @@ def test_what_is_no_order_is_refused(text: str, says: str) -> None:
         order(text)
 
 
-def test_an_order_of_a_plan_has_whole_forwards_and_backwards_only() -> None:
-    kinds, microbatches = ("forward", "backward_input", "backward_weight"), (0, 0, 0)
-    with pytest.raises(OrderError, match="backward_input; only whole"):
-        StageOrder.of_instructions(kinds, microbatches)
-    assert StageOrder.of_instructions(("forward", "backward"), (0, 0)) == order("F0 B0")
-
-
 def test_orders_that_wait_for_each_other_are_refused_in_words() -> None:
     ahead = (order("F0 B0 F1 B1"), order("F0 F1 B0 B1"))
     says = r"wait for each other forever: stage 0 for backward 0, stage 1 for forward 1"
@@ -153,17 +136,28 @@ def test_orders_that_wait_for_each_other_are_refused_in_words() -> None:
         check_orders((order("F0 B0"), order("F0 F1 B0 B1")))
 
 
-@pytest.mark.parametrize("num_stages", [2, 4])
-@pytest.mark.parametrize("num_microbatches", [1, 3, 6])
-def test_deepspeeds_own_order_is_the_planners_1f1b(num_stages: int, num_microbatches: int) -> None:
-    context = ScheduleContext(
-        profile=equal_profile(num_stages),
-        num_microbatches=num_microbatches,
-        activation_memory=None,
-    )
-    for stage, of_plan in enumerate(planners_orders("1f1b", context)):
-        assert of_plan == one_f_one_b(num_microbatches, num_stages, stage)
-        assert of_plan.num_in_flight == min(num_stages - stage, num_microbatches)
+@pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
+@pytest.mark.parametrize("num_microbatches", [1, 3, 6, 12])
+def test_forwards_in_front_are_the_planners_order(num_stages: int, num_microbatches: int) -> None:
+    profile = equal_profile(num_stages)
+    default = default_extra_forwards(num_stages, num_microbatches)
+    for extra in ((0,) * num_stages, default, (num_microbatches,) * num_stages):
+        context = ScheduleContext(
+            profile=profile, num_microbatches=num_microbatches, extra_forwards=extra
+        )
+        orders = envpipe_orders(num_stages, num_microbatches, extra)
+        assert list(orders) == planners_orders("envpipe", context)
+        if not any(extra):
+            one_f_one_b = ScheduleContext(profile=profile, num_microbatches=num_microbatches)
+            assert list(orders) == planners_orders("1f1b", one_f_one_b)
+
+
+def test_by_default_a_stage_has_one_forward_more_for_each_later_stage() -> None:
+    assert default_extra_forwards(4, 12) == (3, 2, 1, 0)
+    assert default_extra_forwards(4, 7) == (3, 2, 1, 0)
+    assert default_extra_forwards(4, 6) == (2, 2, 1, 0)
+    assert default_extra_forwards(4, 2) == (0, 0, 0, 0)
+    assert default_extra_forwards(1, 2) == (0,)
 
 
 # ------------------------------------------------------------------ properties

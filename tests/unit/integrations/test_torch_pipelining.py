@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
-import torch
 from tests.unit.client.recording_gpu import RecordingGpu
 from tests.unit.integrations.torch_world import (
     schedule_in_chunks,
@@ -22,12 +21,8 @@ from tests.unit.integrations.torch_world import (
 from torch import nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, schedules
 
-from flyball_integrations.torch.pipelining import (
-    attach,
-    detach,
-    on_all_ranks_or_none,
-    registration_of,
-)
+from flyball_integrations.torch.pipelining import attach, detach, registration_of
+from flyball_wire.messages import JobRegistration
 
 pytestmark = pytest.mark.usefixtures("no_settings")
 
@@ -137,9 +132,13 @@ def test_a_torch_that_lacks_a_name_is_told_by_version(
     ("make", "arguments", "problem"),
     [
         (Schedule1F1B, {"order": "zigzag"}, "order must be one of own, envpipe, not 'zigzag'"),
-        (ScheduleGPipe, {"order": "envpipe", "free_memory_bytes": 1}, "not for ScheduleGPipe"),
-        (Schedule1F1B, {"order": "envpipe"}, "give free_memory_bytes"),
-        (Schedule1F1B, {"order": "envpipe", "free_memory_bytes": -1}, "must not be negative"),
+        (ScheduleGPipe, {"order": "envpipe"}, "not for ScheduleGPipe"),
+        (Schedule1F1B, {"extra_forwards": [0]}, "extra_forwards is for order='envpipe', not 'own'"),
+        (
+            Schedule1F1B,
+            {"order": "envpipe", "extra_forwards": [0, 0]},
+            "must be 1 whole numbers, one for each stage and none below 0",
+        ),
         (Schedule1F1B, {"planner_url": "ftp://x"}, "http"),
         (Schedule1F1B, {"optimizer": [1, 2]}, "register_step_post_hook, .* not list"),
         (Schedule1F1B, {"lease_s": None, "env": ("FLYBALL_LEASE_S", "soon")}, "FLYBALL_LEASE_S"),
@@ -175,49 +174,10 @@ def test_a_torch_whose_runtime_cannot_be_made_is_found_before_training(
     with pytest.raises(
         ValueError, match=r"another order .*TypeError: .*'loss_fn'.*own'"
     ) as refused:
-        attach(schedule, job_id="job", gpu=RecordingGpu(), order="envpipe", free_memory_bytes=2**20)
+        attach(schedule, job_id="job", gpu=RecordingGpu(), order="envpipe")
     assert "\n" not in str(refused.value)
     assert vars(schedule) == before
     assert vars(schedule._stage) == stage_before
-
-
-# ------------------------------------------------------------------ all ranks or none
-
-
-def test_an_error_of_this_ranks_own_comes_out_when_the_others_have_been_told(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    told: list[torch.Tensor] = []
-    all_reduce = torch.distributed.all_reduce
-
-    def noting(marks: torch.Tensor, *, group: torch.distributed.ProcessGroup) -> None:
-        all_reduce(marks, group=group)
-        told.append(marks)
-
-    monkeypatch.setattr(torch.distributed, "all_reduce", noting)
-    with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():
-        raise KeyError("gpu")
-    assert [marks.tolist() for marks in told] == [[1]]
-    (message,) = caplog.messages
-    assert message.startswith("Flyball is not attached to rank 0; the other ranks are notified")
-    with on_all_ranks_or_none():
-        pass
-    assert [marks.tolist() for marks in told] == [[1], [0]]
-
-
-def test_ranks_that_cannot_be_reached_are_told_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def new_group(**_: object) -> None:
-        raise RuntimeError("Connect timeout\nand where it was thrown")
-
-    monkeypatch.setattr(torch.distributed, "new_group", new_group)
-    lost = r"^not all ranks called attach within 3 s of .*: Connect timeout$"
-    with pytest.raises(ValueError, match=lost), on_all_ranks_or_none(timeout_s=3.0):
-        pass
-    with pytest.raises(KeyError, match="gpu"), on_all_ranks_or_none():
-        raise KeyError("gpu")
-    assert caplog.messages[1:] == ["the other ranks could not be notified: Connect timeout"]
 
 
 # ------------------------------------------------------------------ orders
@@ -235,6 +195,17 @@ def test_any_order_that_was_loaded_into_torchs_runtime_is_registered() -> None:
             *(("backward", 0, 0), ("backward_weight", 0, 1)),
         ),
     )
+
+
+def test_a_job_says_which_classes_run_other_orders(registered: list[JobRegistration]) -> None:
+    schedule = schedule_in_chunks()
+    attach(schedule, job_id="job", gpu=RecordingGpu(), planner_url="http://127.0.0.1:9")
+    detach(schedule)
+    lines = [other.line for other in registered[0].other_orders]
+    for line in lines:
+        of_class = line.partition("(")[0]
+        assert hasattr(schedules, of_class), of_class
+    assert sum("extra_forwards=[{extra_forwards}]" in line for line in lines) == 1
 
 
 def _runtime(stages: list[Any], num_microbatches: int = 1) -> Any:  # noqa: ANN401 - torch's

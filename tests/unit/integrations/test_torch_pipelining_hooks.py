@@ -1,4 +1,4 @@
-"""Hook calls of torch's schedules: computations, steps, waits, and bytes in flight."""
+"""Hook calls of torch's schedules: computations, steps and waits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ pytest.importorskip("torch", reason="needs the extra 'torch'")
 import torch
 from tests.unit.integrations.hook_log import HookLog
 from tests.unit.integrations.torch_world import (
-    CPU,
-    WIDTH,
     schedule_in_chunks,
     schedule_of_one,
     stage_of_one,
@@ -25,7 +23,6 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
 from flyball_integrations.shared.transfer_timers import TransferTimer
-from flyball_integrations.torch.order_switch import ForwardMeter
 from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
 
 
@@ -126,25 +123,18 @@ def test_a_step_ends_with_the_optimizer_where_it_is_given() -> None:
     assert hooks.log == []
 
 
-def test_hooks_that_cannot_all_be_set_are_taken_off_again() -> None:
+def test_hooks_that_cannot_all_be_set_are_taken_off_again(monkeypatch: pytest.MonkeyPatch) -> None:
     schedule = schedule_in_chunks()
     first, second = schedule._stages
     optimizer = torch.optim.SGD(first.submod.parameters(), lr=0.1)
     before = [dict(vars(target)) for target in (schedule, first, second)]
 
-    def refuse_second(stage: Any, forward: Any) -> Any:  # noqa: ANN401 - torch's
-        if stage is second:
-            raise RuntimeError("not this one")
-        return forward
+    def refuse(*_: object) -> None:
+        raise RuntimeError("not this one")
 
+    monkeypatch.setattr(SchedulePatch, "_ending_forward", refuse)
     with pytest.raises(RuntimeError, match="not this one"):
-        SchedulePatch(
-            schedule,
-            HookLog(),
-            synchronize=_nothing,
-            optimizer=optimizer,
-            wrap_forward=refuse_second,
-        )
+        SchedulePatch(schedule, HookLog(), synchronize=_nothing, optimizer=optimizer)
     assert [vars(target) for target in (schedule, first, second)] == before
     assert len(optimizer._optimizer_step_post_hooks) == 0
 
@@ -195,36 +185,3 @@ class _Work:
 
     def wait(self) -> None:
         self._clock.now_s += self._time_s
-
-
-# ------------------------------------------------------------------ memory
-
-
-def test_a_microbatch_in_flight_holds_what_its_backward_needs() -> None:
-    meter = ForwardMeter(CPU)
-    stage = stage_of_one()
-    forward = meter.wrap(stage, lambda batch: stage.submod(batch).relu())
-    with meter.measuring_step():
-        for num_samples in (8, 2, 3):
-            forward(torch.ones(num_samples, WIDTH))
-    forward(torch.ones(64, WIDTH))
-    # Of 3 samples, the input and what relu gives; the first forward and what is not measured
-    # do not count.
-    assert meter.activation_bytes == 2 * 3 * WIDTH * 4
-
-
-def test_on_a_gpu_a_microbatch_holds_what_its_forward_leaves_allocated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    allocated = [1000]
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated[0])
-    meter = ForwardMeter(torch.device("cuda"))
-
-    def forward(num_bytes: int) -> None:
-        allocated[0] += num_bytes
-
-    measured = meter.wrap(stage_of_one(), forward)
-    with meter.measuring_step():
-        for num_bytes in (900, 200, 300):
-            measured(num_bytes)
-    assert meter.activation_bytes == 300

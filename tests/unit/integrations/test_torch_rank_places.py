@@ -129,6 +129,7 @@ def test_given_ranks_take_precedence_and_one_pipeline_needs_no_mesh() -> None:
         assert set(vars(find_place((stage,), mesh=None, given=NOT_GIVEN)).values()) == {0}
 
 
+@pytest.mark.usefixtures("agreeing_ranks")
 def test_a_rank_registers_at_the_place_of_its_mesh(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

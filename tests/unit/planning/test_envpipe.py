@@ -110,6 +110,39 @@ def test_time_microbatches_and_memory_bound_the_extra_forwards(
     assert extra_warmup_forwards(context) == expected
 
 
+@pytest.mark.parametrize(
+    ("extra", "in_front"),
+    [
+        ((2, 0, 0), (5, 2, 1)),
+        ((9, 9, 9), (6, 6, 6)),
+        ((0, 1, 2), (3, 3, 3)),
+        ((0, 0, 0), (3, 2, 1)),
+    ],
+)
+def test_given_extra_forwards_are_run_whatever_the_profile_says(
+    extra: tuple[int, ...], in_front: tuple[int, ...]
+) -> None:
+    context = replace(context_of(equal_profile(3), 6), extra_forwards=extra)
+    stages = make_schedule("envpipe", context).stages
+    assert tuple([kind for kind, *_ in stage].index(B) for stage in stages) == in_front
+
+
+@pytest.mark.parametrize(
+    ("extra", "text"),
+    [
+        ((1, 0), "2 values for 3 stages"),
+        ((1, -1, 0), "must be at least 0, not -1"),
+        ((0, 2, 0), "stage 1 would run 4 forwards in front and stage 0 only 3"),
+    ],
+)
+def test_extra_forwards_that_cannot_be_run_are_refused(extra: tuple[int, ...], text: str) -> None:
+    context = replace(context_of(equal_profile(3), 6), extra_forwards=extra)
+    with refuses("extra_forwards", text):
+        make_schedule("envpipe", context)
+    with refuses("extra_forwards", "is for schedule envpipe, not 1f1b"):
+        make_schedule("1f1b", context)
+
+
 def test_both_parts_of_a_split_backward_count_as_the_wait() -> None:
     """Input 2 s and weight 3 s before a forward of 1 s: 5 with one stage behind."""
     stage: dict[InstructionKind, Points] = {

@@ -156,6 +156,14 @@ def test_a_single_step_is_known_before_its_profile() -> None:
     assert schedule.stages == ((Instruction(S, 0),),)
 
 
+def test_a_job_is_profiled_in_the_order_that_it_runs() -> None:
+    spec = JobSpec(num_stages=2, num_microbatches=3, schedule="envpipe", extra_forwards=(1, 0))
+    first, last = (
+        "".join(str(kind)[0] for kind, *_ in stage) for stage in probing_schedule(spec).stages
+    )
+    assert (first, last) == ("fffbbb", "fbfbfb")
+
+
 STEPS = ExplicitOrder(stages=((Instruction(S, 0),),) * 2)
 
 

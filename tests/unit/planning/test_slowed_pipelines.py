@@ -165,13 +165,6 @@ def test_every_pipeline_keeps_its_order_although_envpipes_would_change_with_the_
         assert kept == order
 
 
-def test_schedule_auto_keeps_the_order_that_it_chooses_without_slowdowns() -> None:
-    two = merged_profile(2, 2)
-    request = slowed_request(two, num_pipelines=2, num_microbatches=4, schedule="auto:gpipe")
-    slow = replace(request, slowdowns=(Slowdown(stage=0, slowdown=1.3, dp_rank=1),))
-    assert planned_apart(slow).schedule == planned(request).schedule
-
-
 # ------------------------------------------------------------------ against every plan
 
 

@@ -169,7 +169,7 @@ def test_measured_delays_have_the_queue_of_a_stage_in_them_and_not_that_of_other
 ) -> None:
     assert A100 is not None
     options = PlanOptions(transitions=A100, gpus_at_once=2, gpus_in_node=num_in_node)
-    delays = MeasuredDelays(version=1, num_steps=9, schedule="1f1b", up_s=0.02)
+    delays = MeasuredDelays(version=1, num_steps=9, up_s=0.02)
     planned, _ = with_measured_delays(options, two_stages(), delays, has_given_transitions=False)
     measured = A100.of_queue(2).with_medians(0.02, None)
     expected = measured.beside_other_stages() if num_in_node > 2 else measured

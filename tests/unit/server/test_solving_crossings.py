@@ -11,12 +11,13 @@ from tests.planner.samples import profile
 from tests.unit.profiling.emulated_training import profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
+from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.order_advice import advise_order
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, make_plan_only
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.profiling.moves import Finished, Probe, next_move
 from flyball_server.solving.worker import outcome_of
-from flyball_server.views.frontier import _curve
 from flyball_wire.plan_options import Effort, PlanOptions
 
 ORDER = (("forward", 0), ("backward", 0), ("forward", 1), ("backward", 1))
@@ -47,7 +48,12 @@ def test_a_plan_for_uneven_pipelines() -> None:
 
 
 def test_a_frontier() -> None:
-    assert crossed(_curve, PLAIN, 3) == _curve(PLAIN, 3)
+    assert crossed(make_frontier, PLAIN, 3) == make_frontier(PLAIN, 3)
+
+
+def test_an_advice() -> None:
+    asked = PLAIN.with_options(schedule="gpipe"), {"1f1b": "", "envpipe": "{extra_forwards}"}
+    assert crossed(advise_order, *asked) == advise_order(*asked)
 
 
 def test_the_moves_of_online_profiling() -> None:

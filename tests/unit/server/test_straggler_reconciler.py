@@ -9,7 +9,7 @@ import pytest
 from tests.planner.one_rank import register_rank
 from tests.planner.running import NUM_MICROBATCHES, Running, two_stages
 from tests.planner.samples import job_spec, rank_record
-from tests.planner.use_cases import change_target, put_profile, register_job
+from tests.planner.use_cases import put_profile, register_job
 
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.reconcile.plans import LONGEST_PAUSE_S, TimetableReconciler
@@ -35,7 +35,7 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
 )
 from flyball_wire.closed_loop import StragglerAnnouncement, Timetable, TimetableWindow
 from flyball_wire.messages import JobState
-from flyball_wire.plan_options import Effort, Policy, Reconfigure, TargetChange
+from flyball_wire.plan_options import Effort, Policy, Reconfigure
 
 
 def with_poor_quick_plans(slowed: SlowedRequest) -> FrequencyPlan | DataParallelPlan:
@@ -207,21 +207,6 @@ def test_a_job_without_a_profile_is_planned_for_it_once_that_comes(job: Running)
     plan = get_plan(job.services, "other", 1).plan
     assert isinstance(plan, FrequencyPlan)
     assert plan.baseline_iteration_time_s > job.plan.baseline_iteration_time_s
-
-
-def test_when_a_straggler_is_over_the_order_stays_and_another_target_chooses_anew() -> None:
-    job = Running(effort="low", schedule="auto:gpipe")
-    order = job.plan.schedule
-    assert order in ("1f1b", "gpipe")
-    job.announce(1, 1.3)
-    job.settle()
-    withdraw_straggler(job.services, "job", 1)
-    job.settle()
-    assert job.newest.version == 3
-    assert job.plan.schedule == order
-    assert [request.options.schedule for request in job.requests] == ["auto:gpipe"]
-    change_target(job.services, "job", TargetChange(target="slowdown:0.1"))
-    assert job.requests[-1].options.schedule == "auto:gpipe"
 
 
 def night(target: str = "least-energy") -> Timetable:

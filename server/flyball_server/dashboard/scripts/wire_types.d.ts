@@ -133,6 +133,7 @@ export interface JobReport {
   num_ranks: number;
   num_steps: number;
   num_unknown_steps: number;
+  order_advice: OrderAdvice | null;
   profiling_energy_j: number | null;
   profiling_time_s: number | null;
   saved_j: Estimate | null;
@@ -156,6 +157,15 @@ export interface MeasuredIteration {
 export interface MissedTarget {
   nearest: string;
   target: string;
+}
+
+export interface OrderAdvice {
+  instead_of: string;
+  line: string;
+  most_held: number;
+  most_held_now: number;
+  saving_percent: number;
+  schedule: string;
 }
 
 export interface Overview {

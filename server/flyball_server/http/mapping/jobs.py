@@ -114,6 +114,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         created_at=job.created_at.isoformat(),
         notes=notes,
         missed=summary.missed,
+        order_advice=summary.order_advice,
     )
 
 

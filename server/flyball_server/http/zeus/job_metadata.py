@@ -54,6 +54,7 @@ _READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
         "checkpoint": Checkpoint,
         "blocking_power_w": _numbers,
         "gpu": str,
+        "extra_forwards": _integers,
         "activation_bytes": _integers,
         "free_memory_bytes": _integers,
     }

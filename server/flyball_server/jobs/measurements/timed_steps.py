@@ -197,7 +197,6 @@ def delays_of_steps(
     return MeasuredDelays(
         version=version,
         num_steps=len(reports),
-        schedule=plan.schedule,
         tail_s=delays.tail_s,
         transfer_s=delays.transfer_s,
         up_s=changes.up_s,

@@ -11,7 +11,6 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import PlanRecord, RankRecord, StepDetail, StepRecord
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import Schedule, ScheduleContext
 from flyball_server.planning.schedules.explicit import explicit_order
@@ -25,8 +24,6 @@ from flyball_server.profiling.profiling_result import ProfilingResult
 from flyball_wire import online_profiling
 from flyball_wire.messages import JobSpec
 
-# Schedules that run as 1F1B until a plan changes the order.
-_UNTIL_PLANNED = {"envpipe": "1f1b"}
 _WHOLE = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 _SPLIT = (
     InstructionKind.FORWARD,
@@ -45,7 +42,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
     Raises:
         InvalidFieldError: the order is unknown before there is a profile.
     """
-    name = "1f1b" if is_auto(spec.schedule) else _UNTIL_PLANNED.get(spec.schedule, spec.schedule)
+    name = spec.schedule
     num_chunks = 2 if name in _TWO_CHUNKS else 1
     order = None if spec.order is None else explicit_order(spec.order, spec.virtual_stages)
     for kinds in (_WHOLE, _SPLIT, _RECOMPUTED, _STEP):
@@ -54,6 +51,7 @@ def probing_schedule(spec: JobSpec) -> Schedule:
             num_microbatches=spec.num_microbatches,
             checkpoint=spec.checkpoint,
             order=order,
+            extra_forwards=spec.extra_forwards,
         )
         try:
             schedule = make_schedule(name, context)

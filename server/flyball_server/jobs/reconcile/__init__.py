@@ -6,6 +6,7 @@ from flyball_server.jobs.reconcile.comparisons import ComparisonReconciler
 from flyball_server.jobs.reconcile.delays import DelayReconciler
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.loop import Reconciler
+from flyball_server.jobs.reconcile.order_advice import OrderAdviceReconciler
 from flyball_server.jobs.reconcile.placement import PlacementReconciler
 from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
@@ -22,6 +23,7 @@ def all_reconcilers() -> tuple[Reconciler, ...]:
         ExpiryReconciler(),
         ReplanReconciler(slots),
         PlacementReconciler(slots),
+        OrderAdviceReconciler(slots),
         ProbeReconciler(slots),
         TimetableReconciler(slots),
         StragglerReconciler(slots),

@@ -9,7 +9,7 @@ from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobReader
-from flyball_wire.closed_loop import MissedTarget
+from flyball_wire.closed_loop import MissedTarget, OrderAdvice
 from flyball_wire.messages import PlanVersion
 
 
@@ -22,6 +22,7 @@ class JobSummary:
         active_version: newest version with a first step; None: none yet.
         versions: all its versions, rising.
         missed: target that the newest plan misses; None: it meets its target.
+        order_advice: order that the job would save more with; None: none is known.
     """
 
     job: JobRecord
@@ -30,6 +31,7 @@ class JobSummary:
     active_version: int | None
     versions: tuple[PlanVersion, ...] = ()
     missed: MissedTarget | None = None
+    order_advice: OrderAdvice | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -75,26 +77,29 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     """Return the job with its ranks and versions, read in the same transaction."""
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
+    loop_state = reader.find_loop_state(job.job_id)
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
         newest_version=newest_version(versions),
         active_version=max(active, default=None),
         versions=versions,
-        missed=reader.find_loop_state(job.job_id).missed,
+        missed=loop_state.missed,
+        order_advice=loop_state.order_advice,
     )
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
-    missed = () if summary.missed is None else (summary.missed.text,)
-    return missed + job_notes(
+    of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
+    of_job = job_notes(
         summary.job,
         summary.ranks,
         summary.versions,
         now=services.now(),
         times=services.life,
     )
+    return (*of_plan, *of_job)
 
 
 def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:

@@ -19,8 +19,9 @@ from flyball_server.planning.request_options import (
     clock_transitions,
     with_known_transitions,
 )
-from flyball_server.planning.schedule_choice import AUTO, candidate_schedules, is_auto
+from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.schedules import SCHEDULES
+from flyball_server.planning.schedules.envpipe import ENVPIPE, check_extra_forwards
 from flyball_server.planning.schedules.explicit import (
     EXPLICIT,
     explicit_order,
@@ -39,10 +40,7 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
     Raises:
         InvalidFieldError: a name is unknown, or the blocking power is missing.
     """
-    if is_auto(spec.schedule):
-        _check_candidates(spec)
-    else:
-        _check_schedule(spec)
+    _check_schedule(spec)
     _check_adaptation(spec)
     window = _window(spec, gpu_table)
     if not spec.is_profiled_online:
@@ -71,15 +69,6 @@ def _check_adaptation(spec: JobSpec) -> None:
 def _check_checkpoint(spec: JobSpec) -> None:
     try:
         check_checkpoint(spec.schedule, spec.checkpoint)
-    except PlanningError as error:
-        raise InvalidFieldError(error.field, error.message) from None
-
-
-def _check_candidates(spec: JobSpec) -> None:
-    if spec.policy != Policy.FRONTIER:
-        raise InvalidFieldError("schedule", "auto compares frontiers; policy must be frontier")
-    try:
-        candidate_schedules(spec.schedule)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from None
 
@@ -179,13 +168,13 @@ def with_measured_delays(
     Args:
         options: options of the job.
         profile: profile of the job.
-        delays: measured delays; None: not measured. Those of another order have no effect.
+        delays: measured delays; None: not measured.
         has_given_transitions: the job gives the times of its clock changes.
 
     Raises:
         PlanningError: the GPUs of a node would take too long to change their clocks together.
     """
-    if delays is None or not (is_auto(options.schedule) or options.schedule == delays.schedule):
+    if delays is None:
         return options, profile
     if options.tail_ms is None:
         options = replace(options, tail_ms=delays.tail_s * 1e3)
@@ -257,9 +246,32 @@ def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:
 
 
 def _check_schedule(spec: JobSpec) -> None:
+    """Check that the order is known before the job's first step, from which on it holds."""
+    if is_auto(spec.schedule):
+        raise InvalidFieldError(
+            "schedule",
+            "auto is for `flyball plan` and `flyball frontier` only: a job's order holds from its"
+            " first step; name the order that its ranks run, and `flyball report` says which other"
+            " order saves more",
+        )
     if spec.schedule not in SCHEDULES:
-        known = ", ".join((*SCHEDULES, AUTO))
+        known = ", ".join(SCHEDULES)
         raise InvalidFieldError("schedule", f"unknown {spec.schedule!r}; known: {known}")
+    _check_extra_forwards(spec)
+
+
+def _check_extra_forwards(spec: JobSpec) -> None:
+    if (spec.extra_forwards is None) is (spec.schedule == ENVPIPE):
+        raise InvalidFieldError(
+            "extra_forwards",
+            f"must be given with schedule {ENVPIPE}, as its ranks run it, and with no other",
+        )
+    if spec.extra_forwards is None:
+        return
+    try:
+        check_extra_forwards(spec.extra_forwards, spec.num_stages, spec.num_microbatches)
+    except PlanningError as error:
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:

@@ -19,7 +19,6 @@ from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedule_choice import is_auto
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 
 # Targets that are tried after one that cannot be met; a search may miss the time that it named.
@@ -63,7 +62,7 @@ class SlowedPlan:
     """A plan and its origin.
 
     Attributes:
-        digest: digest of the request with the job's own effort and the order that was planned.
+        digest: digest of the request with the job's own effort.
         made_as: earlier version for the same request; None: newly solved.
         has_own_effort: true if solved with the job's own effort; false: a better one may follow.
     """
@@ -81,7 +80,6 @@ class PlanningSnapshot:
     Attributes:
         profile: profile of the job; None: not uploaded or measured yet.
         ranks: ranks registered so far.
-        running_schedule: order of the newest version; None: no such plan.
         running_reserve: reserve of the newest version, a share; None: no such plan.
         planned_target: target that the newest version was planned for; None: no such plan.
     """
@@ -90,7 +88,6 @@ class PlanningSnapshot:
     profile: StageProfile | None
     loop_state: JobLoopState
     ranks: tuple[RankRecord, ...]
-    running_schedule: str | None
     running_reserve: float | None
     planned_target: str | None
 
@@ -112,7 +109,6 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         profile=reader.find_profile(job_id),
         loop_state=loop_state,
         ranks=reader.list_ranks(job_id),
-        running_schedule=None if plan is None else plan.schedule,
         running_reserve=None if plan is None else plan.reserve,
         planned_target=planned_target,
     )
@@ -138,20 +134,14 @@ def slowed_plan(
     """
     job, inputs = snapshot.job, snapshot.loop_state.inputs
     slowdowns = planned_slowdowns(inputs, snapshot.ranks)
-    if is_auto(request.options.schedule):
-        kept = _kept_schedule(snapshot, has_slowdowns=bool(slowdowns))
-        request = request.with_options(schedule=kept or request.options.schedule)
     num_pipelines = 1 + max((rank.dp_rank for rank in snapshot.ranks), default=0)
     slowed = SlowedRequest(request=request, slowdowns=slowdowns, num_pipelines=num_pipelines)
-    made = _made_before(services, snapshot, _digest(job, slowed, request.options.schedule))
+    digest = _digest(job, slowed)
+    made = _made_before(services, snapshot, digest)
     if made is not None:
         return made
     plan = _nearest(services, snapshot, _with_kept_reserve(snapshot, slowed))
-    return SlowedPlan(
-        plan=plan,
-        digest=_digest(job, slowed, plan.schedule),
-        has_own_effort=inputs.effort is None,
-    )
+    return SlowedPlan(plan=plan, digest=digest, has_own_effort=inputs.effort is None)
 
 
 def _nearest(
@@ -178,8 +168,8 @@ def _solved(
     return solve(services, job, make_slowed_plan, slowed)
 
 
-def _digest(job: JobRecord, slowed: SlowedRequest, schedule: str) -> str:
-    own = slowed.request.with_options(effort=job.spec.effort, schedule=schedule)
+def _digest(job: JobRecord, slowed: SlowedRequest) -> str:
+    own = slowed.request.with_options(effort=job.spec.effort)
     return request_digest(replace(slowed, request=own))
 
 
@@ -230,14 +220,3 @@ def _with_kept_reserve(snapshot: PlanningSnapshot, slowed: SlowedRequest) -> Slo
     if options.reserve is not None or not is_quick or snapshot.running_reserve is None:
         return slowed
     return replace(slowed, request=slowed.request.with_options(reserve=snapshot.running_reserve))
-
-
-def _kept_schedule(snapshot: PlanningSnapshot, *, has_slowdowns: bool) -> str | None:
-    """Return the job's current order if it is to be kept. None: a new order may be chosen.
-
-    Changes during a run, such as a slow GPU or a target by the time of day, do not change the
-    order; a new profile or target does.
-    """
-    if not has_slowdowns and snapshot.job.changed_input != JobInput.CONTROL:
-        return None
-    return snapshot.running_schedule

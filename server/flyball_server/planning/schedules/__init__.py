@@ -9,7 +9,7 @@ from flyball_server.planning.schedules._base import (
     ScheduleMaker,
     check_memory,
 )
-from flyball_server.planning.schedules.envpipe import make_envpipe
+from flyball_server.planning.schedules.envpipe import ENVPIPE, make_envpipe
 from flyball_server.planning.schedules.explicit import EXPLICIT, make_explicit
 from flyball_server.planning.schedules.gpipe import (
     TORCHGPIPE,
@@ -35,7 +35,7 @@ from flyball_server.planning.schedules.whole_step import STEP, make_step
 SCHEDULES: dict[str, ScheduleMaker] = {
     "gpipe": make_gpipe,
     "1f1b": make_one_f_one_b,
-    "envpipe": make_envpipe,
+    ENVPIPE: make_envpipe,
     TORCHGPIPE: make_torchgpipe,
     "early-recompute-1f1b": make_early_recompute,
     "interleaved-1f1b": make_interleaved_one_f_one_b,
@@ -62,6 +62,8 @@ def make_schedule(name: str, context: ScheduleContext) -> Schedule:
         raise PlanningError(f"unknown {name!r}; known: {', '.join(SCHEDULES)}", field="schedule")
     if context.order is not None and name != EXPLICIT:
         raise PlanningError(f"is for schedule {EXPLICIT}, not {name}", field="order")
+    if context.extra_forwards is not None and name != ENVPIPE:
+        raise PlanningError(f"is for schedule {ENVPIPE}, not {name}", field="extra_forwards")
     check_checkpoint(name, context.checkpoint)
     schedule = SCHEDULES[name](context)
     check_memory(schedule, context.activation_memory)

@@ -259,6 +259,7 @@ class ScheduleContext:
     Attributes:
         checkpoint: microbatches that `torchgpipe` computes forward again; None: all but the last.
         order: the order itself, for the schedule `explicit`.
+        extra_forwards: as in PlanOptions, for the schedule `envpipe`.
     """
 
     profile: StageProfile
@@ -266,6 +267,7 @@ class ScheduleContext:
     activation_memory: ActivationMemory | None = None
     checkpoint: Checkpoint | None = None
     order: ExplicitOrder | None = None
+    extra_forwards: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_microbatches <= MAX_NUM_MICROBATCHES:

@@ -7,8 +7,11 @@ that backward and the memory allow.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
 
 from flyball_profiles.stage_profile import InstructionKind
+from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
 from flyball_server.planning.schedules._base import (
     Schedule,
@@ -17,15 +20,51 @@ from flyball_server.planning.schedules._base import (
     warmup_then_alternate,
 )
 
+ENVPIPE = "envpipe"
+
 
 def make_envpipe(context: ScheduleContext) -> Schedule:
-    """1F1B with `extra_warmup_forwards` more forwards in front on each stage."""
-    num_stages = context.profile.num_stages
+    """1F1B with more forwards in front on each stage: those given, or `extra_warmup_forwards`.
+
+    Raises:
+        PlanningError: the given ones cannot be run.
+    """
+    num_stages, extra = context.profile.num_stages, context.extra_forwards
+    if extra is None:
+        extra = extra_warmup_forwards(context)
+    else:
+        check_extra_forwards(extra, num_stages, context.num_microbatches)
     stages = (
-        warmup_then_alternate(context, stage, num_stages - stage + extra)
-        for stage, extra in enumerate(extra_warmup_forwards(context))
+        warmup_then_alternate(context, stage, num_stages - stage + of_stage)
+        for stage, of_stage in enumerate(extra)
     )
-    return context.schedule("envpipe", stages)
+    return context.schedule(ENVPIPE, stages)
+
+
+def check_extra_forwards(extra: Sequence[int], num_stages: int, num_microbatches: int) -> None:
+    """Check that the stages can run so many more forwards in front than 1F1B.
+
+    Raises:
+        PlanningError: they are not one count per stage, at least 0, or a stage waits before its
+            first backward for more forwards than the stage before it runs in front of its own.
+    """
+    field = "extra_forwards"
+    if len(extra) != num_stages:
+        raise PlanningError(
+            f"{len(extra)} values for {num_stages} stages; give one per stage", field=field
+        )
+    if min(extra) < 0:
+        raise PlanningError(f"must be at least 0, not {min(extra)}", field=field)
+    in_front = [
+        min(num_stages - stage + of_stage, num_microbatches) for stage, of_stage in enumerate(extra)
+    ]
+    for stage, (before, own) in enumerate(pairwise(in_front), start=1):
+        if own > before:
+            raise PlanningError(
+                f"stage {stage} would run {own} forwards in front and stage {stage - 1} only"
+                f" {before}, so each would wait for the other forever",
+                field=field,
+            )
 
 
 def extra_warmup_forwards(context: ScheduleContext) -> tuple[int, ...]:

@@ -28,7 +28,6 @@ from flyball_server.planning.planner import (
     make_plan,
     model_of_request,
     plan_of_choice,
-    with_named_schedule,
 )
 
 
@@ -73,8 +72,7 @@ def make_slowed_plan(
 
     So target `fastest` means no longer than T', which the slowest pipeline needs in any case, and
     `slowdown` is relative to that. Energies are of all that the profile holds. Every pipeline
-    keeps the order that the profile alone would give it; of schedule `auto` the one that is
-    chosen without slowdown factors.
+    keeps its order.
 
     Returns:
         Where all pipelines are alike, one plan for all; else one for each class of them.
@@ -87,7 +85,7 @@ def make_slowed_plan(
     if classes == {(): tuple(range(slowed.num_pipelines))}:
         return make_plan(slowed.request, report).plan
     report(BUILDING)
-    request = with_named_schedule(slowed.request)
+    request = slowed.request
     model = model_of_request(request)
     if len(classes) == 1:
         [slowdowns] = classes

@@ -1,10 +1,10 @@
-"""Order that a DeepSpeed engine runs: 1F1B until all ranks have agreed on a plan's order."""
+"""Order that a DeepSpeed engine runs in place of its own, and the sends that it needs."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -13,9 +13,7 @@ from deepspeed.runtime.pipe import p2p, schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid
 
-from flyball_integrations.deepspeed.activation_memory import ActivationMeter
 from flyball_integrations.shared.instruction_hooks import Execute, Instructions
-from flyball_integrations.shared.order_agreement import OrderNegotiation
 from flyball_integrations.shared.stage_orders import (
     Action,
     Operation,
@@ -235,15 +233,12 @@ def _num_buffers(actions: Sequence[Action]) -> int:
     return StageOrder.most_held(takes)
 
 
-class OrderSwitch:
-    """Order of one engine; every rank must create it, and begin each step with it.
-
-    Until a plan's order is agreed on, DeepSpeed's own schedule runs.
+class EngineOrder:
+    """An order of one engine in place of DeepSpeed's own, from the first step on.
 
     Args:
         engine: DeepSpeed's `PipelineEngine`.
-        negotiation: with the other ranks; closed here.
-        meter: of what a microbatch in flight holds; on in the first step.
+        orders: of every stage; every rank must have the same.
         eager: sends without waiting; None: DeepSpeed's own P2P, with pulled sends (see
             `PlannedSchedule`).
     """
@@ -251,79 +246,59 @@ class OrderSwitch:
     def __init__(
         self,
         engine: PipelineEngine,
+        orders: Sequence[StageOrder],
         *,
-        negotiation: OrderNegotiation,
-        meter: ActivationMeter,
         eager: EagerP2P | None = None,
     ) -> None:
-        self.choose_plan = negotiation.choose_plan
         self._engine = engine
-        self._negotiation = negotiation
-        self._meter = meter
+        self._orders = orders
         self._eager = eager
-        self._p2p: OrderedP2P = "pulled" if eager is None else "eager"
-        self._is_first_step = True
         self._loss_of_buffer: dict[int, Any] = {}
         self._num_pipe_buffers = engine.num_pipe_buffers
-        self._orders: tuple[StageOrder, ...] | None = None
-        self._schedule: PlannedSchedule | None = None
-
-    @contextmanager
-    def around_step(self) -> Iterator[None]:
-        """Context of a training step; entered before the session's hook."""
-        orders = self._negotiation.on_step_begin()
-        if orders is not None:
-            stage = self._engine.stage_id
-            self._orders = orders
-            self._schedule = PlannedSchedule(orders, stage_id=stage, p2p=self._p2p)
-        # Only in the first step are buffers empty: the last stage keeps its outputs in them, and
-        # memory that a buffer releases while it is filled again would be subtracted.
-        is_measured, self._is_first_step = self._is_first_step, False
-        with self._meter.measuring_step() if is_measured else nullcontext():
-            yield
+        self._schedule = PlannedSchedule(
+            orders, stage_id=engine.stage_id, p2p="pulled" if eager is None else "eager"
+        )
 
     def schedule_for(self, stock: schedule.PipeSchedule) -> schedule.PipeSchedule:
-        """Return the schedule to run instead of DeepSpeed's; evaluations stay."""
-        planned = self._schedule
+        """Return the schedule to run instead of DeepSpeed's.
+
+        Evaluations stay, and so do steps with another number of microbatches.
+        """
         if type(stock) is not schedule.TrainSchedule:
             return stock
-        if planned is None or planned.num_micro_batches != stock.num_micro_batches:
-            self._limit_sends(None)
-            return stock
-        self._limit_sends(self._orders)
-        return planned
+        is_own = stock.num_micro_batches != self._schedule.num_micro_batches
+        if self._eager is not None:
+            self._limit_sends(self._eager, is_own=is_own)
+        return stock if is_own else self._schedule
 
     def wrap(self, instructions: Instructions) -> Instructions:
-        """Keep a loss for each buffer of the last stage, and measure the first step.
+        """Keep a loss for each buffer of the last stage.
 
         DeepSpeed has one loss, which is enough where each backward follows its forward at once.
         """
-        if self._engine.is_last_stage():
-            wrapped = {
-                schedule.ForwardPass: self._keeping_loss(instructions[schedule.ForwardPass]),
-                schedule.BackwardPass: self._with_its_loss(instructions[schedule.BackwardPass]),
-            }
-            instructions = {**instructions, **wrapped}
-        return self._meter.wrap(instructions)
+        if not self._engine.is_last_stage():
+            return instructions
+        wrapped = {
+            schedule.ForwardPass: self._keeping_loss(instructions[schedule.ForwardPass]),
+            schedule.BackwardPass: self._with_its_loss(instructions[schedule.BackwardPass]),
+        }
+        return {**instructions, **wrapped}
 
     def close(self) -> None:
-        """Restore DeepSpeed's buffers; every rank must call it at the same time."""
+        """Restore DeepSpeed's buffers."""
         for slots in self._engine.pipe_buffers.values():
             del slots[self._num_pipe_buffers :]
         self._engine.num_pipe_buffers = self._num_pipe_buffers
-        self._negotiation.close()
 
-    def _limit_sends(self, orders: tuple[StageOrder, ...] | None) -> None:
+    def _limit_sends(self, eager: EagerP2P, *, is_own: bool) -> None:
         """Limit the sends under way, which follow from the microbatches in flight."""
-        if self._eager is None:
-            return
-        if orders is None:
-            self._eager.follow_one_f_one_b()
+        if is_own:
+            eager.follow_one_f_one_b()
             return
         stage = self._engine.stage_id
-        self._eager.follow(
-            num_in_flight=orders[stage].num_in_flight,
-            num_in_flight_before=orders[max(0, stage - 1)].num_in_flight,
+        eager.follow(
+            num_in_flight=self._orders[stage].num_in_flight,
+            num_in_flight_before=self._orders[max(0, stage - 1)].num_in_flight,
         )
 
     def _keeping_loss(self, execute: Execute) -> Execute:
