@@ -53,7 +53,8 @@ def shown(script: Script, *, read: Read = lambda: READING) -> None:
 
     async def run() -> None:
         async with app.run_test(size=(60, 15)) as pilot:
-            await wait_for(pilot, lambda: "q ends" in screen(app)[-1])
+            # The tables, which are wider than the screen, are laid out after the first frame.
+            await wait_for(pilot, lambda: "q ends" in screen(app)[-1] and app.body.max_scroll_x > 0)
             await script(app, pilot)
 
     asyncio.run(run())
