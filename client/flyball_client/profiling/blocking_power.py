@@ -7,22 +7,18 @@ starts them and reads the waiting GPU's energy counter.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
-import queue
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.gpu.open_gpu import open_local_gpu
@@ -37,6 +33,7 @@ from flyball_client.profiling.arguments import (
 )
 from flyball_client.profiling.counter_window import CounterReading, power_error
 from flyball_client.profiling.held_clock import HeldClock
+from flyball_client.profiling.line_process import LineProcess, LineProcessError
 from flyball_client.profiling.workload import emulated_stage
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
@@ -45,24 +42,17 @@ from flyball_profiles.gpu_windows import (
 )
 from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command import CommandError
-from flyball_wire.errors import FlyballError
-from flyball_wire.python_child import python_command, python_environment
 from flyball_wire.whole_file import write_result
 
 READY = "ready"
 RECEIVED = "received"
-RELEASE = "release\n"
+RELEASE = "release"
 
 _POLL_S = 0.005
 _STILL_S = 5.0
 # Importing torch and connecting NCCL take long on a busy machine.
 _READY_WITHIN_S = 180.0
 _RECEIVED_WITHIN_S = 30.0
-_ENDED_WITHIN_S = 10.0
-
-
-class BlockingPairError(FlyballError):
-    """The two ranks did not wait for each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,119 +138,66 @@ class BlockingPair:
         backend: Backend of torch.distributed: `nccl` on two GPUs, or `gloo`.
         devices: CUDA's numbers of the holding and of the waiting rank's GPU.
         num_elements: Number of float32 elements of the awaited message.
+
+    Raises, from all methods:
+        LineProcessError: A rank ended, or did not answer in time.
     """
 
     def __init__(self, *, backend: str, devices: tuple[int, int], num_elements: int) -> None:
-        self._backend = backend
-        self._devices = devices
-        self._num_elements = num_elements
         self._folder = tempfile.TemporaryDirectory(prefix="flyball-profile-")
-        self._lines: queue.Queue[tuple[int, str]] = queue.Queue()
-        self._ranks: list[subprocess.Popen[str]] = []
-        self._logs: list[IO[str]] = []
+        common = [
+            *("--backend", backend, "--num-elements", str(num_elements)),
+            *("--rendezvous", str(Path(self._folder.name) / "rendezvous")),
+        ]
+        self._ranks = [
+            LineProcess(
+                f"rank {rank}",
+                "flyball_integrations.shared.blocking_pair",
+                ["--rank", str(rank), "--device", str(device), *common],
+            )
+            for rank, device in enumerate(devices)
+        ]
+        self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        try:
-            for rank in (0, 1):
-                self._start(rank)
-            self._expect({0, 1}, READY, _READY_WITHIN_S)
-        except BaseException:
-            self._end()
-            raise
+        with ExitStack() as stack:
+            stack.enter_context(self._folder)
+            for rank in self._ranks:
+                stack.enter_context(rank)
+            self._wait_until_ready()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._end()
+        self._stack.close()
 
     def check_waiting(self) -> None:
-        """Raise BlockingPairError unless one rank waits for the other."""
-        for rank, process in enumerate(self._ranks):
-            if process.poll() is not None:
-                raise BlockingPairError(f"rank {rank} ended: {self._last_words(rank)}")
-        with contextlib.suppress(queue.Empty):
-            _, line = self._lines.get_nowait()
-            raise BlockingPairError(f"a rank did not wait: {line}")
+        """Raise LineProcessError unless one rank waits for the other."""
+        for rank in self._ranks:
+            if rank.has_output():
+                raise LineProcessError(f"a rank did not wait: {rank.line(_POLL_S)}")
 
     def release(self) -> None:
-        """Let the holding rank send, and raise BlockingPairError unless the other receives."""
+        """Let the holding rank send, and raise LineProcessError unless the other receives."""
         self.check_waiting()
-        holding = self._ranks[0].stdin
-        if holding is None:
-            raise AssertionError("started with a pipe")
+        holding, waiting = self._ranks
         holding.write(RELEASE)
-        holding.flush()
-        self._expect({1}, RECEIVED, _RECEIVED_WITHIN_S)
+        _expect(waiting, RECEIVED, _RECEIVED_WITHIN_S)
 
-    def _start(self, rank: int) -> None:
-        folder = Path(self._folder.name)
-        log = (folder / f"rank-{rank}.log").open("w+", encoding="utf-8")
-        self._logs.append(log)
-        process = subprocess.Popen(  # noqa: S603 - our own module
-            [
-                *python_command("-m", "flyball_integrations.shared.blocking_pair"),
-                *("--rank", str(rank), "--backend", self._backend),
-                *("--device", str(self._devices[rank])),
-                *("--num-elements", str(self._num_elements)),
-                *("--rendezvous", str(folder / "rendezvous")),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-            env=python_environment(os.environ),
-            # Ctrl-C is handled by this process.
-            start_new_session=True,
-        )
-        self._ranks.append(process)
-        threading.Thread(target=self._listen, args=(rank, process), daemon=True).start()
-
-    def _listen(self, rank: int, process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(OSError, ValueError):  # closed at the end
-            for line in process.stdout or ():
-                self._lines.put((rank, line.strip()))
-
-    def _expect(self, ranks: set[int], line: str, within_s: float) -> None:
-        """Wait until these ranks have printed this line."""
-        give_up_s = time.monotonic() + within_s
-        missing = set(ranks)
+    def _wait_until_ready(self) -> None:
+        """Wait for both ranks, of which either may end before the other connects."""
+        give_up_s = time.monotonic() + _READY_WITHIN_S
+        missing = list(self._ranks)
         while missing:
-            try:
-                rank, said = self._lines.get(timeout=0.1)
-            except queue.Empty:
-                ended = [rank for rank in missing if self._ranks[rank].poll() is not None]
-                if ended and self._lines.empty():
-                    words = self._last_words(ended[0])
-                    raise BlockingPairError(f"rank {ended[0]} ended: {words}") from None
-                if time.monotonic() > give_up_s:
-                    raise BlockingPairError(
-                        f"rank {min(missing)} was not {line} within {within_s:g} s"
-                    ) from None
-                continue
-            if said == line:
-                missing.discard(rank)
+            for rank in list(missing):
+                if rank.has_output(_POLL_S) or time.monotonic() > give_up_s:
+                    _expect(rank, READY, _RECEIVED_WITHIN_S)
+                    missing.remove(rank)
 
-    def _last_words(self, rank: int) -> str:
-        log = self._logs[rank]
-        log.seek(0)
-        lines = [line.strip() for line in log if line.strip()]
-        return lines[-1] if lines else f"exit status {self._ranks[rank].returncode}"
 
-    def _end(self) -> None:
-        for process in self._ranks:
-            with contextlib.suppress(OSError):
-                if process.stdin is not None:
-                    process.stdin.close()
-        for process in self._ranks:
-            try:
-                process.wait(_ENDED_WITHIN_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        for log in self._logs:
-            log.close()
-        self._folder.cleanup()
+def _expect(rank: LineProcess, expected: str, within_s: float) -> None:
+    if (line := rank.line(within_s)) != expected:
+        raise LineProcessError(f"a rank answered {line[:200]!r}")
 
 
 _NUM_PERIODS = 100
@@ -335,7 +272,7 @@ def blocking_power(arguments: argparse.Namespace) -> int:
             if text is not None:
                 filled = with_blocking_power(text, found.power_w, _origin(gpu, found))
                 write_result(arguments.output, filled, replaces=arguments.force)
-    except (GpuError, BlockingPairError, ProfileError, ValueError) as error:
+    except (GpuError, LineProcessError, ProfileError, ValueError) as error:
         raise CommandError(str(error)) from None
     return 0
 

@@ -13,12 +13,9 @@ import pytest
 from tests.unit.client.recording_gpu import RESET, RecordingGpu
 
 from flyball_client.gpu._base import ClockLimit, GpuAddress, GpuError
-from flyball_client.profiling.blocking_power import (
-    BlockingPairError,
-    WaitingPower,
-    measure_waiting_power,
-)
+from flyball_client.profiling.blocking_power import WaitingPower, measure_waiting_power
 from flyball_client.profiling.held_clock import HeldClock
+from flyball_client.profiling.line_process import LineProcessError
 from flyball_client.profiling.points_file import point_of
 from flyball_client.profiling.repetition import MeasuringRule, Repetition, StageProfiler, Sweep
 from flyball_client.profiling.workload import Workload, WorkloadError
@@ -334,9 +331,9 @@ def test_measuring_ends_where_nobody_waits_any_more() -> None:
         nonlocal num_looks
         num_looks += 1
         if num_looks == 30:
-            raise BlockingPairError("rank 1 ended: killed")
+            raise LineProcessError("rank 1 ended: killed")
 
-    with pytest.raises(BlockingPairError):
+    with pytest.raises(LineProcessError):
         measure_waiting_power(
             gpu, num_periods=100, now_s=gpu.now_s, pause=gpu.pass_time, check=look
         )
