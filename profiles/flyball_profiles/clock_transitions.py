@@ -32,7 +32,7 @@ _A40_UP, _A40_DOWN = (0.76, 1.43), (0.83, 1.22)
 
 TRANSITIONS = "transitions"
 _UP, _DOWN, _CALL, _QUEUE = "up_ms", "down_ms", "call_ms", "queues_in_node"
-_DETAILS = ("pairs", "at_once", "clocks")
+_DETAILS = ("pairs", "clocks")
 _PERCENTILES: Mapping[str, tuple[str, ...]] = {
     _UP: ("p5", "p50", "p95"),
     _DOWN: ("p5", "p50", "p95"),

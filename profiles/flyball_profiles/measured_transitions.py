@@ -2,20 +2,13 @@
 
 Beside the times of `clock_transitions` the table has
 
-    [[transitions.pairs]]      one pair of clocks under one load
+    [[transitions.pairs]]      one pair of clocks of a computing GPU
     from_mhz = 1410
     to_mhz = 1050
-    load = "computing"         or "idle": without work until the request
     num = 30                   changes that count
     num_left_out = 0           outliers, and changes that were not seen
     onset_ms = { p5 = 3.2, p50 = 4.0, p95 = 5.0, max = 5.4 }
     completion_ms = { p5 = 3.2, p50 = 4.0, p95 = 5.0, max = 5.4 }
-    stall_ms = 0.0             longest time without progress, at least
-
-    [[transitions.at_once]]    several GPUs of the node that change together
-    num_gpus = 8
-    last_ms = { p5 = ..., p50 = ..., p95 = ..., max = ... }
-    call_ms = { p5 = ..., p50 = ..., p95 = ..., max = ... }
 
     [[transitions.clocks]]     one clock
     mhz = 1410
@@ -29,7 +22,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from statistics import quantiles
 from typing import Self
@@ -40,13 +32,6 @@ from flyball_profiles.clock_transitions import (
     ClockTransitions,
     TransitionsError,
 )
-
-
-class TransitionLoad(StrEnum):
-    """Work of a GPU whose clock changes; IDLE: none until the request."""
-
-    COMPUTING = "computing"
-    IDLE = "idle"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,41 +64,22 @@ class TimeSpread:
 
 @dataclass(frozen=True, kw_only=True)
 class PairTimes:
-    """Changes between two clocks under one load; delays count from the request.
+    """Changes between two clocks of a computing GPU; delays count from the request.
 
     Attributes:
         from_mhz, to_mhz: Clocks in MHz.
-        load: Load of the GPU.
         num: Number of changes.
         num_left_out: Number of outliers, and of changes that were not seen, beside those.
         onset: Delay until the GPU left the clock before.
         completion: Delay until it stayed at the new clock.
-        stall_s: Longest time without progress in s, a lower bound.
     """
 
     from_mhz: int
     to_mhz: int
-    load: TransitionLoad
     num: int
     num_left_out: int
     onset: TimeSpread
     completion: TimeSpread
-    stall_s: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueueTimes:
-    """Changes of several GPUs of a node that are requested together.
-
-    Attributes:
-        num_gpus: Number of GPUs.
-        last: Delay from the request until the last of them is at its clock.
-        call: Time of the longest of their calls.
-    """
-
-    num_gpus: int
-    last: TimeSpread
-    call: TimeSpread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,14 +105,12 @@ class MeasuredTransitions:
         times: Times that plans use. Of a gradual change an up counts to its end, a down to its
             beginning.
         pairs: Pairs of clocks.
-        at_once: GPUs that change together, in rising number; empty: one GPU only.
         clocks: Clocks, falling.
         counts_cycles: True: the SM cycles of loops were counted; False: equal loops were timed.
     """
 
     times: ClockTransitions
     pairs: tuple[PairTimes, ...]
-    at_once: tuple[QueueTimes, ...]
     clocks: tuple[ClockFacts, ...]
     counts_cycles: bool
 
@@ -170,7 +134,6 @@ def transitions_toml(measured: MeasuredTransitions, source: str) -> str:
         lines += [f"[{TRANSITIONS}.queues_in_node]", f"value = {value}", f"source = {quoted}", ""]
     for name, rows in (
         ("pairs", [_pair(pair) for pair in measured.pairs]),
-        ("at_once", [_queue(queue) for queue in measured.at_once]),
         ("clocks", [_clock(clock) for clock in measured.clocks]),
     ):
         for row in rows:
@@ -182,20 +145,10 @@ def _pair(pair: PairTimes) -> dict[str, str]:
     return {
         "from_mhz": str(pair.from_mhz),
         "to_mhz": str(pair.to_mhz),
-        "load": _quoted(pair.load),
         "num": str(pair.num),
         "num_left_out": str(pair.num_left_out),
         "onset_ms": _spread(pair.onset),
         "completion_ms": _spread(pair.completion),
-        "stall_ms": _ms(pair.stall_s),
-    }
-
-
-def _queue(queue: QueueTimes) -> dict[str, str]:
-    return {
-        "num_gpus": str(queue.num_gpus),
-        "last_ms": _spread(queue.last),
-        "call_ms": _spread(queue.call),
     }
 
 

@@ -2,7 +2,7 @@
  *
  * Its GPUs live in a file (FALSE_NVML_STATE) that every process maps, so that one process sees
  * the clocks that another one left behind. The test that made the file may write into it: faults,
- * latency, MIG, a clock held below the lock and why, energy. Every call is appended to
+ * latency, a queue of calls, MIG, a clock held below the lock and why, energy. Every call is appended to
  * FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
  * library.py.
  */
@@ -55,6 +55,7 @@ struct pci {
 struct state {
     int64_t num_gpus;
     int64_t latency_us;    /* of every call */
+    int64_t queues;        /* calls that lock a clock wait for each other */
     int64_t fault_code;    /* what fault_function returns; 0: no fault */
     char fault_function[64];
     struct gpu gpus[MAX_GPUS];
@@ -93,7 +94,10 @@ static void log_call(const char *function, long gpu, long argument) {
 static int enter(const char *function, long gpu, long argument) {
     if (!state) return UNINITIALIZED;
     log_call(function, gpu, argument);
+    int waits = state->queues && !strcmp(function, "nvmlDeviceSetGpuLockedClocks");
+    if (waits) flock(state_fd, LOCK_EX);
     if (state->latency_us) usleep(state->latency_us);
+    if (waits) flock(state_fd, LOCK_UN);
     if (state->fault_code && !strcmp(function, state->fault_function)) return state->fault_code;
     return SUCCESS;
 }

@@ -20,7 +20,7 @@ HIGHEST_MHZ = 1980
 SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
-_HEAD = struct.Struct("=qqq64s")
+_HEAD = struct.Struct("=qqqq64s")
 _GPU = struct.Struct("=qqqqqqqq")
 _FIELD = struct.Struct("=q")
 _MAX_GPUS = 8
@@ -51,7 +51,7 @@ class FalseNvml:
         self._state_file = folder / "gpus"
         self._log_file = folder / "calls.log"
         size = _HEAD.size + _MAX_GPUS * _GPU.size
-        self._state_file.write_bytes(_HEAD.pack(num_gpus, 0, 0, b"").ljust(size, b"\0"))
+        self._state_file.write_bytes(_HEAD.pack(num_gpus, 0, 0, 0, b"").ljust(size, b"\0"))
         with self._state_file.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), size)
 
@@ -129,13 +129,13 @@ class FalseNvml:
 
     def fail(self, function: str, code: int) -> None:
         """From now on this function returns this code; 0: it works again."""
-        num_gpus, latency_us, _, _ = _HEAD.unpack_from(self._map)
-        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, code, function.encode())
+        num_gpus, latency_us, queues, _, _ = _HEAD.unpack_from(self._map)
+        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, queues, code, function.encode())
 
-    def set_latency_us(self, latency_us: int) -> None:
-        """From now on every call takes this long."""
-        num_gpus, _, code, function = _HEAD.unpack_from(self._map)
-        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, code, function)
+    def set_latency_us(self, latency_us: int, *, queues: bool = False) -> None:
+        """From now on every call takes this long; those that lock clocks at once, or in turn."""
+        num_gpus, _, _, code, function = _HEAD.unpack_from(self._map)
+        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, queues, code, function)
 
     def hold_below_mhz(self, held_mhz: int, index: int = 0) -> None:
         """Let a power limit hold the clock there, whatever is locked; 0: no longer."""

@@ -6,8 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -16,16 +14,14 @@ from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvm
 from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.integration.command_in_process import document_of, flyball, refusal
 
-from flyball_client.gpu._base import GPU_VARIABLE
+from flyball_client.gpu._base import GPU_VARIABLE, ClockCall, GpuError
 from flyball_client.gpu.nvml import NvmlGpu
 from flyball_client.profiling.transitions import opening
-from flyball_client.profiling.transitions._base import Loop
-from flyball_client.profiling.transitions.gpu_bench import GpuBench
-from flyball_client.profiling.transitions.loop_process import LoopProcess
-from flyball_client.profiling.transitions.measurement import TransitionRule, measure_transitions
+from flyball_client.profiling.transitions.bench import LoopProcess, TransitionBench
+from flyball_client.profiling.transitions.detection import Loop
+from flyball_client.profiling.transitions.measurement import calls_queue, measure_transitions
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.gpu_windows import gpu_window_of, read_transitions
-from flyball_profiles.measured_transitions import TransitionLoad
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
@@ -44,21 +40,19 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("emulated")
 def test_a_measured_table_plans_and_fills_a_file_of_ones_own(tmp_path: Path) -> None:
     table, filled = tmp_path / "changes.toml", tmp_path / "mine.toml"
-    options = ("--clocks", "1410", "900", "--devices", "0")
-    done = flyball(*COMMAND, *options, "1", "-o", table)
+    options = ("--clocks", "1410", "1230", "900")
+    done = flyball(*COMMAND, *options, "-o", table)
     assert (done.returncode, done.stderr) == (0, "")
     assert "(emulated)" in done.stdout
     assert "1410 MHz was not held: it ran at 1110 MHz (power)" in done.stdout
-    assert "calls to the GPUs of this node queue" in done.stdout
+    assert "pairs of clocks left out, whose rates do not differ: 1" in done.stdout
+    assert "calls of two GPUs at once queued" in done.stdout
     times = read_transitions(table)
     assert 4 < 1e3 * times.up_p50_s < 6
     assert times.queues_in_node is True
     done = flyball(*COMMAND, *options, "--fill", "a6000", "-o", filled)
     assert done.returncode == 0, done.stderr
-    of_one_gpu = replace(times, queues_in_node=None)
-    window = gpu_window_of(str(filled), {})
-    assert window.transitions is not None
-    assert window.transitions == of_one_gpu
+    assert gpu_window_of(str(filled), {}).transitions == times
     planned = document_of(
         *("plan", example_profile_path(), "--microbatches", "8", "--blocking-power", "80"),
         *("--policy", "envelope", "--transitions", table),
@@ -67,24 +61,11 @@ def test_a_measured_table_plans_and_fills_a_file_of_ones_own(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("emulated")
-def test_a_dry_run_says_what_it_would_do(tmp_path: Path) -> None:
-    planned = document_of(*COMMAND, "--dry-run", "--clocks", "1410", "1050")
-    assert planned["num_changes"] == 2 * 2 * 30 + 3 * 2 * 30
-    assert planned["nums_at_once"] == [1, 2, 4]
-    assert 10 < planned["expected_s"] < 100
-    done = flyball(*COMMAND, "--dry-run", "-o", tmp_path / "none.toml")
-    assert done.stdout.endswith("nothing was changed\n")
-    assert not (tmp_path / "none.toml").exists()
-
-
-@pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         (("--clocks", "1410", "1411"), "has no 1411 MHz"),
         (("--clocks", "1410"), "two different clocks"),
-        (("--devices", "1", "1"), "give each GPU once"),
-        (("--stage", "8"), "no stage 8; it has 0 to 7"),
         (("--fill", "a6000"), "needs -o"),
         (("--fill", "a100", "-o", "OUT.toml"), "has transitions already"),
         (("--gpu", "a999"), "unknown GPU 'a999'"),
@@ -105,15 +86,14 @@ def test_gpus_that_compute_or_are_divided_and_processes_without_rights_or_cuda_a
     loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded_nvml.set_computing(4321, index=1)
-    refused = refusal(flyball(*COMMAND))
+    refused = refusal(flyball(*COMMAND, "--device", "1"))
     assert "process 4321 computes on False GPU (GPU-1-of-the-false-nvml)" in refused
-    assert "nothing was changed" in flyball(*COMMAND, "--dry-run", "--devices", "0").stdout
-    assert "this torch sees no CUDA device" in refusal(flyball(*COMMAND, "--devices", "0"))
+    assert "this torch sees no CUDA device" in refusal(flyball(*COMMAND))
     loaded_nvml.set_mig(1)
     assert "divided by MIG" in refusal(flyball(*COMMAND))
     loaded_nvml.set_mig(0)
     monkeypatch.setattr(opening, "may_set_clocks", lambda: False)
-    refused = refusal(flyball(*COMMAND, "--devices", "0"))
+    refused = refusal(flyball(*COMMAND))
     assert "no right to set clocks; run as root" in refused
     assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
 
@@ -122,22 +102,21 @@ def test_a_process_that_begins_to_compute_voids_the_measurement(
     loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
-    monkeypatch.setattr(
-        opening, "LoopProcess", lambda device, *, is_coarse: WatchedClock(loaded_nvml, device)
-    )
+    monkeypatch.setattr(opening, "LoopProcess", lambda device: WatchedClock(loaded_nvml, device))
     computing: tuple[int, ...] = ()
     monkeypatch.setattr(opening, "computing_processes", lambda uuid: computing)
 
     def change() -> None:
-        with opening.opened_gpus([0], os.environ) as opened, opened.governed as bench:
-            nonlocal computing
-            bench.change((0,), 900, load=TransitionLoad.COMPUTING, lead_s=0.01, window_s=0.1)
+        nonlocal computing
+        with opening.opened_bench(0, os.environ) as bench, bench:
+            bench.change(900, lead_s=0.01, window_s=0.1)
             computing = (17, 4321)[:num_computing]
+            opening.check_alone(bench.gpu)
 
     num_computing = 1  # the load itself
     change()
     computing, num_computing = (), 2
-    with pytest.raises(opening.GpuBusyError, match="is void: one of 17, 4321"):
+    with pytest.raises(GpuError, match="is void: one of 17, 4321"):
         change()
     assert len(loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks")) == 2
     assert loaded_nvml.locked_mhz() == 0
@@ -183,37 +162,56 @@ class WatchedClock:
 
 
 @pytest.fixture
-def bench(
+def two_gpus(
     loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[GpuBench]:
-    """Two false GPUs whose calls take 6 ms, with governor processes."""
+) -> Iterator[TransitionBench]:
+    """The first of two false GPUs, with a load that has the rate of its clock."""
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
-    loaded_nvml.set_latency_us(6000)
-    with ExitStack() as stack:
-        gpus = [NvmlGpu.open(index=index) for index in range(2)]
-        for gpu in gpus:
-            stack.callback(gpu.close)
-        bench = GpuBench(gpus, [WatchedClock(loaded_nvml, index) for index in range(2)])
-        yield stack.enter_context(bench.governed())
+    monkeypatch.setattr(opening, "LoopProcess", lambda device: WatchedClock(loaded_nvml, device))
+    with opening.opened_bench(0, os.environ) as bench:
+        yield bench
 
 
 def test_changes_are_measured_through_governor_processes(
-    bench: GpuBench, loaded_nvml: FalseNvml
+    two_gpus: TransitionBench, loaded_nvml: FalseNvml
 ) -> None:
-    rule = TransitionRule(clocks_mhz=(1410, 1050), loads=(TransitionLoad.COMPUTING,))
-    found = measure_transitions(bench, rule)
+    """Calls take 20 ms; of two at once one waits for the other."""
+    loaded_nvml.set_latency_us(20_000, queues=True)
+    with two_gpus as bench:
+        found = measure_transitions(bench, (1410, 1050))
     times = found.times
     # The false NVML sets a clock at the end of a call; a busy machine adds to it.
     assert found.counts_cycles
     assert times.call_p50_s is not None
-    assert times.call_p50_s >= 0.006
-    assert times.up_p50_s >= 0.006
-    assert times.down_p50_s >= 0.006
+    assert min(times.call_p50_s, times.up_p50_s, times.down_p50_s) >= 0.02
     assert {(clock.mhz, clock.ran_mhz) for clock in found.clocks} == {(1410, 1410), (1050, 1050)}
-    both = bench.change((0, 1), 900, load=TransitionLoad.IDLE, lead_s=0.01, window_s=0.1)
-    assert [loaded_nvml.locked_mhz(index) for index in range(2)] == [900, 900]
-    first_s = min(each.call.requested_s for each in both)
-    assert all(each.loops[0].begin_s >= first_s for each in both)
+    assert times.queues_in_node is not False
+    assert [loaded_nvml.locked_mhz(index) for index in range(2)] == [0, 0]
+
+
+@pytest.mark.parametrize("queues", [True, False])
+def test_calls_of_two_gpus_at_once_are_seen_to_queue_or_not(
+    queues: bool, two_gpus: TransitionBench, loaded_nvml: FalseNvml
+) -> None:
+    loaded_nvml.set_latency_us(20_000, queues=queues)
+    pairs: list[tuple[ClockCall, ClockCall]] = []
+    with two_gpus as bench:
+        while (found := calls_queue(pairs, 0.02)) is None:  # on a busy machine few meet
+            pairs += bench.calls_at_once((1050, 1410) * 4)
+    assert found is queues
+
+
+def test_a_gpu_alone_or_beside_a_busy_one_is_measured_without_a_check_of_the_queue(
+    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded_nvml.set_computing(4321, index=1)
+    with opening.opened_bench(0, os.environ) as bench:
+        assert bench.calls_at_once((1050, 1410)) == []
+    loaded_nvml.set_computing(0, index=1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with opening.opened_bench(0, os.environ) as bench:
+        assert bench.gpu.uuid == loaded_nvml.uuid(1)
+        assert bench.calls_at_once((1050, 1410)) == []
 
 
 def test_clocks_are_restored_when_the_measurement_is_interrupted(
@@ -221,7 +219,7 @@ def test_clocks_are_restored_when_the_measurement_is_interrupted(
 ) -> None:
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
     gpu = NvmlGpu.open(index=0)
-    bench = GpuBench([gpu], [WatchedClock(loaded_nvml, 0)])
+    bench = TransitionBench(gpu, WatchedClock(loaded_nvml, 0))
     num_shown = 0
 
     def interrupt(_: str) -> None:
@@ -231,9 +229,8 @@ def test_clocks_are_restored_when_the_measurement_is_interrupted(
             assert loaded_nvml.locked_mhz()
             raise KeyboardInterrupt
 
-    rule = TransitionRule(clocks_mhz=(1410, 1050))
-    with pytest.raises(KeyboardInterrupt), bench.governed():
-        measure_transitions(bench, rule, show=interrupt)
+    with pytest.raises(KeyboardInterrupt), bench:
+        measure_transitions(bench, (1410, 1050), show=interrupt)
     assert loaded_nvml.locked_mhz() == 0
     gpu.close()
 

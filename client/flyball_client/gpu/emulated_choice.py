@@ -84,7 +84,8 @@ class EmulatedChoice:
             ValueError: The profile cannot be read, or has no such stage; the text names the
                 variable and the file.
         """
-        power_w = self.waiting_power_w(blocking_power_w)
+        given_w = blocking_power_w if self.blocking_power_w is None else self.blocking_power_w
+        power_w = _default_power_w() if given_w is None else given_w
         profile = self.read_profile()
         try:
             gpu = EmulatedGpu(
@@ -118,16 +119,6 @@ class EmulatedChoice:
             return read_stage_profile(self.profile)
         except ProfileError as error:
             raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
-
-    def waiting_power_w(self, default_w: float | None = None) -> float:
-        """Return the power of a waiting GPU in W.
-
-        Args:
-            default_w: Power where the variable has none; None: that of an A100.
-        """
-        if self.blocking_power_w is not None:
-            return self.blocking_power_w
-        return _default_power_w() if default_w is None else default_w
 
 
 def _number(name: str, text: str) -> float:

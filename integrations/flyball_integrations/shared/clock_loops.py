@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flyball_client.profiling.transitions.loop_process import COMPUTING, CYCLES, PRODUCTS, READY
+from flyball_client.profiling.transitions.bench import COMPUTING, CYCLES, PRODUCTS, READY
 
 Loops = list[tuple[float, float, float]]
 
@@ -194,7 +194,7 @@ def main() -> int:
     """Answer the lines of the standard input; return the exit status."""
     arguments = _arguments()
     try:
-        load, way = _load(_device(arguments.device), is_coarse=arguments.coarse)
+        load, way = _load(_device(arguments.device))
         print(f"{READY} {way}", flush=True)
         for line in sys.stdin:
             loops = load.compute(float(line), lambda: print(COMPUTING, flush=True))
@@ -208,7 +208,6 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="clock_loops", allow_abbrev=False)
     parser.add_argument("--device", required=True, help="CUDA's number, or cpu")
-    parser.add_argument("--coarse", action="store_true")
     return parser.parse_args()
 
 
@@ -224,8 +223,8 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda", int(name))
 
 
-def _load(device: torch.device, *, is_coarse: bool) -> tuple[LoopLoad, str]:
-    if device.type == "cpu" or is_coarse:
+def _load(device: torch.device) -> tuple[LoopLoad, str]:
+    if device.type == "cpu":
         return ProductLoad(device), PRODUCTS
     try:
         return KernelLoad(device), CYCLES

@@ -12,7 +12,6 @@ from tests.integration.command_in_process import flyball
 
 from flyball_client.cli.doctor.transition_checks import applied_table, compared
 from flyball_client.gpu._base import GPU_VARIABLE
-from flyball_client.profiling.transitions import opening
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.measured_transitions import ClockFacts, MeasuredTransitions
@@ -32,7 +31,7 @@ TABLE = ClockTransitions(
 
 
 def states(measured: ClockTransitions, table: ClockTransitions | None = TABLE) -> dict[str, str]:
-    found = MeasuredTransitions(times=measured, pairs=(), at_once=(), clocks=(), counts_cycles=True)
+    found = MeasuredTransitions(times=measured, pairs=(), clocks=(), counts_cycles=True)
     return {check.name: f"{check.state}: {check.found}" for check in compared(found, table)}
 
 
@@ -75,9 +74,7 @@ def test_a_clock_that_is_not_held_is_warned_of() -> None:
         ClockFacts(mhz=1410, ran_mhz=1110, limit="power"),
         ClockFacts(mhz=900, ran_mhz=900, limit=None),
     )
-    measured = MeasuredTransitions(
-        times=TABLE, pairs=(), at_once=(), clocks=clocks, counts_cycles=True
-    )
+    measured = MeasuredTransitions(times=TABLE, pairs=(), clocks=clocks, counts_cycles=True)
     *_, last = compared(measured, TABLE)
     assert (last.name, last.state) == ("clock changes, 1410 MHz", "warning")
     assert "ran at 1110 MHz (power)" in last.found
@@ -108,7 +105,6 @@ def test_the_table_is_that_of_the_option_else_of_the_ranks_variables(tmp_path: P
 @pytest.mark.slow
 def test_emulated_gpus_are_as_the_table_of_an_a100_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPU_VARIABLE, f"emulated:{example_profile_path()}")
-    monkeypatch.setattr(opening, "_NUM_EMULATED", 2)
     done = flyball("doctor", "--transitions", "a100", "--json")
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     names = ("", " up", " down", ", calls")

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_client.profiling.transitions._base import Loop
-from flyball_client.profiling.transitions.detection import Baseline, find_change
+from flyball_client.profiling.transitions.detection import Baseline, Loop, find_change
 
 LOOP_S = 1e-4
 LOW = Baseline(rate=1.0e9, tolerance=3e6)
@@ -57,7 +56,6 @@ def test_a_step_is_found_within_its_loop(
     # Within a band's share of a loop: a change at its very edge is not seen in its rate.
     assert found.completion_s == pytest.approx(delay_s, abs=0.02 * LOOP_S)
     assert found.onset_s == pytest.approx(delay_s, abs=0.02 * LOOP_S)
-    assert found.stall_s == 0
 
 
 def test_a_gradual_change_has_an_onset_and_a_completion() -> None:
@@ -86,7 +84,6 @@ def test_a_stall_lies_between_onset_and_completion(
     assert found is not None
     assert found.onset_s == pytest.approx(0.005, abs=1.5 * LOOP_S)
     assert found.completion_s == pytest.approx(0.005 + stall_s, abs=1.5 * LOOP_S)
-    assert stall_s - 0.5 * LOOP_S < found.stall_s <= stall_s + EXACT_S
 
 
 def with_delayed_loop(loops: Sequence[Loop], place: int, late_s: float) -> list[Loop]:

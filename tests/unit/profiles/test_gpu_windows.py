@@ -206,7 +206,7 @@ def test_measured_medians_scale_the_percentiles_of_their_direction() -> None:
     [
         ("[transitions]", "[transitions", "not TOML: "),
         ("[transitions]", "[transition]", "the table transitions is missing"),
-        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: at_once, call_ms, "),
+        ("down_ms", "fall_ms", "unknown key 'transitions.fall_ms'; known: call_ms, clocks, "),
         (OWN.splitlines()[2], "", "the table transitions.down_ms is missing"),
         ('{ p5 = 2, p50 = 4, p95 = 5, source = "measured" }', "4", "transitions.down_ms must be a"),
         ("p50 = 5, ", "", "transitions.up_ms.p50 must be a number of ms"),

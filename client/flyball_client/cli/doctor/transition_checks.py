@@ -7,15 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flyball_client.cli.doctor.machine_checks import CheckResult, ok, warning
-from flyball_client.gpu._base import GpuError
-from flyball_client.profiling.repetition import clock_grid
 from flyball_client.profiling.transitions.action import measured_by, spread_clocks
-from flyball_client.profiling.transitions.loop_process import LoopError
-from flyball_client.profiling.transitions.measurement import (
-    TransitionRule,
-    TransitionsFailedError,
-)
-from flyball_client.profiling.transitions.opening import OpenedGpus, opened_gpus
+from flyball_client.profiling.transitions.opening import opened_bench
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     GpuTableError,
@@ -23,8 +16,9 @@ from flyball_profiles.gpu_windows import (
     load_gpu_window,
     read_transitions,
 )
-from flyball_profiles.measured_transitions import MeasuredTransitions, TransitionLoad
+from flyball_profiles.measured_transitions import MeasuredTransitions
 from flyball_wire.command import CommandError
+from flyball_wire.errors import FlyballError
 
 _NAME = "clock changes"
 _MEASURE = (
@@ -81,15 +75,14 @@ def check_transitions(
         environ: Environment of the ranks.
     """
     try:
-        with opened_gpus(None, environ) as opened:
-            rule = _rule(opened)
-            measured = measured_by(opened, rule)
-    except (GpuError, LoopError, TransitionsFailedError, GpuTableError, ValueError) as error:
+        with opened_bench(0, environ) as bench:
+            clocks_mhz = spread_clocks(bench.gpu, 2)
+            measured = measured_by(bench, clocks_mhz)
+    except (FlyballError, ValueError) as error:
         yield CheckResult.of_error(_NAME, error)
         return
-    clocks = " and ".join(map(str, rule.clocks_mhz))
-    gpus = "1 GPU" if opened.num_gpus == 1 else f"{opened.num_gpus} GPUs"
-    found = f"measured between {clocks} MHz on {gpus}: {opened.name}"
+    clocks = " and ".join(map(str, clocks_mhz))
+    found = f"measured between {clocks} MHz on {bench.gpu.name}"
     if table is None:
         advice = f"plans assume that clocks change at once; {_MEASURE}"
         yield warning(_NAME, f"{found}; no table applies", advice)
@@ -113,15 +106,6 @@ def compared(
                 f"not held: the GPU ran at {clock.ran_mhz} MHz ({clock.limit})",
                 "profile under the same power limit as in training, and plan without this clock",
             )
-
-
-def _rule(opened: OpenedGpus) -> TransitionRule:
-    grid_mhz = clock_grid(opened.supported_mhz, table_name=None, every_clock=opened.is_emulated)
-    return TransitionRule(
-        clocks_mhz=spread_clocks(grid_mhz, 2),
-        loads=(TransitionLoad.COMPUTING,),
-        nums_at_once=(1, opened.num_gpus) if opened.num_gpus > 1 else (),
-    )
 
 
 def _compared_delays(

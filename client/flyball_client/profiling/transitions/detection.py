@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-
-from flyball_client.profiling.transitions._base import Loop
+from typing import NamedTuple
 
 # Loops at the new rate that show that it stays.
 _FEWEST_AFTER = 5
@@ -21,6 +20,24 @@ _ONSET_RUN = 3
 _SIGMA = 1.4826
 _NUM_SIGMAS = 4.0
 _LEAST_TOLERANCE = 0.003
+
+
+class Loop(NamedTuple):
+    """One loop of the load on a GPU.
+
+    Attributes:
+        begin_s, end_s: Moments in s, of the clock that `ClockCall` has.
+        work: SM cycles, or 1 where every loop has the same work.
+    """
+
+    begin_s: float
+    end_s: float
+    work: float
+
+    @property
+    def rate(self) -> float:
+        """Work per second."""
+        return self.work / (self.end_s - self.begin_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +82,10 @@ class FoundChange:
     Attributes:
         onset_s: Delay until the GPU left the clock before.
         completion_s: Delay until it stayed at the new clock.
-        stall_s: Time without progress between them, a lower bound.
     """
 
     onset_s: float
     completion_s: float
-    stall_s: float
 
 
 def find_change(
@@ -93,22 +108,12 @@ def find_change(
         return None
     if last < 0:
         at_once_s = max(0.0, later[0].begin_s - requested_s)
-        return FoundChange(onset_s=at_once_s, completion_s=at_once_s, stall_s=0.0)
-    slower = min(before, after, key=lambda baseline: baseline.rate)
-    first = _first_changed(later, last, before)
-    changing = later[first : last + 1]
-    stall_s = sum(_stall_s(loop, slower) for loop in changing)
-    onset_s = later[first].begin_s
-    if changing and not _stall_s(changing[0], slower):
-        onset_s += _before_s(changing[0], before, after)
-    completion_s = later[last].end_s
-    if not _stall_s(later[last], slower):
-        completion_s = later[last].begin_s + _before_s(later[last], before, after)
+        return FoundChange(onset_s=at_once_s, completion_s=at_once_s)
+    onset_s, _ = _change_within(later[_first_changed(later, last, before)], before, after)
+    _, completion_s = _change_within(later[last], before, after)
     onset_s = max(onset_s, requested_s)
     return FoundChange(
-        onset_s=onset_s - requested_s,
-        completion_s=max(onset_s, completion_s) - requested_s,
-        stall_s=stall_s,
+        onset_s=onset_s - requested_s, completion_s=max(onset_s, completion_s) - requested_s
     )
 
 
@@ -128,14 +133,12 @@ def _first_changed(loops: Sequence[Loop], last: int, before: Baseline) -> int:
     return last + 1
 
 
-def _before_s(loop: Loop, before: Baseline, after: Baseline) -> float:
+def _change_within(loop: Loop, before: Baseline, after: Baseline) -> tuple[float, float]:
+    """Return when the loop left the clock before and had the new one, s; both at once if it can."""
     time_s = loop.end_s - loop.begin_s
+    slower = min(before, after, key=lambda baseline: baseline.rate)
+    if loop.rate < slower.rate - slower.tolerance:  # the GPU stood still
+        return loop.begin_s, loop.end_s
     old_s = (loop.work - time_s * after.rate) / (before.rate - after.rate)
-    return min(max(old_s, 0.0), time_s)
-
-
-def _stall_s(loop: Loop, slower: Baseline) -> float:
-    """Return the time in which the loop cannot have progressed at either clock, s."""
-    if loop.rate >= slower.rate - slower.tolerance:
-        return 0.0
-    return loop.end_s - loop.begin_s - loop.work / slower.rate
+    changed_s = loop.begin_s + min(max(old_s, 0.0), time_s)
+    return changed_s, changed_s
