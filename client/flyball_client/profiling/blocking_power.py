@@ -31,6 +31,7 @@ from flyball_client.profiling.arguments import (
     known_blocking_power_w,
     quantity,
 )
+from flyball_client.profiling.counter_watch import CounterReader
 from flyball_client.profiling.counter_window import CounterReading, power_error
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.line_process import LineProcess, LineProcessError
@@ -96,31 +97,18 @@ def measure_waiting_power(
     if num_periods < 4:
         raise ValueError(f"num_periods must be at least 4, not {num_periods}")
     movements: list[CounterReading] = []
-    shown_j = gpu.total_energy_j()
-    num_readings = 0
-    last_moved_s = now_s()
+    counter, last_moved_s = CounterReader(gpu, now_s), now_s()
     while len(movements) <= num_periods:
         check()
         pause(_POLL_S)
-        energy_j = gpu.total_energy_j()
-        num_readings += 1
-        moment_s = now_s()
-        if energy_j == shown_j:
-            if moment_s - last_moved_s > _STILL_S:
-                raise GpuError(f"the energy counter of {gpu.name} does not move")
-            continue
-        shown_j, last_moved_s = energy_j, moment_s
-        movements.append(
-            CounterReading(
-                moment_s=moment_s,
-                energy_j=energy_j,
-                num_repetitions=num_readings,
-                num_readings=num_readings,
-                busy_s=moment_s,
-                sm_clock_mhz=gpu.sm_clock_mhz(),
-                limits=gpu.clock_limits(),
+        if (moved := counter.read()) is not None:
+            last_moved_s = moved.moment_s
+            reading = CounterReading(
+                num_repetitions=moved.num_readings, busy_s=moved.moment_s, **moved._asdict()
             )
-        )
+            movements.append(reading)
+        elif now_s() - last_moved_s > _STILL_S:
+            raise GpuError(f"the energy counter of {gpu.name} does not move")
     first, last = movements[0], movements[-1]
     power_w = (last.energy_j - first.energy_j) / (last.moment_s - first.moment_s)
     return WaitingPower(

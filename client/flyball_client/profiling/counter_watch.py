@@ -64,7 +64,7 @@ def watch_counter(gpu: GpuDevice, now_s: Callable[[], float]) -> CounterWatch:
     return _WatchThread(gpu, now_s)
 
 
-class _Reader:
+class CounterReader:
     """Reader of the counter that finds its movements."""
 
     def __init__(self, gpu: GpuDevice, now_s: Callable[[], float]) -> None:
@@ -74,6 +74,11 @@ class _Reader:
         self._shown_j = gpu.total_energy_j()
 
     def read(self) -> Movement | None:
+        """Read the counter, and return its movement since the last reading; None: it did not move.
+
+        Raises:
+            GpuError: The GPU cannot be read.
+        """
         energy_j = self._gpu.total_energy_j()
         moment_s = self._now_s()
         self._num_readings += 1
@@ -95,7 +100,7 @@ class _WatchBetween:
     is_concurrent = False
 
     def __init__(self, gpu: GpuDevice, now_s: Callable[[], float]) -> None:
-        self._reader = _Reader(gpu, now_s)
+        self._reader = CounterReader(gpu, now_s)
 
     def next(self) -> Movement | None:
         return self._reader.read()
@@ -113,7 +118,7 @@ class _WatchThread:
     is_concurrent = True
 
     def __init__(self, gpu: GpuDevice, now_s: Callable[[], float]) -> None:
-        self._reader = _Reader(gpu, now_s)
+        self._reader = CounterReader(gpu, now_s)
         self._movements: deque[Movement] = deque()
         self._error: Exception | None = None
         self._is_over = threading.Event()
