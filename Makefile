@@ -96,6 +96,7 @@ bench: $(VENV)/installed
 	run benchmarks/transitions.py; \
 	run benchmarks/schedules.py; \
 	run benchmarks/schedule_auto.py $(BENCH_ARGS); \
+	run benchmarks/envpipe_evaluation.py --switch-latency 0; \
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
 	[ -z "$$FLYBALL_SHARED_DATA" ] || run benchmarks/replay.py; \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
@@ -114,8 +115,8 @@ soak: $(VENV)/installed
 
 # The pictures in docs/images, taken of a planner with emulated jobs: some three minutes.
 screenshots: $(VENV)/installed
-	@$(BIN)/python -m docs.scripts.take_screenshots
-	@$(BIN)/python -m docs.scripts.draw_top
+	@PYTHONPATH=benchmarks $(BIN)/python -m docs.scripts.take_screenshots
+	@PYTHONPATH=benchmarks $(BIN)/python -m docs.scripts.draw_top
 
 # The documentation as a site, in build/site; a link that leads nowhere fails it.
 docs: $(VENV)/installed

@@ -7,10 +7,10 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from measured_process import BenchmarkError
 
@@ -54,14 +54,15 @@ class Report:
     """A benchmark's result.
 
     Attributes:
-        figures: everything measured, for `--json`.
+        figures: everything measured, for `--json`; dataclasses become objects, with their
+            properties.
         text: the same for people, as tables.
         limits: what decides the exit status.
     """
 
     figures: dict[str, Any]
     text: str
-    limits: tuple[Limit, ...]
+    limits: Sequence[Limit] = ()
 
     @property
     def within_limits(self) -> bool:
@@ -94,6 +95,41 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     )
 
 
+def table_of(figures: Iterable[object], columns: Mapping[str, str]) -> str:
+    """Return a table with a row for each figure.
+
+    Args:
+        figures: dataclasses or mappings.
+        columns: by heading, the cell in the form of `str.format`, as `{gap_percent:.2f}`; what
+            is None becomes `-`.
+    """
+    rows = ([form.format_map(_Shown(figure)) for form in columns.values()] for figure in figures)
+    return table(list(columns), rows)
+
+
+class _Shown(dict[str, object]):
+    """A figure's fields and properties by name."""
+
+    def __init__(self, figure: object) -> None:
+        super().__init__(figure if isinstance(figure, Mapping) else figures_of(figure))
+
+    def __getitem__(self, name: str) -> object:
+        value = super().__getitem__(name)
+        return _NoValue() if value is None else value
+
+
+class _NoValue:
+    def __format__(self, form: str) -> str:
+        return "-"
+
+
+def figures_of(figure: Any) -> dict[str, Any]:  # noqa: ANN401 - of any kind
+    """Return the fields and properties of a dataclass by name."""
+    properties = [name for name, one in vars(type(figure)).items() if isinstance(one, property)]
+    names = [*(field.name for field in fields(figure)), *properties]
+    return {name: getattr(figure, name) for name in names}
+
+
 def show_progress(line: str) -> None:
     """Print the current measurement on stderr, if that is a terminal."""
     if sys.stderr.isatty():
@@ -102,12 +138,11 @@ def show_progress(line: str) -> None:
 
 def run_benchmark(
     parser: argparse.ArgumentParser, measure: Callable[[argparse.Namespace], Report]
-) -> int:
-    """Measure and print.
+) -> NoReturn:
+    """Measure, print, and exit.
 
-    Returns:
-        0 where all limits are kept, 1 where one is missed, 2 where it could not be measured,
-        130 after Ctrl-C or SIGTERM.
+    Exit status: 0 where all limits are kept, 1 where one is missed, 2 where it could not be
+    measured, 130 after Ctrl-C or SIGTERM.
     """
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, alone")
     arguments = parser.parse_args()
@@ -117,15 +152,15 @@ def run_benchmark(
         report = measure(arguments)
     except BenchmarkError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 2
+        sys.exit(2)
     except KeyboardInterrupt:
         print(f"{parser.prog}: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        sys.exit(INTERRUPTED)
     try:
         print(_json(report) if arguments.json else _text(report), flush=True)
     except BrokenPipeError:  # as by `| head`; Python would write the rest once more as it ends
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0 if report.within_limits else 1
+    sys.exit(0 if report.within_limits else 1)
 
 
 def _json(report: Report) -> str:
@@ -136,8 +171,15 @@ def _json(report: Report) -> str:
             **report.figures,
             "limits": limits,
             "within_limits": report.within_limits,
-        }
+        },
+        default=_document,
     )
+
+
+def _document(value: object) -> dict[str, Any]:
+    if not is_dataclass(value):
+        raise TypeError(f"{value!r} is no figure")
+    return figures_of(value)
 
 
 def _text(report: Report) -> str:

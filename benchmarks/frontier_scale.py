@@ -18,9 +18,9 @@ from pathlib import Path
 from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 from gpt3_cells import A40, A100, Gpu, add_profiles_argument
+from made_profiles import tile_profile
 from measured_process import BenchmarkError, run_flyball
 from scale_plot import PLOT_SUFFIXES, write_scale_plot
-from tiled_profile import tile_profile
 
 SIZES = ((8, 12), (8, 96), (16, 64), (32, 128), (64, 256))  # stages, microbatches
 SEED = 20

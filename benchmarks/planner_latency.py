@@ -30,9 +30,9 @@ from flyball_wire.messages import (
     StepMeasurement,
 )
 from flyball_wire.plan_options import Effort, Policy
+from made_profiles import tile_profile
 from measured_process import BenchmarkError
 from served_planner import served_planner
-from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 NUM_STAGES, NUM_MICROBATCHES, NUM_POINTS = 64, 256, 50

@@ -7,19 +7,18 @@ how to read it. Both plans have the same deadline: 1F1B at the highest clocks.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table
-from derived_profile import ASSUMPTION, derive_parts
-from flyball_profiles.evaluation_models import fitted_model_names, load_fitted_model
+from fitted_models import fitted_model_names, load_fitted_model
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A40, A100, add_profiles_argument
+from made_profiles import ASSUMPTION, derive_parts, scaled
 from measured_process import BenchmarkError
 
 NUM_MICROBATCHES = 16
@@ -119,20 +118,8 @@ def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
 
 def _unbalanced(profile: StageProfile) -> StageProfile:
     """Every second stage's times and energies larger."""
-    return dataclasses.replace(
-        profile,
-        points={
-            (stage, kind): tuple(
-                dataclasses.replace(
-                    point,
-                    time_s=point.time_s * (UNBALANCE if stage % 2 else 1),
-                    energy_j=point.energy_j * (UNBALANCE if stage % 2 else 1),
-                )
-                for point in points
-            )
-            for (stage, kind), points in profile.points.items()
-        },
-    )
+    factors = {0: (1.0, 1.0), 1: (UNBALANCE, UNBALANCE)}
+    return scaled(profile, lambda stage, *_: factors[stage % 2])
 
 
 def _figure(case: Case) -> AutoFigure:

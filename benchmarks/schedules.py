@@ -12,7 +12,6 @@ import time
 from dataclasses import asdict, dataclass
 
 from benchmark_report import Report, at_most, run_benchmark, show_progress, table
-from derived_profile import ASSUMPTION, derive_parts
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -20,8 +19,8 @@ from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.planning.schedules.explicit import EXPLICIT
 from flyball_wire.plan_options import PlanOptions
+from made_profiles import ASSUMPTION, derive_parts, tile_profile
 from measured_process import BenchmarkError
-from tiled_profile import tile_profile
 
 NUM_STAGES, NUM_MICROBATCHES, NUM_CHUNKS, SEED = 16, 128, 2, 1
 BLOCKING_POWER_W = 83.64

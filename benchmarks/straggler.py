@@ -28,9 +28,9 @@ from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, m
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
+from made_profiles import tile_profile
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
-from tiled_profile import tile_profile
 
 SLOWDOWNS = (1.05, 1.1, 1.2, 1.5)
 NUM_PIPELINES = (1, 2, 8)

@@ -25,9 +25,9 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
+from made_profiles import tile_profile
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
-from tiled_profile import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 BLOCKING_POWER_W = 83.64

@@ -22,8 +22,8 @@ from benchmark_report import Limit, Report, at_most, run_benchmark, show_progres
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 from flyball_wire import routes
 from load_servers import flyball_server
+from made_profiles import tile_profile
 from measured_process import BenchmarkError
-from tiled_profile import tile_profile
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page

@@ -28,7 +28,7 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import PlanOptions, Policy
-from tiled_profile import tile_profile
+from made_profiles import tile_profile
 
 PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 SIZES = ((8, 12), (64, 256))

@@ -30,7 +30,7 @@ from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy, Reconfigure
-from tiled_profile import tile_profile
+from made_profiles import tile_profile
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = 12

@@ -1,7 +1,8 @@
 """The jobs on the dashboard's pictures: emulated GPUs that train in virtual time at a real planner.
 
 Nothing is made up: each step was run by emulated GPUs, with noise, and posted by their sessions.
-Which profiles these GPUs have, and what is behind them, stands in `profiles/flyball_profiles`.
+Which profiles these GPUs have, and what is behind them, stands in `profiles/flyball_profiles` and
+`benchmarks/fitted_models.py`, so that folder is in PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tests.acceptance.closed_loop import (
 )
 from tests.planner.patience import PATIENCE_S
 
+from fitted_models import load_fitted_model
 from flyball_client import EmulatedGpu, PlannerClient, RankSession
 from flyball_client.gpu.emulated import IDEAL_GPU
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
-from flyball_profiles.evaluation_models import load_fitted_model
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile

@@ -1,1 +1,1 @@
-"""Demo, evaluation and emulated clusters: they show Flyball and are no part of it."""
+"""Demo and emulated clusters: they show Flyball and are no part of it."""

@@ -15,14 +15,15 @@ import argparse
 import itertools
 import math
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from flyball_profiles.examples import example_profile_path
-from flyball_profiles.fitted_curves import EnergyCurve, TimeCurve, parse_fitted_profile
 from flyball_profiles.stage_profile import (
     InstructionKind,
     OperatingPoint,
@@ -31,21 +32,106 @@ from flyball_profiles.stage_profile import (
 )
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
-Points = tuple[OperatingPoint, ...]
-Curve = TimeCurve | EnergyCurve
-
+# A microsecond and a millijoule: well below the error of the fit.
+_TIME_DIGITS = 6
+_ENERGY_DIGITS = 3
 _SIGNIFICANT_DIGITS = 6
 # Measured clocks in each piece between knees and ends: enough to determine its coefficients.
 _CLOCKS_PER_PIECE = 4
 _PREAMBLE = """\
 # Coefficients of the example stage profile, written by profiles/scripts/fit_example_profile.py.
 # Frequencies are in MHz, times in s, energies in J; the curves are those of
-# flyball_profiles/fitted_curves.py. Errors are relative, over the measured clocks.
+# that script. Errors are relative, over the measured clocks.
 source = "Stage profile gpt3-175b+a100_sxm_bf16.csv of the Perseus artifact (Chung et al., \
 Reducing Energy Bloat in Large Model Training, SOSP '24), branch kronos of \
 github.com/ml-energy/zeus: measured on NVIDIA A100 SXM GPUs"
 source_license = "Apache-2.0"
 """
+
+
+@dataclass(frozen=True, slots=True)
+class TimeCurve:
+    """`t(f) = a / f + b + c max(0, f - knee)^2`, f in GHz.
+
+    Above the knee the time flattens: power, no longer the clock, limits the GPU.
+
+    Attributes:
+        a_s_ghz: work that scales with the clock, s GHz.
+        b_s: work that does not scale, s.
+        c_s_per_ghz2: flattening above the knee, s/GHz^2.
+        knee_mhz: begin of the flattening, MHz.
+    """
+
+    a_s_ghz: float
+    b_s: float
+    c_s_per_ghz2: float
+    knee_mhz: int
+
+    @staticmethod
+    def terms(frequency_mhz: int, knee_mhz: int) -> tuple[float, ...]:
+        """Return the factors of a, b and c at one clock."""
+        above = max(0, frequency_mhz - knee_mhz) / 1000
+        return 1000 / frequency_mhz, 1.0, above * above
+
+    def at(self, frequency_mhz: int) -> float:
+        """Return the time at a clock, s."""
+        by_a, by_b, by_c = self.terms(frequency_mhz, self.knee_mhz)
+        return self.a_s_ghz * by_a + self.b_s * by_b + self.c_s_per_ghz2 * by_c
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyCurve:
+    """`E(f) = p + q f + r u + s u^2 + w v^2`, `u = max(0, f - low knee)`, `v` with the high one.
+
+    Below the low knee the voltage is at its floor and energy falls slowly with a rising clock;
+    above it voltage rises and energy with it; above the high knee power limits the GPU.
+
+    Attributes:
+        p_j: J.
+        q_j_per_ghz: J/GHz.
+        r_j_per_ghz: J/GHz.
+        s_j_per_ghz2: J/GHz^2.
+        w_j_per_ghz2: J/GHz^2.
+        low_knee_mhz: clock from which the voltage rises, MHz.
+        high_knee_mhz: clock from which power limits, MHz.
+    """
+
+    p_j: float
+    q_j_per_ghz: float
+    r_j_per_ghz: float
+    s_j_per_ghz2: float
+    w_j_per_ghz2: float
+    low_knee_mhz: int
+    high_knee_mhz: int
+
+    @staticmethod
+    def terms(frequency_mhz: int, low_knee_mhz: int, high_knee_mhz: int) -> tuple[float, ...]:
+        """Return the factors of p, q, r, s and w at one clock."""
+        above_low = max(0, frequency_mhz - low_knee_mhz) / 1000
+        above_high = max(0, frequency_mhz - high_knee_mhz) / 1000
+        return (
+            1.0,
+            frequency_mhz / 1000,
+            above_low,
+            above_low * above_low,
+            above_high * above_high,
+        )
+
+    def at(self, frequency_mhz: int) -> float:
+        """Return the energy at a clock, J."""
+        terms = self.terms(frequency_mhz, self.low_knee_mhz, self.high_knee_mhz)
+        by_p, by_q, by_r, by_s, by_w = terms
+        return (
+            self.p_j * by_p
+            + self.q_j_per_ghz * by_q
+            + self.r_j_per_ghz * by_r
+            + self.s_j_per_ghz2 * by_s
+            + self.w_j_per_ghz2 * by_w
+        )
+
+
+Points = tuple[OperatingPoint, ...]
+Curve = TimeCurve | EnergyCurve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,12 +153,48 @@ def main() -> int:
     try:
         if options.measured is not None:
             coefficients.write_bytes(fitted_toml(read_stage_profile(options.measured)).encode())
-        profile = parse_fitted_profile(coefficients.read_text(encoding="utf-8")).stage_profile()
+        profile = profile_of(coefficients.read_text(encoding="utf-8"))
         options.output.write_bytes(write_stage_profile(profile).encode())
     except (ProfileError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     return 0
+
+
+def profile_of(text: str) -> StageProfile:
+    """Return the stage profile of coefficients, TOML text, rounded to 1 us and 1 mJ.
+
+    It uses +, -, * and / on doubles only, so that it gives the same bytes everywhere.
+
+    Raises:
+        ProfileError: not TOML, or a key is missing, unknown or of another type.
+    """
+    try:
+        table = tomllib.loads(text)
+        clocks = table["clocks"]
+        falling = range(clocks["max_mhz"], clocks["min_mhz"] - 1, -clocks["step_mhz"])
+        points = {
+            (stage, InstructionKind(entry["instruction"])): _points(entry, falling)
+            for entry in table["instructions"]
+            for stage in entry["stages"]
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProfileError(f"the coefficients cannot be used: {error!r}") from None
+    num_stages = len({stage for stage, _ in points})
+    return StageProfile(points=points, num_ranks_per_stage=(1,) * num_stages)
+
+
+# tomllib's result has no better type; the dataclasses refuse unknown keys.
+def _points(entry: dict[str, Any], clocks_mhz: range) -> Points:
+    time, energy = TimeCurve(**entry["time"]["curve"]), EnergyCurve(**entry["energy"]["curve"])
+    return tuple(
+        OperatingPoint(
+            frequency_mhz=clock_mhz,
+            time_s=round(time.at(clock_mhz), _TIME_DIGITS),
+            energy_j=round(energy.at(clock_mhz), _ENERGY_DIGITS),
+        )
+        for clock_mhz in clocks_mhz
+    )
 
 
 def fitted_toml(measured: StageProfile) -> str:

@@ -30,7 +30,6 @@ GROUPS = {
     },
     "Try it without a GPU": {
         "demo": "run the planner and a real training on emulated GPUs of this machine",
-        "evaluate": "run EnvPipe's evaluation on emulated GPUs, with Flyball's plans added",
     },
 }
 """Title of a group -> its commands, in the order of `flyball --help`."""

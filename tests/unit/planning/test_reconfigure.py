@@ -1,20 +1,17 @@
-"""Reconfiguration: move by move, its steps in print, and from waits that ranks measured."""
+"""Reconfiguration: move by move, and from waits that ranks measured."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_profiles.examples import example_profile_path, load_example_profile
-from flyball_server.cli.reconfiguration_steps import main
+from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
@@ -172,29 +169,6 @@ def test_each_step_raises_something_on_the_critical_path_up_to_the_reconfigured_
         assert raised
         assert all(after[node] < before[node] for node in raised)
         assert raised <= set(simulate(model, before).critical_path)
-
-
-def test_steps_are_printed_as_envpipe_prints_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [str(example_profile_path()), "--microbatches", "2", "--gpu", "a100"]
-    assert main([*arguments, "--schedule", "envpipe"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "CURRENT_STEP 0"
-    row = r"Stage 0 \| \[F0 1410 0\.0\] +F1 1065 0\.0 +\[B0 1065 \d+\.\d\] \[B1 1410 0\.0\]"
-    assert re.fullmatch(row, lines[1])
-    # Eight rows a step and an empty line; the last step's path is the envelope, all at 1410.
-    assert len(lines) % 10 == 0
-    on_path = re.findall(r"\[\w+ (\d+) [\d.]+\]", " ".join(lines[-10:]))
-    assert set(on_path) == {"1410"}
-
-
-def test_a_profile_that_cannot_be_read_is_told_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--microbatches", "2", "--gpu", "a100"]
-    assert main([str(tmp_path / "none.csv"), *arguments]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 Measure = Callable[[PipelineModel, Sequence[int]], MeasuredPipeline]

@@ -1,7 +1,7 @@
 """Stage profiles of the models of EnvPipe's evaluation: fitted, not measured.
 
-The stages' relative sizes come from the layers' arithmetic, the shape over the SM clock from
-the shipped A100 example, the scale from figures with their sources in evaluation_models.toml.
+The stages' relative sizes come from the layers' arithmetic, the shape over the SM clock from the
+curves of the shipped A100 example, the scale from figures with their sources in fitted_models.toml.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from flyball_profiles.examples import example_profile_path
-from flyball_profiles.fitted_curves import FittedInstruction, parse_fitted_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 
@@ -75,9 +74,6 @@ def resnet_stages(
         stages: layers of each stage: the first convolution, the blocks, and the head, in order.
         blocks: bottleneck blocks of each of the four widths 64, 128, 256, 512.
         image: pixels of a side.
-
-    Raises:
-        ValueError: the stages do not hold just these layers.
     """
     layers_flop = [2.0 * image**2 * 9 * 3 * 64]
     channels, side = 64, image
@@ -89,8 +85,7 @@ def resnet_stages(
             side //= stride
             channels = 4 * width
     layers_flop.append(2.0 * channels * 100)
-    if sum(stages) != len(layers_flop):
-        raise ValueError(f"the stages hold {sum(stages)} layers, the model {len(layers_flop)}")
+    assert sum(stages) == len(layers_flop)  # noqa: S101 - of our own file
     ends = [sum(stages[: stage + 1]) for stage in range(len(stages))]
     return tuple(
         StageWork(layers_flop=sum(layers_flop[end - num_layers : end]))
@@ -105,38 +100,26 @@ def _bottleneck_flop(channels: int, width: int, side: int, stride: int) -> float
     return 2.0 * (pixels_in * channels * width + pixels_out * (9 * width**2 + 4 * width**2 + past))
 
 
-_FILE = "evaluation_models.toml"
 _TIME_DIGITS, _ENERGY_DIGITS = 7, 4
 # A head is never checkpointed: its backward is twice its forward.
 _HEAD_BACKWARD_PER_FORWARD = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class FittedModel:
-    """One model of the evaluation on one GPU type.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EvaluatedModel:
+    """A model of the evaluation on one GPU type.
 
     Attributes:
         gpu: name in the GPU table.
-        microbatch_size: samples of a microbatch.
-        minibatch_size: samples of an iteration, over all data-parallel pipelines.
-        blocking_power_w: W of a waiting GPU; an assumption.
+        num_microbatches: of an iteration, over all data-parallel pipelines.
+        blocking_power_w: W of a waiting GPU; of a fitted model an assumption.
     """
 
     name: str
     gpu: str
-    microbatch_size: int
-    minibatch_size: int
+    num_microbatches: int
     blocking_power_w: float
     profile: StageProfile
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Scale:
-    """Speed and power of a GPU at its highest clock: operations to seconds and joules."""
-
-    flop_per_s: float
-    power_w: float
-    backward_per_forward: float
 
 
 def fitted_model_names() -> tuple[str, ...]:
@@ -144,37 +127,24 @@ def fitted_model_names() -> tuple[str, ...]:
     return tuple(entry["name"] for entry in _table()["models"])
 
 
-def load_fitted_model(name: str) -> FittedModel:
-    """Return one model of the evaluation.
-
-    Raises:
-        LookupError: there is no such model.
-    """
+def load_fitted_model(name: str) -> EvaluatedModel:
+    """Return one model of the evaluation."""
     table = _table()
-    entry = next((entry for entry in table["models"] if entry["name"] == name), None)
-    if entry is None:
-        raise LookupError(f"no model {name!r}; known: {', '.join(fitted_model_names())}")
+    entry = next(entry for entry in table["models"] if entry["name"] == name)
     gpu = table["gpus"][entry["gpu"]]
-    scale = _Scale(
-        flop_per_s=gpu["peak_tflops"]["value"] * 1e12 * table["utilization"]["value"],
-        power_w=gpu["board_power_w"]["value"] * table["power_at_highest_clock"]["value"],
-        backward_per_forward=table["backward_per_forward"]["value"],
-    )
-    clocks_mhz = _clocks_mhz(entry["gpu"], table["clock_step_mhz"]["value"])
-    return FittedModel(
+    return EvaluatedModel(
         name=name,
         gpu=entry["gpu"],
-        microbatch_size=entry["microbatch_size"],
-        minibatch_size=entry["minibatch_size"],
+        num_microbatches=entry["minibatch_size"] // entry["microbatch_size"],
         blocking_power_w=gpu["blocking_power_w"]["value"],
-        profile=_profile(_work(entry), entry["microbatch_size"], scale, clocks_mhz),
+        profile=_profile(entry),
     )
 
 
-# What tomllib returns has no better type; the shipped file is held to its form by tests.
+# What tomllib returns has no better type; the file is held to its form by tests.
 @cache
 def _table() -> dict[str, Any]:
-    return tomllib.loads((resources.files("flyball_profiles") / _FILE).read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _work(entry: dict[str, Any]) -> tuple[StageWork, ...]:
@@ -189,58 +159,84 @@ def _work(entry: dict[str, Any]) -> tuple[StageWork, ...]:
     )
 
 
-def _profile(
-    work: tuple[StageWork, ...], microbatch_size: int, scale: _Scale, clocks_mhz: tuple[int, ...]
-) -> StageProfile:
+def _profile(entry: dict[str, Any]) -> StageProfile:
+    table = _table()
+    gpu = table["gpus"][entry["gpu"]]
+    flop_per_s = gpu["peak_tflops"]["value"] * 1e12 * table["utilization"]["value"]
+    power_w = gpu["board_power_w"]["value"] * table["power_at_highest_clock"]["value"]
+    layers_backward = table["backward_per_forward"]["value"]
+    shape = _shape(entry["gpu"])
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for stage, stage_work in enumerate(work):
-        forward_flop = stage_work.layers_flop + stage_work.head_flop
+    for stage, work in enumerate(_work(entry)):
+        forward_flop = work.layers_flop + work.head_flop
         backward_flop = (
-            scale.backward_per_forward * stage_work.layers_flop
-            + _HEAD_BACKWARD_PER_FORWARD * stage_work.head_flop
+            layers_backward * work.layers_flop + _HEAD_BACKWARD_PER_FORWARD * work.head_flop
         )
         for kind, flop in (
             (InstructionKind.FORWARD, forward_flop),
             (InstructionKind.BACKWARD, backward_flop),
         ):
-            highest_s = microbatch_size * flop / scale.flop_per_s
+            highest_s = entry["microbatch_size"] * flop / flop_per_s
             points[stage, kind] = tuple(
-                _point(kind, clock_mhz, clocks_mhz[0], highest_s, scale.power_w)
-                for clock_mhz in clocks_mhz
+                OperatingPoint(
+                    frequency_mhz=clock_mhz,
+                    time_s=round(highest_s * time_ratio, _TIME_DIGITS),
+                    energy_j=round(power_w * highest_s * energy_ratio, _ENERGY_DIGITS),
+                )
+                for clock_mhz, time_ratio, energy_ratio in shape[kind]
             )
-    return StageProfile(points=points, num_ranks_per_stage=(1,) * len(work))
-
-
-def _point(
-    kind: InstructionKind, clock_mhz: int, highest_mhz: int, highest_s: float, power_w: float
-) -> OperatingPoint:
-    shape, example_highest_mhz, _ = _example_shape()
-    curve = shape[kind]
-    at_mhz = round(example_highest_mhz * clock_mhz / highest_mhz)
-    time_ratio = curve.time.at(at_mhz) / curve.time.at(example_highest_mhz)
-    energy_ratio = curve.energy.at(at_mhz) / curve.energy.at(example_highest_mhz)
-    return OperatingPoint(
-        frequency_mhz=clock_mhz,
-        time_s=round(highest_s * time_ratio, _TIME_DIGITS),
-        energy_j=round(power_w * highest_s * energy_ratio, _ENERGY_DIGITS),
-    )
+    return StageProfile(points=points, num_ranks_per_stage=(1,) * len(entry["stages"]))
 
 
 @cache
-def _example_shape() -> tuple[dict[InstructionKind, FittedInstruction], int, int]:
-    """Return the example's curves of stage 0 by kind, and its highest and lowest clock, MHz."""
-    fitted = parse_fitted_profile(
-        example_profile_path().with_suffix(".toml").read_text(encoding="utf-8")
+def _shape(gpu: str) -> dict[InstructionKind, list[tuple[int, float, float]]]:
+    """Return clocks in MHz, falling, with time and energy relative to those at the highest.
+
+    The clocks are the GPU's profiling window as far as the example's curves reach, and the ratios
+    those of the example's stage 0 at the same relative clock.
+    """
+    example = tomllib.loads(example_profile_path().with_suffix(".toml").read_text(encoding="utf-8"))
+    window, step_mhz = load_gpu_window(gpu), _table()["clock_step_mhz"]["value"]
+    highest_mhz, example_mhz = window.filter_max_mhz, example["clocks"]["max_mhz"]
+    lowest_mhz = max(
+        window.filter_min_mhz, highest_mhz * example["clocks"]["min_mhz"] / example_mhz
     )
-    curves = {entry.kind: entry for entry in fitted.instructions if 0 in entry.stages}
-    return curves, fitted.clocks_mhz[0], fitted.clocks_mhz[-1]
+    falling = range(highest_mhz, window.filter_min_mhz - 1, -step_mhz)
+    shape: dict[InstructionKind, list[tuple[int, float, float]]] = {}
+    for entry in example["instructions"]:
+        if 0 in entry["stages"]:
+            at_highest = time_at(entry, example_mhz), energy_at(entry, example_mhz)
+            shape[InstructionKind(entry["instruction"])] = [
+                (
+                    mhz,
+                    time_at(entry, at_mhz) / at_highest[0],
+                    energy_at(entry, at_mhz) / at_highest[1],
+                )
+                for mhz in falling
+                for at_mhz in (round(example_mhz * mhz / highest_mhz),)
+                if mhz >= lowest_mhz
+            ]
+    return shape
 
 
-def _clocks_mhz(gpu: str, step_mhz: int) -> tuple[int, ...]:
-    """Return the GPU's profiling window as far as the example's curves reach, falling."""
-    window = load_gpu_window(gpu)
-    _, example_highest_mhz, example_lowest_mhz = _example_shape()
-    reached_mhz = window.filter_max_mhz * example_lowest_mhz / example_highest_mhz
-    lowest_mhz = max(window.filter_min_mhz, reached_mhz)
-    falling = range(window.filter_max_mhz, window.filter_min_mhz - 1, -step_mhz)
-    return tuple(clock_mhz for clock_mhz in falling if clock_mhz >= lowest_mhz)
+def time_at(instruction: dict[str, Any], clock_mhz: int) -> float:
+    """Return `a / f + b + c max(0, f - knee)^2` in s, with the clock f in GHz."""
+    curve = instruction["time"]["curve"]
+    above = max(0, clock_mhz - curve["knee_mhz"]) / 1000
+    return float(
+        curve["a_s_ghz"] * (1000 / clock_mhz) + curve["b_s"] + curve["c_s_per_ghz2"] * above**2
+    )
+
+
+def energy_at(instruction: dict[str, Any], clock_mhz: int) -> float:
+    """Return `p + q f + r u + s u^2 + w v^2` in J, u and v the clock beyond both knees in GHz."""
+    curve = instruction["energy"]["curve"]
+    low = max(0, clock_mhz - curve["low_knee_mhz"]) / 1000
+    high = max(0, clock_mhz - curve["high_knee_mhz"]) / 1000
+    return float(
+        curve["p_j"]
+        + curve["q_j_per_ghz"] * (clock_mhz / 1000)
+        + curve["r_j_per_ghz"] * low
+        + curve["s_j_per_ghz2"] * low**2
+        + curve["w_j_per_ghz2"] * high**2
+    )

@@ -9,9 +9,7 @@ from functools import cache
 import pytest
 from tests.planner.live import live_planner
 
-from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings
-from flyball_lab.demo.options import demo_profile
-from flyball_lab.evaluation.configurations import (
+from envpipe_evaluation import (
     BASELINE,
     ENVELOPE_1F1B,
     ENVELOPE_DEFAULT,
@@ -19,18 +17,21 @@ from flyball_lab.evaluation.configurations import (
     FRONTIER_1F1B,
     FRONTIER_ENVPIPE,
     UNIFORM,
-    Configuration,
+    EvaluatedRun,
     Manner,
+    RunResult,
+    emulate,
     example_model,
+    groups_of,
+    row_of,
     with_heavier_last_stage,
 )
-from flyball_lab.evaluation.planned_run import (
-    EvaluationFailedError,
-    RunResult,
-    run_configuration,
-)
+from flyball_client.gpu.emulated import DEFAULT_PHYSICS, EmulatedGpuSettings
+from flyball_lab.demo.options import demo_profile
+from measured_process import BenchmarkError
 
 FOUR_STAGES = replace(example_model(), profile=demo_profile())
+HEAVIER_LAST = with_heavier_last_stage(FOUR_STAGES)
 MANNERS = (
     *(BASELINE, UNIFORM, ENVELOPE_1F1B, ENVELOPE_DEFAULT, ENVPIPE),
     *(FRONTIER_1F1B, FRONTIER_ENVPIPE),
@@ -50,42 +51,40 @@ def run(
     *,
     delay_s: float | None = 0.0,
     num_pipelines: int = 1,
-    last_stage_factor: float = 1.0,
+    is_last_heavier: bool = False,
     job_id: str = "",
 ) -> RunResult:
     """Six microbatches through four stages of the example; no delay: the default physics.
 
     The same arguments give the same run; `job_id` is for a second one.
     """
-    heavier = with_heavier_last_stage(FOUR_STAGES.profile, last_stage_factor)
-    configuration = Configuration(
-        model=replace(FOUR_STAGES, profile=heavier),
-        manner=manner,
-        num_microbatches=6,
-        num_pipelines=num_pipelines,
-    )
     job_id = job_id or (
         f"{manner.policy}-{manner.schedule}-{manner.reconfigure}"
-        f"-{delay_s}-{num_pipelines}-{last_stage_factor}"
+        f"-{delay_s}-{num_pipelines}-{is_last_heavier}"
     )
-    return run_configuration(
+    return emulate(
         planner_url,
         job_id,
-        configuration,
+        EvaluatedRun(
+            model=HEAVIER_LAST if is_last_heavier else FOUR_STAGES,
+            manner=manner,
+            num_microbatches=6,
+            num_pipelines=num_pipelines,
+        ),
         num_steps=2,
         settings=DEFAULT_PHYSICS if delay_s is None else EmulatedGpuSettings.exact_delay(delay_s),
     )
 
 
 @pytest.mark.parametrize(
-    ("manner", "last_stage_factor"),
-    [*((manner, 1.0) for manner in MANNERS), (FRONTIER_1F1B, 1.3)],
-    ids=lambda value: getattr(value, "label", f"last stage x {value}"),
+    ("manner", "is_last_heavier"),
+    [*((manner, False) for manner in MANNERS), (FRONTIER_1F1B, True)],
+    ids=lambda value: getattr(value, "label", f"heavier last stage: {value}"),
 )
 def test_time_and_energy_are_those_predicted_where_switches_are_free(
-    planner_url: str, manner: Manner, last_stage_factor: float
+    planner_url: str, manner: Manner, is_last_heavier: bool
 ) -> None:
-    result = run(planner_url, manner, last_stage_factor=last_stage_factor)
+    result = run(planner_url, manner, is_last_heavier=is_last_heavier)
     assert result.emulated_iteration_time_s == pytest.approx(
         result.predicted_iteration_time_s, rel=1e-6
     )
@@ -123,7 +122,6 @@ def test_data_parallel_pipelines_take_as_long_as_one_and_their_energies_add_up(
     assert three.emulated_iteration_time_s == pytest.approx(one.emulated_iteration_time_s)
     assert three.emulated_energy_j == pytest.approx(3 * one.emulated_energy_j, rel=1e-6)
     assert three.predicted_energy_j == pytest.approx(3 * one.predicted_energy_j, rel=1e-6)
-    assert three.microbatches_per_s == pytest.approx(3 * one.microbatches_per_s)
 
 
 def test_with_a_delay_of_5_ms_a_run_has_the_same_figures_again(planner_url: str) -> None:
@@ -137,15 +135,43 @@ def test_with_a_delay_of_5_ms_a_run_has_the_same_figures_again(planner_url: str)
     assert again.num_switches == first.num_switches
 
 
-def test_what_the_planner_refuses_or_an_interruption_ends_a_run(planner_url: str) -> None:
-    with pytest.raises(EvaluationFailedError, match=r"no such schedule: .*schedule"):
+def test_what_the_planner_refuses_is_named(planner_url: str) -> None:
+    with pytest.raises(BenchmarkError, match=r"no such schedule: .*schedule"):
         run(planner_url, replace(BASELINE, label="no such schedule", schedule="fastest-of-all"))
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
 
-    configuration = Configuration(model=FOUR_STAGES, manner=BASELINE, num_microbatches=2)
-    with pytest.raises(KeyboardInterrupt):
-        run_configuration(
-            planner_url, "interrupted", configuration, num_steps=1, check_interrupted=interrupt
+# ------------------------------------------------------------------ figures
+
+
+def test_figures_hold_envpipes_models_and_microbatches() -> None:
+    """64 samples are 16 microbatches of 4; 512 ones, shared by pipelines, 128 and 64 of 2."""
+    first, *_ = groups_of("9")
+    assert first[0].model.name == "bert-336m"
+    assert [one.manner for one in first][:3] == [BASELINE, UNIFORM, ENVPIPE]
+    assert {one.num_microbatches for one in first} == {16}
+    shapes = [(one[0].num_pipelines, one[0].num_microbatches) for one in groups_of("12")]
+    assert shapes == [(2, 128), (4, 64)]
+    filled = [one[0].num_microbatches for one in groups_of("13")]
+    assert filled[:3] == [4, 8, 16]
+    assert filled[-3:] == [8, 16, 32]
+
+
+def test_runs_are_compared_with_the_first_of_their_group() -> None:
+    (_, *others), *_ = groups_of("9")
+    reference, other = (
+        RunResult(
+            emulated_iteration_time_s=time_s,
+            emulated_energy_j=energy_j,
+            predicted_iteration_time_s=2.0,
+            predicted_energy_j=90.0,
+            lower_bound_j=None,
+            num_switches=5,
+            peak_activations=(2, 2, 2, 1),
         )
+        for time_s, energy_j in ((2.0, 100.0), (2.5, 90.0))
+    )
+    row = row_of(others[0], other, reference)
+    assert row["slowdown_percent"] == pytest.approx(25.0)
+    assert row["energy_saving_percent"] == pytest.approx(10.0)
+    assert row["time_difference_percent"] == pytest.approx(25.0)
+    assert row["energy_difference_percent"] == 0.0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import tomllib
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flyball_profiles.evaluation_models import (
+import fitted_models
+from fitted_models import (
     StageWork,
+    energy_at,
     fitted_model_names,
     load_fitted_model,
     resnet_stages,
+    time_at,
     transformer_stages,
 )
 from flyball_profiles.examples import load_example_profile
@@ -23,8 +26,8 @@ F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 
 
 def table() -> dict[str, Any]:
-    """The shipped file."""
-    file = resources.files("flyball_profiles") / "evaluation_models.toml"
+    """Return the file that the models are made from."""
+    file = Path(fitted_models.__file__).with_suffix(".toml")
     return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
@@ -48,9 +51,19 @@ def test_a_resnets_work_is_that_reckoned_by_hand() -> None:
     assert [stage.layers_flop for stage in stages] == [conv + first, second + head]
 
 
-def test_stages_that_do_not_hold_a_resnets_layers_are_refused() -> None:
-    with pytest.raises(ValueError, match="the stages hold 3 layers, the model 4"):
-        resnet_stages([1, 2], blocks=[1, 1], image=4)
+def test_the_curves_are_their_formulas() -> None:
+    curve = {"a_s_ghz": 0.3, "b_s": 0.1, "c_s_per_ghz2": 2.0, "knee_mhz": 1000}
+    of_time = {"time": {"curve": curve}}
+    assert time_at(of_time, 500) == pytest.approx(0.3 / 0.5 + 0.1)
+    assert time_at(of_time, 1500) == pytest.approx(0.3 / 1.5 + 0.1 + 2.0 * 0.5**2)
+    curve = {"p_j": 20.0, "q_j_per_ghz": -3.0, "r_j_per_ghz": 7.0, "s_j_per_ghz2": 50.0}
+    curve |= {"w_j_per_ghz2": -40.0, "low_knee_mhz": 1000, "high_knee_mhz": 1200}
+    of_energy = {"energy": {"curve": curve}}
+    assert energy_at(of_energy, 800) == pytest.approx(20 - 3 * 0.8)
+    assert energy_at(of_energy, 1100) == pytest.approx(20 - 3 * 1.1 + 7 * 0.1 + 50 * 0.1**2)
+    assert energy_at(of_energy, 1400) == pytest.approx(
+        20 - 3 * 1.4 + 7 * 0.4 + 50 * 0.4**2 - 40 * 0.2**2
+    )
 
 
 @pytest.mark.parametrize("name", fitted_model_names())

@@ -1,1 +1,0 @@
-"""`flyball evaluate`: EnvPipe's evaluation, with Flyball's plans added, on emulated GPUs."""
