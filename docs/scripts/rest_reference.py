@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from docs.scripts.openapi_document import openapi_document, schemas
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
 from flyball_wire import closed_loop, messages, online_profiling, read_models
 from flyball_wire.messages import JobRegistration
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "tests/integration/openapi.json"
 # Of all calls, as the page's introduction says.
 _COMMON_ERRORS = {"400", "401", "403", "408", "413", "415", "503"}
 # A larger limit is that of JSON's integers.
@@ -29,21 +27,10 @@ def rest_part(what: str) -> str:
     return _names() if what == "names" else _calls(what.removeprefix("calls "))
 
 
-@cache
-def _document() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DOCUMENT.read_text(encoding="utf-8"))
-    return document
-
-
-def _schemas() -> dict[str, Schema]:
-    schemas: dict[str, Schema] = _document()["components"]["schemas"]
-    return schemas
-
-
 def _calls(tag: str) -> str:
     rows = [
         (code(f"{method.upper()} {path}"), _meaning(operation), _answers(operation))
-        for path, methods in sorted(_document()["paths"].items())
+        for path, methods in sorted(openapi_document()["paths"].items())
         for method, operation in sorted(methods.items())
         if tag in operation["tags"]
     ]
@@ -111,7 +98,7 @@ def _answer(answer: dict[str, Any]) -> str:
 def _types() -> str:
     return "\n\n".join(
         f"### {name}\n\n{_text_of(name, schema)}\n\n{_fields(name, schema)}"
-        for name, schema in _schemas().items()
+        for name, schema in schemas().items()
         if "enum" not in schema
     )
 
@@ -152,7 +139,7 @@ def _names() -> str:
             listed([code(value) for value in schema["enum"]], "and"),
             summary_of(schema.get("description", "")),
         )
-        for name, schema in _schemas().items()
+        for name, schema in schemas().items()
         if "enum" in schema
     ]
     return table(("name", "values", "meaning"), rows)
@@ -166,7 +153,7 @@ def _type(schema: Schema) -> str:
 def _alternatives(schema: Schema) -> Iterator[str]:
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
-        place = "names" if "enum" in _schemas()[name] else name.lower()
+        place = "names" if "enum" in schemas()[name] else name.lower()
         yield f"[{name}](#{place})"
     elif "anyOf" in schema:
         for option in schema["anyOf"]:

@@ -2,8 +2,8 @@
 
 Usage: python -m docs.scripts.write_wire_types
 
-The types come from the API's OpenAPI document (tests/integration/openapi.json). Written are those
-that a script of the page imports, and those that they contain.
+The types come from the API's OpenAPI document. Written are those that a script of the page
+imports, and those that they contain.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from docs.scripts.openapi_document import schemas
+
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "tests/integration/openapi.json"
 SCRIPTS = ROOT / "server/flyball_server/dashboard/scripts"
 WIRE_TYPES = SCRIPTS / "wire_types.d.ts"
 HEAD = """\
@@ -41,9 +42,8 @@ def main() -> None:
 
 def wire_types() -> str:
     """Return the text of wire_types.d.ts."""
-    schemas = json.loads(DOCUMENT.read_text(encoding="utf-8"))["components"]["schemas"]
-    names = _contained(_imported(), schemas)
-    return "\n".join([HEAD, *(_declaration(name, schemas[name]) for name in names)])
+    names = _contained(_imported(), schemas())
+    return "\n".join([HEAD, *(_declaration(name, schemas()[name]) for name in names)])
 
 
 def _imported() -> set[str]:

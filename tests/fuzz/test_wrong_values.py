@@ -26,6 +26,18 @@ WRONG: dict[str, tuple[object, ...]] = {
     "boolean": (1, 0, "true", []),
     "string": (1, True, [], {}),
 }
+NULL = {"type": "null"}
+# Fields with a rule that a schema does not have.
+VALUES: dict[str, object] = {
+    "from_time": "17:00",
+    "until_time": "20:00",
+    "target": "fastest",
+    "timezone": "Europe/Berlin",
+    "schedule": "1f1b",
+    "profiling_slowdown": 0.1,
+    "num_pairs": 2,
+    **dict.fromkeys(("stage", "dp_rank", "tp_rank", "cp_rank", "rank"), 0),
+}
 RIGHT: dict[str, object] = {"integer": 1, "number": 1.5, "boolean": True, "string": "a"}
 
 
@@ -35,7 +47,7 @@ class Call(NamedTuple):
     method: str
     path: str
     schema: Schema
-    example: Schema
+    body: Schema
 
 
 class Bodies:
@@ -54,14 +66,24 @@ class Bodies:
                 content = operation.get("requestBody", {}).get("content", {})
                 if "application/json" in content:
                     of_json = content["application/json"]
-                    yield Call(method.upper(), path, of_json["schema"], self._example(of_json))
+                    body = self._body(of_json["schema"])
+                    yield Call(method.upper(), path, of_json["schema"], body)
 
-    def _example(self, of_json: Schema) -> Schema:
-        """The example in the description, with every field that may be null."""
-        examples = of_json.get("examples", {"example": {"value": of_json.get("example")}})
-        properties = self._resolved(of_json["schema"])["properties"]
-        nullable = [name for name, item in properties.items() if NULL in item.get("anyOf", ())]
-        return {**dict.fromkeys(nullable), **examples["example"]["value"]}
+    def _body(self, schema: Schema, name: str = "") -> Any:  # noqa: ANN401 - JSON
+        """A body with every field, null where it may be."""
+        schema = self._resolved(schema)
+        if NULL in schema.get("anyOf", ()):
+            return None
+        if name in VALUES:
+            return VALUES[name]
+        if "anyOf" in schema:
+            return self._body(schema["anyOf"][0])
+        if schema["type"] == "array":
+            items = schema.get("prefixItems") or [schema["items"]]
+            return [self._body(item) for item in items]
+        if schema["type"] == "object":
+            return {field: self._body(part, field) for field, part in schema["properties"].items()}
+        return schema.get("enum", [RIGHT[schema["type"]]])[0]
 
     def right(self, schema: Schema) -> object:
         """A value of the right types, the fields that must be given and no others."""
@@ -117,7 +139,6 @@ class Bodies:
 
 
 BODIES = Bodies(create_app(load_settings(), TemporaryJobStore()).openapi())
-NULL = {"type": "null"}
 by_call = pytest.mark.parametrize("call", [*BODIES.calls()], ids=lambda call: " ".join(call[:2]))
 
 
@@ -169,7 +190,7 @@ def wrong_bodies(body: Any) -> Iterator[Any]:  # noqa: ANN401 - JSON
 @by_call
 def test_no_value_and_no_name_of_a_refused_body_is_echoed(planner: LivePlanner, call: Call) -> None:
     num_refused = 0
-    for body in wrong_bodies(call.example):
+    for body in wrong_bodies(call.body):
         answer = sent(planner, call, json.dumps(body))
         assert answer.status_code < 500
         if answer.status_code == 404:  # it says what is not there

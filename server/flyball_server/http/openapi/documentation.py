@@ -1,13 +1,12 @@
-"""Routes that describe themselves in OpenAPI: bodies, answers and errors with examples."""
+"""Routes that describe themselves in OpenAPI: bodies, answers and errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any, cast, get_type_hints
 
 from fastapi import APIRouter, Request, Response, Security
-from fastapi.datastructures import DefaultPlaceholder
 from fastapi.openapi.models import Example
 from fastapi.params import Body
 from fastapi.routing import APIRoute
@@ -15,50 +14,44 @@ from fastapi.routing import APIRoute
 from flyball_server.http.edge_errors import ContentTypeError
 from flyball_server.http.json_body import with_unique_fields
 from flyball_server.http.middleware.token_access import TOKEN_SCHEME
-from flyball_server.http.openapi.examples import example
-from flyball_wire.messages import TOKEN_HEADER, Problem
+from flyball_wire.closed_loop import Timetable
+from flyball_wire.messages import JobRegistration, Problem
+from flyball_wire.plan_options import TargetChange
 from flyball_wire.strictness import Sent
 
 JSON = "application/json"
 Responses = dict[int | str, dict[str, Any]]
 
-# Meaning of each status, and an example of its `detail`.
 _PROBLEMS = MappingProxyType(
     {
-        400: ("The body cannot be read.", "The body cannot be read as JSON"),
-        401: (
-            "The planner requires a token, and the call has no valid one.",
-            f"This planner requires a token in the header {TOKEN_HEADER}",
-        ),
-        403: (
-            "The token does not permit this call, or a page of another site or host sends it.",
-            "This token permits job gpt2-demo only; use an operator's",
-        ),
-        404: ("No such job, rank or plan.", "Job gpt2-demo is not known here; register it first"),
-        408: (
-            "The body did not arrive in time.",
-            "The body did not arrive within 30 s; send it again, faster or in smaller parts",
-        ),
-        409: (
-            "The job's state does not permit this call.",
-            "Job gpt2-demo has no profile yet; put one first",
-        ),
-        413: (
-            "The body is too large.",
-            "The body is larger than 16777216 bytes, this planner's limit",
-        ),
-        415: (
-            "The body has another content type.",
-            "Send the body with content type application/json",
-        ),
-        422: (
-            "A value is invalid; the field, or the profile's line, is named.",
-            "num_stages: must be 1 to 4096",
-        ),
-        503: (
-            "The job store is not available, or too many calls wait; try again later.",
-            "The planner's job store is not available; see the planner's log",
-        ),
+        400: "The body cannot be read.",
+        401: "The planner requires a token, and the call has no valid one.",
+        403: "The token does not permit this call, or a page of another site or host sends it.",
+        404: "No such job, rank or plan.",
+        408: "The body did not arrive in time.",
+        409: "The job's state does not permit this call.",
+        413: "The body is too large.",
+        415: "The body has another content type.",
+        422: "A value is invalid; the field, or the profile's line, is named.",
+        503: "The job store is not available, or too many calls wait; try again later.",
+    }
+)
+# Bodies whose values follow rules that a schema does not have.
+EXAMPLES: Mapping[object, Mapping[str, object]] = MappingProxyType(
+    {
+        JobRegistration: {"num_stages": 2, "num_microbatches": 2, "blocking_power_w": [83.6]},
+        TargetChange: {"target": "slowdown:0.05"},
+        Timetable: {
+            "timezone": "Europe/Berlin",
+            "windows": [
+                {
+                    "days": ["mon", "fri"],
+                    "from_time": "17:00",
+                    "until_time": "20:00",
+                    "target": "power:8000",
+                }
+            ],
+        },
     }
 )
 _TOKEN_ERRORS = (401, 403, 422, 503)
@@ -67,16 +60,11 @@ BODY_ERRORS = (408, 413, 415)
 
 def problems(*statuses: int) -> Responses:
     """Return the description of errors that a route may answer."""
-    return {status: _problem(*_PROBLEMS[status]) for status in statuses}
-
-
-def _problem(meaning: str, detail: str) -> dict[str, Any]:
-    content = {JSON: {"example": {"detail": detail, "errors": []}}}
-    return {"model": Problem, "description": meaning, "content": content}
+    return {status: {"model": Problem, "description": _PROBLEMS[status]} for status in statuses}
 
 
 class DescribedRoute(APIRoute):
-    """Route that derives its errors and examples from its path, body and answer.
+    """Route that derives its errors from its path and body.
 
     The body is a parameter of a type that clients send; another content type than JSON is refused.
     """
@@ -91,15 +79,11 @@ class DescribedRoute(APIRoute):
         errors += (400, *BODY_ERRORS) if self._has_body else ()
         errors += (404,) if "{" in path and 201 not in given else ()
         responses = {**problems(*errors), **given}
-        model = options["response_model"]
-        answer = hints["return"] if isinstance(model, DefaultPlaceholder) else model
-        if answer not in {None, type(None), Response}:
-            success = responses.setdefault(options["status_code"] or 200, {})
-            success["content"] = {JSON: {"example": example(answer)}}
         super().__init__(path, endpoint, responses=responses, **options)
         if self.body_field is not None:
             body = cast("Body", self.body_field.field_info)
-            body.openapi_examples = {"example": Example(value=example(body.annotation))}
+            if body.annotation in EXAMPLES:
+                body.openapi_examples = {"example": Example(value=EXAMPLES[body.annotation])}
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler, behind the check of the body's content type."""

@@ -9,7 +9,6 @@ from flyball_server.http.dependencies import JobId, NewJobId, PlannerState, Stat
 from flyball_server.http.mapping.jobs import job_spec, job_view, launch
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
-from flyball_server.http.openapi.examples import example
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry import inspection, registration
 from flyball_server.jobs.registry.inputs import change_target
@@ -19,11 +18,7 @@ from flyball_wire.read_models import JobOverview, Overview
 
 ROUTER = call_router("jobs")
 OVERVIEW_ROUTER = call_router("overview")
-_NEW_JOB = {
-    "model": messages.JobView,
-    "description": "The job is new.",
-    "content": {JSON: {"example": example(messages.JobView)}},
-}
+_NEW_JOB = {"model": messages.JobView, "description": "The job is new."}
 
 
 @ROUTER.put(

@@ -26,7 +26,6 @@ from flyball_server.http.openapi.documentation import (
     problems,
     require_content_type,
 )
-from flyball_server.http.openapi.examples import PROFILE_CSV, example
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import JobSummary, notes
@@ -45,6 +44,16 @@ def _json_schema() -> dict[str, Any]:
     return schema
 
 
+PROFILE_CSV = """stage,instruction,frequency,time,energy
+0,forward,1410,0.10,30.0
+0,forward,1200,0.11,26.0
+0,backward,1410,0.20,62.0
+0,backward,1200,0.22,54.0
+1,forward,1410,0.08,24.0
+1,forward,1200,0.09,21.0
+1,backward,1410,0.16,50.0
+1,backward,1200,0.18,43.0
+"""
 # Described here, since FastAPI does not read this body.
 _BODY = {
     "required": True,
@@ -56,7 +65,7 @@ _BODY = {
             },
             "example": PROFILE_CSV,
         },
-        JSON: {"schema": _json_schema(), "example": example(messages.JsonProfile)},
+        JSON: {"schema": _json_schema()},
     },
 }
 
@@ -88,7 +97,7 @@ async def put_profile(request: Request, state: State, job_id: JobId) -> messages
     responses={
         200: {
             "description": "The profile.",
-            "content": {CSV: {"example": PROFILE_CSV, "schema": {"type": "string"}}},
+            "content": {CSV: {"schema": {"type": "string"}}},
         },
         **problems(409),
     },

@@ -9,7 +9,6 @@ from fastapi import Depends, Path
 from flyball_server.http.dependencies import State
 from flyball_server.http.middleware.token_access import require_token
 from flyball_server.http.openapi.documentation import call_router, problems
-from flyball_server.http.openapi.examples import example
 from flyball_server.jobs.auth.access import create_token, list_tokens, revoke_token
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import TokenRecord
@@ -22,7 +21,6 @@ TokenId = Annotated[
     Path(
         pattern="^[0-9a-f]{8,64}$",
         description="Public part of the token, between its two underscores.",
-        examples=[example(TokenView)["token_id"]],
     ),
 ]
 
