@@ -1,4 +1,4 @@
-"""Several ranks in one call: each is answered for itself, and all cost one transaction."""
+"""Calls of several ranks that come at once: each is answered for itself, in one transaction."""
 
 from __future__ import annotations
 
