@@ -102,7 +102,7 @@ def test_a_search_finds_jobs_with_all_its_words(
         job("llama", target="slowdown:0.05"),
     ]
     code = "m.searched(jobs, words).map((job) => job.job_id)"
-    assert modules.run("jobs_order", code, jobs=jobs, words=words) == names
+    assert modules.run("jobs_page", code, jobs=jobs, words=words) == names
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_jobs_are_sorted_by_a_column(
         job("job-9", measured=measured(3.0, None), saving_percent=estimate(-1)),
     ]
     code = "m.sorted(jobs, { column, falling }).map((job) => job.job_id)"
-    assert modules.run("jobs_order", code, jobs=jobs, column=column, falling=falling) == names
+    assert modules.run("jobs_page", code, jobs=jobs, column=column, falling=falling) == names
 
 
 def test_unsorted_jobs_on_a_plan_come_first_whatever_their_heartbeat(modules: Modules) -> None:
@@ -138,7 +138,7 @@ def test_unsorted_jobs_on_a_plan_come_first_whatever_their_heartbeat(modules: Mo
     ]
     code = "m.sorted(jobs, { column: null, falling: false }).map((job) => job.job_id)"
     names = ["new", "old", "unplanned", "over", "silent"]
-    assert modules.run("jobs_order", code, jobs=jobs) == names
+    assert modules.run("jobs_page", code, jobs=jobs) == names
 
 
 def test_savings_have_the_costs_and_emissions_that_the_planner_has_factors_for(
@@ -152,10 +152,10 @@ def test_savings_have_the_costs_and_emissions_that_the_planner_has_factors_for(
     """
     saved = {"saved_j": estimate(7.2e6, 3.6e6, 10.8e6), "saved_of_j": 36e6}
     unpriced = job("a", **saved)
-    assert modules.run("jobs_totals", code, jobs=[unpriced]) == ["2.000 kWh", NONE]
+    assert modules.run("jobs_page", code, jobs=[unpriced]) == ["2.000 kWh", NONE]
     factors = {"price_per_kwh": 0.3, "currency": "CHF", "co2_g_per_kwh": 600.0}
     priced = [job(name, factors=factors, **saved) for name in "ab"]
-    figures = modules.run("jobs_totals", code, jobs=priced)
+    figures = modules.run("jobs_page", code, jobs=priced)
     assert figures == ["4.000 kWh", "1.20 CHF", "2.400 kg CO₂", NONE]
 
 
@@ -171,7 +171,7 @@ def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
         job("c", num_present=0, measured=measured(2.0, 9000.0), saved_j=estimate(7, 5, 9)),
         job("d", emulated=True, measured=measured(1.0, 500.0), saved_j=estimate(1000)),
     ]
-    real, emulated = modules.run("jobs_totals", "m.totalsOf(jobs)", jobs=jobs)
+    real, emulated = modules.run("jobs_page", "m.totalsOf(jobs)", jobs=jobs)
     assert real == {
         **{"emulated": False, "num_jobs": 3, "num_running": 2, "num_present": 16},
         **{"num_expected": 16, "num_saving": 3, "num_slower": 1, "num_powered": 1, "power_w": 2000},
@@ -179,7 +179,7 @@ def test_totals_never_add_emulated_jobs_to_real_ones(modules: Modules) -> None:
         "factors": job()["factors"],
     }
     assert (emulated["saved_j"], emulated["saved_low_j"], emulated["power_w"]) == (1000, None, 500)
-    assert modules.run("jobs_totals", "m.totalsOf([])") == []
+    assert modules.run("jobs_page", "m.totalsOf([])") == []
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_a_stage_is_described_with_the_known_clocks(
     shown = step(0, version, stages=[stage_of_step(1, 200.0, sm_clock_mhz=clock_mhz)])
     state = {"history": [plan(1, 0)], "overview": job()}
     code = "m.stageText(step, 1, state)"
-    assert modules.run("step_words", code, step=shown, state=state) == text
+    assert modules.run("live_charts", code, step=shown, state=state) == text
 
 
 def test_held_back_clocks_are_counted_by_reason(modules: Modules) -> None:
@@ -396,7 +396,7 @@ def test_held_back_clocks_are_counted_by_reason(modules: Modules) -> None:
         {**reasons, "stages": [{"stage": 1, **reasons}]},
     ]
     state = {"history": [], "overview": job(num_ranks=2)}
-    text = modules.run("step_words", "m.stepText(step, state)", step=steps[1], state=state)
+    text = modules.run("live_charts", "m.stepText(step, state)", step=steps[1], state=state)
     assert "stage 1 held back 3\u00d7 by power, 1\u00d7 by heat, 2\u00d7 cause unknown" in text
 
 
@@ -405,7 +405,7 @@ def test_a_step_on_an_unknown_plan_is_called_so(modules: Modules) -> None:
     found = series(modules, steps, plan(1, 1))
     assert (found["version"], found["predicted_time_s"]) == ([1, "unknown"], [1.9, None])
     state = {"history": [plan(1, 1)], "overview": job(num_ranks=2)}
-    text = modules.run("step_words", "m.stepText(step, state)", step=steps[1], state=state)
+    text = modules.run("live_charts", "m.stepText(step, state)", step=steps[1], state=state)
     assert "2: v1 and unknown v7, not counted" in text
 
 

@@ -5,7 +5,7 @@ import { followEvents } from "./event_stream.js";
 
 /**
  * @import { Follower } from "./event_stream.js"
- * @import { TokenKeeper } from "./token_prompt.js"
+ * @import { TokenKeeper } from "./main.js"
  */
 
 const TOKEN_HEADER = "Flyball-Token";

@@ -38,10 +38,7 @@ export class ApiError extends Error {
     return new ApiError(0, "The planner does not respond");
   }
 
-  /**
-   * Read the error of an unsuccessful answer.
-   * @param {Response} answer
-   */
+  /** Read the error of an unsuccessful answer. @param {Response} answer */
   static async of(answer) {
     let detail = `The planner answers ${answer.status}`;
     let isPlanners = false;

@@ -22,10 +22,7 @@ const STYLES = [
   "visibility",
 ];
 
-/**
- * Create the buttons that save a chart.
- * @param {ChartFiles} files
- */
+/** Create the buttons that save a chart. @param {ChartFiles} files */
 export function fileButtons({ title, rows, pictures, legend = () => [] }) {
   const button = (/** @type {string} */ kind, /** @type {() => Promise<Blob>} */ file) =>
     make(

@@ -61,19 +61,13 @@ export function createClockScale(slowest_mhz, fastest_mhz) {
   };
 }
 
-/**
- * Return black or white, whichever has the higher contrast (WCAG) on a colour.
- * @param {Rgb} rgb
- */
+/** Return black or white, whichever has the higher contrast (WCAG) on a colour. @param {Rgb} rgb */
 function readableOn(rgb) {
   const luminance = relativeLuminance(rgb);
   return (luminance + 0.05) / 0.05 >= 1.05 / (luminance + 0.05) ? BLACK : WHITE;
 }
 
-/**
- * Return WCAG's relative luminance, 0 to 1.
- * @param {Rgb} rgb
- */
+/** Return WCAG's relative luminance, 0 to 1. @param {Rgb} rgb */
 export function relativeLuminance(rgb) {
   const [red, green, blue] = rgb.map((channel) => {
     const share = channel / 255;
@@ -82,10 +76,7 @@ export function relativeLuminance(rgb) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
-/**
- * @param {number} position 0 to 1
- * @returns {Rgb}
- */
+/** @param {number} position 0 to 1 @returns {Rgb} */
 function interpolated(position) {
   const place = position * (STOPS.length - 1);
   const below = Math.min(Math.floor(place), STOPS.length - 2);
@@ -96,17 +87,14 @@ function interpolated(position) {
   return [channel(0), channel(1), channel(2)];
 }
 
-/**
- * @param {string} color `#rrggbb`
- * @returns {Rgb}
- */
+/** @param {string} color `#rrggbb` @returns {Rgb} */
 export function channels(color) {
   /** @param {number} at */
   const channel = (at) => Number.parseInt(color.slice(at, at + 2), 16);
   return [channel(1), channel(3), channel(5)];
 }
 
-/** @param {Rgb} rgb */
-function hex(rgb) {
+/** Return a colour as `#rrggbb`. @param {number[]} rgb */
+export function hex(rgb) {
   return `#${rgb.map((channel) => channel.toString(16).padStart(2, "0")).join("")}`;
 }

@@ -4,7 +4,7 @@ import { ApiError } from "./api_error.js";
 import { showRefusal } from "./connection.js";
 import { decoded, make, setChildren, setText } from "./elements.js";
 import { fixed, joules, percent, percentAbove, seconds, targetText, watts } from "./format.js";
-import { makeTable } from "./tables.js";
+import { makeRow, makeTable } from "./tables.js";
 
 /**
  * @import { Figure } from "./format.js"
@@ -23,6 +23,7 @@ import { makeTable } from "./tables.js";
 const PREFIX = "#/compare";
 const SIDES = ["A", "B"];
 const RENEW_MS = 10_000;
+const CELLS = ["td", "td", "td"];
 
 /** @type {[string, (side: Side) => string][]} */
 const TEXTS = [
@@ -151,16 +152,18 @@ export class ComparePage {
     const [a, b] = sides;
     setChildren(
       this.body,
-      ...TEXTS.map(([name, text]) => rowOf(name, [text(a), text(b), ""])),
+      ...TEXTS.map(([name, text]) => makeRow([name, text(a), text(b), ""], CELLS)),
       ...FIGURES.map(([name, format, value]) => {
         const [of, to] = [value(a), value(b)];
         const change = of == null || to == null ? null : percentAbove(to, of);
-        return rowOf(name, [format(of), format(to), percent(change, { signed: true })]);
+        const changed = percent(change, { signed: true });
+        return makeRow([name, format(of), format(to), changed], CELLS);
       }),
       ...SHARES.map(([name, value]) => {
         const [of, to] = [value(a), value(b)];
         const points = of == null || to == null ? "\u2013" : `${signed(to - of)} points`;
-        return rowOf(name, [percent(of, { digits: 2 }), percent(to, { digits: 2 }), points]);
+        const texts = [of, to].map((share) => percent(share, { digits: 2 }));
+        return makeRow([name, ...texts, points], CELLS);
       }),
     );
   }
@@ -236,11 +239,6 @@ function differences([{ job: a }, { job: b }]) {
     ["number of microbatches", a.num_microbatches !== b.num_microbatches],
   ];
   return checks.filter(([, isOther]) => isOther).map(([name]) => name);
-}
-
-/** @param {string} name @param {string[]} texts */
-function rowOf(name, texts) {
-  return make("tr", make("th", { scope: "row" }, name), ...texts.map((text) => make("td", text)));
 }
 
 /** @param {number} points */

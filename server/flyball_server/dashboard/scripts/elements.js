@@ -123,10 +123,7 @@ export function byId(id, kind) {
   return element;
 }
 
-/**
- * Return the `d` of a path through points.
- * @param {[number, number][]} points px
- */
+/** Return the `d` of a path through points. @param {[number, number][]} points px */
 export function lineThrough(points) {
   return points
     .map(([x, y], index) => `${index ? "L" : "M"}${x.toFixed(1)} ${y.toFixed(1)}`)

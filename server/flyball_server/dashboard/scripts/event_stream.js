@@ -53,10 +53,7 @@ export class StreamParser {
     this.id = null;
   }
 
-  /**
-   * @param {string} text next piece
-   * @returns {StreamMessage[]} messages that it completes
-   */
+  /** @param {string} text next piece @returns {StreamMessage[]} messages that it completes */
   take(text) {
     const lines = (this.rest + text).split("\n");
     this.rest = lines.pop() ?? "";
@@ -202,10 +199,7 @@ class Following {
     }
   }
 
-  /**
-   * Call the follower; its own errors are no problem of the planner.
-   * @param {() => void} action
-   */
+  /** Call the follower; its own errors are no problem of the planner. @param {() => void} action */
   tell(action) {
     if (this.isStopped) return;
     try {
@@ -215,10 +209,7 @@ class Following {
     }
   }
 
-  /**
-   * @param {ApiError} error
-   * @returns {number | null} ms until the next try; null: none
-   */
+  /** @param {ApiError} error @returns {number | null} ms until the next try; null: none */
   afterFailure(error) {
     const { longestPause_ms, nextStream_ms } = this.times;
     if (error.status === 503 && this.isHeld && error.retryAfter_s !== null) {

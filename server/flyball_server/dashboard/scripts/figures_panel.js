@@ -57,7 +57,6 @@ export function createFiguresPanel(element) {
       setChildren(head, ...headRows(overview));
       setChildren(body, ...figureRows(overview).map(rowElement));
     },
-    destroy() {},
   };
 }
 
@@ -219,6 +218,7 @@ export function figureRows(job) {
   };
   const [power, basePower] = [power_w(now), power_w(base)];
   const [planPower, planBasePower] = [power_w(plan), power_w(planBase)];
+  const negative = (/** @type {Figure} */ value) => (value == null ? null : -value);
   const longer = change(plan.time_s, planBase.time_s);
   const planSaved = predicted?.saving_percent;
   return [
@@ -253,11 +253,6 @@ function figures(format, now, baseline, changed) {
 /** @param {Figure} value @param {Figure} reference */
 function change(value, reference) {
   return value == null || reference == null ? null : percentAbove(value, reference);
-}
-
-/** @param {Figure} value */
-function negative(value) {
-  return value == null ? null : -value;
 }
 
 /** @param {{time_s: Figure, energy_j: Figure}} iteration */

@@ -45,10 +45,7 @@ export class FrontierChart {
     this._observer.disconnect();
   }
 
-  /**
-   * @param {Shown} shown
-   * @returns {Mark[]} marks too far away to be drawn
-   */
+  /** @param {Shown} shown @returns {Mark[]} marks too far away to be drawn */
   show(shown) {
     const isOther = this._shown?.frontier !== shown.frontier;
     this._shown = shown;
@@ -91,10 +88,7 @@ export class FrontierChart {
     );
   }
 
-  /**
-   * Return the number of the point that a click chooses; -1: none.
-   * @param {MouseEvent} event
-   */
+  /** Return the number of the point that a click chooses; -1: none. @param {MouseEvent} event */
   _clicked(event) {
     // A click of assistive technology has no place: only its element counts.
     const near = event.detail > 0 ? this._near(event) : null;

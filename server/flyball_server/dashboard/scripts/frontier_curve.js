@@ -26,10 +26,7 @@ export const NUM_POINTS = 30;
 /** Number of instructions above which the frontier is only computed on request. */
 export const MANY_INSTRUCTIONS = 20000;
 
-/**
- * Return the number of forwards and backwards of an iteration.
- * @param {JobOverview} overview
- */
+/** Return the number of forwards and backwards of an iteration. @param {JobOverview} overview */
 export function numInstructions({ num_stages, num_microbatches }) {
   return 2 * num_stages * num_microbatches;
 }

@@ -234,10 +234,7 @@ export class FrontierPanel {
   }
 }
 
-/**
- * Return why no frontier can be requested yet; null: one can.
- * @param {JobPageState} state
- */
+/** Return why no frontier can be requested yet; null: one can. @param {JobPageState} state */
 function reasonForNone({ overview, history }) {
   if (overview.state === "awaiting-profile")
     return "The frontier can be computed once the job has a profile.";

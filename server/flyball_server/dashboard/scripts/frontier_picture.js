@@ -1,8 +1,7 @@
 // The frontier as SVG layers: axes, curves, points, marks and labels.
 
-import { roundTicks } from "./axis_ticks.js";
 import { fontFamily, lineThrough, make, makeSvg, setAttribute, textWidth } from "./elements.js";
-import { fixed, joules } from "./format.js";
+import { fixed, joules, roundTicks } from "./format.js";
 import { extentOf, pointSentence } from "./frontier_curve.js";
 import { leaderTo, placeLabels } from "./label_layout.js";
 

@@ -138,10 +138,7 @@ export class FrontierTarget {
     if (hadFocus) this._onLeft();
   }
 
-  /**
-   * @param {string} target
-   * @returns {Promise<boolean>} true: the planner has accepted it
-   */
+  /** @param {string} target @returns {Promise<boolean>} true: the planner has accepted it */
   async _put(target) {
     const { api, path } = this._context;
     const overview = this._state?.overview;

@@ -81,7 +81,6 @@ export function createHistoryPanel(element, { announce }) {
       last = state;
       if (!isSame) show(state);
     },
-    destroy() {},
   };
 }
 

@@ -29,8 +29,6 @@ export class JobHead {
     );
   }
 
-  destroy() {}
-
   /** @param {JobPageState} state */
   update(state) {
     const { overview, notes } = state;
@@ -51,10 +49,7 @@ export class JobHead {
   }
 }
 
-/**
- * @param {JobPageState} state
- * @returns {[string, string][]}
- */
+/** @param {JobPageState} state @returns {[string, string][]} */
 function facts(state) {
   const job = state.overview;
   const size = `${job.num_stages} stages \u00d7 ${job.num_microbatches} microbatches`;

@@ -2,8 +2,7 @@
 
 import { ApiError } from "./api_error.js";
 import { followPage, showRefusal } from "./connection.js";
-import { showSections } from "./sections.js";
-import { make, setChildren } from "./elements.js";
+import { byId, hasModifier, isTyping, make, setAttribute, setChildren } from "./elements.js";
 import { createFiguresPanel } from "./figures_panel.js";
 import { FrontierPanel } from "./frontier_panel.js";
 import { createHistoryPanel } from "./history_panel.js";
@@ -29,7 +28,7 @@ import { TimelinePanel } from "./timeline_panel.js";
  * @property {(text: string) => void} announce
  * @property {(action: () => void) => void} guard runs code outside of an update: if it
  *   throws, the panel shows that it has failed
- * @typedef {{update(state: JobPageState): void, destroy(): void}} Panel
+ * @typedef {{update(state: JobPageState): void, destroy?(): void}} Panel
  * @typedef {object} Gap
  * Steps that events have left out.
  * @property {number} after last step before the requested ones
@@ -105,7 +104,7 @@ export class JobPage {
     cancelAnimationFrame(this.frame);
     this.frame = 0;
     this.sections?.abort();
-    for (const { panel } of this.panels) panel.destroy();
+    for (const { panel } of this.panels) panel.destroy?.();
     this.panels = [];
   }
 
@@ -218,7 +217,7 @@ export class JobPage {
       console.error(error);
       const failed = this.panels.find((entry) => entry.element === element);
       this.panels = this.panels.filter((entry) => entry !== failed);
-      failed?.panel.destroy();
+      failed?.panel.destroy?.();
       const text = "This part of the page has failed; the browser's console says why.";
       setChildren(element, make("p.problem", text));
     }
@@ -233,4 +232,61 @@ export class JobPage {
     this.destroy();
     showRefusal(this.shell, this.main, status, text);
   }
+}
+
+const GAP = 8; // px between the bar and a section
+
+/**
+ * Show the list, and mark the section that is read.
+ * @param {[string, HTMLElement][]} sections title and element
+ * @returns {AbortController} ends it
+ */
+export function showSections(sections) {
+  const list = byId("sections", HTMLElement);
+  const ending = new AbortController();
+  const { signal } = ending;
+  // Sections stand beside each other, and the last ones cannot reach the bar: a jump counts.
+  let isJump = false;
+  const go = (/** @type {number} */ index) => {
+    const [, section] = sections[index];
+    const before_px = window.scrollY;
+    const top = section.getBoundingClientRect().top - barHeight() - GAP;
+    window.scrollBy({ top, behavior: "instant" });
+    // One event follows, and none where the page stays.
+    isJump = window.scrollY !== before_px;
+    mark(index);
+    section.tabIndex = -1;
+    section.focus({ preventScroll: true });
+  };
+  const buttons = sections.map(([title], index) =>
+    make("button.quiet", { onclick: () => go(index), "aria-keyshortcuts": `${index + 1}` }, title),
+  );
+  const mark = (/** @type {number} */ here) => {
+    buttons.forEach((button, index) =>
+      setAttribute(button, "aria-current", index === here ? "true" : null),
+    );
+  };
+  const onScroll = () => {
+    const line = barHeight() + 3 * GAP;
+    const tops = sections.map(([, section]) => section.getBoundingClientRect().top);
+    if (!isJump) mark(Math.max(0, tops.findLastIndex((top) => top <= line)));
+    isJump = false;
+  };
+  const onKey = (/** @type {KeyboardEvent} */ event) => {
+    const index = Number(event.key) - 1;
+    if (!/^[1-9]$/.test(event.key) || hasModifier(event) || isTyping(event)) return;
+    if (index >= sections.length) return;
+    event.preventDefault();
+    go(index);
+  };
+  document.addEventListener("scroll", onScroll, { signal, passive: true });
+  document.addEventListener("keydown", onKey, { signal });
+  setChildren(list, ...buttons);
+  list.hidden = false;
+  mark(0);
+  return ending;
+}
+
+function barHeight() {
+  return document.querySelector(".bar")?.getBoundingClientRect().height ?? 0;
 }

@@ -81,10 +81,7 @@ function mergedSteps(known, told, most) {
   return [...byStep.values()].sort((one, other) => one.step - other.step).slice(-most);
 }
 
-/**
- * @param {JobPageState} state
- * @returns {number} steps to keep
- */
+/** @param {JobPageState} state @returns {number} steps to keep */
 function mostSteps({ overview: { num_stages } }) {
   return Math.max(1, Math.min(MOST_STEPS, Math.floor(MOST_STAGES / num_stages)));
 }

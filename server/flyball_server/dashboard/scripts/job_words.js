@@ -40,10 +40,7 @@ export function isOnPlan({ measured }) {
   return measured === null || measured.clocks === "plan";
 }
 
-/**
- * Create the badge of a state, each with a sign of its own shape.
- * @param {JobOverview} job
- */
+/** Create the badge of a state, each with a sign of its own shape. @param {JobOverview} job */
 export function stateBadge(job) {
   const { tone, sign } = STATES.get(job.state) ?? { tone: "wait", sign: "?" };
   return make(

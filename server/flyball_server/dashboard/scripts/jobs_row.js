@@ -184,10 +184,7 @@ function savingBar({ mean, low, high }, tone) {
   return picture;
 }
 
-/**
- * @param {number} percent
- * @returns {number} px from the left
- */
+/** @param {number} percent @returns {number} px from the left */
 function place(percent) {
   const share = (Math.min(MOST, Math.max(LEAST, percent)) - LEAST) / (MOST - LEAST);
   return Math.round(10 * share * WIDTH) / 10;

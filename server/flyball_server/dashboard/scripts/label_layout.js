@@ -58,18 +58,16 @@ export function placeLabels(marks, spots, room) {
   /** @type {Candidate[]} */
   const taken = [];
   return marks.map((mark) => {
-    const costs = new Map();
-    for (const candidate of candidates(mark, room)) {
+    const judged = candidates(mark, room).map((candidate) => {
       let sum = cost(candidate, all, taken, room);
       if (isNearOther(candidate, mark, marks)) sum += COSTS.nearOther;
       if (marks.some((other) => strikes(candidate, other))) sum += COSTS.mark;
-      costs.set(candidate, sum);
-    }
-    const best = [...costs.keys()].reduce((least, each) =>
-      costs.get(each) < costs.get(least) ? each : least,
-    );
-    taken.push(best);
-    return { x: best.rectangle.x, y: best.rectangle.y, isFar: best.leader !== null };
+      return { candidate, sum };
+    });
+    const least = judged.reduce((one, other) => (other.sum < one.sum ? other : one));
+    const { rectangle, leader } = least.candidate;
+    taken.push(least.candidate);
+    return { x: rectangle.x, y: rectangle.y, isFar: leader !== null };
   });
 }
 

@@ -1,22 +1,16 @@
 // Charts by stage: mean power of all stages, SM clock of one.
 
-import { wattTicks } from "./axis_ticks.js";
 import { make, placeTip, setText } from "./elements.js";
-import { count, fixed, watts } from "./format.js";
+import { count, fixed, watts, wattTicks } from "./format.js";
 import { StepChart } from "./step_chart.js";
 import { DISC } from "./step_marks.js";
 import { spread, stageRows, usualRange, wholeRange } from "./step_series.js";
 
 /**
  * @import { ChartLine } from "./step_chart.js"
+ * @import { ChartsOptions } from "./step_charts.js"
  * @import { Pen } from "./step_marks.js"
  * @import { Column, StepSeries } from "./step_series.js"
- */
-
-/**
- * @typedef {object} Listeners
- * @property {(index: number | null, stage: number | null) => void} onCursor
- * @property {(from: number, to: number) => void} onSelect
  */
 
 const MOST_LINES = 8;
@@ -28,7 +22,7 @@ export class StagePowerChart {
   /**
    * @param {HTMLElement} place
    * @param {number} num_stages
-   * @param {Listeners} listeners
+   * @param {ChartsOptions} listeners
    */
   constructor(place, num_stages, { onCursor, onSelect }) {
     this.isSpread = num_stages > MOST_LINES;
@@ -142,7 +136,7 @@ export class StageClockChart {
   /**
    * @param {HTMLElement} place
    * @param {number} num_stages
-   * @param {Listeners} listeners
+   * @param {ChartsOptions} listeners
    */
   constructor(place, num_stages, { onCursor, onSelect }) {
     /** @type {StepSeries | null} */
@@ -170,10 +164,7 @@ export class StageClockChart {
     this.showStage();
   }
 
-  /**
-   * Draw a dot for a reading between two steps without one: no line shows it.
-   * @param {Pen} pen
-   */
+  /** Draw a dot for a reading between two steps without one: no line shows it. @param {Pen} pen */
   drawSingles(pen) {
     const column = this.series?.clock_mhz[this.choice.stage] ?? [];
     if (this.series === null || !pen.plot.series[1].show) return;
@@ -192,10 +183,7 @@ export class StageClockChart {
   }
 }
 
-/**
- * Return the indices of values without a neighbour.
- * @param {Column} column
- */
+/** Return the indices of values without a neighbour. @param {Column} column */
 export function singles(column) {
   const isThere = (/** @type {number} */ index) => (column[index] ?? null) !== null;
   return [...column.keys()].filter(

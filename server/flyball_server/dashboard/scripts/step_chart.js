@@ -50,10 +50,7 @@ const SERIES_COLORS = Array.from({ length: 8 }, (_, index) => `series-${index + 
 const COLORS = ["text", "text-muted", "grid", "border", "surface", "warn", "bad", ...SERIES_COLORS];
 
 export class StepChart {
-  /**
-   * @param {HTMLElement} place gets the chart
-   * @param {ChartOptions} options
-   */
+  /** @param {HTMLElement} place gets the chart @param {ChartOptions} options */
   constructor(place, options) {
     this.options = options;
     this.colors = themeColors(...COLORS);
@@ -85,10 +82,7 @@ export class StepChart {
     this.element.remove();
   }
 
-  /**
-   * @param {number[]} steps rising
-   * @param {Column[]} columns one of each line
-   */
+  /** @param {number[]} steps rising @param {Column[]} columns one of each line */
   setData(steps, columns) {
     this.quietly(() => this.plot.setData([steps, ...columns]));
   }
@@ -268,10 +262,7 @@ export class StepChart {
     this.options.onSelect(from, to);
   }
 
-  /**
-   * Replace the legend, which is a list of the lines otherwise.
-   * @param {...HTMLElement} entries
-   */
+  /** Replace the legend, which is a list of the lines otherwise. @param {...HTMLElement} entries */
   setLegend(...entries) {
     this.hasOwnLegend = true;
     setChildren(this.legend, ...entries);

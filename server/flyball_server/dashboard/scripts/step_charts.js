@@ -1,8 +1,7 @@
 // Charts of measured steps, one above the other, with a common cursor and range of steps.
 
-import { jouleTicks, secondTicks } from "./axis_ticks.js";
 import { make, setChildren } from "./elements.js";
-import { megahertz } from "./format.js";
+import { jouleTicks, megahertz, secondTicks } from "./format.js";
 import { StageClockChart, StagePowerChart } from "./stage_charts.js";
 import { StepChart } from "./step_chart.js";
 import {
@@ -88,10 +87,7 @@ export class StepCharts {
     this.scaleKey?.remove();
   }
 
-  /**
-   * @param {StagesOfStep[]} shown rising
-   * @param {JobPageState} state
-   */
+  /** @param {StagesOfStep[]} shown rising @param {JobPageState} state */
   show(shown, state) {
     this.state = state;
     const { history, overview } = state;
@@ -114,10 +110,7 @@ export class StepCharts {
     this.showScale(state);
   }
 
-  /**
-   * @param {number} index
-   * @returns {number | null} null: no step was measured there
-   */
+  /** @param {number} index @returns {number | null} null: no step was measured there */
   stepAt(index) {
     return this.series.time_s[index] == null ? null : this.series.step[index];
   }

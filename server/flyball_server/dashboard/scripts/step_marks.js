@@ -218,10 +218,7 @@ const LEAST_ROW = 4;
 const MOST_ROW = 18;
 const WANTED_HEIGHT = 144;
 
-/**
- * @param {number} num_stages
- * @returns {number} px of the strip
- */
+/** @param {number} num_stages @returns {number} px of the strip */
 export function stripHeight(num_stages) {
   const row = Math.min(MOST_ROW, Math.max(LEAST_ROW, Math.floor(WANTED_HEIGHT / num_stages)));
   return Math.min(row * num_stages, 512);

@@ -179,9 +179,8 @@ export function spread(byStage, length) {
  * @returns {[number, number]} low below high
  */
 export function usualRange(columns) {
-  const values = /** @type {number[]} */ (columns.flat().filter((value) => value !== null));
+  const values = risingValues(columns);
   if (values.length === 0) return [0, 1];
-  values.sort((one, other) => one - other);
   const at = (/** @type {number} */ share) => values[Math.round(share * (values.length - 1))];
   const reach = Math.max(0.75 * (at(0.95) - at(0.05)), 0.03 * Math.abs(at(0.5)), 1e-12);
   const low = Math.max(values[0], at(0.05) - reach);
@@ -195,10 +194,14 @@ export function usualRange(columns) {
  * @returns {[number, number]} low below high
  */
 export function wholeRange(columns) {
+  const values = risingValues(columns);
+  return values.length === 0 ? [0, 1] : widened(values[0], values[values.length - 1]);
+}
+
+/** @param {Column[]} columns */
+function risingValues(columns) {
   const values = /** @type {number[]} */ (columns.flat().filter((value) => value !== null));
-  if (values.length === 0) return [0, 1];
-  values.sort((one, other) => one - other);
-  return widened(values[0], values[values.length - 1]);
+  return values.sort((one, other) => one - other);
 }
 
 /**

@@ -36,7 +36,6 @@ export function createStragglersPanel(element) {
       setText(note, !isEmpty && overview.emulated ? "on emulated GPUs" : "");
       setChildren(body, ...stragglers.map((each) => makeRow(rowTexts(each), CELLS)));
     },
-    destroy() {},
   };
 }
 

@@ -1,12 +1,11 @@
 // Theme of the page: light, dark or system, and its colours for canvases.
 
+import { hex } from "./clock_scale.js";
+
 const KEY = "flyball-theme";
 const CHOICES = ["system", "light", "dark"];
 
-/**
- * Let a button switch between the themes.
- * @param {HTMLButtonElement} button
- */
+/** Let a button switch between the themes. @param {HTMLButtonElement} button */
 export function bindThemeButton(button) {
   const show = () => {
     button.textContent = `Theme: ${chosenTheme()}`;
@@ -54,14 +53,9 @@ export function themeColors(...names) {
   document.documentElement.append(probe);
   const colors = names.map((name) => {
     probe.style.color = `var(--${name}, #808080)`;
-    return [name, hexOf(getComputedStyle(probe).color)];
+    return [name, hex((getComputedStyle(probe).color.match(/\d+/g) ?? []).map(Number))];
   });
   probe.remove();
   return Object.fromEntries(colors);
 }
 
-/** @param {string} color `rgb(1, 2, 3)` */
-function hexOf(color) {
-  const channels = color.match(/\d+/g) ?? [];
-  return `#${channels.map((channel) => Number(channel).toString(16).padStart(2, "0")).join("")}`;
-}

@@ -1,6 +1,6 @@
 // Marks over the timeline's pixels: hatching, labels, the critical path, the axis.
 
-import { roundTicks } from "./axis_ticks.js";
+import { roundTicks } from "./format.js";
 import { instructionLabel, lastStartedBy, lookOf } from "./timeline_layout.js";
 import { rowHeight_px } from "./timeline_view.js";
 
@@ -246,10 +246,7 @@ export function drawCriticalPath({ context, layout, to, style }) {
   context.stroke(path);
 }
 
-/**
- * Draw the time along the lower edge, in s or ms.
- * @param {Drawing} drawing
- */
+/** Draw the time along the lower edge, in s or ms. @param {Drawing} drawing */
 export function drawTimeAxis({ context, to, style }) {
   const isShort = to.end_s - to.start_s < 0.5;
   const unit = isShort ? 1e3 : 1;

@@ -4,17 +4,24 @@ import { ApiError } from "./api_error.js";
 import { fileButtons } from "./chart_files.js";
 import { createClockScale } from "./clock_scale.js";
 import { make, panelHead, setChildren, setText } from "./elements.js";
-import { count, counted, megahertz } from "./format.js";
+import { count, counted, joules, megahertz, percent } from "./format.js";
+import { DetailsTable, makeRow } from "./tables.js";
 import { layOut } from "./timeline_layout.js";
-import { TimelineTable } from "./timeline_table.js";
 import { TimelineViewer } from "./timeline_viewer.js";
-import { comparisonWords, figuresWords, kindWords } from "./timeline_words.js";
+import {
+  comparisonWords,
+  figuresWords,
+  kindWords,
+  milliseconds,
+  stageFigures,
+} from "./timeline_words.js";
 
 /**
  * @import { CsvRow } from "./chart_files.js"
  * @import { ClockScale } from "./clock_scale.js"
  * @import { PanelContext } from "./job_page.js"
  * @import { JobPageState } from "./job_state.js"
+ * @import { Layout } from "./timeline_layout.js"
  * @import { Iterations } from "./timeline_viewer.js"
  * @import { JobOverview, PlanTimeline } from "./wire_types.js"
  */
@@ -296,4 +303,51 @@ function clockBar(scale) {
     bar,
     make("span", megahertz(fastest_mhz)),
   );
+}
+
+// Updates are delayed while the view moves.
+const DELAY_MS = 150;
+const FIGURES = ["Computes", "Mean clock", "Energy while computing", "Waits"];
+
+export class TimelineTable {
+  constructor() {
+    this.element = make("details.timeline-figures");
+    const label = "Figures of the shown stages";
+    this._table = new DetailsTable(this.element, `${label} as a table`, label, {
+      selector: "table.timeline-table",
+      heads: ["Row", ...FIGURES.flatMap((name) => [`${name}, plan`, `${name}, baseline`])],
+    });
+    this._caption = make("caption");
+    this._table.table.prepend(this._caption);
+    this._timer = 0;
+  }
+
+  destroy() {
+    clearTimeout(this._timer);
+  }
+
+  /**
+   * @param {Layout} plan
+   * @param {Layout} baseline
+   * @param {[number, number]} rows first, and the one after the last
+   */
+  update(plan, baseline, [first, last]) {
+    const shown = `rows ${first + 1} to ${last} of ${plan.rows.length}`;
+    clearTimeout(this._timer);
+    this._timer = setTimeout(() => {
+      setText(this._caption, `One iteration, predicted; ${shown}`);
+      this._table.show(() =>
+        plan.rows.slice(first, last).map((row, index) => {
+          const figures = [plan, baseline].map((layout) => stageFigures(layout, first + index));
+          return makeRow([
+            row.name,
+            ...figures.map(({ busy_s }) => milliseconds(busy_s)),
+            ...figures.map(({ meanClock_mhz }) => megahertz(meanClock_mhz)),
+            ...figures.map(({ busyEnergy_j }) => joules(busyEnergy_j)),
+            ...figures.map(({ bubble_percent }) => percent(bubble_percent)),
+          ]);
+        }),
+      );
+    }, DELAY_MS);
+  }
 }

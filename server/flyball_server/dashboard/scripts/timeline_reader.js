@@ -65,10 +65,7 @@ export class TimelineReader {
     return waitWords(layout, row, from_s, until_s);
   }
 
-  /**
-   * Return the view moved to the instruction that is read.
-   * @param {View} view
-   */
+  /** Return the view moved to the instruction that is read. @param {View} view */
   viewFor(view) {
     if (!this.spot || this.spot.position < 0) return view;
     const { pane, row, position } = this.spot;

@@ -35,20 +35,14 @@ export function isFitted({ span_s, bounds }) {
   return span_s >= bounds.end_s;
 }
 
-/**
- * Return the height of a row in px.
- * @param {View} view
- */
+/** Return the height of a row in px. @param {View} view */
 export function rowHeight_px({ span_s, bounds }) {
   const fitted_px = bounds.paneHeight_px / bounds.numRows;
   const zoomed_px = (fitted_px * bounds.end_s) / span_s;
   return Math.min(Math.max(fitted_px, bounds.readableRow_px), zoomed_px);
 }
 
-/**
- * Return the number of visible rows; a cut row counts by its share.
- * @param {View} view
- */
+/** Return the number of visible rows; a cut row counts by its share. @param {View} view */
 export function rowsShown(view) {
   const { numRows, paneHeight_px } = view.bounds;
   return Math.min(numRows, paneHeight_px / rowHeight_px(view));

@@ -2,7 +2,7 @@
 
 import { make, placeTip, setChildren, setText, watchLooks } from "./elements.js";
 import { seconds } from "./format.js";
-import { TimelineMinimap } from "./timeline_minimap.js";
+import { TimelineMinimap } from "./timeline_pane.js";
 import { paneStyle, TimelinePane } from "./timeline_pane.js";
 import { TimelineReader } from "./timeline_reader.js";
 import {

@@ -115,10 +115,7 @@ export function milliseconds(time_s) {
   return `${fixed(time_ms, digits)}\u202fms`;
 }
 
-/**
- * Format a moment of the iteration.
- * @param {number} time_s
- */
+/** Format a moment of the iteration. @param {number} time_s */
 function moment(time_s) {
   return time_s < 1 ? milliseconds(time_s) : `${fixed(time_s, 4)}\u202fs`;
 }

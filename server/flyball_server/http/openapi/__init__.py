@@ -1,1 +1,1 @@
-"""Description and examples of the REST API."""
+"""Description of the REST API."""
