@@ -70,6 +70,33 @@ class Report:
         return all(limit.is_kept for limit in self.limits)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Distribution:
+    """Of some times; `format` gives median and 99th percentile."""
+
+    num_samples: int
+    median: float
+    p99: float
+    longest: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Distribution | None:
+        """None: there are no samples."""
+        if not samples:
+            return None
+        rising = sorted(samples)
+        # The smallest sample that at least so many are not above.
+        return cls(
+            num_samples=len(rising),
+            median=rising[(len(rising) - 1) // 2],
+            p99=rising[-(-99 * len(rising) // 100) - 1],
+            longest=rising[-1],
+        )
+
+    def __format__(self, form: str) -> str:
+        return f"{self.median:.1f} / {self.p99:.0f}"
+
+
 def at_most(
     name: str, value: float, bound: float, *, peer: tuple[str, float] | None = None
 ) -> Limit:

@@ -455,7 +455,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     )
     results: dict[tuple[str, Manner, int, int], RunResult] = {}
     rows: dict[str, list[list[Row]]] = {}
-    with tempfile.TemporaryDirectory() as folder, served_planner(Path(folder)) as url:
+    with tempfile.TemporaryDirectory() as folder, served_planner(Path(folder)) as planner:
 
         def result_of(run: EvaluatedRun) -> RunResult:
             # A model of a name has one profile.
@@ -464,7 +464,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 show_progress(run.title)
                 job_id = f"run-{len(results)}"
                 results[key] = emulate(
-                    url, job_id, run, num_steps=arguments.steps, settings=settings
+                    planner.url, job_id, run, num_steps=arguments.steps, settings=settings
                 )
             return results[key]
 

@@ -1,41 +1,114 @@
-"""Times and readings of this machine's NVIDIA driver: reads only, sets nothing.
-
-Run `python benchmarks/gpu_driver.py [--json] [--gpu INDEX|UUID] [--seconds S] [--kernels]`;
-README.md beside this file says how to read it.
-"""
+"""Times and readings of this machine's NVIDIA driver: reads only, sets nothing."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import select
+import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict
-from pathlib import Path
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import IO, Any, cast
 
-from benchmark_report import Report, run_benchmark, show_progress, table
-from counter_movements import CounterFigure, read_counter
+from benchmark_report import Distribution, Report, run_benchmark, show_progress, table_of
 from flyball_client.gpu._base import GpuError
 from flyball_client.gpu.nvml import NvmlGpu
 from flyball_client.gpu.nvml_facts import nvml_session, nvml_versions
 from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
-from hooks_figures import Distribution
 from measured_process import BenchmarkError
 
 NUM_CALLS = 400
 # So that not every call finds the processor's caches warm from the one before.
-PAUSE_S = 0.002
-WARM_UP_S = 2.0
-DEFAULT_SECONDS = 20.0
-LONGEST_SECONDS = 600.0
-KERNELS = Path(__file__).with_name("gpu_kernels.py")
-KERNELS_START_S = 120.0
+CALL_PAUSE_S = 0.002
+# Between two readings of the counter; short beside any counter's period, long beside a call.
+READING_PAUSE_S = 0.0005
+MIN_MOVEMENTS = 5
+# A period of fewer times what a movement may be seen too late may be that of the readings.
+MIN_PERIOD_OVER_LATE = 3
+DEFAULT_SECONDS, WARM_UP_S, KERNELS_START_S = 20.0, 2.0, 120.0
 IDLE, BUSY = "no kernels of ours", "matrix products"
+# Matrix products until its standard input ends; says `busy` once they run.
+KERNELS = """
+import select, sys, torch
+if not torch.cuda.is_available():
+    sys.exit("torch sees no GPU here")
+hidden = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
+is_told = False
+while not select.select([sys.stdin], [], [], 0)[0]:
+    for _ in range(50):
+        hidden @ hidden
+    torch.cuda.synchronize()
+    if not is_told:
+        print("busy", flush=True)
+    is_told = True
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CounterFigure:
+    """Movement of an energy counter.
+
+    Attributes:
+        num_movements: that were seen.
+        period_ms: from one movement to the next: median, ms; the 5th percentile; the 95th; the
+            longest.
+        late_ms: by how much a movement may have been seen too late, median, ms: how far apart the
+            reading that saw it and the one before began and ended.
+        rise_j: by how much one movement raised it, median, J.
+        power_w: the mean from the first to the last movement, W.
+    """
+
+    num_movements: int
+    period_ms: tuple[float, float, float, float]
+    late_ms: float
+    rise_j: float
+    power_w: float
+
+    @property
+    def is_resolved(self) -> bool:
+        """True if readings are so frequent that the period is the counter's, not the readings'."""
+        return self.period_ms[0] >= MIN_PERIOD_OVER_LATE * self.late_ms
+
+
+def read_counter(read_j: Callable[[], float], seconds: float) -> CounterFigure:
+    """Look at the counter for so long, s.
+
+    Raises:
+        BenchmarkError: it moved fewer than five times.
+    """
+    # Begin and end of each reading, s, and what it showed, J.
+    readings: list[tuple[float, float, float]] = []
+    until_s = time.perf_counter() + seconds
+    while (before_s := time.perf_counter()) < until_s:
+        energy_j = read_j()
+        readings.append((before_s, time.perf_counter(), energy_j))
+        time.sleep(READING_PAUSE_S)
+    moved = [(old, new) for old, new in pairwise(readings) if new[2] != old[2]]
+    if len(moved) < MIN_MOVEMENTS:
+        raise BenchmarkError(
+            f"the energy counter moved {len(moved)} times in {seconds:.1f} s, and"
+            f" {MIN_MOVEMENTS} are needed; give more --seconds"
+        )
+    moments_s = [new[1] for _, new in moved]
+    periods_ms = sorted(1000 * (later - former) for former, later in pairwise(moments_s))
+    last = len(periods_ms) - 1
+    return CounterFigure(
+        num_movements=len(moved),
+        period_ms=(
+            statistics.median(periods_ms),
+            periods_ms[round(0.05 * last)],
+            periods_ms[round(0.95 * last)],
+            periods_ms[-1],
+        ),
+        late_ms=1000 * statistics.median(new[1] - old[0] for old, new in moved),
+        rise_j=statistics.median(new[2] - old[2] for old, new in moved),
+        power_w=(moved[-1][1][2] - moved[0][1][2]) / (moments_s[-1] - moments_s[0]),
+    )
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -58,7 +131,7 @@ def measure(arguments: argparse.Namespace) -> Report:
                 gpu.close()
     except GpuError as error:
         raise BenchmarkError(str(error)) from None
-    return Report(figures={"gpu": facts, "loads": figures}, text=_text(facts, figures), limits=())
+    return Report(figures={"gpu": facts, "loads": figures}, text=_text(facts, figures))
 
 
 def _num_sm_clocks(gpu: NvmlGpu) -> int | None:
@@ -76,24 +149,23 @@ def _measure_gpu(gpu: NvmlGpu, seconds: float) -> dict[str, Any]:
         "energy counter": gpu.total_energy_j,
     }
     show_progress(f"the energy counter, {seconds:g} s")
-    counter = CounterFigure.of(read_counter(gpu.total_energy_j, seconds))
+    counter = read_counter(gpu.total_energy_j, seconds)
     show_progress("NVML's calls")
-    took = {name: _timed(call) for name, call in calls.items()}
     return {
-        "calls_us": {name: asdict(figure) for name, figure in took.items()},
-        "counter": asdict(counter) | {"is_resolved": counter.is_resolved},
+        "calls_us": {name: _timed(call) for name, call in calls.items()},
+        "counter": counter,
         "sm_clock_mhz": gpu.sm_clock_mhz(),
     }
 
 
-def _timed(call: Callable[[], object]) -> Distribution:
+def _timed(call: Callable[[], object]) -> Distribution | None:
     samples_us: list[float] = []
     for _ in range(NUM_CALLS):
         began_ns = time.perf_counter_ns()
         call()
         samples_us.append((time.perf_counter_ns() - began_ns) / 1000)
-        time.sleep(PAUSE_S)
-    return cast("Distribution", Distribution.of(samples_us))
+        time.sleep(CALL_PAUSE_S)
+    return Distribution.of(samples_us)
 
 
 @contextmanager
@@ -105,7 +177,7 @@ def _kernels(uuid: str) -> Generator[None, None, None]:
     """
     show_progress(f"starting kernels on {uuid}")
     process = subprocess.Popen(
-        [sys.executable, str(KERNELS)],
+        [sys.executable, "-c", KERNELS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -131,67 +203,53 @@ def _kernels(uuid: str) -> Generator[None, None, None]:
 
 
 def _text(facts: dict[str, Any], figures: dict[str, Any]) -> str:
-    versions = facts["versions"]
-    call_rows: list[list[str]] = []
-    counter_rows: list[list[str]] = []
-    for load, figure in figures.items():
-        for name, took in figure["calls_us"].items():
-            cells = [f"{took[key]:.1f}" for key in ("median_us", "p99_us", "max_us")]
-            call_rows.append([f"{name}, {load}", *cells])
-        counter = figure["counter"]
-        counter_rows.append(
-            [
-                load,
-                str(counter["num_movements"]),
-                *(f"{period_ms:.2f}" for period_ms in counter["period_ms"]),
-                f"{counter['late_ms']:.2f}",
-                f"{counter['rise_j']:.3f}",
-                f"{counter['power_w']:.1f}",
-                str(figure["sm_clock_mhz"]),
-            ]
-        )
-    unresolved = [load for load, figure in figures.items() if not figure["counter"]["is_resolved"]]
+    calls = [
+        {"name": f"{name}, {load}", "us": took}
+        for load, figure in figures.items()
+        for name, took in figure["calls_us"].items()
+    ]
+    call_columns = {
+        f"{NUM_CALLS} calls each": "{name}",
+        "median us": "{us.median:.1f}",
+        "p99 us": "{us.p99:.1f}",
+        "longest us": "{us.longest:.1f}",
+    }
+    counter_columns = {
+        "energy counter": "{load}",
+        "movements": "{counter.num_movements}",
+        "period ms": "{counter.period_ms[0]:.2f}",
+        "p5": "{counter.period_ms[1]:.2f}",
+        "p95": "{counter.period_ms[2]:.2f}",
+        "longest": "{counter.period_ms[3]:.2f}",
+        "seen late ms": "{counter.late_ms:.2f}",
+        "rise J": "{counter.rise_j:.3f}",
+        "power W": "{counter.power_w:.1f}",
+        "SM MHz": "{sm_clock_mhz}",
+    }
+    counters = [{"load": load, **figure} for load, figure in figures.items()]
+    unresolved = [load for load, figure in figures.items() if not figure["counter"].is_resolved]
     note = "\n\nread too seldom to tell its period: " + ", ".join(unresolved) if unresolved else ""
     num_clocks = facts["num_sm_clocks"]
     clocks = "SM clocks not told" if num_clocks is None else f"{num_clocks} SM clocks"
-    calls = table([f"{NUM_CALLS} calls each", "median us", "p99 us", "longest us"], call_rows)
-    columns = ["movements", "period ms", "p5", "p95", "longest", "seen late ms", "rise J"]
-    counters = table(["energy counter", *columns, "power W", "SM MHz"], counter_rows)
     return (
-        f"{facts['name']} ({facts['uuid']}), driver {versions['driver']},"
-        f" {clocks}; measured, and nothing was set\n\n{calls}\n\n{counters}{note}"
+        f"{facts['name']} ({facts['uuid']}), driver {facts['versions']['driver']}, {clocks};"
+        f" measured, and nothing was set\n\n{table_of(calls, call_columns)}\n\n"
+        f"{table_of(counters, counter_columns)}{note}"
     )
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 < seconds <= LONGEST_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no number of seconds above 0 and at most {LONGEST_SECONDS:g}"
-        )
-    return seconds
-
-
-def main() -> int:
-    """Measure and print; the exit status."""
-    parser = argparse.ArgumentParser(prog="gpu_driver.py", description=__doc__)
-    parser.add_argument(
-        "--gpu", type=gpu_argument, default="0", metavar="INDEX|UUID", help="(default: 0)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=_seconds,
-        default=DEFAULT_SECONDS,
-        help="how long to look at the energy counter, each time (default: %(default)g)",
-    )
-    parser.add_argument(
-        "--kernels", action="store_true", help="measure again while torch multiplies matrices on it"
-    )
-    return run_benchmark(parser, measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--gpu", type=gpu_argument, default="0", metavar="INDEX|UUID", help="(default: 0)"
+    )
+    options.add_argument(
+        "--seconds",
+        type=float,
+        default=DEFAULT_SECONDS,
+        help="how long to look at the energy counter, each time (default: %(default)g)",
+    )
+    options.add_argument(
+        "--kernels", action="store_true", help="measure again while torch multiplies matrices on it"
+    )
+    run_benchmark(options, measure)

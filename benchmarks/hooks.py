@@ -1,76 +1,102 @@
-"""Cost of Flyball's client to a training rank, beside Zeus's client on the same false GPUs.
-
-Run `python benchmarks/hooks.py [--json] [--rounds N] [--parts hooks,memory,training]
-[--judged] [--kernels]`; README.md beside this file says how to read it.
-"""
+"""Cost of Flyball's client to a training rank, beside Zeus's client on the same false GPUs."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import subprocess
+import shutil
+import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from hooks_deepspeed import DEVICES, TrainingFigure, measure_training
-from hooks_figures import Distribution, SeriesFigure
-from hooks_gpus import FalseGpus
-from hooks_limits import HOOK_LOADS, hook_limits
-from hooks_load import GPU_KERNELS, LOADS, SLEEPING
-from hooks_process import run_driver
-from hooks_series import Series
-from hooks_zeus import VERSION, zeus_python
-from measured_process import BenchmarkError
+from benchmark_report import (
+    Distribution,
+    Limit,
+    Report,
+    at_most,
+    run_benchmark,
+    show_progress,
+    table_of,
+)
+from hooks_series import LOADS, SLEEPING, CallRecord, Series
+from hooks_training import DEVICES, TrainingFigure, measure_memory, measure_training
+from measured_process import BENCHMARKS, BenchmarkError, run_process, run_script
+from peer_environments import ZEUS_VERSION, zeus_python
 
 PARTS = ("hooks", "memory", "training")
 NUM_ROUNDS = 3
 # As measured on a V100, and as if NVML took no time.
 LATENCIES_US = (0, 5000)
-SERIES_GIVE_UP_S = 300.0
-BARE = "bare wake"
-
-NUM_HOOKS, NUM_WARM_UP_HOOKS = 10_000_000, 1_000_000
-HOOKS_GIVE_UP_S = 300.0
-MIB = 1 << 20
-
-NUM_PAIRS, NUM_STEPS = 24, 10
-
-MAX_GROWTH_MIB = 1.0
-MAX_STEP_RATIO = 1.01
-
+SERIES_GIVE_UP_S, COMPILE_GIVE_UP_S = 300.0, 60.0
+FLYBALL, ZEUS, BARE = "flyball", "zeus", "bare wake"
+MAX_GROWTH_MIB, MAX_STEP_RATIO = 1.0, 1.01
+# Hooks apart: the controller has done the one when the next comes; crowded, it has not.
+SERIES = tuple(
+    Series(
+        load=load,
+        set_latency_us=latency_us,
+        pause_s=0.009 if latency_us else 0.002,
+        num_steps=2 if latency_us else 4,
+    )
+    for latency_us in LATENCIES_US
+    for load in LOADS
+)
 CROWDED = Series(load=SLEEPING, set_latency_us=LATENCIES_US[-1], pause_s=0.001, num_steps=1)
 
 
-def spread(loads: Iterable[str]) -> tuple[Series, ...]:
-    """Hooks apart: the controller has done the one when the next comes; crowded, it has not."""
-    return tuple(
-        Series(
-            load=load,
-            set_latency_us=latency_us,
-            pause_s=0.009 if latency_us else 0.002,
-            num_steps=2 if latency_us else 4,
-        )
-        for latency_us in LATENCIES_US
-        for load in loads
-    )
+class FalseGpus:
+    """Two GPUs without a fault: the tests' false NVML with some more calls, see hooks_nvml.c.
+
+    All processes of a measurement share them: the rank, its governor, Zeus.
+
+    Args:
+        folder: for the library and what the processes share.
+
+    Raises:
+        BenchmarkError: the library cannot be compiled.
+    """
+
+    NUM_GPUS = 2
+    # `struct state` of false_nvml.c begins with the number of GPUs, and zeros mean no fault.
+    _STATE_BYTES = 1 << 16
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("gcc") or shutil.which("cc")
+        if compiler is None:
+            raise BenchmarkError("the false NVML needs a C compiler, and there is no gcc")
+        library, state, calls = folder / "library", folder / "gpus", folder / "calls"
+        library.mkdir()
+        flags = ["-Wall", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
+        target = ["-o", str(library / "libnvidia-ml.so.1"), str(BENCHMARKS / "hooks_nvml.c")]
+        run_process([compiler, *flags, *target], give_up_s=COMPILE_GIVE_UP_S)
+        state.write_bytes(self.NUM_GPUS.to_bytes(8, "little").ljust(self._STATE_BYTES, b"\0"))
+        calls.write_bytes(bytes(CallRecord.NUM_BYTES))
+        self.record = CallRecord(calls)
+        # What a process needs from its start to use these GPUs.
+        self.variables = {
+            "LD_LIBRARY_PATH": str(library),
+            "FALSE_NVML_STATE": str(state),
+            CallRecord.VARIABLE: str(calls),
+            "CUDA_VISIBLE_DEVICES": ",".join(map(str, range(self.NUM_GPUS))),
+            "FLYBALL_STATE_DIR": str(folder / "records"),
+            "FLYBALL_CLOCK_CONTROL": "nvml",
+            "PYTHONPATH": str(BENCHMARKS.parent),
+            "OMP_NUM_THREADS": "1",
+        }
 
 
 def measure(arguments: argparse.Namespace) -> Report:
     """The chosen parts, one after the other."""
-    if (arguments.kernels or arguments.judged) and "hooks" not in arguments.parts:
-        option = "--kernels" if arguments.kernels else "--judged"
-        raise BenchmarkError(f"{option} belongs to the part hooks, which --parts leaves out")
     load_before = os.getloadavg()
     figures: dict[str, Any] = {}
     texts: list[str] = []
     limits: list[Limit] = []
     parts: dict[str, Callable[[FalseGpus], tuple[Any, str, list[Limit]]]] = {
-        "hooks": lambda gpus: _hooks(gpus, arguments.rounds, _hook_loads(gpus, arguments)),
+        "hooks": lambda gpus: _hooks(gpus, arguments.rounds),
         "memory": _memory,
         "training": _training,
     }
@@ -90,208 +116,162 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report(
         figures={"load_before": load_before, "load_after": load_after, **figures},
         text="\n\n".join([f"load averages before and after (1, 5, 15 min): {shown}", *texts]),
-        limits=tuple(limits),
+        limits=limits,
     )
 
 
 # ---------------------------------------------------------------------- hooks
 
 
-def _hook_loads(gpus: FalseGpus, arguments: argparse.Namespace) -> tuple[str, ...]:
-    """Return what the rank does between hooks; the false NVML stands beside a GPU's kernels too.
+@dataclass(frozen=True, kw_only=True)
+class SeriesFigure:
+    """One series of one client.
 
-    Raises:
-        BenchmarkError: kernels are wanted, and torch sees no GPU.
+    Attributes:
+        others_share: what other processes used of the CPUs meanwhile, 0 to 1.
+        controller_share: CPU time of the process that calls NVML, of one CPU, 0 to 1.
+        change: the end hook and the next begin hook, where the clock is another than before.
+        same: where it is not.
+        arrival: from the end hook's beginning to NVML being asked for the clock.
+        num_superseded: changes that NVML was never asked for, since a newer one came.
+        delivery: from the request to the governor seeing it while it waited for one.
     """
-    loads = tuple(load for load in LOADS if load in HOOK_LOADS or not arguments.judged)
-    if not arguments.kernels:
-        return loads
-    # In the environment in which it is loaded later.
-    seen = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("hooks_load.py"))],
-        env=os.environ | gpus.variables,
-        capture_output=True,
-        check=False,
-    )
-    if seen.returncode:
-        raise BenchmarkError("--kernels: torch sees no GPU here")
-    return (*loads, GPU_KERNELS)
+
+    client: str
+    series: Series
+    others_share: float
+    controller_share: float
+    change: Distribution
+    same: Distribution
+    arrival: Distribution | None
+    num_superseded: int | None
+    delivery: Distribution | None
+
+    @classmethod
+    def of(cls, client: str, series: Series, steps: Sequence[dict[str, Any]]) -> SeriesFigure:
+        """Return the figure of those steps, as many as one round has, in which others used least.
+
+        They are chosen by that, not by their own times.
+        """
+        by_others = sorted(steps, key=lambda step: float(step["others_share"]))
+        kept = by_others[: series.num_steps]
+
+        def pooled(name: str) -> list[float]:
+            return [sample for step in kept for sample in step[name]]
+
+        change, same, arrival = (
+            Distribution.of(pooled(name)) for name in ("change_us", "same_us", "arrival_us")
+        )
+        if change is None or same is None:
+            raise BenchmarkError(f"{client}, {series.load}: no hook was called")
+        return cls(
+            client=client,
+            series=series,
+            others_share=statistics.fmean(step["others_share"] for step in kept),
+            controller_share=statistics.fmean(step["controller_share"] for step in kept),
+            change=change,
+            same=same,
+            arrival=arrival,
+            num_superseded=sum(step["num_superseded"] for step in kept) if arrival else None,
+            delivery=Distribution.of(pooled("delivery_us")),
+        )
 
 
-def _hooks(gpus: FalseGpus, num_rounds: int, loads: Sequence[str]) -> tuple[Any, str, list[Limit]]:
-    all_series = (*spread(loads), CROWDED)
-    clients = {
-        "flyball": (sys.executable, "hooks_driver.py"),
-        "zeus": (zeus_python(), "zeus_driver.py"),
-        BARE: (sys.executable, "hooks_bare.py"),
+def _hooks(gpus: FalseGpus, num_rounds: int) -> tuple[Any, str, list[Limit]]:
+    all_series = (*SERIES, CROWDED)
+    drivers = {
+        FLYBALL: ("hooks_series.py", FLYBALL, sys.executable),
+        ZEUS: ("zeus_driver.py", ZEUS, zeus_python()),
+        BARE: ("hooks_series.py", "bare", sys.executable),
     }
-    steps: dict[str, list[list[dict[str, Any]]]] = {
-        client: [[] for _ in all_series] for client in clients
-    }
+    steps: dict[tuple[str, Series], list[dict[str, Any]]] = {}
     for turn in range(num_rounds):
-        for client, (python, driver) in clients.items():
+        for client, (script, name, python) in drivers.items():
             show_progress(f"hooks of {client}, round {turn + 1} of {num_rounds}")
-            found = run_driver(
-                python,
-                driver,
-                [asdict(series) for series in all_series],
-                variables=gpus.variables,
+            found, _ = run_script(
+                script,
+                name,
+                problem=[asdict(series) for series in all_series],
                 give_up_s=SERIES_GIVE_UP_S,
+                python=python,
+                environment=gpus.variables,
             )
-            for number, new in enumerate(found):
-                steps[client][number] += new
-    chosen = [
-        SeriesFigure.of(client, series, steps[client][number])
-        for number, series in enumerate(all_series)
-        for client in clients
+            for series, new in zip(all_series, found, strict=True):
+                steps.setdefault((client, series), []).extend(new)
+    figures = [
+        SeriesFigure.of(client, series, steps[client, series])
+        for series in all_series
+        for client in drivers
     ]
-    figures = {
-        "zeus_version": VERSION,
-        "num_rounds": num_rounds,
-        "series": [asdict(figure) for figure in chosen],
-    }
-    apart = [figure for figure in chosen if figure.series != CROWDED]
-    limits = hook_limits(*(_of(client, apart) for client in ("flyball", BARE)))
-    return figures, _hooks_text(chosen, num_rounds), limits
-
-
-def _of(client: str, figures: Iterable[SeriesFigure]) -> list[SeriesFigure]:
-    return [figure for figure in figures if figure.client == client]
-
-
-def _hooks_text(figures: Sequence[SeriesFigure], num_rounds: int) -> str:
-    blocks = [
-        f"Zeus {VERSION} from PyPI, its own client; its wait for the device before every"
-        " instruction left out.\n"
-        f"{BARE}: one store and one eventfd write to a process that sleeps, the least that this"
-        " machine takes for it.\n"
-        f"median / 99th percentile, us, of the steps of {num_rounds} rounds in which other"
-        " processes took least of the CPUs"
-    ]
-    header = [
-        "",
-        "hook, other clock",
-        "hook, same clock",
-        "request to governor",
-        "hook to NVML",
-        "superseded",
-        "CPU of controller, %",
-        "others, %",
-    ]
-    for latency_us in LATENCIES_US:
-        rows = [
-            _series_row(figure)
-            for figure in figures
-            if figure.series != CROWDED and figure.series.set_latency_us == latency_us
-        ]
-        title = f"setting a clock takes NVML {latency_us / 1000:g} ms, hooks apart"
-        blocks.append(f"{title}\n{table(header, rows)}")
-    rows = [_series_row(figure) for figure in figures if figure.series == CROWDED]
-    title = (
-        f"setting a clock takes NVML {CROWDED.set_latency_us / 1000:g} ms, another clock every"
-        f" {2000 * CROWDED.pause_s:g} ms"
+    text = (
+        f"Zeus {ZEUS_VERSION} from PyPI, its own client; its wait for the device before every"
+        f" instruction left out.\n{BARE}: one store and one eventfd write to a process that sleeps,"
+        " the least that this machine takes for it.\nmedian / 99th percentile, us, of the steps of"
+        f" {num_rounds} rounds in which other processes took least of the CPUs"
     )
-    blocks.append(f"{title}\n{table(header, rows)}")
-    blocks.append(_comparison(figures))
-    return "\n\n".join(blocks)
+    blocks = [text, *map(_series_table, _titled(figures))]
+    document = {"zeus_version": ZEUS_VERSION, "num_rounds": num_rounds, "series": figures}
+    return document, "\n\n".join(blocks), []
 
 
-def _series_row(figure: SeriesFigure) -> list[str]:
-    return [
-        f"{figure.client}, {figure.series.load}",
-        _pair(figure.change),
-        _pair(figure.same),
-        _pair(figure.delivery),
-        _pair(figure.arrival),
-        "-" if figure.arrival is None else str(figure.num_superseded),
-        f"{100 * figure.controller_share:.1f}",
-        f"{100 * figure.others_share:.0f}",
-    ]
+def _titled(figures: Iterable[SeriesFigure]) -> Iterable[tuple[str, list[SeriesFigure]]]:
+    """Group the series as the tables do."""
+    groups: dict[str, list[SeriesFigure]] = {}
+    for figure in figures:
+        series = figure.series
+        spacing = f"another clock every {2000 * series.pause_s:g} ms"
+        apart = spacing if series == CROWDED else "hooks apart"
+        title = f"setting a clock takes NVML {series.set_latency_us / 1000:g} ms, {apart}"
+        groups.setdefault(title, []).append(figure)
+    return groups.items()
 
 
-def _pair(distribution: Distribution | None) -> str:
-    if distribution is None:
-        return "-"
-    return f"{distribution.median_us:.1f} / {distribution.p99_us:.0f}"
+def _series_table(titled: tuple[str, list[SeriesFigure]]) -> str:
+    title, figures = titled
+    columns = {
+        title: "{client}, {series.load}",
+        "hook, other clock": "{change}",
+        "hook, same clock": "{same}",
+        "request to governor": "{delivery}",
+        "hook to NVML": "{arrival}",
+        "superseded": "{num_superseded}",
+        "CPU of controller": "{controller_share:.1%}",
+        "others": "{others_share:.0%}",
+    }
+    return table_of(figures, columns)
 
 
-def _comparison(figures: Sequence[SeriesFigure]) -> str:
-    """Zeus's figures over ours, series by series."""
-    rows: list[list[str]] = []
-    for series in dict.fromkeys(figure.series for figure in figures):
-        ours, theirs = (
-            next(f for f in figures if f.client == client and f.series == series)
-            for client in ("flyball", "zeus")
-        )
-        crowded = ", crowded" if series == CROWDED else ""
-        rows.append(
-            [
-                f"{series.load}, {series.set_latency_us / 1000:g} ms{crowded}",
-                _ratio(theirs.change, ours.change),
-                _ratio(theirs.same, ours.same),
-                _ratio(theirs.arrival, ours.arrival),
-            ]
-        )
-    header = ["Zeus over Flyball, median / 99th percentile", "other clock", "same", "to NVML"]
-    return table(header, rows)
-
-
-def _ratio(theirs: Distribution | None, ours: Distribution | None) -> str:
-    if theirs is None or ours is None:
-        return "-"
-    return f"{theirs.median_us / ours.median_us:.2f} / {theirs.p99_us / ours.p99_us:.2f}"
-
-
-# ---------------------------------------------------------------------- memory
+# ---------------------------------------------------------------------- memory and training
 
 
 def _memory(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
-    show_progress(f"{NUM_HOOKS} hooks")
+    show_progress("millions of hooks")
     gpus.record.begin(set_latency_us=0)
-    found = run_driver(
-        sys.executable,
-        "hooks_leak.py",
-        {"num_hooks": NUM_HOOKS, "num_warm_up_hooks": NUM_WARM_UP_HOOKS},
-        variables=gpus.variables,
-        give_up_s=HOOKS_GIVE_UP_S,
-    )
-    if not found["same_governor"]:
-        raise BenchmarkError("the governor was replaced while its memory was measured")
-    before, after = found["before"], found["after"]
-    growth_mib = {
-        name: (after[name]["private_bytes"] - before[name]["private_bytes"]) / MIB
-        for name in before
+    found = measure_memory(gpus.variables)
+    columns = {
+        "": "{name}",
+        "own memory, MiB": "{own_mib:.2f}",
+        "more after": "{growth_mib:+.3f}",
+        "descriptors": "{num_descriptors}",
+        "more ones after": "{new_descriptors:+d}",
     }
-    new_descriptors = {
-        name: after[name]["num_descriptors"] - before[name]["num_descriptors"] for name in before
-    }
-    rows = [
-        [
-            name,
-            f"{before[name]['private_bytes'] / MIB:.2f}",
-            f"{growth_mib[name]:+.3f}",
-            str(before[name]["num_descriptors"]),
-            f"{new_descriptors[name]:+d}",
-        ]
-        for name in before
-    ]
-    hooks_s = 1e6 * found["took_s"] / found["num_hooks"]
     text = (
-        f"{found['num_hooks']} hooks, {found['num_switches']} clocks set, {hooks_s:.2f} us a hook"
-        f" one after the other\n"
-        + table(["", "own memory, MiB", "more after", "descriptors", "more after"], rows)
+        "{num_hooks} hooks, {num_switches} clocks set, {hook_us:.2f} us a hook one after the"
+        " other\n".format_map(found)
+        + table_of(found["processes"], columns)
     )
-    limits = [
-        at_most(
-            f"more memory after {NUM_HOOKS} hooks, MiB", max(growth_mib.values()), MAX_GROWTH_MIB
-        ),
-        at_most("more open descriptors", max(new_descriptors.values()), 0),
-        at_most("instructions that were not followed", found["num_unplanned"], 0),
-    ]
-    return found | {"growth_mib": growth_mib, "new_descriptors": new_descriptors}, text, limits
-
-
-# ---------------------------------------------------------------------- training
+    growths_mib, new = zip(
+        *((one["growth_mib"], one["new_descriptors"]) for one in found["processes"]), strict=True
+    )
+    return (
+        found,
+        text,
+        [
+            at_most("more memory after the hooks, MiB", max(growths_mib), MAX_GROWTH_MIB),
+            at_most("more open descriptors", max(new), 0),
+            at_most("instructions that were not followed", found["num_unplanned"], 0),
+        ],
+    )
 
 
 def _training(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
@@ -299,46 +279,32 @@ def _training(gpus: FalseGpus) -> tuple[Any, str, list[Limit]]:
     limits: list[Limit] = []
     for device in DEVICES:
         show_progress(f"DeepSpeed, two stages on {device}")
-        figure = measure_training(gpus, device, num_pairs=NUM_PAIRS, num_steps=NUM_STEPS)
+        figure = measure_training(gpus.variables, gpus.record, device)
         figures.append(figure)
+        step = f"DeepSpeed's step on {device}, attached over alone"
+        off = f"off the plan on {device}: instructions, and steps without one"
         limits += [
-            at_most(
-                f"DeepSpeed's step on {device}, attached over alone", figure.ratio, MAX_STEP_RATIO
-            ),
-            at_most(
-                f"off the plan on {device}: instructions, and steps without one",
-                figure.num_unplanned,
-                0,
-            ),
+            at_most(step, figure.ratio, MAX_STEP_RATIO),
+            at_most(off, figure.num_unplanned, 0),
         ]
-    return (
-        [asdict(figure) for figure in figures],
-        "\n\n".join(map(_training_text, figures)),
-        limits,
-    )
+    return figures, "\n\n".join(map(_training_text, figures)), limits
 
 
 def _training_text(figure: TrainingFigure) -> str:
     low, high = figure.ratio_interval
     is_open = low <= MAX_STEP_RATIO < high
+    num_cores = os.cpu_count() or 1
+    of_all = sum(figure.taken.values()) / num_cores
+    parts = ", ".join(f"{part} {share:.2%}" for part, share in figure.taken.items())
     return (
         f"DeepSpeed, two stages on {figure.device}, by turns {figure.num_pairs} times"
         f" {figure.num_steps} steps each\n"
         f"median step alone {1000 * figure.alone_s:.1f} ms, attached"
         f" {1000 * figure.attached_s:.1f} ms; ratio of pairs {figure.ratio:.4f}, 95 % within"
         f" {low:.4f} to {high:.4f}; {figure.switches_per_step:.1f} clocks set a step and rank\n"
-        + _taken_text(figure.taken)
+        f"Flyball took of one core, beside the hooks: {parts}; together of all {num_cores} cores"
+        f" {of_all:.2%}"
         + ("\nthe limit lies within that interval: this run does not decide" if is_open else "")
-    )
-
-
-def _taken_text(taken: dict[str, float]) -> str:
-    parts = ", ".join(f"{part} {100 * share:.2f} %" for part, share in taken.items())
-    num_cores = os.cpu_count() or 1
-    of_all = 100 * sum(taken.values()) / num_cores
-    return (
-        f"Flyball took of one core, beside the hooks: {parts};"
-        f" together of all {num_cores} cores {of_all:.2f} %"
     )
 
 
@@ -349,27 +315,12 @@ def _parts(text: str) -> list[str]:
     return parts
 
 
-def _rounds(text: str) -> int:
-    rounds = int(text)
-    if rounds < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return rounds
-
-
 if __name__ == "__main__":
-    argument_parser = argparse.ArgumentParser(description=__doc__)
-    argument_parser.add_argument(
-        "--rounds", type=_rounds, default=NUM_ROUNDS, help="runs of each series of hooks"
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--rounds", type=int, default=NUM_ROUNDS, help="runs of each series (default: %(default)s)"
     )
-    argument_parser.add_argument(
+    options.add_argument(
         "--parts", type=_parts, default=list(PARTS), help=f"some of {','.join(PARTS)}"
     )
-    argument_parser.add_argument(
-        "--judged", action="store_true", help="hooks only under the loads that have limits"
-    )
-    argument_parser.add_argument(
-        "--kernels",
-        action="store_true",
-        help="hooks also while torch launches kernels on a GPU, whose own clocks stay alone",
-    )
-    sys.exit(run_benchmark(argument_parser, measure))
+    run_benchmark(options, measure)

@@ -1,7 +1,7 @@
 /* The tests' false NVML for benchmarks/hooks.py: it also writes down when each call came that
  * concerns clocks, can be slow in setting them alone, and has the calls more that Zeus makes.
  *
- * FALSE_NVML_CALLS names a file of `struct calls`, mapped by every process; hooks_gpus.py has its
+ * FALSE_NVML_CALLS names a file of `struct calls`, mapped by every process; hooks_series.py has its
  * layout. A line in FALSE_NVML_LOG would cost more than what is measured here.
  */
 #define nvmlDeviceSetGpuLockedClocks plainSetGpuLockedClocks

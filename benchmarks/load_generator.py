@@ -1,7 +1,8 @@
 """Nodes of a large job as their planner sees them: keep-alive connections that call and wait.
 
 Each generator is a process with a share of the nodes. A node has a connection for each rank, on
-which that waits for a newer plan, and one for all else.
+which that waits for a newer plan, and one for all else. Calls go to Flyball's planner or to Zeus's
+server.
 """
 
 from __future__ import annotations
@@ -10,14 +11,140 @@ import asyncio
 import heapq
 import json
 import random
-import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
-from load_calls import NodeCalls
+from flyball_wire import routes
+
+CLOCKS_MHZ = tuple(range(1410, 195, -15))
+POLL_WAIT_S = 60
+TENSOR_PARALLEL = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeCalls:
+    """The calls of a node's ranks.
+
+    Attributes:
+        job_id: of the job, at either server.
+        ranks: of the node, within the job.
+        ranks_per_stage: ranks of a stage follow one another; 8 of them are tensor-parallel.
+    """
+
+    job_id: str
+    ranks: tuple[int, ...]
+    ranks_per_stage: int
+
+    # ------------------------------------------------------------------ Flyball
+
+    def register(self) -> Iterator[bytes]:
+        """One call for each rank."""
+        for rank in self.ranks:
+            yield request("PUT", self._path(routes.RANK, rank=rank), self._registration(rank))
+
+    def first_plans(self) -> Iterator[bytes]:
+        """One call for each rank, which does not wait."""
+        for rank in self.ranks:
+            yield self.poll(rank, after_version=0, wait_s=0)
+
+    def poll(self, rank: int, *, after_version: int, wait_s: int = POLL_WAIT_S) -> bytes:
+        """Long poll of one rank."""
+        path = self._path(routes.RANK_PLAN, rank=rank)
+        return request("GET", f"{path}?after_version={after_version}&wait_s={wait_s}")
+
+    def acknowledgements(self, *, version: int, step: int) -> Iterator[bytes]:
+        """One call for each rank, which does not wait."""
+        for rank in self.ranks:
+            yield self.acknowledge(rank, version=version, step=step, wait_s=0)
+
+    def acknowledge(
+        self, rank: int, *, version: int, step: int, wait_s: int = POLL_WAIT_S
+    ) -> bytes:
+        """Acknowledgement of one rank, which waits for the version's first step."""
+        path = self._path(routes.RANK_ACKNOWLEDGEMENT, rank=rank)
+        return request(
+            "POST", f"{path}?wait_s={wait_s}", {"version": version, "current_step": step}
+        )
+
+    def posts(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
+        """One call for each rank and step."""
+        for step in range(first_step, first_step + num_steps):
+            for rank in self.ranks:
+                yield self.post(rank, step)
+
+    def minute_posts(self, *, first_step: int, num_steps: int) -> Iterator[bytes]:
+        """One call for each rank, with all these steps."""
+        steps = range(first_step, first_step + num_steps)
+        for rank in self.ranks:
+            path = self._path(routes.RANK_MEASUREMENTS, rank=rank)
+            yield request("POST", path, {"steps": [_step(rank, step) for step in steps]})
+
+    def post(self, rank: int, step: int) -> bytes:
+        """One rank's post of a step."""
+        path = self._path(routes.RANK_MEASUREMENTS, rank=rank)
+        return request("POST", path, {"steps": [_step(rank, step)]})
+
+    def _path(self, template: str, **parts: int) -> str:
+        return routes.fill(template, job_id=self.job_id, **parts)
+
+    def _registration(self, rank: int) -> dict[str, Any]:
+        return {
+            "stage": rank // self.ranks_per_stage,
+            "host": f"node-{self.ranks[0] // len(self.ranks)}",
+            "gpu_name": "NVIDIA H100 80GB HBM3",
+            "gpu_uuid": f"GPU-{rank:08x}-load-load-load-0123456789ab",
+            "emulated": True,
+            "client_version": "0.1.0",
+            "dp_rank": rank % self.ranks_per_stage // TENSOR_PARALLEL,
+            "tp_rank": rank % TENSOR_PARALLEL,
+            "sm_clocks_mhz": CLOCKS_MHZ,
+        }
+
+    # ------------------------------------------------------------------ Zeus
+
+    def zeus_register(self) -> Iterator[bytes]:
+        """One call for each rank."""
+        for rank in self.ranks:
+            info = {
+                "rank": rank,
+                "dp_rank": rank % self.ranks_per_stage // TENSOR_PARALLEL,
+                "pp_rank": rank // self.ranks_per_stage,
+                "tp_rank": rank % TENSOR_PARALLEL,
+                "available_frequencies": CLOCKS_MHZ,
+            }
+            yield request("POST", f"/register_rank/{self.job_id}", info)
+
+    def zeus_report(self) -> Iterator[bytes]:
+        """One call for each rank: the time and energy of one iteration."""
+        for rank in self.ranks:
+            step = _step(rank, 0)
+            result = {
+                "rank": rank,
+                "iter_time": [step["time_s"]],
+                "iter_energy": [step["energy_j"]],
+            }
+            yield request("POST", f"/result/{self.job_id}", result)
+
+
+def request(method: str, target: str, document: object = None) -> bytes:
+    """An HTTP/1.1 request."""
+    body = b"" if document is None else json.dumps(document, separators=(",", ":")).encode()
+    head = f"{method} {target} HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    if document is not None:
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+    return head.encode() + b"\r\n" + body
+
+
+def _step(rank: int, step: int) -> dict[str, Any]:
+    """A measured step, every figure of every rank and step another."""
+    time_s = 9.5 + (rank * 7 + step * 13) % 1009 * 1e-3
+    return {"step": step, "plan_version": 1, "time_s": time_s, "energy_j": 412.5 * time_s}
+
+
+# ---------------------------------------------------------------------- the generator
 
 _GIVE_UP_S = 120.0
 _OPEN_AT_ONCE = 64
@@ -44,14 +171,11 @@ class Burst:
     bodies: list[bytes]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Reached:
-    """Arrival of a new plan at a rank: its first step, and when the rank had both."""
+class _Reached(NamedTuple):
+    """Moments at which a rank had a new plan and knew its first step, monotonic, s; None: never."""
 
-    status: int
-    first_step: int | None
     fetched_s: float
-    named_s: float
+    named_s: float | None
 
 
 class _Line:
@@ -105,7 +229,7 @@ class Generator:
         lines = [*self._lines, *self._polls]
         for first in range(0, len(lines), _OPEN_AT_ONCE):
             await asyncio.gather(*(line.open() for line in lines[first : first + _OPEN_AT_ONCE]))
-        return _burst([], began_s, _cpu_s())
+        return _burst([], began_s, time.process_time())
 
     async def call(self, what: str, **arguments: Any) -> Burst:  # noqa: ANN401 - the calls' own
         """Each node makes the calls that `NodeCalls.WHAT` gives, one after the other."""
@@ -137,36 +261,36 @@ class Generator:
                     heapq.heappush(queue, (next_s, rank, step + 1))
 
         burst = await self._measured(results, one)
-        return {"burst": burst, "periods_s": (min(periods_s), max(periods_s))}
+        return {"burst": burst, "longest_period_s": max(periods_s)}
 
     async def hold(self, *, after_version: int, step: int) -> Burst:
         """All ranks wait for a newer plan from now on, and acknowledge it when it comes."""
 
         async def held(node: NodeCalls, rank: int, line: _Line) -> _Reached:
             status, body = await line.call(node.poll(rank, after_version=after_version))
-            if status != HTTP_OK:
-                return _Reached(status=status, first_step=None, fetched_s=0.0, named_s=0.0)
-            version, fetched_s = json.loads(body)["version"], time.monotonic()
-            status, body = await line.call(node.acknowledge(rank, version=version, step=step))
-            first_step = json.loads(body).get("first_step") if status == HTTP_OK else None
-            return _Reached(
-                status=status, first_step=first_step, fetched_s=fetched_s, named_s=time.monotonic()
-            )
+            fetched_s, named_s = time.monotonic(), None
+            if status == HTTP_OK:
+                version = json.loads(body)["version"]
+                known = await line.call(node.acknowledge(rank, version=version, step=step))
+                if known[0] == HTTP_OK and json.loads(known[1]).get("first_step") is not None:
+                    named_s = time.monotonic()
+            return _Reached(fetched_s, named_s)
 
         places = [(node, rank) for node in self._nodes for rank in node.ranks]
         self._held = [
             asyncio.create_task(held(node, rank, line))
             for (node, rank), line in zip(places, self._polls, strict=True)
         ]
-        return _burst([], time.monotonic(), _cpu_s())
+        return _burst([], time.monotonic(), time.process_time())
 
     async def reached(self) -> dict[str, Any]:
         """Return when the last rank had the plan, and its first step: monotonic, s."""
         answers = await asyncio.gather(*self._held)
+        named_s = [answer.named_s for answer in answers if answer.named_s is not None]
         return {
             "fetched_s": max(answer.fetched_s for answer in answers),
-            "named_s": max(answer.named_s for answer in answers),
-            "num_ranks": sum(answer.first_step is not None for answer in answers),
+            "named_s": max(named_s, default=0.0),
+            "num_ranks": len(named_s),
         }
 
     async def _measured(
@@ -174,7 +298,7 @@ class Generator:
         results: list[tuple[float, int, bytes]],
         one: Callable[[NodeCalls, _Line], Awaitable[None]],
     ) -> Burst:
-        began_s, cpu_s = time.monotonic(), _cpu_s()
+        began_s, cpu_s = time.monotonic(), time.process_time()
         pairs = zip(self._nodes, self._lines, strict=True)
         async with asyncio.timeout(_GIVE_UP_S):
             await asyncio.gather(*(one(node, line) for node, line in pairs))
@@ -193,14 +317,9 @@ def _burst(results: list[tuple[float, int, bytes]], began_s: float, cpu_s: float
         num_failed=sum(status not in {200, 204} for _, status, _ in results),
         began_s=began_s,
         ended_s=time.monotonic(),
-        cpu_s=_cpu_s() - cpu_s,
+        cpu_s=time.process_time() - cpu_s,
         bodies=[body for _, status, body in results if status not in {200, 204}][:1],
     )
-
-
-def _cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def generate(pipe: Connection, host: str, port: int, nodes: list[NodeCalls]) -> None:

@@ -1,18 +1,23 @@
-"""Runs a command to its end and says how long the whole process took and how much memory."""
+"""Runs a process to its end: how long it took, how much memory it had, what it found."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+BENCHMARKS = Path(__file__).resolve().parent
 STDERR_LINES_SHOWN = 5
 
 
@@ -52,7 +57,7 @@ class FlyballRun:
 def run_process(
     command: Sequence[str], *, give_up_s: float, environment: Mapping[str, str] | None = None
 ) -> ProcessRun:
-    """Run `command` without input.
+    """Run `command` without input, in a session of its own: what it leaves ends with it.
 
     Args:
         command: program and arguments.
@@ -70,6 +75,7 @@ def run_process(
             stdout=stdout,
             stderr=stderr,
             env={**os.environ, **(environment or {})},
+            start_new_session=True,
         )
         # wait4 and not communicate(): only it gives the figures of this child alone.
         watchdog = threading.Timer(give_up_s, process.kill)
@@ -78,11 +84,10 @@ def run_process(
             _, status, usage = os.wait4(process.pid, 0)
             process_s = time.perf_counter() - began_s
             process.returncode = os.waitstatus_to_exitcode(status)
-        except BaseException:
-            process.kill()
-            raise
         finally:
             watchdog.cancel()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         if process.returncode != 0:
             stderr.seek(0)
             last = stderr.read().decode("utf-8", "replace").strip().splitlines()
@@ -98,6 +103,35 @@ def run_process(
         )
 
 
+def run_script(
+    script: str,
+    *arguments: str,
+    problem: object,
+    give_up_s: float,
+    python: str = sys.executable,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[Any, ProcessRun]:
+    """Run `SCRIPT ARGUMENTS PROBLEM.json RESULT.json`, a script of this folder; return its result.
+
+    Args:
+        script: its name.
+        arguments: before the files.
+        problem: becomes JSON.
+        give_up_s: after so long it is killed, s.
+        python: the interpreter.
+        environment: variables beside those of this process.
+
+    Raises:
+        BenchmarkError: it failed, or was killed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = Path(folder) / "problem.json", Path(folder) / "result.json"
+        files[0].write_text(json.dumps(problem), encoding="utf-8")
+        command = [python, str(BENCHMARKS / script), *arguments, *map(str, files)]
+        process = run_process(command, give_up_s=give_up_s, environment=environment)
+        return json.loads(files[1].read_text(encoding="utf-8")), process
+
+
 def run_flyball(
     arguments: Sequence[str], *, give_up_s: float, environment: Mapping[str, str] | None = None
 ) -> FlyballRun:
@@ -109,3 +143,16 @@ def run_flyball(
     command = [sys.executable, "-m", "flyball_client", *arguments, "--json"]
     process = run_process(command, give_up_s=give_up_s, environment=environment)
     return FlyballRun(document=json.loads(process.stdout), process=process)
+
+
+def cpu_time_ns(pid: int) -> int:
+    """Return the CPU time that a process has used, ns, with its threads that have ended.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+    clock = ctypes.c_int()
+    # 0 would be this process.
+    if pid <= 0 or ctypes.CDLL(None).clock_getcpuclockid(pid, ctypes.byref(clock)) != 0:
+        raise ProcessLookupError(pid)
+    return time.clock_gettime_ns(clock.value)

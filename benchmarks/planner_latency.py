@@ -1,14 +1,8 @@
-"""Response times of the planner while it finds the frontier of a job of 64 x 256.
-
-Run `python benchmarks/planner_latency.py [--json] [--seconds S]`; README.md beside this file says
-how to read it.
-"""
+"""Response times of the planner while it finds the frontier of a job of 64 x 256."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -19,30 +13,35 @@ from pathlib import Path
 
 import httpx
 
-import flyball_profiles
-from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
-from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from benchmark_report import (
+    Distribution,
+    Limit,
+    Report,
+    at_least,
+    at_most,
+    run_benchmark,
+    show_progress,
+    table_of,
+)
+from flyball_client.api.planner_client import PlannerClient
+from flyball_profiles.examples import load_example_profile
 from flyball_wire import routes
 from flyball_wire.messages import (
-    JobRegistration,
     MeasurementBatch,
-    RankRegistration,
     StepMeasurement,
 )
 from flyball_wire.plan_options import Effort, Policy
 from made_profiles import tile_profile
 from measured_process import BenchmarkError
-from served_planner import served_planner
+from served_planner import put_emulated_job, served_planner
 
-PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 NUM_STAGES, NUM_MICROBATCHES, NUM_POINTS = 64, 256, 50
 SMALL_STAGES, SMALL_MICROBATCHES = 2, 4
 SEED = 20
-BLOCKING_POWER_W = 83.64
 POLL_S = 0.05
 NUM_TARGETS = 6
-START_PATIENCE_S, PATIENCE_S, FRONTIER_PATIENCE_S = 60.0, 300.0, 1800.0
-MAX_P50_S, MAX_P99_S = 0.02, 0.25
+PATIENCE_S, FRONTIER_PATIENCE_S = 300.0, 1800.0
+MAX_P50_MS, MAX_P99_MS = 20.0, 250.0
 LARGE, SMALL = "large", "small"
 
 
@@ -53,18 +52,14 @@ class Latency:
     Attributes:
         processes: planning processes; 0: solving in the planner's own threads.
         load: `idle` or `frontier`.
-        num_calls: that were measured, one after the other on one connection.
-        p50_s, p99_s, longest_s: from the request to its answer; of a long poll, what is more than
-            the time that it asked for.
+        ms: from the request to its answer, calls one after the other on one connection; of a long
+            poll, what is more than the time that it asked for.
     """
 
     processes: int
     load: str
     call: str
-    num_calls: int
-    p50_s: float
-    p99_s: float
-    longest_s: float
+    ms: Distribution
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -72,21 +67,17 @@ def measure(arguments: argparse.Namespace) -> Report:
     figures: list[Latency] = []
     for processes in (arguments.processes, 0):
         figures += _of_planner(processes, arguments.seconds)
-    ratios = _ratios(figures)
     return Report(
-        figures={
-            "latencies": [asdict(figure) for figure in figures],
-            "ratios_to_idle": ratios,
-        },
+        figures={"latencies": figures, "ratios_to_idle": _ratios(figures)},
         text=_text(figures),
-        limits=tuple(_limits(figures, arguments.processes)),
+        limits=list(_limits(figures, arguments.processes)),
     )
 
 
 def _of_planner(processes: int, seconds_s: float) -> Iterator[Latency]:
     with tempfile.TemporaryDirectory() as folder, _planner(Path(folder), processes) as http:
         show_progress(f"{processes} planning processes: the jobs")
-        _put_jobs(http)
+        _put_jobs(str(http.base_url))
         for load in ("idle", "frontier"):
             is_over = threading.Event()
             solving = threading.Thread(target=_find_frontier, args=(http, is_over), daemon=True)
@@ -121,16 +112,10 @@ def _latencies(
 
 
 def _latency(processes: int, load: str, call: str, times_s: list[float]) -> Latency:
-    times_s = sorted(times_s)
-    return Latency(
-        processes=processes,
-        load=load,
-        call=call,
-        num_calls=len(times_s),
-        p50_s=statistics.median(times_s),
-        p99_s=times_s[min(len(times_s) - 1, int(0.99 * len(times_s)))],
-        longest_s=times_s[-1],
-    )
+    ms = Distribution.of([1e3 * time_s for time_s in times_s])
+    if ms is None:
+        raise BenchmarkError(f"{call}: not called once")
+    return Latency(processes=processes, load=load, call=call, ms=ms)
 
 
 def _timed(call: Callable[[], httpx.Response]) -> float:
@@ -186,37 +171,22 @@ def _find_frontier(http: httpx.Client, is_over: threading.Event) -> None:
     is_over.set()
 
 
-def _put_jobs(http: httpx.Client) -> None:
-    folder = Path(flyball_profiles.__file__).parent / "stages"
-    profile = read_stage_profile(folder / PROFILE)
-    for job_id, num_stages, num_microbatches in (
-        (SMALL, SMALL_STAGES, SMALL_MICROBATCHES),
-        (LARGE, NUM_STAGES, NUM_MICROBATCHES),
-    ):
-        registration = JobRegistration(
-            num_stages=num_stages,
-            num_microbatches=num_microbatches,
-            blocking_power_w=(BLOCKING_POWER_W,),
-            effort=Effort.LOW,
-            # The large job's plan itself is not what is measured.
-            policy=Policy.FRONTIER if job_id == SMALL else Policy.BASELINE,
-            emulated=True,
-        )
-        path = routes.fill(routes.JOB, job_id=job_id)
-        http.put(path, json=asdict(registration)).raise_for_status()
-        csv = write_stage_profile(tile_profile(profile, num_stages, SEED))
-        path = routes.fill(routes.PROFILE, job_id=job_id)
-        http.put(path, content=csv, headers={"Content-Type": "text/csv"}).raise_for_status()
-    rank = RankRegistration(
-        stage=0,
-        host="node",
-        gpu_name="emulated",
-        gpu_uuid="EMULATED-0",
-        emulated=True,
-        client_version="benchmark",
+def _put_jobs(url: str) -> None:
+    # The large job's plan itself is not what is measured.
+    sizes = (
+        (SMALL, SMALL_STAGES, SMALL_MICROBATCHES, Policy.FRONTIER),
+        (LARGE, NUM_STAGES, NUM_MICROBATCHES, Policy.BASELINE),
     )
-    path = routes.fill(routes.RANK, job_id=SMALL, rank=0)
-    http.put(path, json=asdict(rank)).raise_for_status()
+    with PlannerClient(url, timeout_s=PATIENCE_S) as client:
+        for job_id, num_stages, num_microbatches, policy in sizes:
+            put_emulated_job(
+                client,
+                job_id,
+                tile_profile(load_example_profile(), num_stages, SEED),
+                num_microbatches=num_microbatches,
+                effort=Effort.LOW,
+                policy=policy,
+            )
 
 
 def _path(route: str) -> str:
@@ -226,10 +196,9 @@ def _path(route: str) -> str:
 @contextmanager
 def _planner(folder: Path, processes: int) -> Iterator[httpx.Client]:
     """A client of a `flyball serve`, until the block ends; what it solves ends too."""
-    processes_too = {"FLYBALL_PLANNING_PROCESSES": str(processes)}
     with (
-        served_planner(folder, **processes_too) as address,
-        httpx.Client(base_url=address, timeout=PATIENCE_S) as http,
+        served_planner(folder, FLYBALL_PLANNING_PROCESSES=str(processes)) as planner,
+        httpx.Client(base_url=planner.url, timeout=PATIENCE_S) as http,
     ):
         yield http
 
@@ -241,8 +210,8 @@ def _ratios(figures: list[Latency]) -> list[dict[str, float | str]]:
         {
             "processes": one.processes,
             "call": one.call,
-            "p50": one.p50_s / idle[one.processes, one.call].p50_s,
-            "p99": one.p99_s / idle[one.processes, one.call].p99_s,
+            "p50": one.ms.median / idle[one.processes, one.call].ms.median,
+            "p99": one.ms.p99 / idle[one.processes, one.call].ms.p99,
         }
         for one in figures
         if one.load != "idle"
@@ -253,53 +222,39 @@ def _limits(figures: list[Latency], processes: int) -> Iterator[Limit]:
     for figure in figures:
         if figure.load == "idle" or figure.processes != processes:
             continue
-        yield at_least(f"{figure.call}: calls measured", figure.num_calls, NUM_TARGETS)
+        yield at_least(f"{figure.call}: calls measured", figure.ms.num_samples, NUM_TARGETS)
         if not figure.call.startswith("PUT"):
-            yield at_most(
-                f"{figure.call} while a frontier is found: p50, s", figure.p50_s, MAX_P50_S
-            )
-            yield at_most(
-                f"{figure.call} while a frontier is found: p99, s", figure.p99_s, MAX_P99_S
-            )
+            name = f"{figure.call} while a frontier is found"
+            yield at_most(f"{name}: p50, ms", figure.ms.median, MAX_P50_MS)
+            yield at_most(f"{name}: p99, ms", figure.ms.p99, MAX_P99_MS)
 
 
 def _text(figures: list[Latency]) -> str:
+    columns = {
+        "call": "{call}",
+        "planning processes": "{processes}",
+        "load": "{load}",
+        "calls": "{ms.num_samples}",
+        "p50": "{ms.median:.1f}",
+        "p99": "{ms.p99:.1f}",
+        "longest": "{ms.longest:.1f}",
+    }
     size = f"{NUM_STAGES}x{NUM_MICROBATCHES}"
     return (
         f"one caller; the frontier is of {NUM_POINTS} plans of {size}, effort low; times in ms\n\n"
-        + table(
-            ["call", "planning processes", "load", "calls", "p50", "p99", "longest"],
-            [
-                [
-                    figure.call,
-                    str(figure.processes),
-                    figure.load,
-                    str(figure.num_calls),
-                    *(
-                        f"{1000 * value_s:.1f}"
-                        for value_s in (figure.p50_s, figure.p99_s, figure.longest_s)
-                    ),
-                ]
-                for figure in figures
-            ],
-        )
+        + table_of(figures, columns)
     )
 
 
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
         "--seconds", type=float, default=5.0, help="to measure each call for (default 5)"
     )
-    parser.add_argument(
+    options.add_argument(
         "--processes",
         type=int,
         default=2,
         help="planning processes, beside none at all (default 2)",
     )
-    return run_benchmark(parser, measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(options, measure)

@@ -1,22 +1,13 @@
-"""Time to a plan for a straggler, and the saving of that plan; all savings predicted.
-
-Run `python benchmarks/straggler.py [--profiles DIR] [--json]`; README.md beside this file says how
-to read it.
-"""
+"""Time to a plan for a straggler, and the saving of that plan; all savings predicted."""
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from flyball_client.api.planner_client import PlannerClient
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.data_parallel import simulate_jointly
@@ -25,12 +16,9 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, SCHEDULE, Gpu, add_profiles_argument
-from made_profiles import tile_profile
-from measured_process import BenchmarkError
-from served_planner import put_emulated_job, served_planner
+from made_profiles import scaled, tile_profile
 
 SLOWDOWNS = (1.05, 1.1, 1.2, 1.5)
 NUM_PIPELINES = (1, 2, 8)
@@ -39,7 +27,6 @@ LARGEST = (64, 256)
 LARGEST_SLOWDOWN = 1.2
 SEED = 20231
 MAX_ANSWER_S = 1.0
-SERVE_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,18 +87,8 @@ class Refined:
     less_percent: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """From `POST .../stragglers` to the plan at a rank, through a planner of its own process."""
-
-    size: str
-    num_pipelines: int
-    answered_s: float
-    plan_at_rank_s: float
-
-
 def measure(arguments: argparse.Namespace) -> Report:
-    """Every cell, then what a planner that is asked over HTTP takes."""
+    """Every cell."""
     cells: list[Cell] = []
     refined: list[Refined] = []
     for gpu in (A100, A40):
@@ -123,22 +100,10 @@ def measure(arguments: argparse.Namespace) -> Report:
         num_stages, num_microbatches = LARGEST
         largest = _request(gpu, tile_profile(profile, num_stages, SEED), num_microbatches)
         cells += _cells(gpu, largest, (LARGEST_SLOWDOWN,))
-    served = list(_served(read_stage_profile(A100.profile(arguments.profiles))))
     return Report(
-        figures={
-            "predicted": [
-                {
-                    **asdict(cell),
-                    "saving_percent": cell.saving_percent,
-                    "same_time_percent": cell.same_time_percent,
-                }
-                for cell in cells
-            ],
-            "refined": [asdict(figure) for figure in refined],
-            "served": [asdict(figure) for figure in served],
-        },
-        text=_text(cells, refined, served),
-        limits=tuple(_limits(cells, served)),
+        figures={"predicted": cells, "refined": refined},
+        text=_text(cells, refined),
+        limits=list(_limits(cells)),
     )
 
 
@@ -163,7 +128,7 @@ def _cells(gpu: Gpu, request: PlanRequest, slowdowns: tuple[float, ...]) -> Iter
             answer_s = time.perf_counter() - began_s
             left_time_s, left_energy_j = _left_as_it_was(slowed, before)
             as_long = request.with_options(target=f"deadline:{left_time_s!r}")
-            at_same_time = make_slowed_plan(dataclasses.replace(slowed, request=as_long))
+            at_same_time = make_slowed_plan(replace(slowed, request=as_long))
             yield Cell(
                 gpu=gpu.name,
                 size=_size(request),
@@ -209,10 +174,10 @@ def _left_as_it_was(slowed: SlowedRequest, before: FrequencyPlan) -> tuple[float
     [slow] = slowed.slowdowns
     profile, num_others = slowed.request.profile, slowed.num_pipelines - 1
     share = 1 / slowed.num_pipelines
-    slow_one = _scaled(profile, share, {slow.stage: slow.slowdown})
+    slow_one = _share(profile, share, {slow.stage: slow.slowdown})
     models = [_model(slow_one, before, share)]
     if num_others:
-        models.append(_model(_scaled(profile, num_others * share, {}), before, num_others * share))
+        models.append(_model(_share(profile, num_others * share, {}), before, num_others * share))
     pipelines, assignments = zip(*models, strict=True)
     simulation = simulate_jointly(pipelines, assignments).whole
     return simulation.iteration_time_s, simulation.energy_j
@@ -225,167 +190,59 @@ def _model(
     return model_of_plan(profile, before, power_w)
 
 
-def _scaled(profile: StageProfile, share: float, slowdowns: dict[int, float]) -> StageProfile:
-    return dataclasses.replace(
-        profile,
-        points={
-            (stage, kind): tuple(
-                dataclasses.replace(
-                    point,
-                    time_s=slowdowns.get(stage, 1.0) * point.time_s,
-                    energy_j=slowdowns.get(stage, 1.0) * share * point.energy_j,
-                )
-                for point in points
-            )
-            for (stage, kind), points in profile.points.items()
-        },
-    )
-
-
-def _served(profile: StageProfile) -> Iterator[Served]:
-    num_microbatches = NUM_MICROBATCHES[-1]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        served_planner(Path(folder)) as address,
-        PlannerClient(address) as client,
-    ):
-        for num_pipelines in NUM_PIPELINES:
-            show_progress(f"through a planner, {num_pipelines} x")
-            job_id = f"straggler-{num_pipelines}"
-            put_emulated_job(
-                client,
-                job_id,
-                profile,
-                num_microbatches=num_microbatches,
-                blocking_power_w=A100.blocking_power_w,
-                num_pipelines=num_pipelines,
-            )
-            began_s = time.perf_counter()
-            client.post_straggler(job_id, StragglerAnnouncement(rank=NUM_STAGES // 2, slowdown=1.2))
-            answered_s = time.perf_counter() - began_s
-            plan = client.get_rank_plan(job_id, 0, after_version=1, wait_s=SERVE_PATIENCE_S)
-            if plan is None:
-                raise BenchmarkError(f"no plan within {SERVE_PATIENCE_S:g} s")
-            yield Served(
-                size=f"{NUM_STAGES}x{num_microbatches}",
-                num_pipelines=num_pipelines,
-                answered_s=answered_s,
-                plan_at_rank_s=time.perf_counter() - began_s,
-            )
+def _share(profile: StageProfile, share: float, slowdowns: dict[int, float]) -> StageProfile:
+    """Return the profile of a share of the pipelines, with slow stages."""
+    slow = [slowdowns.get(stage, 1.0) for stage in range(profile.num_stages)]
+    return scaled(profile, lambda stage, *_: (slow[stage], slow[stage] * share))
 
 
 def _size(request: PlanRequest) -> str:
     return f"{request.profile.num_stages}x{request.num_microbatches}"
 
 
-def _limits(cells: list[Cell], served: list[Served]) -> Iterator[Limit]:
+def _limits(cells: list[Cell]) -> Iterator[Limit]:
     largest = f"{LARGEST[0]}x{LARGEST[1]}"
     for gpu in (A100, A40):
         of_gpu = [cell for cell in cells if cell.gpu == gpu.name]
         small = [cell for cell in of_gpu if cell.size != largest]
-        yield at_most(
-            f"{gpu.name}, {NUM_STAGES} stages: answer, s",
-            max(cell.answer_s for cell in small),
-            MAX_ANSWER_S,
-        )
-        yield at_most(
-            f"{gpu.name}: time over T'",
-            max(cell.time_s / cell.fastest_time_s for cell in of_gpu),
-            1 + 1e-9,
-        )
-        yield at_most(
-            f"{gpu.name}: energy over that of clocks left as they were, at the same time",
-            max(cell.same_time_energy_j / cell.left_energy_j for cell in of_gpu),
-            1.0,
-        )
-    for figure in served:
-        yield at_most(
-            f"{figure.num_pipelines} x {figure.size}: POST to the plan at a rank, s",
-            figure.plan_at_rank_s,
-            MAX_ANSWER_S,
-        )
+        answer_s = max(cell.answer_s for cell in small)
+        yield at_most(f"{gpu.name}, {NUM_STAGES} stages: answer, s", answer_s, MAX_ANSWER_S)
+        times = [cell.time_s / cell.fastest_time_s for cell in of_gpu]
+        yield at_most(f"{gpu.name}: time over T'", max(times), 1 + 1e-9)
+        energies = [cell.same_time_energy_j / cell.left_energy_j for cell in of_gpu]
+        name = "energy over that of clocks left as they were, at the same time"
+        yield at_most(f"{gpu.name}: {name}", max(energies), 1.0)
 
 
-def _text(cells: list[Cell], refined: list[Refined], served: list[Served]) -> str:
+def _text(cells: list[Cell], refined: list[Refined]) -> str:
+    answers = {
+        "one slow GPU; predicted": "{gpu}, {size}",
+        "pipelines": "{num_pipelines}",
+        "slowdown": "{slowdown:g}",
+        "answer, s": "{answer_s:.2f}",
+        "gap, %": "{gap_percent:.3f}",
+        "T', s": "{fastest_time_s:.3f}",
+        "left: time, s": "{left_time_s:.3f}",
+        "left: J": "{left_energy_j:.0f}",
+        "planned: J": "{energy_j:.0f}",
+        "saved, %": "{saving_percent:.2f}",
+        "faster, %": "{faster_percent:.2f}",
+        "saved at that time, %": "{same_time_percent:.2f}",
+    }
+    refinements = {
+        f"effort normal, {LARGEST_SLOWDOWN:g} x": "{gpu}, {size}",
+        "pipelines": "{num_pipelines}",
+        "planning, s": "{plan_s:.2f}",
+        "less energy, %": "{less_percent:.3f}",
+    }
     return (
         "gpt3-175b, 1F1B, target fastest; the GPU in the middle of one pipeline is slow; answers"
         f" with effort low\n{LARGEST[0]}x{LARGEST[1]} is tiled with seeded noise\n\n"
-        f"{_answers(cells)}\n\n{_refinements(refined)}\n\n{_over_http(served)}"
+        f"{table_of(cells, answers)}\n\n{table_of(refined, refinements)}"
     )
-
-
-def _answers(cells: list[Cell]) -> str:
-    return table(
-        [
-            "one slow GPU; predicted",
-            "pipelines",
-            "slowdown",
-            "answer, s",
-            "gap, %",
-            "T', s",
-            "left: time, s",
-            "left: J",
-            "planned: J",
-            "saved, %",
-            "faster, %",
-            "saved at that time, %",
-        ],
-        [
-            [
-                f"{cell.gpu}, {cell.size}",
-                str(cell.num_pipelines),
-                f"{cell.slowdown:g}",
-                f"{cell.answer_s:.2f}",
-                f"{cell.gap_percent:.3f}",
-                f"{cell.fastest_time_s:.3f}",
-                f"{cell.left_time_s:.3f}",
-                f"{cell.left_energy_j:.0f}",
-                f"{cell.energy_j:.0f}",
-                f"{cell.saving_percent:.2f}",
-                f"{cell.faster_percent:.2f}",
-                f"{cell.same_time_percent:.2f}",
-            ]
-            for cell in cells
-        ],
-    )
-
-
-def _refinements(refined: list[Refined]) -> str:
-    return table(
-        [f"effort normal, {LARGEST_SLOWDOWN:g} x", "pipelines", "planning, s", "less energy, %"],
-        [
-            [
-                f"{one.gpu}, {one.size}",
-                str(one.num_pipelines),
-                f"{one.plan_s:.2f}",
-                f"{one.less_percent:.3f}",
-            ]
-            for one in refined
-        ],
-    )
-
-
-def _over_http(served: list[Served]) -> str:
-    return table(
-        [f"flyball serve, {A100.name}, measured", "pipelines", "answered, s", "plan at a rank, s"],
-        [
-            [
-                one.size,
-                str(one.num_pipelines),
-                f"{one.answered_s:.3f}",
-                f"{one.plan_at_rank_s:.3f}",
-            ]
-            for one in served
-        ],
-    )
-
-
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_profiles_argument(parser)
-    return run_benchmark(parser, measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(options)
+    run_benchmark(options, measure)

@@ -1,36 +1,29 @@
-"""Time to the first plan after a straggler in a large pipeline, and the quality of that plan.
-
-Run `python benchmarks/straggler_at_once.py [--json] [--served-only]`; README.md beside this file
-says how to read it.
-"""
+"""Time to the first plan after a straggler in a large pipeline, and the quality of that plan."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-import flyball_profiles
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
 from flyball_client.api.planner_client import PlannerClient
+from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_wire.closed_loop import StragglerAnnouncement
 from flyball_wire.plan_options import Effort, PlanOptions
+from gpt3_cells import A100
 from made_profiles import tile_profile
 from measured_process import BenchmarkError
 from served_planner import put_emulated_job, served_planner
 
-PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
-BLOCKING_POWER_W = 83.64
 SEED = 20231
 SIZES = ((8, 32), (64, 256))
 SLOWDOWN = 1.2
@@ -90,18 +83,14 @@ class Served:
 
 def measure(arguments: argparse.Namespace) -> Report:
     """Plans on their own, then through a planner."""
-    folder = Path(flyball_profiles.__file__).parent / "stages"
-    profile = read_stage_profile(folder / PROFILE)
+    profile = load_example_profile()
     tiled = [(tile_profile(profile, stages, SEED), number) for stages, number in SIZES]
     plans = [] if arguments.served_only else [plan for one in tiled for plan in _plans(*one)]
     served = [figure for one in tiled for figure in _served(*one)]
     return Report(
-        figures={
-            "first_plans": [asdict(plan) for plan in plans],
-            "served": [asdict(figure) for figure in served],
-        },
+        figures={"first_plans": plans, "served": served},
         text=_text(plans, served),
-        limits=tuple(_limits(plans, served)),
+        limits=list(_limits(plans, served)),
     )
 
 
@@ -110,7 +99,7 @@ def _plans(profile: StageProfile, num_microbatches: int) -> Iterator[FirstPlan]:
         request = PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), effort=Effort.LOW),
+            options=PlanOptions(blocking_power_w=(A100.blocking_power_w,), effort=Effort.LOW),
         )
         power_w = 0.0
         for target, reserve in CASES:
@@ -166,16 +155,10 @@ def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
     rank = profile.num_stages // 2
     with (
         tempfile.TemporaryDirectory() as folder,
-        served_planner(Path(folder)) as address,
-        PlannerClient(address, timeout_s=PATIENCE_S) as client,
+        served_planner(Path(folder)) as planner,
+        PlannerClient(planner.url, timeout_s=PATIENCE_S) as client,
     ):
-        put_emulated_job(
-            client,
-            "job",
-            profile,
-            num_microbatches=num_microbatches,
-            blocking_power_w=BLOCKING_POWER_W,
-        )
+        put_emulated_job(client, "job", profile, num_microbatches=num_microbatches)
         report = StragglerAnnouncement(rank=rank, slowdown=SLOWDOWN)
         calls: dict[str, Callable[[], object]] = {
             "slow": lambda: client.post_straggler("job", report),
@@ -183,7 +166,7 @@ def _served(profile: StageProfile, num_microbatches: int) -> Iterator[Served]:
         }
         for what, call in calls.items():
             version = client.get_job("job").newest_version or 0
-            answered_s, at_ranks_s = _until_at_ranks(address, profile.num_stages, version, call)
+            answered_s, at_ranks_s = _until_at_ranks(planner.url, profile.num_stages, version, call)
             newest = client.get_job("job").newest_version or 0
             yield Served(
                 size=size,
@@ -244,60 +227,30 @@ def _limits(plans: list[FirstPlan], served: list[Served]) -> Iterator[Limit]:
 
 
 def _text(plans: list[FirstPlan], served: list[Served]) -> str:
+    first = {
+        "one slow GPU; iteration predicted": "{size}",
+        "target": "{target}",
+        "reserve": "{reserve:g}",
+        "pipelines": "{num_pipelines}",
+        "first plan, s": "{first_s:.2f}",
+        "iteration, s": "{iteration_time_s:.2f}",
+        "gap, %": "{gap_percent:.3f}",
+    }
+    waits = {
+        "flyball serve, measured": "{size}",
+        "what": "{what}",
+        "answered, s": "{answered_s:.3f}",
+        "first rank, s": "{first_rank_s:.3f}",
+        "all ranks, s": "{all_ranks_s:.3f}",
+    }
     return (
-        f"{PROFILE}, tiled with seeded noise, 1F1B; the GPU in the middle of one"
-        f" pipeline takes {SLOWDOWN:g} times as long\n\n{_plan_table(plans)}\n\n{_waits(served)}"
+        f"{EXAMPLE_PROFILE_NAME}, tiled with seeded noise, 1F1B; the GPU in the middle of one"
+        f" pipeline takes {SLOWDOWN:g} times as long\n\n{table_of(plans, first)}\n\n"
+        f"{table_of(served, waits)}"
     )
-
-
-def _plan_table(plans: list[FirstPlan]) -> str:
-    return table(
-        [
-            "one slow GPU; iteration predicted",
-            "target",
-            "reserve",
-            "pipelines",
-            "first plan, s",
-            "iteration, s",
-            "gap, %",
-        ],
-        [
-            [
-                plan.size,
-                plan.target,
-                f"{plan.reserve:g}",
-                str(plan.num_pipelines),
-                f"{plan.first_s:.2f}",
-                f"{plan.iteration_time_s:.2f}",
-                f"{plan.gap_percent:.3f}",
-            ]
-            for plan in plans
-        ],
-    )
-
-
-def _waits(served: list[Served]) -> str:
-    return table(
-        ["flyball serve, measured", "what", "answered, s", "first rank, s", "all ranks, s"],
-        [
-            [
-                one.size,
-                one.what,
-                f"{one.answered_s:.3f}",
-                f"{one.first_rank_s:.3f}",
-                f"{one.all_ranks_s:.3f}",
-            ]
-            for one in served
-        ],
-    )
-
-
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--served-only", action="store_true", help="through a planner only")
-    return run_benchmark(parser, measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--served-only", action="store_true", help="through a planner only")
+    run_benchmark(options, measure)

@@ -1,34 +1,31 @@
-"""Time that the dashboard's timeline takes to draw a frame in a real browser.
-
-Run `python benchmarks/timeline_frames.py [--json]`; README.md beside this file says how to read it.
-"""
+"""Time that the dashboard's timeline takes to draw a frame in a real browser."""
 
 from __future__ import annotations
 
 import argparse
 import shutil
 import statistics
-import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
 
-import flyball_profiles
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
+from flyball_client.api.planner_client import PlannerClient
+from flyball_profiles.examples import load_example_profile
 from flyball_wire import routes
-from load_servers import flyball_server
+from flyball_wire.plan_options import Effort
 from made_profiles import tile_profile
 from measured_process import BenchmarkError
+from served_planner import put_emulated_job, served_planner
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page
 
-PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 NUM_STAGES, NUM_MICROBATCHES = 64, 256
 SEED = 20
 NUM_FRAMES = 60
@@ -113,7 +110,7 @@ class Frames:
 
 def measure(_: argparse.Namespace) -> Report:
     """Plan a long pipeline, open its page, move the timeline."""
-    with flyball_server(None) as server:
+    with tempfile.TemporaryDirectory() as folder, served_planner(Path(folder)) as server:
         show_progress(f"planning {NUM_STAGES} x {NUM_MICROBATCHES}")
         _put_job(server.url)
         with _browser() as browser:
@@ -122,22 +119,18 @@ def measure(_: argparse.Namespace) -> Report:
                 for ratio in (1.0, 2.0)
                 for each in _frames(browser, f"{server.url}/#/jobs/long", ratio)
             ]
-    rows = [
-        (
-            f"{each.look}; {each.ratio:g} device px per px",
-            f"{each.processor_ms:.1f}",
-            f"{each.drawn_median_ms:.1f}",
-            f"{each.drawn_p95_ms:.1f}",
-            f"{each.between_median_ms:.1f}",
-            f"{each.between_p95_ms:.1f}",
-        )
-        for each in frames
-    ]
-    columns = [f"{NUM_FRAMES} frames, ms", "processor", "drawn", "95th %", "between", "95th %"]
+    columns = {
+        f"{NUM_FRAMES} frames, ms": "{look}; {ratio:g} device px per px",
+        "processor": "{processor_ms:.1f}",
+        "drawn": "{drawn_median_ms:.1f}",
+        "drawn, 95th %": "{drawn_p95_ms:.1f}",
+        "between": "{between_median_ms:.1f}",
+        "between, 95th %": "{between_p95_ms:.1f}",
+    }
     return Report(
-        figures={"frames": [asdict(each) for each in frames]},
-        text=table(columns, rows),
-        limits=tuple(_limits(frames)),
+        figures={"frames": frames},
+        text=table_of(frames, columns),
+        limits=list(_limits(frames)),
     )
 
 
@@ -149,27 +142,20 @@ def _limits(frames: list[Frames]) -> Iterator[Limit]:
 
 
 def _put_job(address: str) -> None:
-    """A job with a plan; its GPUs are called emulated, as there are none."""
-    source = read_stage_profile(Path(flyball_profiles.__file__).parent / "stages" / PROFILE)
-    profile = write_stage_profile(tile_profile(source, NUM_STAGES, SEED))
-    registration = {
-        "num_stages": NUM_STAGES,
-        "num_microbatches": NUM_MICROBATCHES,
-        "gpu": "a100",
-        "transition_ms": 0.0,
-        "effort": "low",
-        "emulated": True,
-    }
-    with httpx.Client(base_url=address, timeout=PATIENCE_S, trust_env=False) as http:
-        job = routes.fill(routes.JOB, job_id="long")
-        http.put(job, json=registration).raise_for_status()
-        http.put(
-            routes.fill(routes.PROFILE, job_id="long"),
-            content=profile,
-            headers={"Content-Type": "text/csv"},
-        ).raise_for_status()
-        # The page's own call finds it made.
-        http.get(routes.fill(routes.TIMELINE, job_id="long")).raise_for_status()
+    """A job with a plan, whose clocks change at once."""
+    profile = tile_profile(load_example_profile(), NUM_STAGES, SEED)
+    with PlannerClient(address, timeout_s=PATIENCE_S) as client:
+        put_emulated_job(
+            client,
+            "long",
+            profile,
+            num_microbatches=NUM_MICROBATCHES,
+            transition_ms=0.0,
+            effort=Effort.LOW,
+        )
+    # The page's own call finds it made.
+    timeline = address + routes.fill(routes.TIMELINE, job_id="long")
+    httpx.get(timeline, timeout=PATIENCE_S, trust_env=False).raise_for_status()
 
 
 @contextmanager
@@ -233,10 +219,5 @@ def _p95(values: list[float]) -> float:
     return sorted(values)[int(0.95 * len(values))]
 
 
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    return run_benchmark(argparse.ArgumentParser(description=__doc__), measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(argparse.ArgumentParser(description=__doc__), measure)
