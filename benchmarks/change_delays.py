@@ -4,19 +4,16 @@ Rank sessions run plans of the shipped example on emulated GPUs, by discrete eve
 these GPUs are hidden: the plan counts the table of the A100. Instructions have 1 % of jitter, and
 the profile that the planner has is off by 1 % from clock to clock. A delay that is not certain is
 not used.
-
-Run `python benchmarks/change_delays.py [--json]`; README.md beside this file says how to read it.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table_of
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpuSettings, RandomTime
 from flyball_lab.emulation.emulated_pipeline import planned_ranks
 from flyball_profiles.examples import load_example_profile
@@ -26,9 +23,10 @@ from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
+from gpt3_cells import A100
+from made_profiles import scaled
 from noise_reserve import delays_of_ranks
 
-BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = 12
 JITTER, PROFILE_ERROR, SEED = 0.01, 0.01, 7
 # Forwards of the example take 50 ms.
@@ -62,34 +60,24 @@ class FoundDelay:
         return None if self.found_ms is None else self.found_ms / self.hidden_ms - 1
 
 
-def scaled(profile: StageProfile, scale: float, error: float = 0.0) -> StageProfile:
-    """The profile with other times, and with an error of its own for each kind and clock."""
+def of_length(scale: float, error: float = 0.0) -> StageProfile:
+    """Return the example with other times, and with an error of its own for each kind and clock."""
     generator = np.random.default_rng(SEED)
     errors: dict[tuple[object, int], float] = {}
 
-    def factor(kind: object, mhz: int) -> float:
+    def factors(stage: int, kind: object, mhz: int) -> tuple[float, float]:
+        del stage
         if (kind, mhz) not in errors:
             errors[kind, mhz] = float(generator.normal(1.0, error))
-        return scale * errors[kind, mhz]
+        return scale * errors[kind, mhz], scale
 
-    points = {
-        (stage, kind): tuple(
-            replace(
-                point,
-                time_s=point.time_s * factor(kind, point.frequency_mhz),
-                energy_j=scale * point.energy_j,
-            )
-            for point in of_kind
-        )
-        for (stage, kind), of_kind in profile.points.items()
-    }
-    return replace(profile, points=points)
+    return scaled(load_example_profile(), factors)
 
 
 def planned(profile: StageProfile) -> FrequencyPlan:
     """The plan of a job that knows the table of the A100."""
     options = PlanOptions(
-        blocking_power_w=(BLOCKING_POWER_W,),
+        blocking_power_w=(A100.blocking_power_w,),
         transitions=load_gpu_window("a100").transitions,
         effort=Effort.LOW,
         reserve=0.0,
@@ -110,20 +98,18 @@ def measured(
         truth,
         [[item[:3] for item in of_stage] for of_stage in plan.stages],
         iteration_time_s=plan.iteration_time_s,
-        blocking_power_w=BLOCKING_POWER_W,
+        blocking_power_w=A100.blocking_power_w,
         settings=settings,
         requests=requests if plan.requests else (),
     ) as ranks:
         return delays_of_ranks(ranks, plan, known)
 
 
-def measure(arguments: argparse.Namespace) -> Report:
+def measure(_: argparse.Namespace) -> Report:
     """All forwards and hidden delays."""
-    del arguments
     rows: list[FoundDelay] = []
     for scale in SCALES:
-        truth = scaled(load_example_profile(), scale)
-        known = scaled(load_example_profile(), scale, PROFILE_ERROR)
+        truth, known = of_length(scale), of_length(scale, PROFILE_ERROR)
         plan = planned(known)
         for up_ms, down_ms in HIDDEN_MS:
             show_progress(f"forwards of {50 * scale:g} ms, {up_ms:g} and {down_ms:g} ms late")
@@ -147,39 +133,30 @@ def measure(arguments: argparse.Namespace) -> Report:
                 )
     certain = [row.error for row in rows if row.error is not None]
     short = [row for row in rows if row.forward_ms < MAX_FORWARD_MS]
+    columns = {
+        "forward, ms": "{forward_ms:g}",
+        "change": "{direction}",
+        "delay, ms": "{hidden_ms:g}",
+        "found, ms (-: not certain)": "{found_ms:.2f}",
+        "error": "{error:+.0%}",
+    }
     share = sum(row.error is not None for row in short) / len(short)
     return Report(
-        figures={"delays": [asdict(row) for row in rows]},
+        figures={"delays": rows},
         text=(
             f"{100 * JITTER:g} % of jitter, profile off by {100 * PROFILE_ERROR:g} % from clock to"
-            f" clock; emulated\n\n{_table(rows)}"
+            f" clock; emulated\n\n{table_of(rows, columns)}"
         ),
-        limits=(
+        limits=[
             at_most("largest error of a certain delay, a share", max(map(abs, certain)), MAX_ERROR),
             at_least(
                 f"certain delays, forwards below {MAX_FORWARD_MS:g} ms, a share",
                 share,
                 MIN_CERTAIN_SHARE,
             ),
-        ),
-    )
-
-
-def _table(rows: list[FoundDelay]) -> str:
-    return table(
-        ["forward, ms", "change", "delay, ms", "found, ms", "error, %"],
-        [
-            [
-                f"{row.forward_ms:g}",
-                row.direction,
-                f"{row.hidden_ms:g}",
-                "not certain" if row.found_ms is None else f"{row.found_ms:.2f}",
-                "" if row.error is None else f"{100 * row.error:+.0f}",
-            ]
-            for row in rows
         ],
     )
 
 
 if __name__ == "__main__":
-    sys.exit(run_benchmark(argparse.ArgumentParser(description=__doc__), measure))
+    run_benchmark(argparse.ArgumentParser(description=__doc__), measure)

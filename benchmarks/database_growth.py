@@ -1,7 +1,4 @@
-"""Size of the measurements of one rank in a day, as posted and after pruning, in SQLite.
-
-Run `python benchmarks/database_growth.py [--json] [--ranks N] [--stages N] [--steps N]`.
-"""
+"""Size of the measurements of one rank in a day, as posted and after pruning, in SQLite."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import argparse
 import sqlite3
 import tempfile
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from benchmark_report import Report, run_benchmark, table
+from benchmark_report import Report, figures_of, run_benchmark, table
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
 from flyball_server.jobs.measurements.pruning import Cycles, prune_some
 from flyball_server.jobs.records import JobRecord, RankRecord, StepRecord
@@ -51,22 +48,18 @@ def measure(arguments: argparse.Namespace) -> Report:
         store.open()
         growth = _measured(store, file, arguments)
         store.close()
-    num_ranks = arguments.ranks
+    per_day = growth.a_measurement * STEPS_A_DAY / 1e6
     rows = [
         ["one rank's step", f"{growth.a_measurement:.0f} B"],
-        ["one rank's day", f"{growth.a_measurement * STEPS_A_DAY / 1e6:.2f} MB"],
-        [
-            f"a day of {num_ranks} ranks",
-            f"{growth.a_measurement * STEPS_A_DAY * num_ranks / 1e6:.1f} MB",
-        ],
+        ["one rank's day", f"{per_day:.2f} MB"],
+        [f"a day of {arguments.ranks} ranks", f"{per_day * arguments.ranks:.1f} MB"],
         ["a pruned step of all ranks", f"{growth.a_pruned_step:.0f} B"],
         ["a pruned day of all ranks", f"{growth.a_pruned_step * STEPS_A_DAY / 1e6:.2f} MB"],
         ["pruned steps by stages, in all", f"{growth.stages / 1e6:.2f} MB"],
     ]
     return Report(
-        figures=asdict(growth),
+        figures=figures_of(growth),
         text=f"steps of {STEP_S:g} s\n\n{table(['what', 'size'], rows)}",
-        limits=(),
     )
 
 
@@ -150,14 +143,9 @@ def _bytes_in_use(file: Path) -> int:
     return int((pages - free) * size)
 
 
-def main() -> int:
-    """Run it."""
-    parser = argparse.ArgumentParser(prog="database_growth.py", description=__doc__)
-    parser.add_argument("--ranks", type=int, default=1024)
-    parser.add_argument("--stages", type=int, default=16)
-    parser.add_argument("--steps", type=int, default=200)
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--ranks", type=int, default=1024)
+    options.add_argument("--stages", type=int, default=16)
+    options.add_argument("--steps", type=int, default=200)
+    run_benchmark(options, measure)

@@ -1,19 +1,21 @@
-"""Gap to the bound of the frontier's fastest plans: the eight published cells, by effort.
-
-Run `python benchmarks/frontier_quality.py [--json] [--high] [--profiles DIR]`; README.md beside
-this file says how to read it.
-"""
+"""Gap to the bound of the frontier's fastest plans: the eight published cells, by effort."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import (
+    Limit,
+    Report,
+    at_least,
+    at_most,
+    run_benchmark,
+    show_progress,
+    table_of,
+)
 from gpt3_cells import A40, A100, NUM_MICROBATCHES, Gpu, add_profiles_argument
 from measured_process import FlyballRun, run_flyball
 
@@ -77,9 +79,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         for index in range(len(NUM_MICROBATCHES))
     ]
     return Report(
-        figures={"cells": [asdict(cell) for cell in cells]},
+        figures={"cells": cells},
         text=_text(cells, efforts),
-        limits=tuple(limit for cell in cells for limit in _limits(cell)),
+        limits=[limit for cell in cells for limit in _limits(cell)],
     )
 
 
@@ -108,7 +110,7 @@ def _cell(gpu: Gpu, index: int, folder: Path, efforts: tuple[str, ...]) -> Cell:
 
 
 def _figure(run: FlyballRun) -> EffortFigure:
-    plan: dict[str, Any] = run.document
+    plan = run.document
     return EffortFigure(
         process_s=run.process.process_s,
         solve_s=run.solve_s,
@@ -139,49 +141,30 @@ def _limits(cell: Cell) -> Iterator[Limit]:
 
 
 def _text(cells: list[Cell], efforts: tuple[str, ...]) -> str:
-    savings = table(
-        ["saving, %", "Perseus", "EnvPipe", "balanced", *efforts, "bound"],
-        [
-            [
-                f"{cell.gpu} x {cell.num_microbatches}",
-                f"{cell.perseus_saving_percent:.2f}",
-                f"{cell.artifact_envpipe_saving_percent:.2f}",
-                f"{cell.envpipe_saving_percent:.2f}",
-                *(f"{cell.efforts[effort].saving_percent:.3f}" for effort in efforts),
-                f"{cell.bound_saving_percent:.3f}",
-            ]
-            for cell in cells
-        ],
-    )
-    costs = table(
-        [
-            "gap to the bound, %; whole process (planning), s",
-            *(part for effort in efforts for part in (f"{effort}, %", f"{effort}, s")),
-        ],
-        [[f"{cell.gpu} x {cell.num_microbatches}", *_cost_cells(cell, efforts)] for cell in cells],
-    )
+    savings = {
+        "saving, %": "{gpu} x {num_microbatches}",
+        "Perseus": "{perseus_saving_percent:.2f}",
+        "EnvPipe": "{artifact_envpipe_saving_percent:.2f}",
+        "balanced": "{envpipe_saving_percent:.2f}",
+        **{effort: f"{{efforts[{effort}].saving_percent:.3f}}" for effort in efforts},
+        "bound": "{bound_saving_percent:.3f}",
+    }
+    costs = {"gap to the bound, %; whole process (planning), s": "{gpu} x {num_microbatches}"}
+    for effort in efforts:
+        figure = f"efforts[{effort}]"
+        costs[f"{effort}, %"] = f"{{{figure}.gap_percent:.3f}}"
+        costs[f"{effort}, s"] = f"{{{figure}.process_s:.2f}} ({{{figure}.solve_s:.2f}})"
     return (
         "gpt3-175b, 8 stages, 1F1B, target fastest; Perseus and EnvPipe as published, balanced is"
-        f" --policy envelope --reconfigure balanced\n\n{savings}\n\n{costs}\n\n"
+        f" --policy envelope --reconfigure balanced\n\n{table_of(cells, savings)}\n\n"
+        f"{table_of(cells, costs)}"
     )
-
-
-def _cost_cells(cell: Cell, efforts: tuple[str, ...]) -> Iterator[str]:
-    for effort in efforts:
-        figure = cell.efforts[effort]
-        yield f"{figure.gap_percent:.3f}"
-        yield f"{figure.process_s:.2f} ({figure.solve_s:.2f})"
-
-
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_profiles_argument(parser)
-    parser.add_argument(
-        "--high", action="store_true", help="effort high too, about half a minute a cell"
-    )
-    return run_benchmark(parser, measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(options)
+    options.add_argument(
+        "--high", action="store_true", help="effort high too, about half a minute a cell"
+    )
+    run_benchmark(options, measure)

@@ -1,7 +1,6 @@
 """Power and energy of one stage's instructions at the clocks that the driver chooses itself.
 
-Run `python benchmarks/gpu_power.py [--json] [--gpu INDEX] [--repeats N]`; README.md beside this
-file says how to read it. The measuring part of `flyball profile` runs on the real energy counter,
+The measuring part of `flyball profile` runs on the real energy counter,
 again and again, beside nvidia-smi's power. Clocks are read, never set.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -111,7 +109,6 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report(
         figures={"gpu": name, "instructions": figures},
         text=f"{name}; {arguments.repeats} times each, measured, and nothing was set\n\n{text}",
-        limits=(),
     )
 
 
@@ -166,14 +163,9 @@ def _row(kind: str, points: Sequence[dict[str, Any]]) -> list[str]:
     return [kind, *cells]
 
 
-def main() -> int:
-    """Measure and print; the exit status."""
-    parser = argparse.ArgumentParser(prog="gpu_power.py", description=__doc__)
-    parser.add_argument("--gpu", default="0", metavar="INDEX", help="(default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--microbatch-size", type=int, default=4, help="(default: %(default)s)")
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--gpu", default="0", metavar="INDEX", help="(default: %(default)s)")
+    options.add_argument("--repeats", type=int, default=5, help="(default: %(default)s)")
+    options.add_argument("--microbatch-size", type=int, default=4, help="(default: %(default)s)")
+    run_benchmark(options, measure)

@@ -1,26 +1,18 @@
 """Cost of Flyball to a GPU in training: attached in measuring mode against alone, in turn.
 
-Run `python benchmarks/gpu_training.py [--json] [--framework NAME] [--model NAME] [--seconds S]`;
-README.md beside this file says how to read it. Clocks are read, never set.
+Clocks are read, never set.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from benchmark_report import Report, run_benchmark, show_progress, table
-from measured_process import BenchmarkError
+from measured_process import BenchmarkError, run_script
 
-RANK = Path(__file__).with_name("gpu_training_rank.py")
 FRAMEWORKS = ("torch", "deepspeed")
 MODELS = ("gpt2", "gpt2-medium")
 ALONE = "alone"
@@ -46,38 +38,28 @@ def measure(arguments: argparse.Namespace) -> Report:
     return Report(
         figures={"device": device, "results": results},
         text=f"{device}; one stage, measured, and no clock was set\n\n{text}",
-        limits=(),
     )
 
 
 def _of(framework: str, model: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        written = Path(folder) / "figures.json"
-        command = [
-            *(sys.executable, str(RANK), framework, model, str(written)),
-            *("--seconds", str(arguments.seconds)),
-            *("--microbatch-size", str(arguments.microbatch_size)),
-            *(["--tiny-on-cpu"] if arguments.tiny_on_cpu else []),
-            *(f"--way={way}" for way in dict.fromkeys(arguments.way or ATTACHED)),
-        ]
-        try:
-            ran = subprocess.run(
-                command,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=START_S + 3 * arguments.seconds,
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
-            )
-        except subprocess.TimeoutExpired:
-            raise BenchmarkError(f"{framework}, {model}: it did not end in time") from None
-        if ran.returncode != 0:
-            last = ran.stderr.strip().splitlines()[-1:] or [f"status {ran.returncode}"]
-            if arguments.show_errors:
-                print(ran.stderr, file=sys.stderr)
-            raise BenchmarkError(f"{framework}, {model}: {last[0]}")
-        result: dict[str, Any] = json.loads(written.read_text(encoding="utf-8"))
-    return result | {"framework": framework, "model": model}
+    problem = {
+        "framework": framework,
+        "model": model,
+        "ways": list(dict.fromkeys(arguments.way or ATTACHED)),
+        "seconds": arguments.seconds,
+        "microbatch_size": arguments.microbatch_size,
+        "tiny_on_cpu": arguments.tiny_on_cpu,
+    }
+    try:
+        result, _ = run_script(
+            "gpu_training_rank.py",
+            problem=problem,
+            give_up_s=START_S + 3 * arguments.seconds,
+            environment={"PYTHONFAULTHANDLER": "1"},
+        )
+    except BenchmarkError as error:
+        raise BenchmarkError(f"{framework}, {model}: {error}") from None
+    return {**result, "framework": framework, "model": model}
 
 
 def _rows(result: dict[str, Any]) -> list[list[str]]:
@@ -113,27 +95,21 @@ def _difference(values: list[float], alone: list[float]) -> list[str]:
     return [f"{fmean(percents):+.2f}", f"+-{half:.2f}"]
 
 
-def main() -> int:
-    """Measure and print; the exit status."""
-    parser = argparse.ArgumentParser(prog="gpu_training.py", description=__doc__)
-    parser.add_argument("--framework", choices=FRAMEWORKS, action="append")
-    parser.add_argument("--model", choices=MODELS, action="append")
-    parser.add_argument(
+if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--framework", choices=FRAMEWORKS, action="append")
+    options.add_argument("--model", choices=MODELS, action="append")
+    options.add_argument(
         "--seconds", type=float, default=60.0, help="of each combination (default: %(default)g)"
     )
-    parser.add_argument("--microbatch-size", type=int, default=4, help="(default: %(default)s)")
-    parser.add_argument(
+    options.add_argument("--microbatch-size", type=int, default=4, help="(default: %(default)s)")
+    options.add_argument(
         "--way",
         choices=WAYS,
         action="append",
         help=f"what to compare with training alone (default: {' and '.join(ATTACHED)})",
     )
-    parser.add_argument(
+    options.add_argument(
         "--tiny-on-cpu", action="store_true", help="a small model on the CPU: a trial, no result"
     )
-    parser.add_argument("--show-errors", action="store_true", help="all that a failed rank printed")
-    return run_benchmark(parser, measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(options, measure)

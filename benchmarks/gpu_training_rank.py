@@ -1,6 +1,6 @@
 """One rank, one stage: trains in blocks, by turns alone and with Flyball attached.
 
-`gpu_training_rank.py torch|deepspeed gpt2|gpt2-medium FIGURES.json --way WAY [--seconds S]`. Ways:
+`gpu_training_rank.py PROBLEM.json FIGURES.json`, as gpu_training.py starts it. Ways:
 
     alone         nothing is attached
     waits         the waits of `synchronize` alone, with hooks that do nothing
@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -52,6 +51,18 @@ BLOCK_S = 1.0
 LATENESS_STEPS = 10
 WARM_UP_STEPS = 5
 ROUNDS_AT_LEAST = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """What the benchmark asks for."""
+
+    framework: str
+    model: str
+    ways: list[str]
+    seconds: float
+    microbatch_size: int
+    tiny_on_cpu: bool
 
 
 class NoHooks:
@@ -117,7 +128,7 @@ class Training:
 class TorchTraining(Training):
     """`torch.distributed.pipelining`, schedule 1F1B."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+    def __init__(self, options: Problem, device: torch.device) -> None:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: PLC0415
 
         from flyball_integrations.huggingface import stage_module  # noqa: PLC0415
@@ -148,7 +159,7 @@ class TorchTraining(Training):
 class DeepSpeedTraining(Training):
     """DeepSpeed's pipeline engine."""
 
-    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+    def __init__(self, options: Problem, device: torch.device) -> None:
         import deepspeed  # noqa: PLC0415
         from deepspeed.pipe import PipelineModule  # noqa: PLC0415
 
@@ -181,9 +192,8 @@ class DeepSpeedTraining(Training):
         self.patch = partial(pipeline.EnginePatch, engine, around_step=nullcontext)
 
 
-def main() -> int:
+def main(options: Problem, written: Path) -> None:
     """Train, and write the figures."""
-    options = _options()
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     for name in ("FLYBALL_PLANNER_URL", "FLYBALL_TIMING"):
@@ -210,7 +220,7 @@ def main() -> int:
     training.step()
     machine.wait()
     num_steps = max(2, round(BLOCK_S / (time.monotonic() - began_s)))
-    ways = [ALONE, *options.way]
+    ways = [ALONE, *options.ways]
     rounds: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     until_s = time.monotonic() + options.seconds
     order = random.Random(SEED)
@@ -218,27 +228,15 @@ def main() -> int:
     while len(rounds[ALONE]) < ROUNDS_AT_LEAST or time.monotonic() < until_s:
         for way in order.sample(ways, len(ways)):
             rounds[way].append(_block(training, way, num_steps, machine))
-        _write(options, machine.gpu, num_steps, rounds, lateness_us)
-    torch.distributed.destroy_process_group()
-    return 0
-
-
-def _write(
-    options: argparse.Namespace,
-    gpu: GpuDevice | None,
-    num_steps: int,
-    rounds: dict[str, list[dict[str, Any]]],
-    lateness_us: dict[str, float],
-) -> None:
-    """Write what was measured so far."""
     figures = {
         "lateness_us": lateness_us,
-        "device": "the CPU" if gpu is None else f"{gpu.name}, torch {torch.__version__}",
+        "device": (f"{machine.gpu.name}, torch {torch.__version__}" if machine.gpu else "the CPU"),
         "num_steps": num_steps,
         "microbatch_size": options.microbatch_size,
         "rounds": rounds,
     }
-    options.figures.write_text(json.dumps(figures), encoding="utf-8")
+    written.write_text(json.dumps(figures), encoding="utf-8")
+    torch.distributed.destroy_process_group()
 
 
 def _block(
@@ -323,31 +321,20 @@ def _attached(training: Training, way: str, device: torch.device) -> Iterator[Ra
             training.detach()
 
 
-def _config(options: argparse.Namespace) -> GPT2Config:
+def _config(options: Problem) -> GPT2Config:
     return TINY if options.tiny_on_cpu else MODELS[options.model]
 
 
-def _dtype(options: argparse.Namespace) -> torch.dtype:
+def _dtype(options: Problem) -> torch.dtype:
     return torch.float32 if options.tiny_on_cpu else torch.bfloat16
 
 
-def _tokens(options: argparse.Namespace, num: int) -> torch.Tensor:
+def _tokens(options: Problem, num: int) -> torch.Tensor:
     config, length = _config(options), TINY_LENGTH if options.tiny_on_cpu else SEQUENCE_LENGTH
     generator = torch.Generator().manual_seed(SEED)
     return torch.randint(config.vocab_size, (num, length), generator=generator)
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gpu_training_rank.py")
-    parser.add_argument("framework", choices=("torch", "deepspeed"))
-    parser.add_argument("model", choices=tuple(MODELS))
-    parser.add_argument("figures", type=Path)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--microbatch-size", type=int, default=4)
-    parser.add_argument("--tiny-on-cpu", action="store_true")
-    parser.add_argument("--way", action="append", required=True)
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    problem = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    main(Problem(**problem), Path(sys.argv[2]))

@@ -202,16 +202,16 @@ def train(url: str, time_s: float) -> dict[str, object]:
         time_s: Time in s of each training.
     """
     none_s = _steps_s("", time_s)
-    none_bytes = _peak_bytes("self")
+    none_mib = _peak_mib("self")
     figures, steps_s = _with_planner(url, time_s)
     steps_s += _steps_s(url, time_s)
     none_s += _steps_s("", time_s)
     return figures | {
         "num_steps": len(steps_s),
-        "step_s": statistics.median(steps_s),
-        "slow_step_s": sorted(steps_s)[int(0.99 * len(steps_s))],
+        "step_ms": 1e3 * statistics.median(steps_s),
+        "slow_step_ms": 1e3 * sorted(steps_s)[int(0.99 * len(steps_s))],
         "step_ratio": statistics.median(steps_s) / statistics.median(none_s),
-        "growth_bytes": _peak_bytes("self") - none_bytes,
+        "growth_mib": _peak_mib("self") - none_mib,
     }
 
 
@@ -235,12 +235,12 @@ def _with_planner(url: str, time_s: float) -> tuple[dict[str, object], list[floa
         sys.setswitchinterval(interval_s)
         waits_s, held_s = sorted(loop.waits_s), sorted(loop.held_s)
         figures: dict[str, object] = {
-            "share": share,
+            "share_percent": 100 * share,
             "num_waits": len(waits_s),
-            "wait_s": waits_s[int(0.999 * len(waits_s))],
-            "held_s": held_s[int(0.999 * len(held_s))],
-            "longest_held_s": held_s[-1],
-            "calling_bytes": max(map(_peak_bytes, _children()), default=0),
+            "wait_ms": 1e3 * waits_s[int(0.999 * len(waits_s))],
+            "held_ms": 1e3 * held_s[int(0.999 * len(held_s))],
+            "longest_held_ms": 1e3 * held_s[-1],
+            "calling_mib": max(map(_peak_mib, _children()), default=0.0),
         }
         return figures, steps_s
 
@@ -268,11 +268,11 @@ def _children() -> list[str]:
     return [pid for task in tasks for pid in task.read_text(encoding="ascii").split()]
 
 
-def _peak_bytes(pid: str) -> int:
+def _peak_mib(pid: str) -> float:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmHWM:"):
-            return 1024 * int(line.split()[1])
-    return 0
+            return int(line.split()[1]) / 1024
+    return 0.0
 
 
 if __name__ == "__main__":

@@ -1,25 +1,20 @@
-"""Cost of a response of `/metrics`, by the number of measurements in the planner's store.
-
-Run `python benchmarks/metrics_scrape.py [--jobs N] [--ranks N] [--steps N] [--json]`; README.md
-beside this file says how to read it.
-"""
+"""Cost of a response of `/metrics`, by the number of measurements in the planner's store."""
 
 from __future__ import annotations
 
 import argparse
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from prometheus_client.exposition import generate_latest
 
-from benchmark_report import Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_most, figures_of, run_benchmark, show_progress, table
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
@@ -79,7 +74,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     ]
     what = f"{arguments.jobs} jobs, {arguments.ranks} ranks, {arguments.steps} steps"
     return Report(
-        figures=asdict(scrapes),
+        figures=figures_of(scrapes),
         text=f"{table([what, 'ms'], rows)}\n{scrapes.num_rows} rows, {scrapes.num_bytes} bytes",
         limits=(
             at_most("answer with nothing new, s", scrapes.quiet_s, MAX_QUIET_S),
@@ -196,14 +191,9 @@ def _add_steps(file: Path, jobs: list[str], ranks: range, steps: range) -> None:
     connection.close()
 
 
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=20, help="jobs in the store (default 20)")
-    parser.add_argument("--ranks", type=int, default=64, help="ranks of each (default 64)")
-    parser.add_argument("--steps", type=int, default=2000, help="steps of each (default 2000)")
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--jobs", type=int, default=20, help="jobs in the store (default 20)")
+    options.add_argument("--ranks", type=int, default=64, help="ranks of each (default 64)")
+    options.add_argument("--steps", type=int, default=2000, help="steps of each (default 2000)")
+    run_benchmark(options, measure)

@@ -5,21 +5,18 @@ Predicted: with the A100's times of clock changes, a plan for a single GPU a sta
 the times of several that change together, beside the plan that counts these. Emulated: one GPU for
 each of the eight stages, all in one node, run a plan that does not count their calls, and one that
 does.
-
-Run `python benchmarks/node_queue.py [--json]`; README.md beside this file says how to read it.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 
-from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table_of
 from flyball_client.gpu.emulated import DEFAULT_PHYSICS
 from flyball_lab.emulation.emulated_pipeline import planned_ranks, run_step
 from flyball_profiles.clock_transitions import ClockTransitions
@@ -31,7 +28,8 @@ from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
-from transitions import BLOCKING_POWER_W, MAX_VARYING_PERCENT, NUM_MICROBATCHES, scaled
+from made_profiles import scaled
+from transitions import BLOCKING_POWER_W, MAX_VARYING_PERCENT, NUM_MICROBATCHES
 
 SCALES, NUM_GPUS = (1.0, 0.25, 0.1), (2, 4, 8)
 # With eight GPUs.
@@ -69,7 +67,7 @@ def plans_of(scale: float) -> list[QueuedPlans]:
     alone = load_gpu_window("a100").transitions
     assert alone is not None  # noqa: S101 - it has one
     request = PlanRequest(
-        profile=scaled(load_example_profile(), scale),
+        profile=scaled(load_example_profile(), lambda *_: (scale, scale)),
         num_microbatches=NUM_MICROBATCHES,
         options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transitions=alone, reserve=0.0),
     )
@@ -118,7 +116,8 @@ class SharedNode:
 
 def in_one_node(scale: float) -> list[SharedNode]:
     """Both plans, the one that does not count the calls first."""
-    call, profile = DEFAULT_PHYSICS.call_time, scaled(load_example_profile(), scale)
+    call = DEFAULT_PHYSICS.call_time
+    profile = scaled(load_example_profile(), lambda *_: (scale, scale))
     times = replace(
         ClockTransitions.of_medians(
             DEFAULT_PHYSICS.delay_up.p50_s, DEFAULT_PHYSICS.delay_down.p50_s
@@ -177,9 +176,8 @@ def _emulated(
     return fmean(times_s), fmean(energies_j)
 
 
-def measure(arguments: argparse.Namespace) -> Report:
+def measure(_: argparse.Namespace) -> Report:
     """All lengths and numbers of GPUs."""
-    del arguments
     rows: list[QueuedPlans] = []
     shared: list[SharedNode] = []
     for scale in SCALES:
@@ -187,16 +185,27 @@ def measure(arguments: argparse.Namespace) -> Report:
         rows += plans_of(scale)
         shared += in_one_node(scale)
     eight = [row for row in rows if row.num_gpus == max(NUM_GPUS)]
+    queued = {
+        "forward, ms": "{forward_ms:g}",
+        "GPUs": "{num_gpus}",
+        "up, ms": "{up_ms:.1f}",
+        "for one: slowdown, %": "{alone_slowdown_percent:+.2f}",
+        "saving, %": "{alone_saving_percent:.2f}",
+        "for the queue: slowdown, %": "{slowdown_percent:+.2f}",
+        "its saving, %": "{saving_percent:.2f}",
+    }
+    emulated = {
+        "forward, ms": "{forward_ms:g}",
+        "counts the node": "{is_counted!s}",
+        "switches": "{num_switches}",
+        "slowdown, %": "{slowdown_percent:+.2f}",
+        "saving, %": "{saving_percent:.2f}",
+    }
     return Report(
-        figures={
-            "plans": [asdict(row) for row in rows],
-            "shared_node": [asdict(row) for row in shared],
-        },
-        text="predicted, clock changes of an A100\n\n"
-        + _table(rows)
-        + "\n\nemulated, eight stages of a GPU each in one node\n\n"
-        + _shared_table(shared),
-        limits=(
+        figures={"plans": rows, "shared_node": shared},
+        text=f"predicted, clock changes of an A100\n\n{table_of(rows, queued)}\n\nemulated, eight"
+        f" stages of a GPU each in one node\n\n{table_of(shared, emulated)}",
+        limits=[
             at_most(
                 "plan for the queue, slowdown, %",
                 max(row.slowdown_percent for row in rows),
@@ -217,44 +226,9 @@ def measure(arguments: argparse.Namespace) -> Report:
                 max(row.slowdown_percent for row in shared if row.is_counted),
                 MAX_SHARED_PERCENT,
             ),
-        ),
-    )
-
-
-def _shared_table(rows: Sequence[SharedNode]) -> str:
-    return table(
-        ["forward, ms", "counts the node", "switches", "slowdown, %", "saving, %"],
-        [
-            [
-                f"{row.forward_ms:g}",
-                "yes" if row.is_counted else "no",
-                str(row.num_switches),
-                f"{row.slowdown_percent:+.2f}",
-                f"{row.saving_percent:.2f}",
-            ]
-            for row in rows
-        ],
-    )
-
-
-def _table(rows: list[QueuedPlans]) -> str:
-    header = "forward, ms|GPUs|up, ms|for one: slowdown, %|saving, %|for the queue: slowdown, %"
-    return table(
-        [*header.split("|"), "saving, %"],
-        [
-            [
-                f"{row.forward_ms:g}",
-                str(row.num_gpus),
-                f"{row.up_ms:.1f}",
-                f"{row.alone_slowdown_percent:+.2f}",
-                f"{row.alone_saving_percent:.2f}",
-                f"{row.slowdown_percent:+.2f}",
-                f"{row.saving_percent:.2f}",
-            ]
-            for row in rows
         ],
     )
 
 
 if __name__ == "__main__":
-    sys.exit(run_benchmark(argparse.ArgumentParser(description=__doc__), measure))
+    run_benchmark(argparse.ArgumentParser(description=__doc__), measure)

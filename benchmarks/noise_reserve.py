@@ -7,24 +7,20 @@ Emulated: rank sessions run plans on emulated GPUs, by discrete events, with 1 %
 instruction and clocks that change 5 ms late. The baseline has the same jitter. The planner chooses
 the reserve from this jitter, which the profile states, or which a job has measured in its first
 steps on a plan without a reserve.
-
-Run `python benchmarks/noise_reserve.py [--noise 0.02] [--draws 400] [--json]`; README.md beside
-this file says how to read it.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table_of
 from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
@@ -43,8 +39,8 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import InstructionReport
 from flyball_wire.plan_options import PlanOptions, Policy
+from gpt3_cells import A100
 
-BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = (12, 24, 48)
 RESERVES = (0.0, 0.005, 0.01, 0.02, 0.03)
 SEED = 20231
@@ -86,7 +82,7 @@ def plans_under_noise(num_microbatches: int, noise: float, num_draws: int) -> tu
                 profile=profile,
                 num_microbatches=num_microbatches,
                 options=PlanOptions(
-                    blocking_power_w=(BLOCKING_POWER_W,), policy=policy, reserve=reserve
+                    blocking_power_w=(A100.blocking_power_w,), policy=policy, reserve=reserve
                 ),
             )
         ).plan
@@ -167,7 +163,9 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
     request = PlanRequest(
         profile=profile,
         num_microbatches=NUM_MICROBATCHES[0],
-        options=PlanOptions(blocking_power_w=(BLOCKING_POWER_W,), transition_ms=EMULATED_DELAY_MS),
+        options=PlanOptions(
+            blocking_power_w=(A100.blocking_power_w,), transition_ms=EMULATED_DELAY_MS
+        ),
     )
     highest = make_plan(request.with_options(policy=Policy.BASELINE)).plan
     highest_s, highest_j = emulated_means(profile, highest)
@@ -234,7 +232,7 @@ def emulated_ranks(profile: StageProfile, plan: FrequencyPlan) -> Iterator[list[
         profile,
         [[item[:3] for item in of_stage] for of_stage in plan.stages],
         iteration_time_s=plan.iteration_time_s,
-        blocking_power_w=BLOCKING_POWER_W,
+        blocking_power_w=A100.blocking_power_w,
         settings=replace(settings, noise=EMULATED_JITTER, seed=SEED),
     ) as ranks:
         yield ranks
@@ -259,21 +257,37 @@ def measure(arguments: argparse.Namespace) -> Report:
     without, *chosen = emulated = emulated_plans()
     of_first = {row.name: row for row in rows if row.num_microbatches == NUM_MICROBATCHES[0]}
     envpipe, kept = of_first["envelope"], of_first["frontier, reserve 1 %"]
+    simulated = {
+        "plan": "{name}",
+        "microbatches": "{num_microbatches}",
+        "saving, %": "{saving_percent:.2f}",
+        "slower, %": "{slower_percent:+.2f}",
+        "standard error": "{error_percent:.2f}",
+    }
+    in_virtual_time = {
+        "plan": "{name}",
+        "reserve, %": "{reserve_percent:.2f}",
+        "saving, %: predicted": "{predicted_saving_percent:.2f}",
+        "saving, %: emulated": "{saving_percent:.2f}",
+        "slower, %: predicted": "{predicted_slower_percent:+.2f}",
+        "slower, %: emulated": "{slower_percent:+.2f}",
+    }
+    cost = [(row, without.saving_percent - row.saving_percent) for row in chosen]
     return Report(
         figures={
             "noise": arguments.noise,
             "num_draws": arguments.draws,
-            "plans": [asdict(row) for row in rows],
-            "emulated": [asdict(row) for row in emulated],
+            "plans": rows,
+            "emulated": emulated,
         },
         text=(
             f"{100 * arguments.noise:g} % noise on every instruction, {arguments.draws} iterations"
-            f"\n\n{_table(rows)}\n\nsaving: predicted, without noise; slower: simulated under"
-            " noise, against the highest clocks under the same noise\n\n"
+            f"\n\n{table_of(rows, simulated)}\n\nsaving: predicted, without noise; slower:"
+            " simulated under noise, against the highest clocks under the same noise\n\n"
             f"{100 * EMULATED_JITTER:g} % of jitter, clocks {EMULATED_DELAY_MS:g} ms late,"
-            f" {NUM_EMULATED} emulated iterations\n\n{_emulated_table(emulated)}"
+            f" {NUM_EMULATED} emulated iterations\n\n{table_of(emulated, in_virtual_time)}"
         ),
-        limits=(
+        limits=[
             at_least(
                 "12 microbatches, saving beyond EnvPipe's, % points",
                 kept.saving_percent - envpipe.saving_percent,
@@ -285,74 +299,21 @@ def measure(arguments: argparse.Namespace) -> Report:
                 0,
             ),
             *(
-                limit
-                for row in chosen
-                for limit in (
-                    at_most(
-                        f"emulated, {row.name}, slower by, %",
-                        row.slower_percent,
-                        MAX_SLOWER_PERCENT,
-                    ),
-                    at_most(
-                        f"emulated, {row.name}, cost, % points",
-                        without.saving_percent - row.saving_percent,
-                        MAX_COST_POINTS,
-                    ),
+                at_most(
+                    f"emulated, {row.name}, slower by, %", row.slower_percent, MAX_SLOWER_PERCENT
                 )
+                for row in chosen
             ),
-        ),
-    )
-
-
-def _emulated_table(rows: Sequence[EmulatedPlan]) -> str:
-    return table(
-        (
-            "plan",
-            "reserve, %",
-            "saving, %: predicted",
-            "emulated",
-            "slower, %: predicted",
-            "emulated",
-        ),
-        [
-            (
-                row.name,
-                f"{row.reserve_percent:.2f}",
-                f"{row.predicted_saving_percent:.2f}",
-                f"{row.saving_percent:.2f}",
-                "-"
-                if row.predicted_slower_percent is None
-                else f"{row.predicted_slower_percent:+.2f}",
-                f"{row.slower_percent:+.2f}",
-            )
-            for row in rows
+            *(
+                at_most(f"emulated, {row.name}, cost, % points", points, MAX_COST_POINTS)
+                for row, points in cost
+            ),
         ],
     )
-
-
-def _table(rows: Sequence[NoisyPlan]) -> str:
-    return table(
-        ("plan", "microbatches", "saving, %", "slower, %", "standard error"),
-        [
-            (
-                row.name,
-                str(row.num_microbatches),
-                f"{row.saving_percent:.2f}",
-                f"{row.slower_percent:+.2f}",
-                f"{row.error_percent:.2f}",
-            )
-            for row in rows
-        ],
-    )
-
-
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--noise", type=float, default=0.02, help="relative standard deviation")
-    parser.add_argument("--draws", type=int, default=400, help="iterations (default 400)")
-    return run_benchmark(parser, measure)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--noise", type=float, default=0.02, help="relative standard deviation")
+    options.add_argument("--draws", type=int, default=400, help="iterations (default 400)")
+    run_benchmark(options, measure)

@@ -1,7 +1,6 @@
 """Online profiling on emulated jobs: how well it finds the truth, how soon, and at which cost.
 
-Run `python benchmarks/online_profiling.py [--json] [--seeds N] [--profiles DIR]`; README.md beside
-this file says how to read it. Everything is emulated: 2 % of independent noise on every
+Everything is emulated: 2 % of independent noise on every
 instruction's time and energy, energy counters that move every 100 ms.
 """
 
@@ -11,10 +10,11 @@ import argparse
 import sys
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from statistics import fmean
 
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.profiling.moves import Finished
 from measured_process import BenchmarkError
@@ -75,9 +75,9 @@ def measure(arguments: argparse.Namespace) -> Report:
     cells = list(dict.fromkeys(figure.cell for figure in figures))
     by_cell = {cell: [each for each in figures if each.cell == cell] for cell in cells}
     return Report(
-        figures={"runs": [asdict(figure) for figure in figures]},
+        figures={"runs": figures},
         text=_text(by_cell),
-        limits=tuple(limit for cell, runs in by_cell.items() for limit in _limits(cell, runs)),
+        limits=[limit for cell, runs in by_cell.items() for limit in _limits(cell, runs)],
     )
 
 
@@ -123,36 +123,26 @@ def _figure(cell: str, truth: Truth, seed: int) -> RunFigure:
 
 
 def _text(by_cell: dict[str, list[RunFigure]]) -> str:
-    header = (
-        "emulated; the worst of all seeds",
-        "steps",
-        "versions",
-        "time error",
-        "energy error",
-        "covered",
-        "plan",
-        "slowdown",
-        "extra time",
-        "extra energy",
-        "run",
-    )
-    rows = [
-        (
-            f"{cell} x {len(runs)}",
-            str(max(run.num_steps for run in runs)),
-            str(max(run.num_versions for run in runs)),
-            f"{max(run.time_percent for run in runs):.2f} %",
-            f"{max(run.energy_percent for run in runs):.2f} %",
-            f"{sum(run.covered_percent for run in runs) / len(runs):.0f} %",
-            f"{max(run.plan_percent for run in runs):+.2f} %",
-            f"{max(run.slowdown_percent for run in runs):.2f} %",
-            f"{max(run.extra_time_s for run in runs):.0f} s",
-            f"{max(run.extra_energy_j for run in runs) / 1000:+.0f} kJ",
-            f"{max(run.decide_s for run in runs):.1f} s",
-        )
-        for cell, runs in by_cell.items()
-    ]
-    return table(header, rows)
+    columns = {
+        "emulated; the worst of all seeds": "{cell}",
+        "steps": "{num_steps}",
+        "versions": "{num_versions}",
+        "time error": "{time_percent:.2f} %",
+        "energy error": "{energy_percent:.2f} %",
+        "covered, mean": "{covered_percent:.0f} %",
+        "plan": "{plan_percent:+.2f} %",
+        "slowest step": "{slowdown_percent:.2f} %",
+        "added time": "{extra_time_s:.0f} s",
+        "energy, J": "{extra_energy_j:+.0f}",
+        "took": "{decide_s:.1f} s",
+    }
+    rows: list[dict[str, object]] = []
+    for cell, runs in by_cell.items():
+        names = [field.name for field in fields(RunFigure) if field.name != "cell"]
+        worst: dict[str, object] = {name: max(getattr(run, name) for run in runs) for name in names}
+        covered = fmean(run.covered_percent for run in runs)
+        rows.append({**worst, "cell": cell, "covered_percent": covered})
+    return table_of(rows, columns)
 
 
 def _limits(cell: str, runs: list[RunFigure]) -> list[Limit]:
@@ -168,13 +158,10 @@ def _limits(cell: str, runs: list[RunFigure]) -> list[Limit]:
     ]
 
 
-def main() -> int:
-    """Print the figures; 0 where all limits are kept, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=20, help="runs of each job (default 20)")
-    parser.add_argument("--profiles", type=Path, help="folder of published stage profiles, for A40")
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seeds", type=int, default=20, help="runs of each job (default 20)")
+    options.add_argument(
+        "--profiles", type=Path, help="folder of published stage profiles, for A40"
+    )
+    run_benchmark(options, measure)

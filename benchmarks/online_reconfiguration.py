@@ -1,33 +1,31 @@
 """EnvPipe's loop from measured waits beside plans of the frontier, before and after a drift.
 
-Run `python benchmarks/online_reconfiguration.py [--profiles DIR] [--json]`; README.md beside this
-file says how to read it. All times and energies are of emulated GPUs in virtual time.
+All times and energies are of emulated GPUs in virtual time.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
-from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table
-from drifting_cell import (
-    DRIFT_SLOWDOWN,
-    DRIFT_STAGE,
-    TRANSFER_S,
-    DriftingCell,
-    scaled,
-)
+from benchmark_report import Limit, Report, at_most, run_benchmark, show_progress, table_of
 from emulated_loop import Course, EmulatedPipeline, reconfigure_from_waits
+from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.jobs.versions.plan_versions import margin_steps
-from flyball_server.planning.model.pipeline_model import Assignment
+from flyball_server.planning.documents.recorded_plan import model_of_plan
+from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
+from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.policies.measured_reconfigure import MeasuredLoop
-from flyball_wire.plan_options import Policy, Reconfigure
+from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 from gpt3_cells import A100, SCHEDULE, add_profiles_argument
+from made_profiles import scaled
 
+DRIFT_STAGE, DRIFT_SLOWDOWN = 3, 1.08
+# What a transfer takes over a fast link; EnvPipe's threshold is four times that.
+TRANSFER_S = 0.0002
 NUM_MICROBATCHES = (12, 24)
 NOISES = (0.0, 0.02)
 MANNERS = (Reconfigure.GREEDY, Reconfigure.BALANCED)
@@ -36,6 +34,51 @@ START, DRIFT = "start", "drift"
 DRIFT_WINDOW_STEPS = 5
 # Of what a loop ends with, and of the baseline.
 MEASURED_STEPS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftingCell:
+    """GPT-3 175B on A100.
+
+    Attributes:
+        profile: of its stages.
+        noise: of each emulated instruction, as in EmulatedGpuSettings.
+    """
+
+    profile: StageProfile
+    num_microbatches: int
+    noise: float
+
+    def request(self, policy: Policy, profile: StageProfile | None = None) -> PlanRequest:
+        """For a plan in which nothing is reconfigured; of another profile, where one is given."""
+        return PlanRequest(
+            profile=self.profile if profile is None else profile,
+            num_microbatches=self.num_microbatches,
+            options=PlanOptions(
+                blocking_power_w=(A100.blocking_power_w,),
+                schedule=SCHEDULE,
+                policy=policy,
+                reconfigure=Reconfigure.DEFAULT,
+            ),
+        )
+
+    @property
+    def model(self) -> PipelineModel:
+        """Its order and operating points."""
+        return model_of_request(self.request(Policy.ENVELOPE))
+
+    def planned(self, policy: Policy, profile: StageProfile | None = None) -> Assignment:
+        """The clocks of such a plan."""
+        return model_of_plan(self.profile, make_plan(self.request(policy, profile)).plan)[1]
+
+    def emulate(self, *, drifted: bool) -> EmulatedPipeline:
+        """The pipeline as it begins to run, one stage slower than its profile or none."""
+        pipeline = EmulatedPipeline(
+            self.profile, self.model, noise=self.noise, transfer_s=TRANSFER_S
+        )
+        if drifted:
+            pipeline.set_slowdown(DRIFT_STAGE, DRIFT_SLOWDOWN)
+        return pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +125,10 @@ def measure(arguments: argparse.Namespace) -> Report:
             "emulated": True,
             "transfer_s": TRANSFER_S,
             "drift": {"stage": DRIFT_STAGE, "slowdown": DRIFT_SLOWDOWN},
-            "ways": [asdict(figure) for figure in figures],
+            "ways": figures,
         },
         text=_text(figures),
-        limits=tuple(_limits(figures)),
+        limits=list(_limits(figures)),
     )
 
 
@@ -132,7 +175,9 @@ def _solved_again(cell: DriftingCell, assignment: Assignment) -> Course:
     nodes = [node for node, stage in enumerate(cell.model.dag.stage) if stage == DRIFT_STAGE]
     measured_s = sum(step.measured.computed_s[node] for step in steps for node in nodes)
     slowdown = measured_s / (len(steps) * sum(intended_s[node] for node in nodes))
-    again = cell.planned(Policy.FRONTIER, scaled(cell.profile, DRIFT_STAGE, slowdown))
+    factors = {DRIFT_STAGE: (slowdown, slowdown)}
+    measured = scaled(cell.profile, lambda stage, *_: factors.get(stage, (1.0, 1.0)))
+    again = cell.planned(Policy.FRONTIER, measured)
     margin = margin_steps(fmean(step.time_s for step in steps))
     steps += [pipeline.run_step(assignment) for _ in range(margin)]
     return Course(assignment=again, num_versions=1, times_s=tuple(step.time_s for step in steps))
@@ -200,49 +245,27 @@ def _name(figure: OnlineFigure) -> str:
 
 
 def _text(figures: Sequence[OnlineFigure]) -> str:
-    rows = [
-        (
-            f"{figure.num_microbatches} {figure.noise:.0%} {figure.phase}: {figure.way}",
-            str(figure.num_versions),
-            str(figure.num_steps),
-            _percent(figure.mean_slowdown_percent),
-            _percent(figure.largest_slowdown_percent),
-            f"{figure.lost_iterations:.1f}",
-            _percent(figure.final_slowdown_percent),
-            f"{figure.final_energy_to_baseline:.4f}",
-        )
-        for figure in figures
-    ]
-    header = (
-        "microbatches, noise, phase: way",
-        "versions",
-        "steps",
-        "mean, %",
-        "largest, %",
-        "lost",
-        "final, %",
-        "energy to baseline",
-    )
+    columns = {
+        "microbatches, noise, phase: way": "{num_microbatches} {noise:.0%} {phase}: {way}",
+        "versions": "{num_versions}",
+        "steps": "{num_steps}",
+        "mean, %": "{mean_slowdown_percent:+.2f}",
+        "largest, %": "{largest_slowdown_percent:+.2f}",
+        "lost": "{lost_iterations:.1f}",
+        "final, %": "{final_slowdown_percent:+.2f}",
+        "energy to baseline": "{final_energy_to_baseline:.4f}",
+    }
     return (
         f"GPT-3 175B, {A100.name}, 8 stages, {SCHEDULE}; emulated GPUs, a transfer takes"
         f" {1e3 * TRANSFER_S:g} ms\n"
         f"drift: stage {DRIFT_STAGE} takes {DRIFT_SLOWDOWN:g} times as long as profiled; all"
         " against the highest clocks on the same GPUs\n"
         "steps: until the clocks changed no more; mean, largest: slowdown of these steps; lost:"
-        f" iterations' worth of time in them\n\n{table(header, rows)}"
+        f" iterations' worth of time in them\n\n{table_of(figures, columns)}"
     )
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.2f}"
-
-
-def main() -> int:
-    """Print the figures; 0 where all limits are kept."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_profiles_argument(parser)
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(options)
+    run_benchmark(options, measure)

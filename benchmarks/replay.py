@@ -1,19 +1,25 @@
 """Runs that others recorded on real GPUs, each predicted from every second one of its workload.
 
-Run `python benchmarks/replay.py [--json] [--recordings DIR]`; README.md beside this file says how
-to read it. "Measured" is by the authors of the recordings; all else is predicted.
+"Measured" is by the authors of the recordings; all else is predicted.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import (
+    Limit,
+    Report,
+    at_least,
+    at_most,
+    run_benchmark,
+    show_progress,
+    table_of,
+)
 from flyball_server.cli.replay import read_recording
 from flyball_server.replay.fit_rule import FitRule, parse_fit
 from flyball_server.replay.recorded_runs import RecordingError
@@ -79,9 +85,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         )
     figures = [_figure(path, arguments.fit) for path in paths]
     return Report(
-        figures={"fit": arguments.fit.text, "workloads": [asdict(figure) for figure in figures]},
+        figures={"fit": arguments.fit.text, "workloads": figures},
         text=_text(figures),
-        limits=tuple(_limits(figures)),
+        limits=_limits(figures),
     )
 
 
@@ -148,42 +154,23 @@ def _mean_width(replayed: Replay, *, is_energy: bool) -> float:
 
 
 def _text(figures: list[WorkloadFigure]) -> str:
-    header = (
-        "predicted against measured (by others)",
-        "held out",
-        "time error",
-        "largest",
-        "as first",
-        "no tail",
-        "one tail",
-        "energy error",
-        "largest",
-        "as first",
-        "times in",
-        "energies in",
-        "named",
-        "took",
-    )
-    rows = [
-        (
-            each.name,
-            f"{each.num_held_out} of {each.num_runs}",
-            f"{each.time_percent:.3f} %",
-            f"{each.largest_time_percent:.2f} %",
-            f"{each.unchanged_time_percent:.2f} %",
-            f"{each.tailless_time_percent:.2f} %",
-            f"{each.baseline_tail_time_percent:.3f} %",
-            f"{each.energy_percent:.3f} %",
-            f"{each.largest_energy_percent:.2f} %",
-            f"{each.unchanged_energy_percent:.2f} %",
-            str(each.times_covered),
-            str(each.energies_covered),
-            str(each.num_named),
-            f"{each.replay_s:.1f} s",
-        )
-        for each in figures
-    ]
-    return table(header, rows)
+    columns = {
+        "predicted against measured (by others)": "{name}",
+        "held out": "{num_held_out} of {num_runs}",
+        "time error": "{time_percent:.3f} %",
+        "largest": "{largest_time_percent:.2f} %",
+        "as first": "{unchanged_time_percent:.2f} %",
+        "no tail": "{tailless_time_percent:.2f} %",
+        "one tail": "{baseline_tail_time_percent:.3f} %",
+        "energy error": "{energy_percent:.3f} %",
+        "largest of energy": "{largest_energy_percent:.2f} %",
+        "energy as first": "{unchanged_energy_percent:.2f} %",
+        "times in": "{times_covered}",
+        "energies in": "{energies_covered}",
+        "named": "{num_named}",
+        "took": "{replay_s:.1f} s",
+    }
+    return table_of(figures, columns)
 
 
 def _limits(figures: list[WorkloadFigure]) -> list[Limit]:
@@ -220,22 +207,17 @@ def _limits(figures: list[WorkloadFigure]) -> list[Limit]:
     return limits
 
 
-def main() -> int:
-    """Print the figures; 0 where all limits are kept, else 1."""
+if __name__ == "__main__":
     shared = os.environ.get("FLYBALL_SHARED_DATA", ".")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
         "--recordings",
         metavar="DIR",
         type=Path,
         default=Path(shared) / "perseus-sosp24" / "recorded_runs",
         help="folder of recorded runs (default: the one below FLYBALL_SHARED_DATA)",
     )
-    parser.add_argument(
+    options.add_argument(
         "--fit", type=parse_fit, default="every-second", help="runs to fit (default: %(default)s)"
     )
-    return run_benchmark(parser, measure)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(options, measure)

@@ -1,17 +1,15 @@
 """Gain of `--schedule auto` over 1F1B: published, fitted and unbalanced profiles.
 
-Run `python benchmarks/schedule_auto.py [--profiles DIR] [--json]`; README.md beside this file says
-how to read it. Both plans have the same deadline: 1F1B at the highest clocks.
+Both plans have the same deadline: 1F1B at the highest clocks.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-from benchmark_report import Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_most, run_benchmark, show_progress, table_of
 from fitted_models import fitted_model_names, load_fitted_model
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -59,54 +57,44 @@ class AutoFigure:
 def measure(arguments: argparse.Namespace) -> Report:
     """Plan every case with 1F1B and with auto."""
     figures = [_figure(case) for case in _cases(arguments)]
-    rows = [
-        (
-            figure.case,
-            figure.chosen,
-            f"{figure.saving_1f1b_percent:.2f}",
-            f"{figure.saving_auto_percent:.2f}",
-            f"{figure.less_than_1f1b_percent:.2f}",
-            f"{figure.time_to_1f1b:.3f}",
-            f"{figure.gap_percent:.3f}",
-        )
-        for figure in figures
-    ]
-    header = ("pipeline", "chosen", "1f1b, %", "auto, %", "less, %", "time to 1f1b's", "gap, %")
+    columns = {
+        "pipeline": "{case}",
+        "chosen": "{chosen}",
+        "1f1b, %": "{saving_1f1b_percent:.2f}",
+        "auto, %": "{saving_auto_percent:.2f}",
+        "less, %": "{less_than_1f1b_percent:.2f}",
+        "time to 1f1b's": "{time_to_1f1b:.3f}",
+        "gap, %": "{gap_percent:.3f}",
+    }
     return Report(
         figures={
             "num_microbatches": NUM_MICROBATCHES,
             "derived": ASSUMPTION,
-            "cases": [asdict(figure) for figure in figures],
+            "cases": figures,
         },
         text=f"{NUM_MICROBATCHES} microbatches, predicted; savings against 1F1B at the highest"
-        f" clocks\n'in parts' is {ASSUMPTION}\n\n{table(header, rows)}",
-        limits=tuple(
+        f" clocks\n'in parts' is {ASSUMPTION}\n\n{table_of(figures, columns)}",
+        limits=[
             at_most(
                 f"{figure.case}: energy of auto to that of 1f1b's plan",
                 1 - figure.less_than_1f1b_percent / 100,
                 1.0,
             )
             for figure in figures
-        ),
+        ],
     )
 
 
 def _cases(arguments: argparse.Namespace) -> Iterator[Case]:
     for gpu in (A100, A40):
         profile = read_stage_profile(gpu.profile(arguments.profiles))
-        yield Case(
-            name=f"gpt3-175b {gpu.name}", profile=profile, blocking_power_w=gpu.blocking_power_w
-        )
-        yield Case(
-            name=f"gpt3-175b {gpu.name}, unbalanced",
-            profile=_unbalanced(profile),
-            blocking_power_w=gpu.blocking_power_w,
-        )
-        yield Case(
-            name=f"gpt3-175b {gpu.name}, in parts",
-            profile=derive_parts(profile, NUM_CHUNKS),
-            blocking_power_w=gpu.blocking_power_w,
-        )
+        for change, changed in (
+            ("", profile),
+            (", unbalanced", _unbalanced(profile)),
+            (", in parts", derive_parts(profile, NUM_CHUNKS)),
+        ):
+            name, power_w = f"gpt3-175b {gpu.name}{change}", gpu.blocking_power_w
+            yield Case(name=name, profile=changed, blocking_power_w=power_w)
     for name in fitted_model_names():
         model = load_fitted_model(name)
         yield Case(
@@ -146,12 +134,7 @@ def _figure(case: Case) -> AutoFigure:
     )
 
 
-def main() -> int:
-    """Print the figures; 0 where auto is never worse."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    add_profiles_argument(parser)
-    return run_benchmark(parser, measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    add_profiles_argument(options)
+    run_benchmark(options, measure)

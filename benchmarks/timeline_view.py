@@ -1,24 +1,19 @@
-"""Time to make a plan's timeline and history, as the dashboard asks for them, without HTTP.
-
-Run `python benchmarks/timeline_view.py [--json]`; README.md beside this file says how to read it.
-"""
+"""Time to make a plan's timeline and history, as the dashboard asks for them, without HTTP."""
 
 from __future__ import annotations
 
 import argparse
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import flyball_profiles
-from benchmark_report import Report, at_most, run_benchmark, show_progress, table
+from benchmark_report import Report, at_most, run_benchmark, show_progress, table_of
+from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
-from flyball_profiles.stage_profile_csv import read_stage_profile
 from flyball_server.http.timeline_answers import TimelineAnswers, uncompressed
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.services import JobServices
@@ -28,12 +23,11 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import PlanOptions, Policy
+from gpt3_cells import A100
 from made_profiles import tile_profile
 
-PROFILE = "gpt3-175b-a100-sxm-fitted.csv"
 SIZES = ((8, 12), (64, 256))
 NUM_VERSIONS = 8
-BLOCKING_POWER_W = (83.64,)
 SEED = 20
 MAX_TIMELINE_S, MAX_KNOWN_S, MAX_BYTES = 5.0, 0.1, 2_000_000
 _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -50,6 +44,9 @@ class Took:
 
     passed_s: float
     processor_s: float
+
+    def __format__(self, form: str) -> str:
+        return f"{self.passed_s:.3f} ({self.processor_s:.3f})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,41 +73,32 @@ class ViewFigure:
 def measure(_: argparse.Namespace) -> Report:
     """Each size, in a store of its own."""
     figures = [_measure(num_stages, num_microbatches) for num_stages, num_microbatches in SIZES]
-    rows = [
-        [
-            figure.size,
-            *_cells(figure.timeline),
-            *_cells(figure.known),
-            str(figure.num_bytes),
-            str(figure.num_compressed_bytes),
-            *_cells(figure.history),
-            *_cells(figure.known_history),
-        ]
-        for figure in figures
-    ]
-    columns = ["s", "timeline", "cpu", "again", "cpu", "bytes", "gzip"]
-    columns += [f"history of {NUM_VERSIONS}", "cpu", "again", "cpu"]
+    columns = {
+        "s (of the processor)": "{size}",
+        "timeline": "{timeline}",
+        "again": "{known}",
+        "bytes": "{num_bytes}",
+        "gzip": "{num_compressed_bytes}",
+        f"history of {NUM_VERSIONS}": "{history}",
+        "history again": "{known_history}",
+    }
     largest = figures[-1]
+    timeline = f"timeline of {largest.size}, processor s"
     return Report(
-        figures={"sizes": [asdict(figure) for figure in figures]},
-        text=table(columns, rows),
-        limits=(
-            at_most(
-                f"timeline of {largest.size}, processor s",
-                largest.timeline.processor_s,
-                MAX_TIMELINE_S,
-            ),
+        figures={"sizes": figures},
+        text=table_of(figures, columns),
+        limits=[
+            at_most(timeline, largest.timeline.processor_s, MAX_TIMELINE_S),
             at_most("the same again, processor s", largest.known.processor_s, MAX_KNOWN_S),
             at_most("compressed bytes", largest.num_compressed_bytes, MAX_BYTES),
-        ),
+        ],
     )
 
 
 def _measure(num_stages: int, num_microbatches: int) -> ViewFigure:
     size = f"{num_stages}x{num_microbatches}"
     show_progress(f"{size}: the plan")
-    source = read_stage_profile(Path(flyball_profiles.__file__).parent / "stages" / PROFILE)
-    profile = tile_profile(source, num_stages, SEED)
+    profile = tile_profile(load_example_profile(), num_stages, SEED)
     with tempfile.TemporaryDirectory() as folder:
         store = make_job_store(f"sqlite:///{Path(folder) / 'planner.sqlite'}")
         store.open()
@@ -148,17 +136,13 @@ def _timed(call: Callable[[], object]) -> Took:
     )
 
 
-def _cells(took: Took) -> list[str]:
-    return [f"{took.passed_s:.3f}", f"{took.processor_s:.3f}"]
-
-
 def _plan(profile: StageProfile, num_microbatches: int) -> FrequencyPlan:
     """All clocks drawn at random: no plan's answer is longer when it is compressed."""
     plan = make_plan(
         PlanRequest(
             profile=profile,
             num_microbatches=num_microbatches,
-            options=PlanOptions(blocking_power_w=BLOCKING_POWER_W, policy=Policy.BASELINE),
+            options=PlanOptions(blocking_power_w=(A100.blocking_power_w,), policy=Policy.BASELINE),
         )
     ).plan
     chance = random.Random(SEED)
@@ -181,7 +165,7 @@ def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan
         num_stages=profile.num_stages,
         num_microbatches=plan.num_microbatches,
         num_ranks=profile.num_stages,
-        blocking_power_w=BLOCKING_POWER_W,
+        blocking_power_w=(A100.blocking_power_w,),
         emulated=True,
     )
     with services.store.writing("job") as writer:
@@ -195,10 +179,5 @@ def _store_job(services: JobServices, profile: StageProfile, plan: FrequencyPlan
             )
 
 
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    return run_benchmark(argparse.ArgumentParser(description=__doc__), measure)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run_benchmark(argparse.ArgumentParser(description=__doc__), measure)

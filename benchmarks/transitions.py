@@ -5,32 +5,36 @@ under some delays of clock changes: one exact delay, or delays that vary, under 
 be in time whatever they are, with effort `high`. Beside the plan for these delays stand that of
 effort `normal`, the one whose clocks are all requested as the instruction before ends, the plan
 that is made as if clocks changed at once, EnvPipe's, and one clock per stage.
-
-Run `python benchmarks/transitions.py [--json] [--large]`; README.md beside this file says how to
-read it.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmark_report import Limit, Report, at_least, at_most, run_benchmark, show_progress, table
+from benchmark_report import (
+    Limit,
+    Report,
+    at_least,
+    at_most,
+    figures_of,
+    run_benchmark,
+    show_progress,
+    table_of,
+)
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy, Reconfigure
-from made_profiles import tile_profile
+from made_profiles import scaled, tile_profile
 
 BLOCKING_POWER_W = 83.64
 NUM_MICROBATCHES = 12
@@ -86,17 +90,6 @@ class LatePlan:
     planning_s: float
 
 
-def scaled(profile: StageProfile, scale: float) -> StageProfile:
-    """The profile with all times and energies so much smaller."""
-    points = {
-        key: tuple(
-            replace(one, time_s=scale * one.time_s, energy_j=scale * one.energy_j) for one in of_key
-        )
-        for key, of_key in profile.points.items()
-    }
-    return replace(profile, points=points)
-
-
 def transitions_of(up_ms: float, down_ms: float, *, varies: bool) -> ClockTransitions:
     """Times of clock changes; an iteration's first clock is in force as it begins."""
     low, high = (SHORTEST, LONGEST) if varies else (1.0, 1.0)
@@ -114,7 +107,7 @@ def transitions_of(up_ms: float, down_ms: float, *, varies: bool) -> ClockTransi
 
 def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) -> list[LatePlan]:
     """Flyball's plan, the same with effort `normal`, and those beside them."""
-    profile = scaled(load_example_profile(), scale)
+    profile = scaled(load_example_profile(), lambda *_: (scale, scale))
     forwards_s = [
         points[0].time_s for (_, kind), points in profile.points.items() if kind == "forward"
     ]
@@ -196,9 +189,9 @@ def measure(arguments: argparse.Namespace) -> Report:
         large_s = _large_s()
         limits.append(at_most("64 x 256 with 5 ms: planning, s", large_s, LARGE_MAX_S))
     return Report(
-        figures={"plans": [asdict(plan) for plan in plans], "large_planning_s": large_s},
+        figures={"plans": plans, "large_planning_s": large_s},
         text=_text(plans),
-        limits=tuple(limits),
+        limits=limits,
     )
 
 
@@ -223,32 +216,24 @@ def _delays(plan: LatePlan) -> str:
 
 
 def _text(plans: list[LatePlan]) -> str:
-    return table(
-        ["", "plan", "slowdown, %", "saving, %", "switches", "early", "gap, %", "planning, s"],
-        [
-            [
-                _delays(plan) if plan.name == HIGH else "",
-                plan.name,
-                f"{plan.slowdown_percent:+.3f}",
-                f"{plan.saving_percent:.3f}",
-                str(plan.num_switches),
-                str(plan.num_early),
-                "" if plan.gap_percent is None else f"{plan.gap_percent:.3f}",
-                f"{plan.planning_s:.1f}",
-            ]
-            for plan in plans
-        ],
-    )
-
-
-def main() -> int:
-    """Print the figures; 0 where all are within their limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--large", action="store_true", help="plan 64 stages x 256 microbatches too: a minute"
-    )
-    return run_benchmark(parser, measure)
+    columns = {
+        "": "{where}",
+        "plan": "{name}",
+        "slowdown, %": "{slowdown_percent:+.3f}",
+        "saving, %": "{saving_percent:.3f}",
+        "switches": "{num_switches}",
+        "early": "{num_early}",
+        "gap, %": "{gap_percent:.3f}",
+        "planning, s": "{planning_s:.1f}",
+    }
+    wheres = (_delays(plan) if plan.name == HIGH else "" for plan in plans)
+    rows = [{**figures_of(plan), "where": where} for plan, where in zip(plans, wheres, strict=True)]
+    return table_of(rows, columns)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument(
+        "--large", action="store_true", help="plan 64 stages x 256 microbatches too: a minute"
+    )
+    run_benchmark(options, measure)
