@@ -16,6 +16,7 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.planning.schedules.explicit import EXPLICIT
+from flyball_server.planning.schedules.whole_step import STEP
 from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A100
 from made_profiles import ASSUMPTION, derive_parts, tile_profile
@@ -51,7 +52,7 @@ class ScheduleFigure:
 
 def measure(_: argparse.Namespace) -> Report:
     """Generate and plan each schedule once."""
-    figures = [_figure(name) for name in SCHEDULES if name != EXPLICIT]
+    figures = [_figure(name) for name in SCHEDULES if name not in {EXPLICIT, STEP}]
     reference_s = next(figure.plan_s for figure in figures if figure.schedule == REFERENCE)
     rows = [{**figures_of(figure), "ratio": figure.plan_s / reference_s} for figure in figures]
     columns = {
