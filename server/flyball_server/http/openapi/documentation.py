@@ -16,7 +16,6 @@ from flyball_server.http.json_body import with_unique_fields
 from flyball_server.http.middleware.token_access import TOKEN_SCHEME
 from flyball_wire.closed_loop import Timetable
 from flyball_wire.messages import JobRegistration, Problem
-from flyball_wire.plan_options import TargetChange
 from flyball_wire.strictness import Sent
 
 JSON = "application/json"
@@ -40,7 +39,6 @@ _PROBLEMS = MappingProxyType(
 EXAMPLES: Mapping[object, Mapping[str, object]] = MappingProxyType(
     {
         JobRegistration: {"num_stages": 2, "num_microbatches": 2, "blocking_power_w": [83.6]},
-        TargetChange: {"target": "slowdown:0.05"},
         Timetable: {
             "timezone": "Europe/Berlin",
             "windows": [
