@@ -14,7 +14,7 @@ GROUPS = {
     "Run the planner": {
         "serve": "run the planner, which sends plans to ranks",
         "token": "create, list and revoke access tokens of the planner",
-        "db": "back up and restore the planner's database",
+        "db": "back up and restore the planner's SQLite database",
     },
     "Follow and change jobs, on the planner": {
         "jobs": "list, show, change and delete the planner's jobs",

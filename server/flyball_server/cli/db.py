@@ -1,58 +1,64 @@
-"""`flyball db`: backs the planner's database up, and restores it."""
+"""`flyball db`: backs up SQLite's file, and restores it."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 
-from flyball_server.cli.token import command_refusal
+from flyball_server.cli.token import (
+    add_database_options,
+    checked_settings,
+    command_refusal,
+)
 from flyball_server.jobs.errors import JobsError
-from flyball_server.jobs.store.backups import back_up, restore
-from flyball_server.settings import SettingsError, load_settings
+from flyball_server.jobs.store.database_address import is_postgres, shown, sqlite_file
+from flyball_server.jobs.store.sqlite.sqlite_backup import back_up, restore
 from flyball_wire.command import Command, CommandError
+
+# PostgreSQL's own programs, which see to their versions, schemas and secrets themselves.
+_OF_POSTGRES = {
+    "backup": "pg_dump --format=custom --no-owner --file={file} {database}",
+    "restore": "pg_restore --no-owner --single-transaction --dbname={database} {file}",
+}
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    summary = "write a consistent backup, even while planners run"
+    summary = "write a consistent backup of SQLite's file, even while a planner runs"
     backup = actions.add_parser("backup", help=summary, description=summary, allow_abbrev=False)
     backup.add_argument("file", metavar="FILE", type=Path, help="backup to write; must not exist")
-    summary = "restore a backup; no planner may run"
+    summary = "restore a backup to SQLite's file; no planner may run on it"
     restoring = actions.add_parser("restore", help=summary, description=summary, allow_abbrev=False)
-    restoring.add_argument(
-        "file", metavar="FILE", type=Path, help="backup of a database of the same kind"
-    )
-    restoring.add_argument(
-        "--replace",
-        action="store_true",
-        help="overwrite an existing SQLite file; a PostgreSQL database must be empty",
-    )
+    restoring.add_argument("file", metavar="FILE", type=Path, help="backup to restore")
+    restoring.add_argument("--replace", action="store_true", help="overwrite an existing database")
     for action in (backup, restoring):
-        action.add_argument(
-            "--database",
-            metavar="URL",
-            help="database of the planner (default: FLYBALL_DATABASE, else as for flyball serve)",
-        )
-        action.add_argument("--json", action="store_true", help="print the result as JSON only")
+        add_database_options(action)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     file: Path = arguments.file
+    address = checked_settings(arguments.database).database
+    if is_postgres(address):
+        names = {"file": shlex.quote(str(file)), "database": shlex.quote(shown(address))}
+        command = _OF_POSTGRES[arguments.action].format_map(names)
+        raise CommandError(f"PostgreSQL has a program for that: {command}")
+    database = sqlite_file(address)
     try:
-        database = load_settings(database=arguments.database).database
         if arguments.action == "backup":
-            done = back_up(database, file)
-            text = f"{done.file}: backup of {done.database}, {done.num_bytes:,} bytes"
+            back_up(database, file)
         else:
-            done = restore(database, file, replaces=arguments.replace)
-            text = f"{done.database}: restored from {done.file}, {done.num_bytes:,} bytes"
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
+            restore(database, file, replaces=arguments.replace)
     except JobsError as error:
         raise command_refusal(error) from None
-    document = {"file": str(done.file), "database": done.database, "bytes": done.num_bytes}
-    print(json.dumps(document) if arguments.json else text)
+    num_bytes = file.stat().st_size
+    if arguments.json:
+        print(json.dumps({"file": str(file), "database": str(database), "bytes": num_bytes}))
+    elif arguments.action == "backup":
+        print(f"{file}: backup of {database}, {num_bytes:,} bytes")
+    else:
+        print(f"{database}: restored from {file}, {num_bytes:,} bytes")
     return 0
 
 

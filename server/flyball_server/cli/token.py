@@ -26,6 +26,24 @@ from flyball_wire.command import BAD_INPUT, NOT_NOW, Command, CommandError
 from flyball_wire.messages import TOKEN_HEADER
 
 
+def add_database_options(action: argparse.ArgumentParser) -> None:
+    """Add the options of a command on the planner's database."""
+    action.add_argument(
+        "--database",
+        metavar="URL",
+        help="database of the planner (default: FLYBALL_DATABASE, else as for flyball serve)",
+    )
+    action.add_argument("--json", action="store_true", help="print the result as JSON only")
+
+
+def checked_settings(database: str | None) -> Settings:
+    """Return the planner's settings; CommandError if a setting is invalid."""
+    try:
+        return load_settings(database=database)
+    except SettingsError as error:
+        raise CommandError(str(error)) from None
+
+
 def command_refusal(error: JobsError) -> CommandError:
     """Return the command's error for a job error; an unreachable database may return."""
     is_passing = isinstance(error, StoreUnreachableError | StoreBusyError)
@@ -40,12 +58,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     for name, (summary, configure, _) in _ACTIONS.items():
         action = actions.add_parser(name, help=summary, description=summary, allow_abbrev=False)
         configure(action)
-        action.add_argument(
-            "--database",
-            metavar="URL",
-            help="database of the planner (default: FLYBALL_DATABASE, else as for flyball serve)",
-        )
-        action.add_argument("--json", action="store_true", help="print the result as JSON only")
+        add_database_options(action)
 
 
 def _configure_create(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +85,7 @@ def _create(store: JobStore, arguments: argparse.Namespace) -> None:
         store,
         job_id=arguments.job,
         note=arguments.note,
-        has_operator=_settings(arguments.database).token is not None,
+        has_operator=checked_settings(arguments.database).token is not None,
     )
     text = (
         f"{token}\n\n{_opens(record)}; it is not shown again. Clients send it as {TOKEN_HEADER}:\n"
@@ -119,7 +132,7 @@ def _revoke(store: JobStore, arguments: argparse.Namespace) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     _, _, act = _ACTIONS[arguments.action]
     try:
-        settings = _settings(arguments.database)
+        settings = checked_settings(arguments.database)
         missing = missing_file(settings.database)
         if missing is not None:
             _check_may_be_made(missing, settings, arguments)
@@ -130,13 +143,6 @@ def _run(arguments: argparse.Namespace) -> int:
     except JobsError as error:
         raise command_refusal(error) from None
     return 0
-
-
-def _settings(database: str | None) -> Settings:
-    try:
-        return load_settings(database=database)
-    except SettingsError as error:
-        raise CommandError(str(error)) from None
 
 
 def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Namespace) -> None:

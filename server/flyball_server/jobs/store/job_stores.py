@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-
 from flyball_server.jobs.errors import StoreDriverError
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.database_address import is_postgres, shown, sqlite_file
@@ -19,25 +16,14 @@ def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
         for_planner: true for a planner's store; a SQLite file allows one at a time.
 
     Raises:
-        StoreDriverError: the driver for PostgreSQL is not installed.
+        StoreDriverError: the driver for PostgreSQL, of the extra `postgres`, is not installed.
     """
     if not is_postgres(database):
         return SqliteJobStore(sqlite_file(database), for_planner=for_planner)
-    with needs_driver(database):
+    try:
         from flyball_server.jobs.store.postgres.postgres_store import (  # noqa: PLC0415 - psycopg
             PostgresJobStore,
         )
-    return PostgresJobStore(database)
-
-
-@contextmanager
-def needs_driver(database: str) -> Generator[None]:
-    """Import in this block what needs psycopg, which is in the extra `postgres`.
-
-    Raises:
-        StoreDriverError: it is not installed.
-    """
-    try:
-        yield
     except ImportError as error:
         raise StoreDriverError(location=shown(database)) from error
+    return PostgresJobStore(database)
