@@ -20,7 +20,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import ProcessMetrics

@@ -50,7 +50,7 @@ from flyball_server.jobs.reconcile.loop import ReconcileLoop, Reconciler
 from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices, Planner
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.planning.planner import make_plan_only
 from flyball_server.prometheus.job_families import JobsCollector

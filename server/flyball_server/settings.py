@@ -16,7 +16,7 @@ from flyball_server.http.middleware.host_check import host_problem
 from flyball_server.http.zeus.job_metadata import read_metadata
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
-from flyball_server.jobs.store.database_address import SQLITE_PREFIX, database_problem
+from flyball_server.jobs.store.databases import SQLITE_PREFIX, database_problem
 from flyball_server.solving.executor_options import default_num_processes, executor_problem
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency
 

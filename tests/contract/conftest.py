@@ -13,7 +13,7 @@ from tests.planner.samples import job_record
 from tests.postgres.server import PostgresServer
 
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 

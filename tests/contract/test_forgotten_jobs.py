@@ -15,7 +15,7 @@ from flyball_server.jobs.errors import StoreBusyError, UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_forgetting
 from flyball_server.jobs.store.sql.sql_tables import RANKS, STEPS, TABLES_OF_JOBS
 

@@ -12,7 +12,7 @@ from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import StoreForeignError, StoreTooNewError
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_tables
 from flyball_server.jobs.store.sql.sql_tables import METADATA
 

@@ -23,7 +23,7 @@ from tests.planner.newer_schema import migrate_to_next
 from tests.planner.samples import job_record
 from tests.postgres.server import PASSWORD, PostgresServer, postgres_binaries
 
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_tables
 from flyball_wire import routes
 

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.command_in_process import Done, flyball, one_pipeline, refusal
 from tests.planner.disks import SmallDisk, small_disk_at
 
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 
 SHAPE = ("--microbatches", "4", "--blocking-power", "10")
 Command = Callable[[Path, Path], Done]

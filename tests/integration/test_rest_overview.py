@@ -11,7 +11,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire import routes
 from flyball_wire.codec import decode
 from flyball_wire.read_models import JobOverview, Overview
@@ -102,10 +102,10 @@ def test_one_job_is_shown_as_it_is_now_though_metrics_have_no_label_for_it() -> 
 
 
 def test_many_who_ask_at_once_share_one_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    may_list, list_jobs = threading.Event(), SqlTransaction.list_jobs
-    readings: list[SqlTransaction] = []
+    may_list, list_jobs = threading.Event(), JobReader.list_jobs
+    readings: list[JobReader] = []
 
-    def counted(reader: SqlTransaction) -> tuple[JobRecord, ...]:
+    def counted(reader: JobReader) -> tuple[JobRecord, ...]:
         readings.append(reader)
         may_list.wait(PATIENCE_S)
         return list_jobs(reader)
@@ -116,7 +116,7 @@ def test_many_who_ask_at_once_share_one_reading(monkeypatch: pytest.MonkeyPatch)
         httpx.Client(base_url=planner.http.base_url, timeout=PATIENCE_S) as http,
     ):
         planner.put_job().raise_for_status()
-        monkeypatch.setattr(SqlTransaction, "list_jobs", counted)
+        monkeypatch.setattr(JobReader, "list_jobs", counted)
         try:
             asked = [threads.submit(http.get, routes.OVERVIEW) for _ in range(20)]
             wait_until(lambda: len(readings) == 1)

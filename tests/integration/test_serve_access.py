@@ -21,7 +21,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_server.jobs.auth.access import create_token
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 

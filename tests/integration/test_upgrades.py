@@ -24,7 +24,7 @@ from tests.planner.samples import job_record
 
 from flyball_server.jobs.errors import StoreTooNewError
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql.sql_tables import MIGRATIONS, newest_schema
 from flyball_wire import routes
 

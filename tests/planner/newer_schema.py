@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from unittest import mock
 
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.sql import sql_tables
 from flyball_server.jobs.store.sql.sql_tables import METADATA, MIGRATIONS, SCHEMA_VERSION
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from sqlalchemy import Engine
 
 from flyball_server.jobs.errors import StoreUnavailableError
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 # In memory where there is such a place: on a disk a database takes ten times as long to make.

@@ -13,7 +13,7 @@ from flyball_server.cli.token import (
     command_refusal,
 )
 from flyball_server.jobs.errors import JobsError
-from flyball_server.jobs.store.database_address import is_postgres, shown, sqlite_file
+from flyball_server.jobs.store.databases import is_postgres, shown, sqlite_file
 from flyball_server.jobs.store.sqlite.sqlite_backup import back_up, restore
 from flyball_wire.command import Command, CommandError
 

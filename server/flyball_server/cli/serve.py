@@ -10,8 +10,7 @@ from flyball_server.cli.token import command_refusal
 from flyball_server.jobs.auth.access import has_operators, list_tokens
 from flyball_server.jobs.errors import StoreError
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.jobs.store.database_address import missing_file
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store, missing_file
 from flyball_server.log_setup import LOG_FORMATS, set_up_logging
 from flyball_server.serving.listening import (
     address_of,

@@ -12,7 +12,8 @@ from typing import Any
 from flyball_profiles.gpu_windows import GpuWindow, load_gpu_window
 from flyball_server.jobs.lifecycle.job_life import DEFAULT_LIFE, LifeTimes, utc_now
 from flyball_server.jobs.records import JobRecord
-from flyball_server.jobs.store.contract import JobReader, JobStore
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan_only
 from flyball_server.solving.in_thread import PlannerThreads

@@ -20,7 +20,9 @@ from prometheus_client.registry import Collector
 
 from flyball_server.jobs.errors import StoreError, StoreFullError
 from flyball_server.jobs.services import Solve
-from flyball_server.jobs.store.contract import JobReader, JobStore, JobWriter
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.planning.policies import POLICIES
 
 # s. A call takes milliseconds; a long poll waits for up to a minute, or the granted time.

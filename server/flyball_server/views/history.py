@@ -14,7 +14,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.plan import DataParallelPlan
 from flyball_server.planning.probe_plan import PROBE_POLICY, ProbePlan

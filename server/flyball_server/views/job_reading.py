@@ -16,7 +16,7 @@ from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.job_totals import JobTotals
 from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
 from flyball_server.views.planned_delays import planned_delays

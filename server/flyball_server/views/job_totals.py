@@ -14,7 +14,7 @@ from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.measurements.step_reading import MOST_LATER, settled_steps, whole_step
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, SavingsFold
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration, StepClocks
 
 # Limit of single ranks' measurements in one read.

@@ -15,7 +15,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.documents.predicted_timeline import (
     PredictedTimeline,
     critical_places,

@@ -15,7 +15,7 @@ from flyball_server.jobs.moments import InstructionKey, Moments
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import rank_cycle_mhz
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan

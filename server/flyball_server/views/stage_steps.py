@@ -12,7 +12,7 @@ from flyball_server.jobs.measurements.pruning import MOST_MEASUREMENTS, MOST_STA
 from flyball_server.jobs.records import JobRecord, StageTotals
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.read_models import StageOfStep, StagesOfStep
 
 

@@ -22,7 +22,7 @@ from flyball_server.jobs.auth.access import (
     stored_access,
 )
 from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 
 
 class CountingStore(TemporaryJobStore):

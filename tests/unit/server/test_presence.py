@@ -16,7 +16,8 @@ from flyball_server.jobs.errors import StoreUnavailableError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobStore, JobWriter
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 
 LATER = MOMENT + timedelta(minutes=5)
 

@@ -32,7 +32,7 @@ from flyball_server.jobs.registry import inputs
 from flyball_server.jobs.registry.inspection import get_job
 from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.messages import JobState

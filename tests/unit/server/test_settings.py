@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from flyball_server.jobs.store.database_address import shown, sqlite_file
+from flyball_server.jobs.store.databases import shown, sqlite_file
 from flyball_server.settings import Settings, SettingsError, load_settings
 
 

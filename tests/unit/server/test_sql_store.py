@@ -23,7 +23,7 @@ from flyball_server.jobs.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
-from flyball_server.jobs.store.job_stores import make_job_store
+from flyball_server.jobs.store.databases import make_job_store
 from flyball_server.jobs.store.postgres.postgres_store import PostgresJobStore
 from flyball_server.jobs.store.sqlite import sqlite_store
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore

@@ -27,7 +27,7 @@ from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader as StoreReader
+from flyball_server.jobs.store.sql.job_reader import JobReader as StoreReader
 from flyball_server.jobs.stragglers.announcements import list_stragglers
 from flyball_server.jobs.timetables import get_timetable
 from flyball_server.jobs.waiters import JobWaiters

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
 from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.messages import JobState, PlanVersion
 
 

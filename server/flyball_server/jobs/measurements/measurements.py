@@ -13,7 +13,8 @@ from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, ident
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.profiling.observations import DEFAULT_MAX_STEPS, MAX_WITH_WAITING
 from flyball_wire.messages import Accepted, JobState, JobStep
 

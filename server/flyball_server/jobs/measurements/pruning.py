@@ -13,7 +13,8 @@ from flyball_server.jobs.measurements.step_reading import step_kinds
 from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import JobSpec, JobState
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from flyball_server.jobs.measurements.step_pairs import PairGathering, StepKinds, WholeStep
 from flyball_server.jobs.records import PlanRecord, StepTotals
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 
 STEPS_A_PIECE = 5_000

@@ -12,7 +12,7 @@ import numpy as np
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.detector import clock_times
 from flyball_server.planning.model.dag import DependencyDag, build_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages

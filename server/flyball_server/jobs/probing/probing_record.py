@@ -16,7 +16,7 @@ from flyball_server.jobs.records import (
     ranks_text,
 )
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.observations import ProbedVersion, ProbeSetup, StageStep
 from flyball_wire.messages import JobSpec, PlanVersion

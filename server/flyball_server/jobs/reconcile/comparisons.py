@@ -14,7 +14,8 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import MeasurementDetail, PlanVersion
 

@@ -21,7 +21,7 @@ from flyball_server.jobs.replanning.plan_request import has_given_transitions, n
 from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import plan_options

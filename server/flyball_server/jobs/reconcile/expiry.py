@@ -11,7 +11,7 @@ from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign, living_state
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.messages import JobState
 
 _LOG = logging.getLogger(__name__)

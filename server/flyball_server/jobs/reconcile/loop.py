@@ -12,7 +12,7 @@ from flyball_server.jobs.errors import JobsError, StoreError, UnknownJobError
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.replanning.plan_job import NUM_SLOTS
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.log_setup import about
 
 _LOG = logging.getLogger(__name__)

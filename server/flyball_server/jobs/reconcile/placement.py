@@ -16,7 +16,7 @@ from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, Slott
 from flyball_server.jobs.replanning.plan_request import known_transitions
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 
 # Shortest period in s between reads, since a job may have thousands of ranks.
 SHORTEST_PERIOD_S = 5.0

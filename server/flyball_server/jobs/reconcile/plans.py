@@ -20,7 +20,7 @@ from flyball_server.jobs.replanning.plan_job import (
 )
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices, planning_lock
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.timetables import next_change, target_at
 from flyball_wire.messages import JobState
 

@@ -14,7 +14,8 @@ from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, SlottedReconciler
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan

@@ -7,7 +7,7 @@ import time
 from flyball_server.jobs.measurements.pruning import Cycles, prune_some
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 
 # Period between two passes over a job, s.
 PERIOD_S = 30.0

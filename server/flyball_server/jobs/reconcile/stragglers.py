@@ -17,7 +17,7 @@ from flyball_server.jobs.replanning.plan_job import PLENTY, PlanningSlots, Slott
 from flyball_server.jobs.replanning.solve import is_same_work
 from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.announcements import slowdowns_at
 from flyball_server.jobs.stragglers.detector import (
     ClockTimes,

@@ -8,7 +8,7 @@ from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError, Unknow
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.closed_loop import MissedTarget, OrderAdvice
 from flyball_wire.messages import PlanVersion
 

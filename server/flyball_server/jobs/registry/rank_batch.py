@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from flyball_server.jobs.errors import OtherRunError, UnknownJobError, UnknownRankError
 from flyball_server.jobs.records import JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.launch import check_run_id
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 
 
 class RankBatch:

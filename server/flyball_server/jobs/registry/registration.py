@@ -27,7 +27,8 @@ from flyball_server.jobs.registry.launch import Launch, check_not_over, check_ru
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.messages import JobSpec, JobState
 
 # Limit per job: a job that its launcher restarts endlessly must not fill the database.

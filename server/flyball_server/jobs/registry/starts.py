@@ -10,7 +10,7 @@ from flyball_server.jobs.lifecycle.job_life import is_gone
 from flyball_server.jobs.registry.inspection import JobSummary, require_rank
 from flyball_server.jobs.registry.registration import register_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.messages import JobSpec
 
 

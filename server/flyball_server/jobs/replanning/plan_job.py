@@ -29,7 +29,7 @@ from flyball_server.jobs.replanning.slowed_plan import (
 )
 from flyball_server.jobs.replanning.solve import OBSOLETE, SupersededError, is_same_work
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError

@@ -12,7 +12,8 @@ from flyball_server.jobs.measurements.step_reading import num_paired_steps, step
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus

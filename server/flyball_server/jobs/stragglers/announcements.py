@@ -9,7 +9,7 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import AnnouncedSlowdown, JobLoopState, RankSlowdown
 from flyball_server.jobs.registry.inspection import require_job, require_rank
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobWriter
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.timetables import parse_moment
 from flyball_wire.closed_loop import (
     Straggler,

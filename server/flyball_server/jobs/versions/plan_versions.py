@@ -22,7 +22,8 @@ from flyball_server.jobs.registry.inspection import (
 )
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader, JobWriter
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.messages import MeasurementDetail, PlanVersion
 
 

@@ -25,7 +25,7 @@ from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_ste
 from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.plan import (

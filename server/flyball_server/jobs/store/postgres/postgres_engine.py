@@ -23,7 +23,7 @@ from flyball_server.jobs.errors import (
     StoreFullError,
     StoreUnreachableError,
 )
-from flyball_server.jobs.store.database_address import shown
+from flyball_server.jobs.store.databases import shown
 
 # Time that a writing transaction waits for others of its subject, s.
 BUSY_TIMEOUT_S = 10.0

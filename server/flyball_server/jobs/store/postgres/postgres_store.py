@@ -9,12 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import psycopg
-from sqlalchemy import ARRAY, Connection, Engine, Table, bindparam, func, select
+from sqlalchemy import ARRAY, Engine, Table, bindparam, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from flyball_server.jobs.errors import StoreBusyError, StoreClosedError
-from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_server.jobs.store.local_coordination import NamedLocks
 from flyball_server.jobs.store.postgres.postgres_engine import (
     BUSY_TIMEOUT_S,
     PostgresAddress,
@@ -25,9 +23,11 @@ from flyball_server.jobs.store.postgres.postgres_engine import (
     postgres_writing,
 )
 from flyball_server.jobs.store.postgres.postgres_signals import PostgresSignals
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import AnyInsert, JobWriter, replacing
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
-from flyball_server.jobs.store.sql.sql_transaction import AnyInsert, SqlTransaction, replacing
+from flyball_server.kit.named_locks import NamedLocks
 
 # Pause before a lock that another planner holds is requested again, s.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.25
@@ -129,15 +129,8 @@ class PostgresLocks:
             connection.close()
 
 
-class PostgresTransaction(SqlTransaction):
-    """JobWriter over one connection inside a transaction.
-
-    Args:
-        connection: inside a transaction.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, insert)
+class PostgresWriter(JobWriter):
+    """Writer that stores many rows at a time, as one array for each column."""
 
     def _upsert(self, table: Table, rows: list[dict[str, Any]]) -> None:
         if len(rows) == 1:
@@ -224,7 +217,7 @@ class PostgresJobStore:
     def reading(self) -> Generator[JobReader]:
         """Open a reading transaction."""
         with postgres_reading(self._opened(), self._address) as connection:
-            yield PostgresTransaction(connection)
+            yield JobReader(connection)
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
@@ -236,9 +229,9 @@ class PostgresJobStore:
                 raise StoreBusyError(location=self._address.location)
             key = lock_key("write", subject)
             with postgres_writing(engine, self._address, key=key) as connection:
-                transaction = PostgresTransaction(connection)
-                yield transaction
-        if transaction.has_forgotten:
+                writer = PostgresWriter(connection, insert)
+                yield writer
+        if writer.has_forgotten:
             self._forgetting.wake()
 
     def check_writing(self) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
-    ColumnElement,
     Connection,
     Float,
     ForeignKey,
@@ -19,14 +17,10 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
-    Select,
     String,
     Table,
     Text,
-    and_,
-    func,
     inspect,
-    select,
     text,
 )
 
@@ -201,8 +195,8 @@ PLANS = Table(
 )
 
 # Counts of a rank's step, which totals add up.
-_COUNTED_BY_STAGE = ("num_clock_misses", "num_power_capped", "num_thermally_capped")
-_COUNTED = ("num_unplanned", "num_overruns", *_COUNTED_BY_STAGE)
+COUNTED_BY_STAGE = ("num_clock_misses", "num_power_capped", "num_thermally_capped")
+COUNTED = ("num_unplanned", "num_overruns", *COUNTED_BY_STAGE)
 
 
 def _counts(names: Iterable[str]) -> Iterator[Column[int]]:
@@ -219,7 +213,7 @@ STEPS = Table(
     Column("plan_version", BigInteger),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    *_counts(_COUNTED),
+    *_counts(COUNTED),
     Column("sm_clock_mhz", Float),
     Column("unknown_version", BigInteger),
     # Unix time in s of the post.
@@ -254,7 +248,7 @@ PRUNED_STEPS = Table(
     Column("versions", Text),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    *_counts(_COUNTED),
+    *_counts(COUNTED),
 )
 # `part` numbers the plan versions that a stage's ranks ran in the step.
 PRUNED_STAGES = Table(
@@ -269,7 +263,7 @@ PRUNED_STAGES = Table(
     Column("num_ranks", _WHOLE, nullable=False),
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
-    *_counts(_COUNTED_BY_STAGE),
+    *_counts(COUNTED_BY_STAGE),
     Column("num_with_clock", _WHOLE, nullable=False),
     Column("sm_clock_mhz", Float),
 )
@@ -314,83 +308,3 @@ TABLES_OF_JOBS = (
     PROFILES,
     JOBS,
 )
-
-
-def _sums(names: Iterable[str]) -> Iterator[ColumnElement[Any]]:
-    """Yield the sum over the selected rows for each of these counts."""
-    return (func.sum(STEPS.c[name]).label(name) for name in names)
-
-
-# Totals of a step over its ranks; to be selected by step.
-STEP_TOTALS: tuple[ColumnElement[Any], ...] = (
-    STEPS.c.step,
-    func.count().label("num_ranks"),
-    func.min(STEPS.c.plan_version).label("lowest_version"),
-    func.max(STEPS.c.plan_version).label("newest_version"),
-    func.count(STEPS.c.plan_version).label("num_with_plan"),
-    func.count(STEPS.c.unknown_version).label("num_unknown"),
-    func.max(STEPS.c.time_s).label("time_s"),
-    func.sum(STEPS.c.energy_j).label("energy_j"),
-    func.count(STEPS.c.energy_j).label("num_with_energy"),
-    *_sums(_COUNTED),
-)
-
-# Totals of the ranks of a stage that ran one plan version in a step; selected by these four.
-STAGE_TOTALS: tuple[ColumnElement[Any], ...] = (
-    STEPS.c.step,
-    RANKS.c.stage,
-    STEPS.c.plan_version,
-    STEPS.c.unknown_version,
-    func.count().label("num_ranks"),
-    func.max(STEPS.c.time_s).label("time_s"),
-    func.sum(STEPS.c.energy_j).label("energy_j"),
-    func.count(STEPS.c.energy_j).label("num_with_energy"),
-    *_sums(_COUNTED_BY_STAGE),
-    func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
-    func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
-)
-
-
-def of_rank() -> ColumnElement[bool]:
-    """Return the condition that joins STEPS with RANKS."""
-    return and_(RANKS.c.job_id == STEPS.c.job_id, RANKS.c.rank == STEPS.c.rank)
-
-
-def step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of StepMoments over the rows of STEPS under these conditions.
-
-    Rows that did not run as planned are left out. Deviations are from the group's own mean, so
-    that their squares cancel no digits.
-    """
-    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
-    rows = (
-        select(
-            *group,
-            STEPS.c.time_s,
-            STEPS.c.energy_j,
-            func.avg(STEPS.c.time_s).over(partition_by=group).label("mean_s"),
-            func.avg(STEPS.c.energy_j).over(partition_by=group).label("mean_j"),
-        )
-        .join_from(STEPS, RANKS, of_rank())
-        .where(
-            *conditions,
-            STEPS.c.unknown_version.is_(None),
-            STEPS.c.num_unplanned == 0,
-            STEPS.c.num_clock_misses == 0,
-        )
-        .subquery()
-        .c
-    )
-    off_s, off_j = rows.time_s - rows.mean_s, rows.energy_j - rows.mean_j
-    columns: list[ColumnElement[Any]] = [
-        rows.step,
-        rows.stage,
-        rows.plan_version,
-        func.count().label("num_times"),
-        func.max(rows.mean_s).label("mean_s"),
-        func.sum(off_s * off_s).label("squares_s2"),
-        func.count(rows.energy_j).label("num_energies"),
-        func.max(rows.mean_j).label("mean_j"),
-        func.sum(off_j * off_j).label("squares_j2"),
-    ]
-    return select(*columns).group_by(rows.step, rows.stage, rows.plan_version)

@@ -9,7 +9,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -28,11 +28,11 @@ from flyball_server.jobs.errors import (
     StoreInUseError,
     StoreUnavailableError,
 )
-from flyball_server.jobs.store.contract import JobReader, JobWriter
-from flyball_server.jobs.store.local_coordination import LocalCoordination
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.store.sql.sql_forgetting import Forgetting
 from flyball_server.jobs.store.sql.sql_tables import migrate, rewrite_version
-from flyball_server.jobs.store.sql.sql_transaction import SqlTransaction
+from flyball_server.kit.named_locks import NamedLocks
 
 BUSY_TIMEOUT_S = 5.0
 _BUSY_PAUSE_S = 0.01
@@ -274,8 +274,8 @@ class PlannerLock:
         return descriptor
 
 
-class SqliteJobStore(LocalCoordination):
-    """Job store in a SQLite file.
+class SqliteJobStore:
+    """Job store in a SQLite file; its locks and signals are of this process alone.
 
     Args:
         file: database file; `open` creates it, with its folder, if it does not exist.
@@ -283,7 +283,6 @@ class SqliteJobStore(LocalCoordination):
     """
 
     def __init__(self, file: Path, *, for_planner: bool = False) -> None:
-        super().__init__()
         self._file = file
         self._lock = PlannerLock(file) if for_planner else None
         self._engine: Engine | None = None
@@ -292,6 +291,8 @@ class SqliteJobStore(LocalCoordination):
             writing=self._writing,
         )
         self._writers = threading.Lock()
+        self._locks = NamedLocks()
+        self._heard: Callable[[str | None], None] | None = None
 
     def open(self) -> None:
         """Create the file or migrate it to the newest schema.
@@ -334,16 +335,16 @@ class SqliteJobStore(LocalCoordination):
     def reading(self) -> Generator[JobReader]:
         """Open a reading transaction."""
         with self._connected(writes=False) as connection:
-            yield SqlTransaction(connection, insert)
+            yield JobReader(connection)
 
     @contextmanager
     def writing(self, subject: str) -> Generator[JobWriter]:
         """Open a transaction that may change data; all subjects are serialised."""
         del subject
         with self._writing() as connection:
-            transaction = SqlTransaction(connection, insert)
-            yield transaction
-        if transaction.has_forgotten:
+            writer = JobWriter(connection, insert)
+            yield writer
+        if writer.has_forgotten:
             self._forgetting.wake()
 
     def check_writing(self) -> None:
@@ -355,6 +356,22 @@ class SqliteJobStore(LocalCoordination):
             finally:
                 self._writers.release()
         check_room(self._file)
+
+    @contextmanager
+    def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:
+        """Hold the lock of this name until the block ends; yield true if it is held."""
+        self._opened()
+        with self._locks.held(name, timeout_s=-1 if waits else 0) as is_mine:
+            yield is_mine
+
+    def signal(self, job_id: str) -> None:
+        """Notify the listener that data of this job has been stored."""
+        if self._heard is not None:
+            self._heard(job_id)
+
+    def listen(self, heard: Callable[[str | None], None]) -> None:
+        """Register the callback for each signalled job."""
+        self._heard = heard
 
     @contextmanager
     def _writing(self) -> Generator[Connection]:
@@ -373,9 +390,6 @@ class SqliteJobStore(LocalCoordination):
     def _give_lock_back(self) -> None:
         if self._lock is not None:
             self._lock.restore()
-
-    def _check_open(self) -> None:
-        self._opened()
 
     def _opened(self) -> Engine:
         if self._engine is None:

@@ -1,10 +1,9 @@
-"""Locks and signals of a store used by one process only."""
+"""Locks by name within one process."""
 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
@@ -39,31 +38,3 @@ class NamedLocks:
                 self._locks[name] = (lock, num_users)
                 if not num_users:
                     del self._locks[name]
-
-
-class LocalCoordination(ABC):
-    """Locks and signals of the JobStore contract, within this process."""
-
-    def __init__(self) -> None:
-        self._locks = NamedLocks()
-        self._heard: Callable[[str | None], None] | None = None
-
-    @contextmanager
-    def lock(self, name: str, *, waits: bool = True) -> Generator[bool]:
-        """Hold the lock of this name until the block ends; yield true if it is held."""
-        self._check_open()
-        with self._locks.held(name, timeout_s=-1 if waits else 0) as is_mine:
-            yield is_mine
-
-    def signal(self, job_id: str) -> None:
-        """Notify the listener that data of this job has been stored."""
-        if self._heard is not None:
-            self._heard(job_id)
-
-    def listen(self, heard: Callable[[str | None], None]) -> None:
-        """Register the callback for each signalled job."""
-        self._heard = heard
-
-    @abstractmethod
-    def _check_open(self) -> None:
-        """Raise StoreClosedError if the store is not open."""

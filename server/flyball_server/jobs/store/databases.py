@@ -1,10 +1,14 @@
-"""Address of a database: SQLite's file, or one in PostgreSQL."""
+"""Address of a database, SQLite's file or one in PostgreSQL, and the store on it."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 from urllib.parse import parse_qs
+
+from flyball_server.jobs.errors import StoreDriverError
+from flyball_server.jobs.store.contract import JobStore
+from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
 
 SQLITE_PREFIX = "sqlite:///"
 POSTGRES_SCHEMES = ("postgresql", "postgres")
@@ -18,6 +22,27 @@ _POSTGRES = re.compile(
     r"(?P<name>/[^\s@/?#]*)?(?:\?(?P<options>[^\s@#]*))?",
     re.ASCII,
 )
+
+
+def make_job_store(database: str, *, for_planner: bool = False) -> JobStore:
+    """Return the store of this database, not yet opened.
+
+    Args:
+        database: `sqlite:///FILE` or `postgresql://USER@HOST/DATABASE`.
+        for_planner: true for a planner's store; a SQLite file allows one at a time.
+
+    Raises:
+        StoreDriverError: the driver for PostgreSQL, of the extra `postgres`, is not installed.
+    """
+    if not is_postgres(database):
+        return SqliteJobStore(sqlite_file(database), for_planner=for_planner)
+    try:
+        from flyball_server.jobs.store.postgres.postgres_store import (  # noqa: PLC0415 - psycopg
+            PostgresJobStore,
+        )
+    except ImportError as error:
+        raise StoreDriverError(location=shown(database)) from error
+    return PostgresJobStore(database)
 
 
 def is_postgres(database: str) -> bool:

@@ -1,0 +1,446 @@
+"""Reader inside one transaction of a job store, on any of the databases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import ColumnElement, Connection, ScalarSelect, Select, Table, func, select, tuple_
+
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.moments import StageMoments, StepMoments
+from flyball_server.jobs.records import (
+    JobRecord,
+    PlanRecord,
+    RankPlace,
+    RankRecord,
+    StageTotals,
+    StepDetail,
+    StepRecord,
+    StepTotals,
+    TokenRecord,
+)
+from flyball_server.jobs.store.sql.sql_rows import (
+    RecordT,
+    detail_of,
+    job_step_of,
+    loop_state_of,
+    moments_of,
+    plan_of,
+    profile_from_text,
+    record_of,
+    step_moments_of,
+    totals_record,
+)
+from flyball_server.jobs.store.sql.sql_tables import (
+    COUNTED,
+    COUNTED_BY_STAGE,
+    JOBS,
+    LOOP_STATES,
+    MOMENTS,
+    PLANS,
+    PROFILES,
+    PRUNED_STAGES,
+    PRUNED_STEPS,
+    RANKS,
+    STEP_DETAILS,
+    STEPS,
+    TOKENS,
+)
+from flyball_wire.messages import JobStep, PlanVersion
+
+# Databases limit the number of values in a statement.
+_MOST_IN_A_QUERY = 10_000
+
+
+class JobReader:
+    """Reader inside one transaction, which reads a snapshot.
+
+    A step has rows of its ranks, or totals if it was pruned; totals are read of both alike.
+
+    Args:
+        connection: inside a transaction.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        # Keys of jobs by name.
+        self._keys: dict[str, str] = {}
+
+    def find_job(self, job_id: str) -> JobRecord | None:
+        """Return the job, or None."""
+        row = self._connection.execute(select(JOBS).where(JOBS.c.name == job_id)).one_or_none()
+        if row is None:
+            return None
+        self._keys[job_id] = row.job_id
+        return record_of(JobRecord, row, job_id=row.name)
+
+    def count_jobs(self) -> int:
+        """Return the number of jobs."""
+        named = select(func.count()).select_from(JOBS).where(JOBS.c.name.is_not(None))
+        return self._connection.execute(named).scalar_one()
+
+    def list_jobs(self) -> tuple[JobRecord, ...]:
+        """Return all jobs in the order of their creation, then of their names."""
+        # Not ordered by the database, whose order of texts may depend on its language.
+        named = select(JOBS).where(JOBS.c.name.is_not(None))
+        rows = self._connection.execute(named)
+        jobs = [record_of(JobRecord, row, job_id=row.name) for row in rows]
+        return tuple(sorted(jobs, key=lambda job: (job.created_at, job.job_id)))
+
+    def find_ranks(self, job_id: str, ranks: Collection[int]) -> tuple[RankRecord, ...]:
+        """Return the job's ranks with these numbers, by number; unknown ones are left out."""
+        of_job = select(RANKS).where(self._of(RANKS, job_id)).order_by(RANKS.c.rank)
+        return tuple(
+            rank
+            for some in some_at_a_time(ranks)
+            for rank in self._records(RankRecord, of_job.where(RANKS.c.rank.in_(some)), job_id)
+        )
+
+    def find_ranks_at(self, job_id: str, places: Collection[RankPlace]) -> tuple[RankRecord, ...]:
+        """Return the job's ranks that have one of these places, by number."""
+        of_job = select(RANKS).where(self._of(RANKS, job_id))
+        place = tuple_(RANKS.c.stage, RANKS.c.dp_rank, RANKS.c.tp_rank, RANKS.c.cp_rank)
+        found = [
+            rank
+            for some in some_at_a_time(places, num_values=4)
+            for rank in self._records(RankRecord, of_job.where(place.in_(some)), job_id)
+        ]
+        return tuple(sorted(found, key=lambda rank: rank.rank))
+
+    def list_ranks(self, job_id: str) -> tuple[RankRecord, ...]:
+        """Return the job's ranks by number."""
+        query = select(RANKS).where(self._of(RANKS, job_id)).order_by(RANKS.c.rank)
+        return self._records(RankRecord, query, job_id)
+
+    def count_ranks_holding(self, job_id: str, version: int) -> int:
+        """Return the number of the job's ranks that acknowledged exactly this plan version last."""
+        query = select(func.count()).where(
+            self._of(RANKS, job_id), RANKS.c.acknowledged_version == version
+        )
+        return self._connection.execute(query).scalar_one()
+
+    def find_profile(self, job_id: str) -> StageProfile | None:
+        """Return the job's newest profile, or None."""
+        query = select(PROFILES.c.document).where(self._of(PROFILES, job_id))
+        document = self._connection.execute(query).scalar_one_or_none()
+        return None if document is None else profile_from_text(document)
+
+    def has_profile(self, job_id: str) -> bool:
+        """Return whether the job has a profile; quickly found out, however large it is."""
+        query = select(PROFILES.c.job_id).where(self._of(PROFILES, job_id))
+        return self._connection.execute(query).scalar_one_or_none() is not None
+
+    def find_plan(self, job_id: str, version: int) -> PlanRecord | None:
+        """Return one version of the job's plan, or None."""
+        query = select(PLANS).where(self._of(PLANS, job_id), PLANS.c.version == version)
+        row = self._connection.execute(query).one_or_none()
+        return None if row is None else plan_of(row, job_id)
+
+    def list_plans(self, job_id: str) -> tuple[PlanRecord, ...]:
+        """Return all versions of the job's plan, rising."""
+        query = select(PLANS).where(self._of(PLANS, job_id)).order_by(PLANS.c.version)
+        return tuple(plan_of(row, job_id) for row in self._connection.execute(query))
+
+    def list_versions(self, job_id: str) -> tuple[PlanVersion, ...]:
+        """Return all versions of the job's plan, rising, without the plans."""
+        query = select(PLANS.c.version, PLANS.c.first_step).where(self._of(PLANS, job_id))
+        rows = self._connection.execute(query.order_by(PLANS.c.version))
+        return tuple(PlanVersion(version=row.version, first_step=row.first_step) for row in rows)
+
+    def list_plan_times(self, job_id: str) -> dict[int, datetime]:
+        """Return the creation time of each version of the job's plan."""
+        query = select(PLANS.c.version, PLANS.c.created_at).where(self._of(PLANS, job_id))
+        rows = self._connection.execute(query)
+        return {row.version: datetime.fromisoformat(row.created_at) for row in rows}
+
+    def newest_step(
+        self,
+        job_id: str,
+        *,
+        version: int | None = None,
+        after_step: int = -1,
+        before_step: int | None = None,
+    ) -> int | None:
+        """Return the newest step in this range that a rank has measured; None: no step.
+
+        With `version` only steps on that plan version count; newer steps on other versions are
+        scanned one by one.
+        """
+        newest: list[int] = []
+        for table, ran in (
+            (STEPS, STEPS.c.plan_version),
+            (PRUNED_STEPS, PRUNED_STEPS.c.newest_version),
+        ):
+            in_range = self._in_range(table, job_id, after_step + 1, before_step)
+            if version is not None:
+                in_range.append(ran == version)
+            # Not max(): with a version that would scan all of the job's steps.
+            query = select(table.c.step).where(*in_range).order_by(table.c.step.desc()).limit(1)
+            newest += self._connection.execute(query).scalars()
+        return max(newest, default=None)
+
+    def list_newest_steps(self, job_id: str, num_steps: int) -> tuple[StepRecord, ...]:
+        """Return the ranks' measurements in the newest `num_steps` steps that are not pruned.
+
+        They are ordered by step, then rank.
+        """
+        of_job = self._of(STEPS, job_id)
+        newest = STEPS.c.step >= _first_of_newest(STEPS, num_steps, of_job)
+        query = select(STEPS).where(of_job, newest).order_by(STEPS.c.step, STEPS.c.rank)
+        return self._records(StepRecord, query, job_id)
+
+    def list_steps(self, job_id: str, first_step: int, end_step: int) -> tuple[StepRecord, ...]:
+        """Return what all ranks measured in steps `first_step` to before `end_step`, by step."""
+        query = select(STEPS).where(*self._in_range(STEPS, job_id, first_step, end_step))
+        return self._records(StepRecord, query.order_by(STEPS.c.step, STEPS.c.rank), job_id)
+
+    def list_step_totals(
+        self, job_id: str, *, after_step: int, limit: int
+    ) -> tuple[StepTotals, ...]:
+        """Return the first `limit` steps after `after_step` (-1: from the beginning), rising."""
+        query = select(PRUNED_STEPS).where(*self._in_range(PRUNED_STEPS, job_id, after_step + 1))
+        pruned = self._records(StepTotals, query.order_by(PRUNED_STEPS.c.step).limit(limit))
+        end_step = pruned[-1].step if len(pruned) == limit else None
+        query = step_totals(*self._in_range(STEPS, job_id, after_step + 1, end_step))
+        rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit))
+        kept = [totals_record(StepTotals, row) for row in rows]
+        return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
+
+    def list_stage_totals(
+        self, job_id: str, *, after_step: int, num_steps: int, before_step: int | None = None
+    ) -> tuple[StageTotals, ...]:
+        """Return the newest `num_steps` steps in this range, by step, stage, then version.
+
+        Of pruned steps only the newest have stages, as many as `prune_steps` was called with.
+        """
+        in_range = self._in_range(STEPS, job_id, after_step + 1, before_step)
+        query = stage_totals(
+            *in_range, STEPS.c.step >= _first_of_newest(STEPS, num_steps, *in_range)
+        )
+        kept = [totals_record(StageTotals, row) for row in self._connection.execute(query)]
+        steps = {each.step for each in kept}
+        first_step = min(steps) if len(steps) == num_steps else after_step + 1
+        in_range = self._in_range(PRUNED_STAGES, job_id, first_step, before_step)
+        oldest = _first_of_newest(PRUNED_STAGES, num_steps, *in_range)
+        pruned = self._records(
+            StageTotals, select(PRUNED_STAGES).where(*in_range, PRUNED_STAGES.c.step >= oldest)
+        )
+        numbers = sorted(steps | {each.step for each in pruned})[-num_steps:]
+        # Not ordered by the database: databases differ in the place of a missing version.
+        totals = [each for each in (*pruned, *kept) if each.step >= numbers[0]]
+        return tuple(sorted(totals, key=lambda each: each.place))
+
+    def list_newest_pruned(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
+        """Return the newest `num_steps` pruned steps, rising."""
+        of_job = select(PRUNED_STEPS).where(self._of(PRUNED_STEPS, job_id))
+        newest = of_job.order_by(PRUNED_STEPS.c.step.desc()).limit(num_steps)
+        return tuple(job_step_of(row) for row in self._connection.execute(newest))[::-1]
+
+    def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
+        """Return the pruned ones of the steps, each with the newest version run; 0: none."""
+        of_job = select(PRUNED_STEPS.c.step, PRUNED_STEPS.c.newest_version).where(
+            self._of(PRUNED_STEPS, job_id)
+        )
+        return {
+            row.step: row.newest_version or 0
+            for some in some_at_a_time(steps)
+            for row in self._connection.execute(of_job.where(PRUNED_STEPS.c.step.in_(some)))
+        }
+
+    def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:
+        """Return the first `limit` steps that are not pruned, rising.
+
+        Each with its number, the number of ranks that have posted it, and the Unix time of the
+        last post, s.
+        """
+        query = (
+            select(STEPS.c.step, func.count(), func.max(STEPS.c.stored_at))
+            .where(self._of(STEPS, job_id))
+            .group_by(STEPS.c.step)
+            .order_by(STEPS.c.step)
+            .limit(limit)
+        )
+        rows = self._connection.execute(query)
+        return tuple((step, num_ranks, stored_at) for step, num_ranks, stored_at in rows)
+
+    def find_step_versions(
+        self, job_id: str, ranks: Collection[int], first_step: int, end_step: int
+    ) -> dict[tuple[int, int], int | None]:
+        """Return the plan version of each step of these ranks in the range, by rank and step."""
+        of_job = select(STEPS.c.rank, STEPS.c.step, STEPS.c.plan_version).where(
+            *self._in_range(STEPS, job_id, first_step, end_step)
+        )
+        return {
+            (row.rank, row.step): row.plan_version
+            for some in some_at_a_time(ranks)
+            for row in self._connection.execute(of_job.where(STEPS.c.rank.in_(some)))
+        }
+
+    def list_step_moments(
+        self, job_id: str, first_step: int, end_step: int | None = None
+    ) -> tuple[StepMoments, ...]:
+        """Return the moments of steps in the range that are not pruned, by step, then stage."""
+        query = _step_moments(*self._in_range(STEPS, job_id, first_step, end_step))
+        moments = [step_moments_of(row) for row in self._connection.execute(query)]
+        return tuple(sorted(moments, key=lambda one: (one.step, one.stage, one.plan_version or 0)))
+
+    def list_moments(self, job_id: str) -> tuple[StageMoments, ...]:
+        """Return the merged moments, by version (none first), then stage."""
+        rows = self._connection.execute(select(MOMENTS).where(self._of(MOMENTS, job_id)))
+        return tuple(sorted(map(moments_of, rows), key=lambda each: each.place))
+
+    def list_step_details(
+        self, job_id: str, first_step: int, *, limit: int | None = None
+    ) -> tuple[StepDetail, ...]:
+        """Return the first `limit` details kept from `first_step` on, by step, then rank."""
+        query = (
+            select(STEP_DETAILS)
+            .where(*self._in_range(STEP_DETAILS, job_id, first_step))
+            .order_by(STEP_DETAILS.c.step, STEP_DETAILS.c.rank)
+            .limit(limit)
+        )
+        return tuple(detail_of(row, job_id) for row in self._connection.execute(query))
+
+    def find_loop_state(self, job_id: str) -> JobLoopState:
+        """Return the job's loop state; the default if none was ever saved."""
+        query = select(LOOP_STATES.c.document).where(self._of(LOOP_STATES, job_id))
+        document = self._connection.execute(query).scalar_one_or_none()
+        return JobLoopState(job_id=job_id) if document is None else loop_state_of(document, job_id)
+
+    def find_token(self, token_id: str) -> TokenRecord | None:
+        """Return the token by its public part, or None."""
+        tokens = self._records(TokenRecord, select(TOKENS).where(TOKENS.c.token_id == token_id))
+        return tokens[0] if tokens else None
+
+    def list_tokens(self) -> tuple[TokenRecord, ...]:
+        """Return all tokens in the order of their creation, then of their public parts."""
+        tokens = self._records(TokenRecord, select(TOKENS))
+        return tuple(sorted(tokens, key=lambda token: (token.created_at, token.token_id)))
+
+    def _key(self, job_id: str) -> str:
+        """Return the key of the rows of the job of this name; empty if the job does not exist."""
+        if job_id not in self._keys:
+            query = select(JOBS.c.job_id).where(JOBS.c.name == job_id)
+            key: str | None = self._connection.execute(query).scalar_one_or_none()
+            if key is None:
+                return ""
+            self._keys[job_id] = key
+        return self._keys[job_id]
+
+    def _of(self, table: Table, job_id: str) -> ColumnElement[bool]:
+        return table.c.job_id == self._key(job_id)
+
+    def _in_range(
+        self, table: Table, job_id: str, first_step: int, end_step: int | None = None
+    ) -> list[ColumnElement[bool]]:
+        conditions = [self._of(table, job_id), table.c.step >= first_step]
+        return conditions if end_step is None else [*conditions, table.c.step < end_step]
+
+    def _records(
+        self, kind: type[RecordT], query: Select[Any], job_id: str | None = None
+    ) -> tuple[RecordT, ...]:
+        """Return the records of the rows that a query selects, of the job of this name."""
+        given = {} if job_id is None else {"job_id": job_id}
+        return tuple(record_of(kind, row, **given) for row in self._connection.execute(query))
+
+
+_Key = TypeVar("_Key", int, RankPlace)
+
+
+def some_at_a_time(keys: Collection[_Key], *, num_values: int = 1) -> Iterator[list[_Key]]:
+    """Yield sorted keys in groups that a statement accepts."""
+    rising, most = sorted(set(keys)), _MOST_IN_A_QUERY // num_values
+    for start in range(0, len(rising), most):
+        yield rising[start : start + most]
+
+
+def step_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the totals, over ranks, of each step of STEPS under these conditions."""
+    totals: list[ColumnElement[Any]] = [
+        STEPS.c.step,
+        func.count().label("num_ranks"),
+        func.min(STEPS.c.plan_version).label("lowest_version"),
+        func.max(STEPS.c.plan_version).label("newest_version"),
+        func.count(STEPS.c.plan_version).label("num_with_plan"),
+        func.count(STEPS.c.unknown_version).label("num_unknown"),
+        *_times_and_energies(),
+        *(func.sum(STEPS.c[name]).label(name) for name in COUNTED),
+    ]
+    return select(*totals).where(*conditions).group_by(STEPS.c.step)
+
+
+def stage_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of the totals of the ranks of a stage that ran one version in a step."""
+    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version, STEPS.c.unknown_version)
+    totals: list[ColumnElement[Any]] = [
+        *group,
+        func.count().label("num_ranks"),
+        *_times_and_energies(),
+        *(func.sum(STEPS.c[name]).label(name) for name in COUNTED_BY_STAGE),
+        func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
+        func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
+    ]
+    return select(*totals).join_from(STEPS, RANKS, _of_rank()).where(*conditions).group_by(*group)
+
+
+def _times_and_energies() -> tuple[ColumnElement[Any], ...]:
+    return (
+        func.max(STEPS.c.time_s).label("time_s"),
+        func.sum(STEPS.c.energy_j).label("energy_j"),
+        func.count(STEPS.c.energy_j).label("num_with_energy"),
+    )
+
+
+def _of_rank() -> ColumnElement[bool]:
+    return (RANKS.c.job_id == STEPS.c.job_id) & (RANKS.c.rank == STEPS.c.rank)
+
+
+def _first_of_newest(
+    table: Table, num_steps: int, *conditions: ColumnElement[bool]
+) -> ScalarSelect[int]:
+    """Return the query of the first of a table's newest steps under these conditions."""
+    steps = select(table.c.step).where(*conditions).distinct().order_by(table.c.step.desc())
+    return select(func.min(steps.limit(num_steps).subquery().c.step)).scalar_subquery()
+
+
+def _step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the query of StepMoments over the rows of STEPS under these conditions.
+
+    Rows that did not run as planned are left out. Deviations are from the group's own mean, so
+    that their squares cancel no digits.
+    """
+    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
+    rows = (
+        select(
+            *group,
+            STEPS.c.time_s,
+            STEPS.c.energy_j,
+            func.avg(STEPS.c.time_s).over(partition_by=group).label("mean_s"),
+            func.avg(STEPS.c.energy_j).over(partition_by=group).label("mean_j"),
+        )
+        .join_from(STEPS, RANKS, _of_rank())
+        .where(
+            *conditions,
+            STEPS.c.unknown_version.is_(None),
+            STEPS.c.num_unplanned == 0,
+            STEPS.c.num_clock_misses == 0,
+        )
+        .subquery()
+        .c
+    )
+    off_s, off_j = rows.time_s - rows.mean_s, rows.energy_j - rows.mean_j
+    columns: list[ColumnElement[Any]] = [
+        rows.step,
+        rows.stage,
+        rows.plan_version,
+        func.count().label("num_times"),
+        func.max(rows.mean_s).label("mean_s"),
+        func.sum(off_s * off_s).label("squares_s2"),
+        func.count(rows.energy_j).label("num_energies"),
+        func.max(rows.mean_j).label("mean_j"),
+        func.sum(off_j * off_j).label("squares_j2"),
+    ]
+    return select(*columns).group_by(rows.step, rows.stage, rows.plan_version)
