@@ -1,12 +1,13 @@
 """The dashboard: the page at `/` with its scripts and styles, from the package's files.
 
 They need no token: they contain nothing about jobs, which the page reads through the API. The page
-loads its scripts and styles joined, at addresses that name their content, so that browsers keep
-them.
+loads them from a folder whose name is a hash of their content, so that browsers keep them.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +18,6 @@ from types import MappingProxyType
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-from flyball_server.http.joined_page import content_hash, joined_page
 from flyball_wire.command import flyball_version
 
 PAGE = "/"
@@ -65,15 +65,16 @@ class DashboardFile:
 def dashboard_files() -> Mapping[str, DashboardFile]:
     """Return all files by the path of their request; read once per process."""
     folder = files("flyball_server") / "dashboard"
-    contents = {ASSETS + name: entry.read_bytes() for name, entry in _entries(folder)}
-    text = contents.pop(ASSETS + _PAGE_FILE).decode().replace(_VERSION, flyball_version())
-    relative = {path.removeprefix(PAGE): content for path, content in contents.items()}
-    page = joined_page(text, relative)
-    found = {path: _file(path, content) for path, content in contents.items()}
-    for address, content in page.files.items():
-        found[PAGE + address] = replace(_file(address, content), cache_control=_FOR_EVER)
-    found[PAGE] = _file(_PAGE_FILE, page.text.encode())
-    return MappingProxyType(found)
+    contents = dict(sorted(_entries(folder)))
+    page = contents.pop(_PAGE_FILE).decode().replace(_VERSION, flyball_version())
+    found = {ASSETS + name: _file(name, content) for name, content in contents.items()}
+    lasting = f"{ASSETS}{_hash(*(f'{path}{file.etag}'.encode() for path, file in found.items()))}/"
+    found |= {
+        path.replace(ASSETS, lasting, 1): replace(file, cache_control=_FOR_EVER)
+        for path, file in found.items()
+    }
+    text = page.replace(f'="{ASSETS[1:]}', f'="{lasting[1:]}')
+    return MappingProxyType({**found, PAGE: _file(_PAGE_FILE, text.encode())})
 
 
 @ROUTER.api_route(PAGE, methods=["GET", "HEAD"])
@@ -106,14 +107,20 @@ def _is_known(etag: str, conditions: list[str]) -> bool:
     return any(tag == "*" or tag.removeprefix("W/") == etag for tag in known)
 
 
-def _entries(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, Traversable]]:
+def _entries(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
     for entry in folder.iterdir():
         if entry.is_dir():
             yield from _entries(entry, f"{prefix}{entry.name}/")
         elif PurePosixPath(entry.name).suffix in _TYPES and not entry.name.startswith("."):
-            yield prefix + entry.name, entry
+            yield prefix + entry.name, entry.read_bytes()
 
 
 def _file(name: str, content: bytes) -> DashboardFile:
     media_type = _TYPES[PurePosixPath(name).suffix]
-    return DashboardFile(content=content, media_type=media_type, etag=f'"{content_hash(content)}"')
+    return DashboardFile(content=content, media_type=media_type, etag=f'"{_hash(content)}"')
+
+
+def _hash(*parts: bytes) -> str:
+    """Return 24 characters that name this content."""
+    digest = hashlib.sha256(b"".join(parts)).digest()
+    return base64.urlsafe_b64encode(digest[:18]).decode()
