@@ -251,6 +251,7 @@ def _planner_state(
         rank_calls=RankCalls(services),
         metrics=metrics,
         readiness=_readiness(services, measured),
+        reading=reading,
         overviews=overviews,
         live_events=LiveEvents(
             services, reading=reading, overviews=overviews, histories=histories, waiters=waiters

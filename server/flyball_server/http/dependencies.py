@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 from anyio import CapacityLimiter
 from fastapi import Depends, Path, Query, Request
@@ -18,11 +18,10 @@ from flyball_server.http.events.live_events import LiveEvents
 from flyball_server.http.mapping.jobs import rendered
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
-from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.http.timeline_answers import TimelineAnswers
 from flyball_server.jobs.auth.access import TokenGate
 from flyball_server.jobs.bounds import MAX_COUNT
-from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.reconcile.loop import ReconcileLoop
@@ -44,10 +43,12 @@ from flyball_server.jobs.versions.plan_versions import (
 )
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.jobs.waiters import JobWaiters
+from flyball_server.kit.batcher import Batcher
 from flyball_server.prometheus.process_metrics import ProcessMetrics
 from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
+from flyball_server.views.job_figures import SharedReading
 from flyball_wire.messages import Accepted, JobSpec, PlanVersion, RankPlan
 
 
@@ -65,24 +66,29 @@ class RankCalls:
 
     def __init__(self, services: JobServices) -> None:
         rank_plans = RankPlans(functools.partial(rendered, RankPlan))
-        self.registrations: RequestBatcher[tuple[RankRecord, Launch], KnownRank] = RequestBatcher(
-            functools.partial(register_together, services)
+        self.registrations: Batcher[tuple[RankRecord, Launch], KnownRank] = _batcher(
+            services, register_together
         )
-        self.plans: RequestBatcher[PlanQuestion, bytes | None] = RequestBatcher(
-            functools.partial(rank_plans.answer, services)
+        self.plans: Batcher[PlanQuestion, bytes | None] = _batcher(services, rank_plans.answer)
+        self.versions: Batcher[None, tuple[PlanVersion, ...]] = _batcher(services, _versions)
+        self.acknowledgements: Batcher[HeldVersion, PlanVersion] = _batcher(
+            services, acknowledge_together
         )
-        self.versions: RequestBatcher[None, tuple[PlanVersion, ...]] = RequestBatcher(
-            functools.partial(_versions, services)
+        self.measurements: Batcher[RankPost, Accepted] = _batcher(services, store_together)
+        self.common_versions: Batcher[int, CommonPart | None] = _batcher(
+            services, hold_common_version
         )
-        self.acknowledgements: RequestBatcher[HeldVersion, PlanVersion] = RequestBatcher(
-            functools.partial(acknowledge_together, services)
-        )
-        self.measurements: RequestBatcher[RankPost, Accepted] = RequestBatcher(
-            functools.partial(store_together, services)
-        )
-        self.common_versions: RequestBatcher[int, CommonPart | None] = RequestBatcher(
-            functools.partial(hold_common_version, services)
-        )
+
+
+Item = TypeVar("Item")
+Outcome = TypeVar("Outcome")
+
+
+def _batcher(
+    services: JobServices,
+    work: Callable[[JobServices, str, Sequence[Item]], Sequence[Outcome | JobsError]],
+) -> Batcher[Item, Outcome]:
+    return Batcher(functools.partial(work, services), shared_error=JobsError)
 
 
 def _versions(
@@ -115,6 +121,7 @@ class PlannerState:
     rank_calls: RankCalls
     metrics: ProcessMetrics
     readiness: Readiness
+    reading: SharedReading
     overviews: Overviews
     live_events: LiveEvents
 

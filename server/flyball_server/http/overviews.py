@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from anyio import to_thread
+
 from flyball_server.http.mapping.jobs import rendered
-from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.auth.access import Access
+from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.job_figures import SharedReading
 from flyball_wire.read_models import JobOverview
 
@@ -47,11 +48,10 @@ def _joined(jobs: Iterable[bytes]) -> bytes:
 
 
 class Overviews:
-    """Overview of all jobs, and of one.
+    """Rendered overview of all jobs, at most half a second old.
 
-    Attributes:
-        of_all: requests for all jobs.
-        of_job: requests for one job; UnknownJobError if there is none of the name.
+    Args:
+        reading: shared reader of the jobs.
     """
 
     def __init__(self, reading: SharedReading) -> None:
@@ -59,18 +59,15 @@ class Overviews:
         self._guard = threading.Lock()
         self._overviews: tuple[JobOverview, ...] = ()
         self._rendered = RenderedOverview.of(())
-        self.of_all: RequestBatcher[None, RenderedOverview] = RequestBatcher(self._all_jobs)
-        self.of_job: RequestBatcher[None, JobOverview] = RequestBatcher(
-            functools.partial(_one, reading)
-        )
+        self._asked = SingleFlight[str, RenderedOverview]()
 
-    async def all_jobs(self) -> RenderedOverview:
-        """Return all jobs, at most half a second old.
+    async def ask(self) -> RenderedOverview:
+        """Return all jobs; concurrent callers share one thread.
 
         Raises:
             StoreError: they cannot be read.
         """
-        return await self.of_all.submit(EVERYTHING, None)
+        return await self._asked.run(EVERYTHING, lambda: to_thread.run_sync(self.read))
 
     def read(self) -> RenderedOverview:
         """Return all jobs; blocks the calling thread."""
@@ -83,11 +80,3 @@ class Overviews:
                 )
                 self._overviews = jobs
             return self._rendered
-
-    def _all_jobs(self, key: str, callers: Sequence[None]) -> Sequence[RenderedOverview]:
-        del key
-        return [self.read()] * len(callers)
-
-
-def _one(reading: SharedReading, job_id: str, callers: Sequence[None]) -> Sequence[JobOverview]:
-    return [reading.overview_of(job_id)] * len(callers)

@@ -7,7 +7,6 @@ in the life of a planner. The first step of a version is read every time.
 from __future__ import annotations
 
 import dataclasses
-import threading
 from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
@@ -42,8 +41,6 @@ class HistoryMemory:
 
     def __init__(self, max_versions: int = MAX_REMEMBERED) -> None:
         self._jobs = Lru[tuple[str, datetime], dict[int, PlanSummary]](max_versions, size_of=len)
-        # One thread at a time reads documents, so that two callers do not read the same.
-        self.reading_documents = _InTurn()
 
     def of_job(self, job: JobRecord) -> dict[int, PlanSummary]:
         """Return a copy of the cached versions of this job; another run of its name has others."""
@@ -52,30 +49,6 @@ class HistoryMemory:
     def keep(self, job: JobRecord, found: dict[int, PlanSummary]) -> None:
         """Cache these too, dropping the least recently requested jobs."""
         self._jobs.put((job.job_id, job.created_at), self.of_job(job) | found)
-
-
-class _InTurn:
-    """Fair lock, taken in order of arrival: a long history lets short ones in between."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._num_come = self._num_served = 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Return the number of holders and waiters."""
-        return self._num_come - self._num_served
-
-    def __enter__(self) -> None:
-        with self._condition:
-            place = self._num_come
-            self._num_come += 1
-            self._condition.wait_for(lambda: self._num_served == place)
-
-    def __exit__(self, *error: object) -> None:
-        with self._condition:
-            self._num_served += 1
-            self._condition.notify_all()
 
 
 def known_summaries(
@@ -100,10 +73,9 @@ def plan_summaries(
         UnknownJobError: the job does not exist.
     """
     own: _Summaries = {}
-    found = _read_history(services, job_id, memory, own, num_documents=0)
+    found = None
     while found is None:
-        with memory.reading_documents:
-            found = _read_history(services, job_id, memory, own, num_documents=_READ_AT_ONCE)
+        found = _read_history(services, job_id, memory, own, num_documents=_READ_AT_ONCE)
     return found
 
 

@@ -18,7 +18,6 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import put_profile, register_job
 
-from flyball_server.http.request_batcher import RequestBatcher
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
@@ -43,6 +42,7 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
+from flyball_server.kit.batcher import Batcher
 from flyball_wire.messages import JobState, RankPlan
 
 NOBODY = Launch()
@@ -184,7 +184,7 @@ def work() -> Held:
 
 @pytest.mark.anyio
 async def test_submissions_during_a_group_are_the_next_group(work: Held) -> None:
-    batcher = RequestBatcher(work)
+    batcher = Batcher(work, shared_error=JobsError)
     tasks = [asyncio.create_task(batcher.submit("a", 1))]
     await until(1, work.groups)
     tasks += [asyncio.create_task(batcher.submit("a", item)) for item in (2, 3, 4)]
@@ -197,7 +197,7 @@ async def test_submissions_during_a_group_are_the_next_group(work: Held) -> None
 
 @pytest.mark.anyio
 async def test_one_key_does_not_wait_for_another(work: Held) -> None:
-    batcher = RequestBatcher(work)
+    batcher = Batcher(work, shared_error=JobsError)
     tasks = [asyncio.create_task(batcher.submit(key, 1)) for key in ("a", "b")]
     await until(2, work.groups)  # both, and nobody has been let go
     work.may_go.set()
@@ -208,7 +208,7 @@ async def test_one_key_does_not_wait_for_another(work: Held) -> None:
 @pytest.mark.anyio
 async def test_large_groups_are_split_and_an_error_is_that_of_its_item_alone(work: Held) -> None:
     work.may_go.set()
-    batcher = RequestBatcher(work, max_batch_size=2)
+    batcher = Batcher(work, shared_error=JobsError, max_batch_size=2)
     asked = (batcher.submit("a", item) for item in (0, 1, -2, 3, 4))
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [one for one in outcomes if isinstance(one, int)] == [0, 10, 30, 40]
@@ -226,7 +226,7 @@ async def test_a_jobs_error_is_that_of_the_whole_group_and_the_next_one_is_worke
             raise StoreBusyError(location="here")
         return items
 
-    batcher = RequestBatcher(fails_once)
+    batcher = Batcher(fails_once, shared_error=JobsError)
     asked = (batcher.submit("a", item) for item in (1, 2))
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [StoreBusyError, StoreBusyError]
@@ -240,7 +240,7 @@ async def test_an_unforeseen_failure_is_that_of_the_items_that_lead_to_it() -> N
             raise ZeroDivisionError
         return items
 
-    batcher = RequestBatcher(fails_for_3)
+    batcher = Batcher(fails_for_3, shared_error=JobsError)
     asked = (batcher.submit("a", item) for item in (1, 2, 3, 4, 5))
     outcomes = await asyncio.gather(*asked, return_exceptions=True)
     assert [outcome for outcome in outcomes if isinstance(outcome, int)] == [1, 2, 4, 5]

@@ -110,7 +110,7 @@ async def get_overview(state: State, access: CallerAccess) -> Response:
     active nor labelled in `/metrics`, ranks, versions and steps may be up to a minute old. With a
     job's token the overview has that job and its earlier runs only.
     """
-    overview = await state.overviews.all_jobs()
+    overview = await state.overviews.ask()
     return Response(overview.permitted(access), media_type=JSON)
 
 
@@ -119,9 +119,9 @@ async def get_overview(state: State, access: CallerAccess) -> Response:
     summary="Get the overview of a job",
     response_description="The job's row.",
 )
-async def get_job_overview(state: State, job_id: JobId) -> JobOverview:
+def get_job_overview(state: State, job_id: JobId) -> JobOverview:
     """Return the job's row of the overview, with current figures."""
-    return await state.overviews.of_job.submit(job_id, None)
+    return state.reading.overview_of(job_id)
 
 
 async def _planned_view(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import groupby
 
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherRunError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
@@ -201,29 +200,4 @@ def list_steps(services: JobServices, job_id: str, *, limit: int) -> tuple[JobSt
     """
     with services.store.reading() as reader:
         require_job(reader, job_id)
-        measured = reader.list_newest_steps(job_id, limit)
-        pruned = reader.list_newest_pruned(job_id, limit)
-    kept = (
-        _summary(step, tuple(records))
-        for step, records in groupby(measured, key=lambda record: record.step)
-    )
-    return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[-limit:])
-
-
-def _summary(step: int, records: tuple[StepRecord, ...]) -> JobStep:
-    energies_j = [record.energy_j for record in records if record.energy_j is not None]
-    versions = {record.plan_version for record in records if record.unknown_version is None}
-    unknown = {each.unknown_version for each in records if each.unknown_version is not None}
-    return JobStep(
-        step=step,
-        num_ranks=len(records),
-        plan_versions=tuple(sorted(versions, key=lambda version: version or 0)),
-        time_s=max(record.time_s for record in records),
-        energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
-        num_unplanned=sum(record.num_unplanned for record in records),
-        num_overruns=sum(record.num_overruns for record in records),
-        num_clock_misses=sum(record.num_clock_misses for record in records),
-        num_power_capped=sum(record.num_power_capped for record in records),
-        num_thermally_capped=sum(record.num_thermally_capped for record in records),
-        unknown_versions=tuple(sorted(unknown)),
-    )
+        return reader.list_job_steps(job_id, limit)

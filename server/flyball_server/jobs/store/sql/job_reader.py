@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
@@ -24,12 +25,14 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.store.sql.sql_rows import (
     RecordT,
+    StepVersions,
     detail_of,
     job_step_of,
     loop_state_of,
     moments_of,
     plan_of,
     profile_from_text,
+    pruned_versions,
     record_of,
     step_moments_of,
     totals_record,
@@ -233,11 +236,19 @@ class JobReader:
         totals = [each for each in (*pruned, *kept) if each.step >= numbers[0]]
         return tuple(sorted(totals, key=lambda each: each.place))
 
-    def list_newest_pruned(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
-        """Return the newest `num_steps` pruned steps, rising."""
-        of_job = select(PRUNED_STEPS).where(self._of(PRUNED_STEPS, job_id))
-        newest = of_job.order_by(PRUNED_STEPS.c.step.desc()).limit(num_steps)
-        return tuple(job_step_of(row) for row in self._connection.execute(newest))[::-1]
+    def list_job_steps(self, job_id: str, num_steps: int) -> tuple[JobStep, ...]:
+        """Return the newest `num_steps` steps over the ranks that have posted them, rising."""
+        of_job = self._of(STEPS, job_id)
+        newest = (of_job, STEPS.c.step >= _first_of_newest(STEPS, num_steps, of_job))
+        versions = self._versions_of_steps(*newest)
+        kept = [
+            job_step_of(totals_record(StepTotals, row), *versions[row.step])
+            for row in self._connection.execute(step_totals(*newest))
+        ]
+        query = select(PRUNED_STEPS).where(self._of(PRUNED_STEPS, job_id))
+        rows = self._connection.execute(query.order_by(PRUNED_STEPS.c.step.desc()).limit(num_steps))
+        pruned = [job_step_of(record_of(StepTotals, row), *pruned_versions(row)) for row in rows]
+        return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[-num_steps:])
 
     def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
         """Return the pruned ones of the steps, each with the newest version run; 0: none."""
@@ -338,6 +349,22 @@ class JobReader:
     ) -> list[ColumnElement[bool]]:
         conditions = [self._of(table, job_id), table.c.step >= first_step]
         return conditions if end_step is None else [*conditions, table.c.step < end_step]
+
+    def _versions_of_steps(self, *conditions: ColumnElement[bool]) -> dict[int, StepVersions]:
+        """Return the known and the unknown versions that ranks ran in each step."""
+        found: dict[int, tuple[set[int | None], set[int]]] = defaultdict(lambda: (set(), set()))
+        columns = select(STEPS.c.step, STEPS.c.plan_version, STEPS.c.unknown_version)
+        rows = self._connection.execute(columns.where(*conditions).distinct())
+        for step, plan_version, unknown_version in rows:
+            known, unknown = found[step]
+            if unknown_version is None:
+                known.add(plan_version)
+            else:
+                unknown.add(unknown_version)
+        return {
+            step: (tuple(sorted(known, key=lambda version: version or 0)), tuple(sorted(unknown)))
+            for step, (known, unknown) in found.items()
+        }
 
     def _records(
         self, kind: type[RecordT], query: Select[Any], job_id: str | None = None

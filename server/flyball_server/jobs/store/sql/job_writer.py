@@ -44,6 +44,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     profile_document,
     totals_record,
     values_of,
+    versions_value,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
     JOBS,
@@ -147,9 +148,9 @@ class JobWriter(JobReader):
         """
         of_steps = self._in_range(STEPS, job_id, 0, end_step)
         key = self._key(job_id)
-        versions = self._versions_of_steps(of_steps)
+        versions = self._versions_of_steps(*of_steps)
         pruned = [
-            {**vars(totals), "job_id": key, "versions": versions[totals.step]}
+            {**vars(totals), "job_id": key, "versions": versions_value(versions[totals.step])}
             for row in self._connection.execute(step_totals(*of_steps))
             for totals in (totals_record(StepTotals, row),)
         ]
@@ -255,24 +256,6 @@ class JobWriter(JobReader):
         if not key:
             raise ValueError(f"no job {values['job_id']}")
         return {**values, "job_id": key}
-
-    def _versions_of_steps(self, of_steps: Iterable[Any]) -> dict[int, str | None]:
-        """Return the column `versions` of each step: None where its ranks ran the same plan."""
-        several: dict[int, tuple[set[int | None], set[int]]] = defaultdict(lambda: (set(), set()))
-        columns = select(STEPS.c.step, STEPS.c.plan_version, STEPS.c.unknown_version)
-        rows = self._connection.execute(columns.where(*of_steps).distinct())
-        for step, plan_version, unknown_version in rows:
-            known, unknown = several[step]
-            if unknown_version is None:
-                known.add(plan_version)
-            else:
-                unknown.add(unknown_version)
-        return {
-            step: None
-            if len(known) == 1 and not unknown
-            else json.dumps([sorted(known, key=lambda version: version or 0), sorted(unknown)])
-            for step, (known, unknown) in several.items()
-        }
 
     def _drop_old_stages(self, job_id: str, num_steps: int) -> None:
         """Keep the stages of the newest pruned steps only."""

@@ -16,7 +16,14 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
-from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, Record, StepDetail
+from flyball_server.jobs.records import (
+    AnyPlan,
+    JobRecord,
+    PlanRecord,
+    Record,
+    StepDetail,
+    StepTotals,
+)
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
@@ -141,15 +148,35 @@ def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
     return record_of(kind, row, energy_j=energy_j, **sums)
 
 
-def job_step_of(row: Row[Any]) -> JobStep:
-    """Return the step of a row of PRUNED_STEPS."""
-    if row.versions is not None:
-        plan_versions, unknown_versions = map(tuple, json.loads(row.versions))
-    else:  # all ranks ran the same plan, or none
-        plan_versions, unknown_versions = (row.newest_version,), ()
-    same = [field.name for field in fields(JobStep) if not field.name.endswith("_versions")]
+StepVersions = tuple[tuple[int | None, ...], tuple[int, ...]]
+"""Plan versions that ranks ran in a step, None for default clocks; and those unknown here."""
+
+
+def versions_value(versions: StepVersions) -> str | None:
+    """Return the column `versions` of PRUNED_STEPS: None where all ranks ran the same plan."""
+    known, unknown = versions
+    return None if len(known) == 1 and not unknown else json.dumps(versions)
+
+
+def pruned_versions(row: Row[Any]) -> StepVersions:
+    """Return the versions of a row of PRUNED_STEPS."""
+    if row.versions is None:
+        return (row.newest_version,), ()
+    known, unknown = json.loads(row.versions)
+    return tuple(known), tuple(unknown)
+
+
+_TOTALS_OF_STEP = tuple(
+    field.name for field in fields(JobStep) if not field.name.endswith("_versions")
+)
+
+
+def job_step_of(
+    totals: StepTotals, plan_versions: tuple[int | None, ...], unknown_versions: tuple[int, ...]
+) -> JobStep:
+    """Return the step of these totals as it is shown."""
     return JobStep(
-        **{name: getattr(row, name) for name in same},
+        **{name: getattr(totals, name) for name in _TOTALS_OF_STEP},
         plan_versions=plan_versions,
         unknown_versions=unknown_versions,
     )

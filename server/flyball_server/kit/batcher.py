@@ -1,4 +1,4 @@
-"""Request batching: concurrent calls about one job share one transaction."""
+"""Request batching: concurrent calls about one subject share one transaction."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import Generic, TypeVar
 import anyio
 import anyio.to_thread
 
-from flyball_server.jobs.errors import JobsError
-
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
-Work = Callable[[Sequence[Item]], Sequence[Outcome | JobsError]]
+Work = Callable[[Sequence[Item]], Sequence[Outcome | Exception]]
 _Waiting = deque[tuple[Item, "asyncio.Future[Outcome]"]]
 
 MAX_BATCH_SIZE = 256
@@ -24,7 +22,7 @@ MAX_BATCH_SIZE = 256
 NUM_THREADS = 4
 
 
-class RequestBatcher(Generic[Item, Outcome]):
+class Batcher(Generic[Item, Outcome]):
     """Run the items of one key in batches, one batch after the other.
 
     Items that arrive while a batch runs form the next one: a thousand concurrent posts take a few
@@ -32,18 +30,21 @@ class RequestBatcher(Generic[Item, Outcome]):
 
     Args:
         work: takes a key and some of its items, on a thread, and returns their outcomes in
-            order. A JobsError that it raises is raised for each item. Any other exception
+            order; one that is an exception is raised for its item. Any exception that it raises
             makes it run again with fewer items, so that only the item at fault fails.
+        shared_error: exceptions of the work that are the whole batch's: raised for each item.
         max_batch_size: most items of a batch.
     """
 
     def __init__(
         self,
-        work: Callable[[str, Sequence[Item]], Sequence[Outcome | JobsError]],
+        work: Callable[[str, Sequence[Item]], Sequence[Outcome | Exception]],
         *,
+        shared_error: type[Exception],
         max_batch_size: int = MAX_BATCH_SIZE,
     ) -> None:
         self._work = work
+        self._shared_error = shared_error
         self._max_batch_size = max_batch_size
         self._waiting: dict[str, _Waiting[Item, Outcome]] = {}
         self._workers: set[asyncio.Task[None]] = set()
@@ -53,8 +54,7 @@ class RequestBatcher(Generic[Item, Outcome]):
         """Return the item's outcome.
 
         Raises:
-            JobsError: the outcome of the item, or of its whole batch.
-            Exception: raised by the work on this item.
+            Exception: the outcome of the item, or of its whole batch.
         """
         future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(key)
@@ -87,7 +87,9 @@ class RequestBatcher(Generic[Item, Outcome]):
             self._limiter = anyio.CapacityLimiter(NUM_THREADS)
         try:
             outcomes = await anyio.to_thread.run_sync(
-                functools.partial(run_isolated, functools.partial(self._work, key), items),
+                self._run_isolated,
+                functools.partial(self._work, key),
+                items,
                 limiter=self._limiter,
             )
         except Exception as error:
@@ -104,28 +106,22 @@ class RequestBatcher(Generic[Item, Outcome]):
                 elif not future.done():
                     future.set_result(outcome)
 
-
-def run_isolated(
-    work: Work[Item, Outcome], items: Sequence[Item]
-) -> list[Outcome | JobsError | Exception]:
-    """Run the work on all items; after a failure on halves, so that only the cause fails.
-
-    Args:
-        work: processes some of the items in one transaction and returns outcomes in their order.
-        items: the items.
-
-    Raises:
-        JobsError: raised by the work, for all items.
-    """
-    try:
-        return list(work(items))
-    except JobsError:
-        raise
-    except Exception as error:
-        if len(items) <= 1:
-            return [error for _ in items]
-        half = len(items) // 2
-        return [*run_isolated(work, items[:half]), *run_isolated(work, items[half:])]
+    def _run_isolated(
+        self, work: Work[Item, Outcome], items: Sequence[Item]
+    ) -> list[Outcome | Exception]:
+        """Run the work on all items; after a failure on halves, so that only the cause fails."""
+        try:
+            return list(work(items))
+        except self._shared_error:
+            raise
+        except Exception as error:
+            if len(items) <= 1:
+                return [error for _ in items]
+            half = len(items) // 2
+            return [
+                *self._run_isolated(work, items[:half]),
+                *self._run_isolated(work, items[half:]),
+            ]
 
 
 def _set_exception(future: asyncio.Future[Outcome], error: Exception) -> None:
