@@ -55,8 +55,7 @@ from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.planning.planner import make_plan_only
 from flyball_server.prometheus.job_families import JobsCollector
 from flyball_server.prometheus.process_metrics import MeasuredStore, ProcessMetrics
-from flyball_server.settings import Settings, load_settings
-from flyball_server.solving.executor_options import DASK_PREFIX
+from flyball_server.settings import DASK_PREFIX, Settings, load_settings
 from flyball_server.solving.in_thread import PlannerThreads
 from flyball_server.solving.on_dask import DaskWorkers
 from flyball_server.solving.processes import PlanningProcesses

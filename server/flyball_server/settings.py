@@ -17,7 +17,6 @@ from flyball_server.http.zeus.job_metadata import read_metadata
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.lifecycle.job_life import KEEP_PERIOD_S, LifeTimes
 from flyball_server.jobs.store.databases import SQLITE_PREFIX, database_problem
-from flyball_server.solving.executor_options import default_num_processes, executor_problem
 from flyball_wire.energy_factors import CURRENCY_RULE, EnergyFactors, is_currency
 
 _PREFIX = "FLYBALL_"
@@ -26,6 +25,10 @@ _SECRET = {"token", "database"}  # a database's address may contain a password
 _LEAST_STEP_RETENTION_S = 600.0
 # What flyball_server/tracing.py imports.
 _OTEL = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
+DASK_PREFIX = "dask://"
+# A frontier may take a minute: a plan is not to wait for it.
+_FEWEST_PROCESSES = 2
+_LAST_PORT = 65_535
 _Seconds = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -38,6 +41,11 @@ def default_database() -> str:
     state_home = os.environ.get("XDG_STATE_HOME")
     folder = Path(state_home) if state_home else Path.home() / ".local" / "state"
     return f"{SQLITE_PREFIX}{folder / 'flyball' / 'planner.sqlite'}"
+
+
+def default_num_processes() -> int:
+    """Return half of the cores that this process may use, at least 2."""
+    return max(_FEWEST_PROCESSES, len(os.sched_getaffinity(0)) // 2)
 
 
 class Settings(BaseSettings):
@@ -227,9 +235,14 @@ class Settings(BaseSettings):
     @field_validator("planning_executor")
     @classmethod
     def _check_executor(cls, address: str | None) -> str | None:
-        problem = executor_problem(address)
-        if problem is not None:
-            raise ValueError(problem)
+        if address is None:
+            return None
+        host, _, port = address.removeprefix(DASK_PREFIX).rpartition(":")
+        is_port = port.isdecimal() and 1 <= int(port) <= _LAST_PORT
+        if not (address.startswith(DASK_PREFIX) and host and is_port):
+            raise ValueError(f"must be {DASK_PREFIX}HOST:PORT of a Dask scheduler, not {address!r}")
+        if not _is_installed("distributed"):
+            raise ValueError("needs Dask; install the extra dask")
         return address
 
     @field_validator("gpu_folder")

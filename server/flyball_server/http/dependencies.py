@@ -15,7 +15,7 @@ from pydantic import BeforeValidator
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.http.edge_errors import RETRY_AFTER_S, TooManyWaitingError
 from flyball_server.http.events.live_events import LiveEvents
-from flyball_server.http.mapping.jobs import rendered
+from flyball_server.http.mapping import rendered
 from flyball_server.http.overviews import Overviews
 from flyball_server.http.readiness import Readiness
 from flyball_server.http.timeline_answers import TimelineAnswers
@@ -35,13 +35,13 @@ from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.versions.common_version import CommonPart, hold_common_version
 from flyball_server.jobs.versions.plan_versions import (
     HeldVersion,
     acknowledge_together,
     list_versions,
 )
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
+from flyball_server.jobs.versions.single_plan_starts import CommonPart, hold_common_version
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.kit.batcher import Batcher
 from flyball_server.prometheus.process_metrics import ProcessMetrics

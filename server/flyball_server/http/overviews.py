@@ -9,7 +9,7 @@ from typing import Self
 
 from anyio import to_thread
 
-from flyball_server.http.mapping.jobs import rendered
+from flyball_server.http.mapping import rendered
 from flyball_server.jobs.auth.access import Access
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.views.job_figures import SharedReading

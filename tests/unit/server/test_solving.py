@@ -16,7 +16,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_server.app import make_executor, num_frontiers_at_once
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.solving.executor_options import default_num_processes, executor_problem
+from flyball_server.settings import SettingsError, load_settings
 from flyball_server.solving.in_thread import (
     PlannerThreads,
     SolverAwayError,
@@ -170,13 +170,14 @@ def test_the_executor_is_chosen_by_the_settings() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         PlanningProcesses(0)
     # One process is always left for plans.
-    assert default_num_processes() >= 2
     assert [num_frontiers_at_once(num, None) for num in (0, 1, 2, 8)] == [1, 1, 1, 7]
 
 
 def test_an_executor_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     for address in ("", "dask://", "dask://host", "tcp://h:1", "dask://:1", "dask://h:65536"):
-        assert "must be dask://HOST:PORT" in (executor_problem(address) or ""), address
-    assert executor_problem("dask://host:8786") is None
+        with pytest.raises(SettingsError, match="must be dask://HOST:PORT"):
+            load_settings(planning_executor=address)
+    assert load_settings(planning_executor="dask://host:8786").planning_processes >= 2
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert executor_problem("dask://host:8786") == "needs Dask; install the extra dask"
+    with pytest.raises(SettingsError, match="needs Dask; install the extra dask"):
+        load_settings(planning_executor="dask://host:8786")

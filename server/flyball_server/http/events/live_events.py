@@ -14,7 +14,7 @@ from typing import Any
 from anyio import to_thread
 
 from flyball_server.http.events.event_stream import EventSource, EventStream, event
-from flyball_server.http.mapping.jobs import rendered
+from flyball_server.http.mapping import rendered
 from flyball_server.http.overviews import EVERYTHING, Overviews, RenderedOverview
 from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
@@ -27,7 +27,7 @@ from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader as StoreReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.announcements import list_stragglers
 from flyball_server.jobs.timetables import get_timetable
 from flyball_server.jobs.waiters import JobWaiters
@@ -207,7 +207,7 @@ class JobSource:
             yield self._steps.news(state.steps, self.older.result())
 
 
-class JobReader:
+class JobEventsReader:
     """Reader of the state of a job that is read quickly; one call at a time.
 
     Raises:
@@ -295,9 +295,7 @@ class ComparisonReader:
         return self._event
 
 
-def _paired_steps(
-    reader: StoreReader, job: JobRecord, comparison: Comparison
-) -> PairedSteps | None:
+def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
     """Return a counter of the pairs; None: the comparison's version has no first step yet."""
     versions = reader.list_versions(job.job_id)
     named = {each.version for each in versions if each.first_step is not None}
@@ -350,7 +348,7 @@ class LiveEvents:
         )
         self._jobs: Feed[JobEvents] = Feed(
             waiters,
-            functools.partial(JobReader, services, reading),
+            functools.partial(JobEventsReader, services, reading),
             num_concurrent_reads=_JOBS_AT_ONCE,
         )
         # Feeds of their own: the first reading may take a minute.

@@ -6,7 +6,7 @@ from fastapi import Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.dependencies import JobId, NewJobId, PlannerState, State, check_size
-from flyball_server.http.mapping.jobs import job_spec, job_view, launch
+from flyball_server.http.mapping import job_spec, job_view, launch
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.job_state import JobInput

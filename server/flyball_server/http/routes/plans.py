@@ -9,7 +9,7 @@ from fastapi import Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from flyball_server.http.dependencies import JobId, State, Version, WaitS
-from flyball_server.http.mapping.jobs import plan_view, rendered
+from flyball_server.http.mapping import plan_view, rendered
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.http.timeline_answers import accepts_gzip, uncompressed
 from flyball_server.jobs.bounds import MAX_COUNT

@@ -18,7 +18,7 @@ from flyball_profiles.stage_profile_csv import (
 )
 from flyball_server.http.dependencies import JobId, PlannerState, State, check_profile
 from flyball_server.http.json_body import parse_unique
-from flyball_server.http.mapping.jobs import job_view, profile_rows
+from flyball_server.http.mapping import job_view, profile_rows
 from flyball_server.http.openapi.documentation import (
     BODY_ERRORS,
     JSON,

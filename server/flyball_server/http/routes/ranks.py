@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from flyball_server.http.dependencies import JobId, Rank, State, WaitS
-from flyball_server.http.mapping.jobs import (
+from flyball_server.http.mapping import (
     launch,
     rank_post,
     rank_record,

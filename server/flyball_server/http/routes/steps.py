@@ -8,7 +8,7 @@ from fastapi import Query, Response
 from pydantic import BeforeValidator
 
 from flyball_server.http.dependencies import AfterStep, JobId, State, in_digits
-from flyball_server.http.mapping.jobs import rendered
+from flyball_server.http.mapping import rendered
 from flyball_server.http.openapi.documentation import JSON, call_router
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.views.stage_steps import list_stage_steps

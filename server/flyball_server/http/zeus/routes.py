@@ -23,7 +23,7 @@ from flyball_server.http.dependencies import (
     in_digits,
 )
 from flyball_server.http.edge_errors import AccessError
-from flyball_server.http.mapping.jobs import rendered
+from flyball_server.http.mapping import rendered
 from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.zeus.job_metadata import generated_name, read_metadata, zeus_job_spec
 from flyball_server.http.zeus.messages import (
@@ -40,8 +40,7 @@ from flyball_server.jobs.errors import InvalidFieldError, PlanningStoppedError
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import MAX_RANKS, RankRecord, StepRecord
 from flyball_server.jobs.registry.launch import Launch
-from flyball_server.jobs.registry.starts import claim_steps, start_job
-from flyball_server.jobs.versions.common_version import CommonPart
+from flyball_server.jobs.versions.single_plan_starts import CommonPart, claim_steps, start_job
 from flyball_wire.messages import JobSpec
 
 ROUTER = APIRouter(include_in_schema=False)

@@ -1,1 +1,0 @@
-"""Conversion between wire types and stored records."""
