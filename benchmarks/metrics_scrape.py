@@ -94,9 +94,9 @@ def _measure(file: Path, arguments: argparse.Namespace) -> Scrapes:
         _add_job(store, job_id, len(ranks))
     _add_steps(file, jobs, ranks, range(arguments.steps))
     services = JobServices(store=store, notify_pollers=lambda _: None, gpu_window=load_gpu_window)
-    metrics = ProcessMetrics(
-        jobs=JobsCollector(SharedReading(lambda: JobReading(services, max_labelled=len(jobs))))
-    )
+    metrics = ProcessMetrics()
+    reading = SharedReading(JobReading(services, max_labelled=len(jobs)))
+    metrics.registry.register(JobsCollector(reading))
     first_s = list(_until_caught_up(metrics))
     quiet_s = statistics.median(_answer(metrics)[0] for _ in range(NUM_ANSWERS))
     _add_steps(file, jobs, ranks, range(arguments.steps, arguments.steps + NEW_STEPS))

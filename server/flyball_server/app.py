@@ -221,10 +221,7 @@ def _planner_state(
     traces: Traces | None,
 ) -> PlannerState:
     waiters, heartbeats, reconcile_loop = JobWaiters(), Heartbeats(), ReconcileLoop(reconcilers)
-    reading = SharedReading(
-        lambda: JobReading(replace(services, store=store), max_labelled=settings.metrics_jobs)
-    )
-    metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting, jobs=JobsCollector(reading))
+    metrics = ProcessMetrics(num_waiting=lambda: waiters.num_waiting)
     measured = MeasuredStore(store, metrics)
     services = replace(
         _services(settings, measured, metrics, traces),
@@ -233,6 +230,11 @@ def _planner_state(
         is_reconciled_after_posts=reconcile_loop.runs_after_posts,
         record_heartbeat=heartbeats.note,
     )
+    # Not through the measured store: a scrape would count itself.
+    reading = SharedReading(
+        JobReading(replace(services, store=store), max_labelled=settings.metrics_jobs)
+    )
+    metrics.registry.register(JobsCollector(reading))
     histories, overviews = HistoryMemory(), Overviews(reading)
     return PlannerState(
         settings=settings,

@@ -123,7 +123,7 @@ class Planner:
     def everything(self, job_id: str) -> tuple[object, ...]:
         """All that is read of a job's steps."""
         services = self.services
-        reading = SharedReading(lambda: JobReading(services, max_labelled=5))
+        reading = SharedReading(JobReading(services, max_labelled=5))
         with services.store.reading() as reader:
             record = require_plan(reader, job_id, 2)
             num_paired = num_paired_steps(reader, record, NUM_RANKS)

@@ -46,28 +46,6 @@ SolveObserver = Callable[[Solve], None]
 SolveTracer = Callable[[JobRecord, Callable[..., Any]], AbstractContextManager[None]]
 
 
-def _nobody_measures(solve: Solve) -> None:
-    del solve
-
-
-def _nobody_traces(job: JobRecord, function: Callable[..., Any]) -> AbstractContextManager[None]:
-    del job, function
-    return nullcontext()
-
-
-def _ignored(job_id: str) -> None:
-    del job_id
-
-
-def _nobody_reconciles(reader: JobReader, job: JobRecord) -> bool:
-    del reader, job
-    return False
-
-
-def _nobody_notes(job_id: str, ranks: Iterable[int]) -> None:
-    del job_id, ranks
-
-
 def planning_lock(job_id: str) -> str:
     """Return the name of the lock held while the job is planned."""
     return f"plan {job_id}"
@@ -110,11 +88,11 @@ class JobServices:
     planning_timeout_s: float = 600.0
     gpu_window: Callable[[str], GpuWindow] = load_gpu_window
     now: Callable[[], datetime] = utc_now
-    enqueue_reconcile: EnqueueReconcile = _ignored
-    is_reconciled_after_posts: IsReconciledAfterPosts = _nobody_reconciles
-    record_heartbeat: RecordHeartbeat = _nobody_notes
+    enqueue_reconcile: EnqueueReconcile = lambda _: None
+    is_reconciled_after_posts: IsReconciledAfterPosts = lambda _, __: False
+    record_heartbeat: RecordHeartbeat = lambda _, __: None
     life: LifeTimes = DEFAULT_LIFE
     max_jobs: int = 10_000
     factors: EnergyFactors = NO_FACTORS
-    observe_solve: SolveObserver = _nobody_measures
-    trace_solve: SolveTracer = _nobody_traces
+    observe_solve: SolveObserver = lambda _: None
+    trace_solve: SolveTracer = lambda _, __: nullcontext()

@@ -16,7 +16,6 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
-from prometheus_client.registry import Collector
 
 from flyball_server.jobs.errors import StoreError, StoreFullError
 from flyball_server.jobs.services import Solve
@@ -44,12 +43,9 @@ class ProcessMetrics:
 
     Args:
         num_waiting: function that returns the number of waiting long polls.
-        jobs: collector of the metrics about jobs; None: no such metrics.
     """
 
-    def __init__(
-        self, *, num_waiting: Callable[[], int] = lambda: 0, jobs: Collector | None = None
-    ) -> None:
+    def __init__(self, *, num_waiting: Callable[[], int] = lambda: 0) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # it has no types
         self.registry = CollectorRegistry(auto_describe=False)
         build = Gauge(
@@ -97,8 +93,6 @@ class ProcessMetrics:
         for kind in _store_error_kinds():
             self._store_errors.labels(kind=kind)
         ProcessCollector(registry=self.registry)
-        if jobs is not None:
-            self.registry.register(jobs)
 
     def observe_call(self, *, route: str | None, method: str, status: int, seconds: float) -> None:
         """Count an answered call; `route` is its template."""

@@ -68,17 +68,14 @@ class SharedReading:
     """Reader of jobs shared by several callers, one at a time; thread-safe.
 
     Args:
-        reading: creates the reader at the first use.
+        reading: the reader.
         clock: monotonic, s.
     """
 
-    def __init__(
-        self, reading: Callable[[], JobReading], *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._make_reading = reading
+    def __init__(self, reading: JobReading, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._reading = reading
         self._clock = clock
         self._guard = threading.Lock()
-        self._made: JobReading | None = None
         self._overviews: tuple[JobOverview, ...] = ()
         self._forgotten_at_s = float("-inf")
 
@@ -90,7 +87,7 @@ class SharedReading:
             StoreError: the store cannot be read.
         """
         with self._guard:
-            yield self._reading().read()
+            yield self._reading.read()
 
     def overviews(self) -> tuple[JobOverview, ...]:
         """Return all jobs, most recently active first; at most `REMEMBERED_S` old.
@@ -100,7 +97,7 @@ class SharedReading:
         """
         with self._guard:
             if self._clock() >= self._forgotten_at_s:
-                jobs = self._reading().read(num_fresh=NUM_FRESH)
+                jobs = self._reading.read(num_fresh=NUM_FRESH)
                 facts = sorted((*jobs.labelled, *jobs.others), key=lambda each: each.job.job_id)
                 facts.sort(key=lambda each: each.active_at, reverse=True)
                 self._overviews = tuple(map(job_overview, facts))
@@ -115,12 +112,7 @@ class SharedReading:
             StoreError: the store cannot be read.
         """
         with self._guard:
-            facts = self._reading().read_one(job_id)
+            facts = self._reading.read_one(job_id)
             if facts is None:
                 raise UnknownJobError(job_id=job_id)
             return job_overview(facts)
-
-    def _reading(self) -> JobReading:
-        if self._made is None:
-            self._made = self._make_reading()
-        return self._made

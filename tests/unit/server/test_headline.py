@@ -193,7 +193,7 @@ def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replac
     register_rank(services, rank_record(1, emulated=False, gpu_uuid="GPU-other"))
     measure(range(10, 30), 1)
     report = get_report(services, "job").headline
-    shared = SharedReading(lambda: JobReading(services, max_labelled=20))
+    shared = SharedReading(JobReading(services, max_labelled=20))
     assert report is not None
     assert report == shared.overview_of("job").headline
     assert report.is_measured

@@ -261,7 +261,7 @@ def test_clocks_of_stages_are_planned_and_measured_and_unknown_energies_left_out
 def shared(services: JobServices, clock: Clock) -> SharedReading:
     """Of jobs of which none has a label."""
     return SharedReading(
-        lambda: JobReading(services, max_labelled=0, clock=clock.monotonic), clock=clock.monotonic
+        JobReading(services, max_labelled=0, clock=clock.monotonic), clock=clock.monotonic
     )
 
 
