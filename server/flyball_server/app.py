@@ -26,18 +26,16 @@ from flyball_server.http.overviews import Overviews
 from flyball_server.http.problem_handlers import ResponseHeaders, add_problem_handlers
 from flyball_server.http.readiness import Readiness, SolvingCheck, WritingCheck
 from flyball_server.http.routes import (
+    conditions,
     dashboard,
     docs_page,
     events,
     health,
     jobs,
+    measurements,
     plans,
     profiles,
     ranks,
-    reports,
-    steps,
-    stragglers,
-    timetables,
     tokens,
 )
 from flyball_server.http.routes.dashboard import dashboard_files
@@ -99,10 +97,10 @@ _ROUTERS = (
     profiles.ROUTER,
     ranks.ROUTER,
     plans.ROUTER,
-    stragglers.ROUTER,
-    timetables.ROUTER,
-    steps.ROUTER,
-    reports.ROUTER,
+    conditions.STRAGGLERS_ROUTER,
+    conditions.TIMETABLES_ROUTER,
+    measurements.STEPS_ROUTER,
+    measurements.REPORTS_ROUTER,
     tokens.ROUTER,
     health.METRICS_ROUTER,
 )

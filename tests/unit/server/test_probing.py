@@ -19,13 +19,12 @@ from flyball_server.jobs.probing.probing_setup import probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord
-from flyball_server.jobs.registry.inspection import get_job, list_plans, require_job
+from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
-from flyball_server.views.profiling import get_profiling
 from flyball_wire.messages import JobState, MeasurementDetail, Profiling
 
 pytestmark = pytest.mark.slow

@@ -34,7 +34,6 @@ from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
-from flyball_server.views.profiling import get_profiling
 from flyball_server.views.stage_steps import StepWindow, WindowStep, older_steps, settled_step
 from flyball_wire.closed_loop import (
     ComparisonState,
@@ -234,7 +233,7 @@ class JobEventsReader:
             TIMETABLE: event(TIMETABLE, rendered(TimetableStatus, timetable)),
             STRAGGLERS: event(STRAGGLERS, rendered(tuple[Straggler, ...], stragglers)),
         }
-        profiling = get_profiling(self._services, self._job_id)
+        profiling = inspection.get_profiling(self._services, self._job_id)
         # State `off` is sent only after another state.
         self._is_profiled = self._is_profiled or profiling.state != ProfilingState.OFF
         if self._is_profiled:

@@ -27,9 +27,8 @@ from flyball_server.http.openapi.documentation import (
     require_content_type,
 )
 from flyball_server.jobs.job_state import JobInput
-from flyball_server.jobs.registry import inputs
-from flyball_server.jobs.registry.inspection import JobSummary, notes
-from flyball_server.views import profiling
+from flyball_server.jobs.registry import inputs, inspection
+from flyball_server.jobs.registry.inspection import JobSummary
 from flyball_wire import messages, online_profiling, routes
 
 ROUTER = call_router("profiling")
@@ -87,7 +86,7 @@ async def put_profile(request: Request, state: State, job_id: JobId) -> messages
     body = await request.body()
     stored = await run_in_threadpool(_read_and_put, state, job_id, kind, body)
     summary = await state.plan_coalescer.planned(stored, JobInput.PROFILE)
-    return job_view(summary, await run_in_threadpool(notes, state.services, summary))
+    return job_view(summary, await run_in_threadpool(inspection.notes, state.services, summary))
 
 
 @ROUTER.get(
@@ -108,7 +107,7 @@ def get_profile(state: State, job_id: JobId) -> Response:
     It was sent to the planner or measured online; its columns are
     `stage,instruction,frequency,time,energy` (MHz, s, J).
     """
-    profile = profiling.get_profile(state.services, job_id)
+    profile = inspection.get_profile(state.services, job_id)
     return Response(write_stage_profile(profile), media_type=CSV)
 
 
@@ -122,7 +121,7 @@ def get_profiling(state: State, job_id: JobId) -> online_profiling.ProfilingStat
 
     A point without probes is interpolated.
     """
-    return profiling.get_profiling(state.services, job_id)
+    return inspection.get_profiling(state.services, job_id)
 
 
 def _read_and_put(state: PlannerState, job_id: str, kind: str, body: bytes) -> JobSummary:

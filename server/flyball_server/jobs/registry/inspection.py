@@ -1,16 +1,23 @@
-"""Use cases that only read: one job, all jobs, their plans."""
+"""Use cases that only read: one job, all jobs, their plans and profiles."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyball_server.jobs.errors import UnknownJobError, UnknownPlanError, UnknownRankError
+from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.errors import (
+    MissingProfileError,
+    UnknownJobError,
+    UnknownPlanError,
+    UnknownRankError,
+)
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.closed_loop import MissedTarget, OrderAdvice
 from flyball_wire.messages import PlanVersion
+from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +78,42 @@ def get_plan(services: JobServices, job_id: str, version: int) -> PlanRecord:
     with services.store.reading() as reader:
         require_job(reader, job_id)
         return require_plan(reader, job_id, version)
+
+
+def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
+    """Return the progress of a job's online profiling.
+
+    Raises:
+        UnknownJobError: the job does not exist.
+    """
+    with services.store.reading() as reader:
+        spec = require_job(reader, job_id).spec
+        stored = reader.find_loop_state(job_id).profiling
+        result = stored or ProfilingResult(state=ProfilingState.WAITING)
+        # An uploaded profile ends the profiling.
+        is_open = result.state in {ProfilingState.WAITING, ProfilingState.PROBING}
+        is_off = not spec.is_profiled_online or (is_open and reader.has_profile(job_id))
+    return ProfilingStatus(
+        **(vars(result) | ({"state": ProfilingState.OFF} if is_off else {})),
+        job_id=job_id,
+        slowdown_limit=spec.profiling_slowdown,
+        emulated=spec.emulated,
+    )
+
+
+def get_profile(services: JobServices, job_id: str) -> StageProfile:
+    """Return the job's current profile, uploaded or measured.
+
+    Raises:
+        UnknownJobError: the job does not exist.
+        MissingProfileError: the job has no profile yet.
+    """
+    with services.store.reading() as reader:
+        require_job(reader, job_id)
+        profile = reader.find_profile(job_id)
+    if profile is None:
+        raise MissingProfileError(job_id=job_id)
+    return profile
 
 
 def summarise(reader: JobReader, job: JobRecord) -> JobSummary:

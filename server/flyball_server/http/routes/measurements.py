@@ -1,18 +1,63 @@
-"""Reports of measured savings, and the comparisons that measure them."""
+"""Measured steps of a job, reports of its savings, and the comparisons that measure them."""
 
 from __future__ import annotations
 
-from flyball_server.http.dependencies import JobId, State
-from flyball_server.http.openapi.documentation import call_router, problems
+from typing import Annotated
+
+from fastapi import Query, Response
+from pydantic import BeforeValidator
+
+from flyball_server.http.dependencies import AfterStep, JobId, State, in_digits
+from flyball_server.http.mapping import rendered
+from flyball_server.http.openapi.documentation import JSON, call_router, problems
+from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.savings import comparisons
 from flyball_server.views import recorded_runs, report
-from flyball_wire import routes
+from flyball_server.views.stage_steps import list_stage_steps
+from flyball_wire import messages, routes
 from flyball_wire.closed_loop import ComparisonRequest, ComparisonStatus, JobReport, RecordedRuns
+from flyball_wire.read_models import StagesOfStep
 
-ROUTER = call_router("reports")
+STEPS_ROUTER = call_router("steps")
+Limit = Annotated[
+    int,
+    Query(ge=1, le=10_000, description="Limit on the number of steps; the newest are returned."),
+    BeforeValidator(in_digits),
+]
 
 
-@ROUTER.get(
+@STEPS_ROUTER.get(
+    routes.STEPS,
+    summary="List measured steps",
+    response_description="The newest steps, in ascending order.",
+)
+def get_steps(state: State, job_id: JobId, limit: Limit = 100) -> tuple[messages.JobStep, ...]:
+    """Return each step over the ranks that posted it: the slowest rank's time, their energy."""
+    return list_steps(state.services, job_id, limit=limit)
+
+
+@STEPS_ROUTER.get(
+    routes.STAGES_OF_STEPS,
+    summary="List measured steps by stages",
+    response_model=list[StagesOfStep],
+    response_description="The newest steps, in ascending order.",
+)
+def get_stages_of_steps(
+    state: State, job_id: JobId, limit: Limit = 100, after_step: AfterStep = -1
+) -> Response:
+    """Return each step by stages: the slowest rank's time, the energy of the stage's ranks.
+
+    An answer holds at most 32,768 stages and 262,144 measurements of ranks, so it may have
+    fewer steps than `limit`.
+    """
+    steps = list_stage_steps(state.services, job_id, limit=limit, after_step=after_step)
+    return Response(rendered(tuple[StagesOfStep, ...], steps), media_type=JSON)
+
+
+REPORTS_ROUTER = call_router("reports")
+
+
+@REPORTS_ROUTER.get(
     routes.REPORT,
     summary="Get measured times, energies and savings",
     response_description="The job's measurements so far.",
@@ -26,7 +71,7 @@ def get_report(state: State, job_id: JobId) -> JobReport:
     return report.get_report(state.services, job_id)
 
 
-@ROUTER.get(
+@REPORTS_ROUTER.get(
     routes.RECORDED_RUNS,
     summary="Get the measured steps of each plan as recorded runs",
     response_description="The job's measurements so far, in the format of `flyball replay`.",
@@ -41,7 +86,7 @@ def get_recorded_runs(state: State, job_id: JobId) -> RecordedRuns:
     return recorded_runs.get_recorded_runs(state.services, job_id)
 
 
-@ROUTER.put(
+@REPORTS_ROUTER.put(
     routes.COMPARISON,
     summary="Measure a plan against the highest clocks",
     response_description="The comparison that runs now.",
@@ -57,7 +102,7 @@ def put_comparison(state: State, job_id: JobId, request: ComparisonRequest) -> C
     return comparisons.start_comparison(state.services, job_id, request.num_pairs)
 
 
-@ROUTER.get(
+@REPORTS_ROUTER.get(
     routes.COMPARISON,
     summary="Get the progress of a comparison",
     response_description="The newest comparison.",
@@ -67,7 +112,7 @@ def get_comparison(state: State, job_id: JobId) -> ComparisonStatus:
     return comparisons.get_comparison(state.services, job_id)
 
 
-@ROUTER.delete(
+@REPORTS_ROUTER.delete(
     routes.COMPARISON,
     summary="End a comparison",
     status_code=204,
