@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -83,6 +83,15 @@ class StageMoments(Record):
             energies_j=merged_by_key(self.energies_j, other.energies_j),
             instructions_s=merged_by_key(self.instructions_s, other.instructions_s),
         )
+
+
+def merged_moments(several: Iterable[StageMoments]) -> dict[tuple[int, int], StageMoments]:
+    """Return the moments of each version and stage, by their place."""
+    merged: dict[tuple[int, int], StageMoments] = {}
+    for each in several:
+        known = merged.get(each.place)
+        merged[each.place] = each if known is None else known.merged(each)
+    return merged
 
 
 @dataclass(frozen=True, kw_only=True)

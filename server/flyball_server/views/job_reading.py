@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from flyball_server.jobs.lifecycle.job_life import is_gone, last_sign
+from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
@@ -246,7 +246,7 @@ def _read_job(
     loop_state = reader.find_loop_state(job.job_id)
     facts.missed, facts.gpu_changes = loop_state.missed, loop_state.gpu_changes
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
-    facts.emulated = job.spec.emulated or any(rank.emulated for rank in ranks)
+    facts.emulated = is_emulated(job, ranks)
     facts.ranks = RankCounts(
         expected=job.spec.num_expected_ranks,
         registered=len(ranks),

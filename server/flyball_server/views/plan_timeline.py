@@ -13,6 +13,7 @@ from flyball_server.jobs.errors import (
     UndrawablePlanError,
     UnknownPlanError,
 )
+from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.registry.inspection import JobSummary, require_job, require_plan, summarise
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -117,7 +118,7 @@ def _key(reader: JobReader, job_id: str, version: int | None) -> TimelineKey:
         created_at=job.created_at,
         inputs_revision=job.inputs_revision,
         version=_version(summary, version),
-        emulated=job.spec.emulated or any(rank.emulated for rank in summary.ranks),
+        emulated=is_emulated(job, summary.ranks),
     )
 
 

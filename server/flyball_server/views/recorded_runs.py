@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs.errors import UnrecordedRunsError
+from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_step
@@ -346,5 +347,5 @@ class _Measured:
             microbatch_size=None,
             schedule=schedule,
             runs=(*first, *(in_order[place] for place in sorted(in_order))),
-            emulated=self.job.spec.emulated or any(rank.emulated for rank in self.ranks),
+            emulated=is_emulated(self.job, self.ranks),
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
 from flyball_server.jobs.registry.inspection import require_job, summarise
 from flyball_server.jobs.savings.headline import headline_of
@@ -33,7 +34,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
     plan_in_force = None if in_force is None else in_force.plan
     return JobReport(
         job_id=job_id,
-        emulated=job.spec.emulated or any(rank.emulated for rank in summary.ranks),
+        emulated=is_emulated(job, summary.ranks),
         num_ranks=job.spec.num_expected_ranks,
         num_steps=savings.num_steps,
         time_s=savings.time_s,

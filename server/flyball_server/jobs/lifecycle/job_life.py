@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -53,6 +53,11 @@ def is_silent(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
     if rank.last_seen_at is None:
         return True
     return now - rank.last_seen_at > timedelta(seconds=times.rank_silence_s)
+
+
+def is_emulated(job: JobRecord, ranks: Iterable[RankRecord]) -> bool:
+    """Return whether some of the job's GPUs are emulated."""
+    return job.spec.emulated or any(rank.emulated for rank in ranks)
 
 
 def last_sign(job: JobRecord, ranks: Sequence[RankRecord]) -> datetime:

@@ -7,10 +7,10 @@ metrics, `list_stage_totals` for charts, `measured_moments` for predictions of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from flyball_server.jobs.measurements.step_reading import step_kinds
-from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
+from flyball_server.jobs.moments import Moments, StageMoments, StepMoments, merged_moments
 from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -114,28 +114,21 @@ def _end_step(services: JobServices, reader: JobReader, job_id: str) -> int | No
 def measured_moments(reader: JobReader, job: JobRecord) -> tuple[StageMoments, ...]:
     """Return the moments of all measurements of a job, pruned or not, by version and stage."""
     kept = _by_stage(reader, Cycles(job), reader.list_step_moments(job.job_id, 0))
-    merged = {each.place: each for each in reader.list_moments(job.job_id)}
-    for each in kept:
-        known = merged.get(each.place)
-        merged[each.place] = each if known is None else known.merged(each)
+    merged = merged_moments((*reader.list_moments(job.job_id), *kept))
     return tuple(merged[place] for place in sorted(merged))
 
 
 def _by_stage(
     reader: JobReader, cycles: Cycles, steps: Iterable[StepMoments]
-) -> tuple[StageMoments, ...]:
-    merged: dict[tuple[int, int], StageMoments] = {}
+) -> Iterator[StageMoments]:
     for step in steps:
         row = cycles.row(reader, step.plan_version, step.step)
-        each = StageMoments(
+        yield StageMoments(
             plan_version=step.plan_version,
             stage=step.stage,
             times_s={row: step.time_s},
             energies_j={row: step.energy_j} if step.energy_j.count else {},
         )
-        known = merged.get(each.place)
-        merged[each.place] = each if known is None else known.merged(each)
-    return tuple(merged.values())
 
 
 # ------------------------------------------------------------------ posts

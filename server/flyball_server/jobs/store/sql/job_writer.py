@@ -17,7 +17,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.moments import StageMoments
+from flyball_server.jobs.moments import StageMoments, merged_moments
 from flyball_server.jobs.records import (
     JobRecord,
     PlanRecord,
@@ -177,10 +177,7 @@ class JobWriter(JobReader):
 
     def merge_moments(self, job_id: str, moments: Iterable[StageMoments]) -> None:
         """Add these moments to the job's stored ones."""
-        merged: dict[tuple[int, int], StageMoments] = {}
-        for each in moments:
-            known = merged.get(each.place)
-            merged[each.place] = each if known is None else known.merged(each)
+        merged = merged_moments(moments)
         stored = select(MOMENTS).where(self._of(MOMENTS, job_id))
         for version in {version for version, _ in merged}:
             stages = [stage for of_version, stage in merged if of_version == version]
