@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
+_OF_POINT = tuple(field.name for field in fields(OperatingPoint))
+
+
 def profile_document(profile: StageProfile) -> dict[str, Any]:
     """Return the profile as JSON-ready data: `points` in rows `[stage, kind, MHz, s, J, ...]`.
 
@@ -41,11 +44,7 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     return ({"chunks": chunks} if chunks else {}) | {
         "num_ranks_per_stage": list(profile.num_ranks_per_stage),
         "points": [
-            [
-                *(stage, str(kind), point.frequency_mhz),
-                *(point.time_s, point.energy_j, point.rank_waiting_s),
-                *(point.time_error_s, point.jitter),
-            ]
+            [stage, str(kind), *(getattr(point, name) for name in _OF_POINT)]
             for (stage, kind), points in profile.points.items()
             for point in points
         ],
@@ -62,18 +61,10 @@ def profile_from_text(text: str) -> StageProfile:
 def profile_from_document(document: dict[str, Any]) -> StageProfile:
     """Return the profile from a document written by `profile_document`."""
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-    for stage, kind, frequency_mhz, *quantities in document["points"]:
+    for stage, kind, *values in document["points"]:
         key = (int(stage), InstructionKind(kind))
-        # Documents of earlier versions do not have the last two.
-        time_s, energy_j, rank_waiting_s, time_error_s, jitter = (*quantities, 0.0, 0.0)[:5]
-        point = OperatingPoint(
-            frequency_mhz=frequency_mhz,
-            time_s=time_s,
-            energy_j=energy_j,
-            rank_waiting_s=rank_waiting_s,
-            time_error_s=time_error_s,
-            jitter=jitter,
-        )
+        # Points of a schema before or after this one may have other values at their end.
+        point = OperatingPoint(**dict(zip(_OF_POINT, values, strict=False)))
         points[key] = (*points.get(key, ()), point)
     return StageProfile(
         points=points,
