@@ -51,15 +51,15 @@ def restore(database: Path, file: Path, *, replaces: bool = False) -> None:
     """
     if not file.is_file():
         raise BackupError(problem=f"{file} is no file; name a backup")
-    is_new = not (database.exists() and database.stat().st_size)
     with _checked(file) as backup, _named(database):
-        if not (is_new or replaces):
-            raise BackupError(problem=f"{database} exists; give another name, or --replace")
         make_folder(database)
         lock = PlannerLock(database)
         lock.take()
         try:
             check_is_sqlite(database)
+            is_new = not database.stat().st_size
+            if not (is_new or replaces):
+                raise BackupError(problem=f"{database} exists; give another name, or --replace")
             # One that exists is changed in a transaction: other processes may have it open.
             whole = whole_file(database, is_private=True) if is_new else nullcontext(database)
             with whole as target:
