@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import (
@@ -94,7 +94,7 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
         is_open = result.state in {ProfilingState.WAITING, ProfilingState.PROBING}
         is_off = not spec.is_profiled_online or (is_open and reader.has_profile(job_id))
     return ProfilingStatus(
-        **(vars(result) | ({"state": ProfilingState.OFF} if is_off else {})),
+        **vars(replace(result, state=ProfilingState.OFF) if is_off else result),
         job_id=job_id,
         slowdown_limit=spec.profiling_slowdown,
         emulated=spec.emulated,
