@@ -15,7 +15,7 @@ from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.jobs.replanning.solve import OBSOLETE, is_same_work, solve
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.contract import JobReader
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.planning.planner import PlanRequest
