@@ -14,9 +14,8 @@ from tests.planner.measuring import COMPARISON
 from tests.planner.patience import wait_until
 from tests.planner.truthful_ranks import TruthfulRanks
 from tests.recorded_run_schema import validate
-from tests.unit.replay.synthetic_runs import Truth
+from tests.unit.replay.synthetic_runs import Truth, recording_of
 
-from flyball_server.replay.recording_document import recording_from_document
 from flyball_wire import routes
 
 RECORDED_RUNS = routes.fill(routes.RECORDED_RUNS, job_id="job")
@@ -178,7 +177,7 @@ def test_steps_at_the_highest_clocks_of_a_comparison_are_a_run_that_comes_first(
     highest, first, second = document["runs"]
     assert {mhz for of_stage in highest["clocks_mhz"] for mhz in of_stage} == {1400}
     assert first["clocks_mhz"] == second["clocks_mhz"]
-    recording_from_document(document)
+    recording_of(document)
 
 
 def test_a_job_without_runs_to_replay_is_refused_with_the_reason(

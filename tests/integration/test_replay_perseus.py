@@ -54,16 +54,17 @@ def test_ranks_of_a_stage_are_added_and_must_have_one_plan(
     assert (recording.dp, recording.tp) == (2, 2)
     for run, expected in zip(recording.runs, document["runs"], strict=True):
         assert run.energy_j_per_stage == pytest.approx(expected["energy_j_per_stage"])
-        assert run.iterations.times_s == pytest.approx(expected["iteration_time_s"])
+        assert run.iteration_time_s == pytest.approx(expected["iteration_time_s"])
     # An iteration takes the mean of what its twelve ranks measured.
-    first = recording.runs[1].iterations.times_s
+    first = recording.runs[1].iteration_time_s
+    assert first is not None
     _change(folder / "2.prof.json", _set(1, "iter_time", 2, to=first[1] + 1.2))
-    assert read_workload(folder).runs[1].iterations.times_s == pytest.approx(
+    assert read_workload(folder).runs[1].iteration_time_s == pytest.approx(
         [first[0], first[1] + 0.1, *first[2:]]
     )
     _change(folder / "3.sched.json", _set(7, "power_states", 1, to=1234))
     assert refusal("--from-perseus", tmp_path) == (
-        f"{folder / '3.sched.json'}: run perseus-1, stage 1: rank 7: power_states: rank 7 has other"
+        f"{folder / '3.sched.json'}: run perseus-1: stage 1: rank 7: power_states: has other"
         " clocks than rank 1 of the same stage"
     )
 
@@ -77,7 +78,7 @@ def test_published_runs_survive_the_way_through_a_tree(tmp_path: Path) -> None:
     for one, other in zip(found.runs, expected.runs, strict=True):
         assert (one.name, one.clocks_mhz) == (other.name, other.clocks_mhz)
         assert one.instruction_times == other.instruction_times
-        assert one.iterations.times_s == pytest.approx(other.iterations.times_s, rel=1e-12)
+        assert one.iteration_time_s == pytest.approx(other.iteration_time_s, rel=1e-12)
         assert one.energy_j_per_stage == pytest.approx(other.energy_j_per_stage, rel=1e-12)
 
 
@@ -123,23 +124,39 @@ SHORTER = tuple(
 @pytest.mark.parametrize(
     ("file", "changes", "said"),
     [
-        (PLAN, [_drop(1)], "stage 1: rank 1 of 3 is missing"),
-        (PLAN, [_set(1, "rank", to=0)], ": [1].rank: rank 0 is there twice"),
-        (PLAN, [_set(1, "rank", to=3)], ": [1].rank: is 3, there are 3"),
-        (PLAN, [_set(1, "rank", to="1")], ": [1].rank: must be a count"),
+        (PLAN, [_drop(1)], "each once; rank 1 of stage 1 is missing"),
+        (PLAN, [_set(1, "rank", to=0)], "must have ranks 0 to 2, each once"),
+        (PLAN, [_set(1, "rank", to=3)], "must have ranks 0 to 2, each once"),
+        (PLAN, [_set(1, "rank", to="1")], ": [1].rank must be a whole number"),
         (PLAN, [_drop(*POWER, 5)], "power_states: has 36 clocks; Merak's 1F1B of 8 microbatches"),
         (PLAN, [_set(*POWER, 1, to=0)], "[1]: must be a finite positive number, not 0"),
-        (PLAN, [_set(*POWER, 1, to="1410")], "power_states[1]: must be a whole number of MHz"),
-        (MEASURED, [_set(2, "iter_time", 1, to=NAN)], "iter_time[1]: must be a number above 0"),
-        (MEASURED, [_set(2, "iter_time", to=[1.0])], "stage 2: rank 2: iter_time: has 1 iter"),
-        (MEASURED, [_drop(2, "iter_time")], "stage 2: rank 2: iter_time: must be a list"),
-        (MEASURED, [*SHORTER], "rank 1 has 3 iterations after warming up, rank 0 has 4"),
-        (MEASURED, [_set(2, "iter_energy", 1, to=-1.0)], "iter_energy[1]: must be a number above"),
-        (MEASURED, [_set(2, "iter_energy", 1, to=1e13)], "iter_energy[1]: must be at most"),
-        (MEASURED, [_drop(2, "iter_energy", 1)], "has 4 iterations, iter_time has 5"),
-        (MEASURED, [_set(*FORWARDS, 3, 4, to=NAN)], "time_breakdown.forward[3][4]: must be a num"),
-        (MEASURED, [_drop(*FORWARDS, 3, 4)], "forward[3]: has 7 microbatches, the folder's name"),
-        (MEASURED, [_drop(2, "time_breakdown")], "rank 2: time_breakdown: must be an object"),
+        (PLAN, [_set(*POWER, 1, to="1410")], ": [0].power_states[1] must be a whole number"),
+        (
+            MEASURED,
+            [_set(2, "iter_time", 1, to=NAN)],
+            ": [2].iter_time[1] must be a finite number, not nan",
+        ),
+        (MEASURED, [_set(2, "iter_time", to=[1.0])], ": rank 2: iter_time: has 1 iter"),
+        (MEASURED, [_drop(2, "iter_time")], ": [2].iter_time is missing"),
+        (MEASURED, [*SHORTER], "rank 1: iter_time: has 4 iterations, iter_time of rank 0 5"),
+        (MEASURED, [_set(2, "iter_energy", 1, to=-1.0)], "rank 2: iter_energy: must be above 0"),
+        (
+            MEASURED,
+            [_set(2, "iter_energy", 1, to=1e13)],
+            "rank 2: iter_energy: must be above 0, at most",
+        ),
+        (
+            MEASURED,
+            [_drop(2, "iter_energy", 1)],
+            "iter_energy: has 4 iterations, iter_time of rank 0 5",
+        ),
+        (
+            MEASURED,
+            [_set(*FORWARDS, 3, 4, to=NAN)],
+            "[2].time_breakdown.forward[3][4] must be a fin",
+        ),
+        (MEASURED, [_drop(*FORWARDS, 3, 4)], "forward: has 7 microbatches, the folder's name"),
+        (MEASURED, [_drop(2, "time_breakdown")], ": [2].time_breakdown is missing"),
     ],
 )
 def test_a_fault_is_named_with_file_run_and_stage(
@@ -163,7 +180,7 @@ def test_a_file_that_is_cut_off_or_without_its_twin_is_named(
     )
     profile.unlink()
     assert refusal("--from-perseus", tmp_path) == (
-        f"{folder / '5.sched.json'}: run perseus-3: its file 5.prof.json is missing"
+        f"{profile}: run perseus-3: No such file or directory"
     )
 
 

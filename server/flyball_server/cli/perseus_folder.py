@@ -7,12 +7,19 @@ import re
 from pathlib import Path
 
 from flyball_profiles.limited_file import read_text
-from flyball_server.replay.perseus_artifact import ArtifactWorkload, measured_run, plan_clocks
+from flyball_server.replay.perseus_artifact import (
+    ArtifactWorkload,
+    RankClocks,
+    RankMeasurements,
+    measured_run,
+    plan_clocks,
+)
 from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
+from flyball_wire.codec import decode_list
 from flyball_wire.command import CommandError
+from flyball_wire.errors import CodecError
 
-_FILE = re.compile(r"(0|[1-9]\d{0,5})\.(prof|sched)\.json")
-_TWINS = {"prof": "sched", "sched": "prof"}
+_FILE = re.compile(r"(0|[1-9]\d{0,5})\.(?:prof|sched)\.json")
 # File 0 is a run of warming up; the folder's plans follow the baseline, in the order they ran.
 _BASELINE, _FIRST_PLAN = 1, 2
 
@@ -43,7 +50,7 @@ def read_workload(folder: Path) -> Recording:
         workload = ArtifactWorkload.of_folder(folder.name, layout.parent.name)
     except RecordingError as error:
         raise CommandError(f"{folder}: {error}") from None
-    numbers = _run_numbers(folder, "perseus")
+    numbers = _run_numbers(folder)
     if _BASELINE not in numbers:
         raise CommandError(f"{folder}: has no {_BASELINE}.prof.json, the baseline")
     if max(numbers) < _FIRST_PLAN:
@@ -57,7 +64,7 @@ def read_workload(folder: Path) -> Recording:
     ]
     envpipe = _envpipe_folder(folder)
     if envpipe.is_dir():
-        if _FIRST_PLAN not in _run_numbers(envpipe, "envpipe"):
+        if _FIRST_PLAN not in _run_numbers(envpipe):
             raise CommandError(f"{envpipe}: has no {_FIRST_PLAN}.prof.json, EnvPipe's plan")
         name = _run_name(_FIRST_PLAN, "envpipe")
         runs.append(_read_run(envpipe, _FIRST_PLAN, name, workload))
@@ -69,23 +76,16 @@ def _envpipe_folder(folder: Path) -> Path:
     return gpu.parent.parent / "envpipe" / gpu.name / layout.name / folder.name
 
 
-def _run_numbers(folder: Path, method: str) -> list[int]:
-    """Numbers of the folder's runs, rising; each has both of its files."""
+def _run_numbers(folder: Path) -> list[int]:
+    """Return the numbers of the folder's runs, rising."""
     try:
         names = {path.name for path in folder.iterdir()}
     except OSError as error:
         raise CommandError(f"{folder}: {error.strerror or error}") from None
-    parts = [match for name in names if (match := _FILE.fullmatch(name))]
-    if not parts:
+    numbers = sorted({int(match[1]) for name in names if (match := _FILE.fullmatch(name))})
+    if not numbers:
         raise CommandError(f"{folder}: has no runs, which are files N.prof.json and N.sched.json")
-    for number, kind in sorted((int(match[1]), match[2]) for match in parts):
-        twin = f"{number}.{_TWINS[kind]}.json"
-        if twin not in names:
-            raise CommandError(
-                f"{folder / f'{number}.{kind}.json'}: run {_run_name(number, method)}: its file"
-                f" {twin} is missing"
-            )
-    return sorted({int(match[1]) for match in parts})
+    return numbers
 
 
 def _run_name(number: int, method: str) -> str:
@@ -97,20 +97,15 @@ def _run_name(number: int, method: str) -> str:
 
 
 def _read_run(folder: Path, number: int, name: str, workload: ArtifactWorkload) -> RecordedRun:
-    plan, profile = (folder / f"{number}.{kind}.json" for kind in ("sched", "prof"))
-    path = plan
+    path = folder / f"{number}.sched.json"
     try:
-        clocks_mhz = plan_clocks(_read_json(plan, name), workload, name)
-        path = profile
-        return measured_run(_read_json(profile, name), workload, name, clocks_mhz)
-    except RecordingError as error:
-        raise CommandError(f"{path}: {error}") from None
-
-
-def _read_json(path: Path, run: str) -> object:
-    try:
-        return json.loads(read_text(path))
+        clocks_mhz = plan_clocks(decode_list(RankClocks, json.loads(read_text(path))), workload)
+        path = folder / f"{number}.prof.json"
+        ranks = decode_list(RankMeasurements, json.loads(read_text(path)))
+        return measured_run(ranks, workload, name, clocks_mhz)
     except OSError as error:
-        raise CommandError(f"{path}: run {run}: {error.strerror or error}") from None
+        raise CommandError(f"{path}: run {name}: {error.strerror or error}") from None
+    except (RecordingError, CodecError) as error:
+        raise CommandError(f"{path}: run {name}: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise CommandError(f"{path}: run {run}: not complete JSON ({error})") from None
+        raise CommandError(f"{path}: run {name}: not complete JSON ({error})") from None

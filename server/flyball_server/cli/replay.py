@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from flyball_profiles.limited_file import read_text
 from flyball_server.cli.perseus_folder import read_workload, workload_folders
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.plots.replay_plot import write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
-from flyball_server.replay.covered_plans import CoveredPlanner, JudgedPlan, covered_frontier
-from flyball_server.replay.fit_rule import DEFAULT_FIT, FIT_FORMS, FitRule, parse_fit
-from flyball_server.replay.predicted_saving import (
-    PredictedSaving,
-    predicted_saving,
-    saving_document,
-    saving_text,
-)
+from flyball_server.replay.predicted_saving import PredictedSaving, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
-from flyball_server.replay.recording_document import recording_from_document
-from flyball_server.replay.replay_document import replay_document, replay_text
-from flyball_server.replay.replayed_runs import Replay, replay
-from flyball_server.replay.runs_fit import fit_runs
+from flyball_server.replay.replay_report import replay_text, saving_text
+from flyball_server.replay.replayed_runs import (
+    DEFAULT_FIT,
+    FIT_FORMS,
+    Replay,
+    fitted_places,
+    replay,
+)
+from flyball_wire.codec import decode
 from flyball_wire.command import Command, CommandError, RecordedRunsOf, add_planner
+from flyball_wire.errors import CodecError
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +49,6 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fit",
         metavar="RULE",
-        type=_fit_rule,
         default=DEFAULT_FIT,
         help=f"runs to fit: {', '.join(FIT_FORMS)} (default: %(default)s, starting with the first"
         " run in the file)",
@@ -69,27 +67,27 @@ def _configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
 
 
-def _fit_rule(text: str) -> FitRule:
-    try:
-        return parse_fit(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def read_recording(path: Path) -> Recording:
     """Read a file of recorded runs.
 
     Raises:
-        CommandError: it cannot be read, or is no such file; names run and stage.
+        CommandError: the file cannot be read, or is no such file; names the place.
     """
     try:
-        return recording_from_document(json.loads(read_text(path)))
+        document: object = json.loads(read_text(path))
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except RecordingError as error:
-        raise CommandError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: not recorded runs in JSON ({error})") from None
+    return _recording_of(str(path), document)
+
+
+def _recording_of(source: str, document: object) -> Recording:
+    try:
+        return decode(Recording, document)
+    except CodecError as error:
+        fault = str(error).removeprefix(f"{Recording.__name__}: ")
+        raise CommandError(f"{source}: {fault}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +95,21 @@ class _Result:
     """One recording replayed.
 
     Attributes:
-        source: what it was read from.
+        source: name of the file, folder or job.
         saving: None: not asked for.
-        frontier: plans within the fit, time in s and energy in J; empty: not asked for.
     """
 
     source: str
     replayed: Replay
     saving: PredictedSaving | None
-    frontier: Sequence[tuple[float, float]]
+
+    def document(self) -> dict[str, Any]:
+        saving = {} if self.saving is None else {"saving": asdict(self.saving)}
+        return {"source": self.source, **asdict(self.replayed), **saving}
+
+    def text(self) -> str:
+        saving = [] if self.saving is None else [saving_text(self.saving, self.replayed)]
+        return "\n\n".join([replay_text(self.replayed), *saving])
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -119,107 +123,62 @@ def _run(arguments: argparse.Namespace) -> int:
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]
     refused: list[str] = []
     if arguments.job:
-        source, recording, refused = _job_recording(arguments)
-        sources.append((source, recording))
+        recorded_runs_of: RecordedRunsOf = arguments.recorded_runs_of
+        recorded = recorded_runs_of(arguments.job)
+        source = f"job {recorded.job_id}"
+        sources.append((source, _recording_of(source, recorded.document)))
+        refused += [f"{source}: {reason}" for reason in recorded.left_out]
     results = [_result(arguments, source, recording) for source, recording in sources]
     if arguments.from_perseus:
-        of_artifact, refused_folders = _artifact_results(arguments)
-        results += of_artifact
-        refused += refused_folders
+        _add_artifact(arguments, results, refused)
     if arguments.plot:
-        write_replay_plot(
-            [result.replayed for result in results],
-            [result.frontier for result in results],
-            arguments.plot,
-        )
-    print(_json(results, refused) if arguments.json else _text(results, refused))
+        write_replay_plot([(each.replayed, each.saving) for each in results], arguments.plot)
+    if arguments.json:
+        documents = [result.document() for result in results]
+        is_single = len(documents) == 1 and not refused
+        printed = documents[0] if is_single else {"recordings": documents, "not_replayed": refused}
+        print(json.dumps(printed))
+    else:
+        not_replayed = "\n".join(f"not replayed: {reason}" for reason in refused)
+        print("\n\n".join([*(result.text() for result in results), *filter(None, [not_replayed])]))
     return 0
 
 
-def _job_recording(arguments: argparse.Namespace) -> tuple[str, Recording, list[str]]:
-    """Return a name for the planner's job, its runs, and the versions left out of them and why."""
-    recorded_runs_of: RecordedRunsOf = arguments.recorded_runs_of
-    recorded = recorded_runs_of(arguments.job)
-    source = f"job {recorded.job_id}"
-    try:
-        recording = recording_from_document(recorded.document)
-    except RecordingError as error:
-        raise CommandError(f"{source}: {error}") from None
-    return source, recording, [f"{source}: {reason}" for reason in recorded.left_out]
-
-
-def _artifact_results(arguments: argparse.Namespace) -> tuple[list[_Result], list[str]]:
-    """Replay the artifact's workloads, and say which could not be and why.
+def _add_artifact(
+    arguments: argparse.Namespace, results: list[_Result], refused: list[str]
+) -> None:
+    """Replay the artifact's workloads, and add the reasons of those that cannot be.
 
     Raises:
-        CommandError: none could be.
+        CommandError: none can be.
     """
-    results: list[_Result] = []
-    refused: list[str] = []
-    for folder in workload_folders(arguments.from_perseus):
+    faults: list[str] = []
+    folders = workload_folders(arguments.from_perseus)
+    for folder in folders:
         try:
             with ProgressLine(f"{folder}: reading"):
                 recording = read_workload(folder)
             results.append(_result(arguments, str(folder), recording))
         except CommandError as error:
-            refused.append(str(error))
-    if not results:
-        others = f" (and {len(refused) - 1} other workloads)" if len(refused) > 1 else ""
-        raise CommandError(refused[0] + others)
-    return results, refused
+            faults.append(str(error))
+    if len(faults) == len(folders):
+        others = f" (and {len(faults) - 1} other workloads)" if len(faults) > 1 else ""
+        raise CommandError(faults[0] + others)
+    refused += faults
 
 
 def _result(arguments: argparse.Namespace, source: str, recording: Recording) -> _Result:
-    """Replay a recording; `source` is what errors name."""
-    rule: FitRule = arguments.fit
+    """Replay a recording; errors name its source."""
     try:
-        fitted = rule.chosen([run.name for run in recording.runs])
-        with ProgressLine(f"{source}: fitting") as progress:
-
-            def report(done: int) -> None:
-                progress.show(f"{source}: made {done} fits with a run left out")
-
-            replayed = replay(recording, fitted, report)
-            saving = predicted_saving(recording, report) if arguments.saving else None
-            frontier: list[JudgedPlan] = []
-            if arguments.plot:
-                planner = CoveredPlanner.of_fit(fit_runs(replayed.fit.workload, recording.runs))
-                frontier = covered_frontier(
-                    planner, lambda done: progress.show(f"{source}: planned {done} plans")
-                )
+        with ProgressLine(f"{source}: fitting"):
+            fitted = fitted_places(arguments.fit, [run.name for run in recording.runs])
+            return _Result(
+                source=source,
+                replayed=replay(recording, fitted),
+                saving=predicted_saving(recording) if arguments.saving else None,
+            )
     except RecordingError as error:
         raise CommandError(f"{source}: {error}") from None
-    return _Result(
-        source=source,
-        replayed=replayed,
-        saving=saving,
-        frontier=[(plan.predicted.iteration_time_s, plan.predicted.energy_j) for plan in frontier],
-    )
-
-
-def _json(results: Sequence[_Result], refused: Sequence[str]) -> str:
-    documents = [
-        {
-            "source": result.source,
-            **replay_document(result.replayed),
-            **({} if result.saving is None else {"saving": saving_document(result.saving)}),
-        }
-        for result in results
-    ]
-    if len(documents) == 1 and not refused:
-        return json.dumps(documents[0])
-    return json.dumps({"recordings": documents, "not_replayed": list(refused)})
-
-
-def _text(results: Sequence[_Result], refused: Sequence[str]) -> str:
-    texts = [
-        text if result.saving is None else f"{text}\n\n{saving_text(result.saving)}"
-        for result in results
-        for text in (replay_text(result.replayed),)
-    ]
-    if refused:
-        texts.append("\n".join(f"not replayed: {reason}" for reason in refused))
-    return "\n\n".join(texts)
 
 
 COMMAND = Command(

@@ -1,82 +1,153 @@
-"""Predicted saving of Flyball's plan in a recorded workload, where the fit carries it.
+"""Predicted saving of Flyball's plan in a recorded workload.
 
-The fit is on all runs. The plan is the one of least energy in the time of the first run, which is
-the baseline.
+The fit is on all runs. The plan takes no longer than the first run, the baseline, and its clocks
+are measured ones. A prior must not stand for runs, so the plan is no further from the runs than
+the outermost run is: its leverage (Hoaglin and Welsch, The American Statistician 32(1), 1978) in a
+least-squares regression of a stage's energy over the sums of f and f^2 of its forwards and of its
+backwards, its waiting and a constant is at most the largest run's, or up to twice that where no
+such plan is found. How far this regression's energy is off the fit's is part of the interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from flyball_server.replay.coverage import MAX_LEVERAGE
-from flyball_server.replay.covered_plans import CoveredPlanner, JudgedPlan
-from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
-from flyball_server.replay.replayed_runs import MIN_FITTED, Errors, errors_of
-from flyball_server.replay.runs_fit import RunsFit, Workload, fit_runs
+import numpy as np
+
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.leverage_limit import LeverageLimit, plan_within
+from flyball_server.planning.planner import PlanRequest
+from flyball_server.replay.energy_fit import FloatArray
+from flyball_server.replay.recorded_runs import Recording, RecordingError
+from flyball_server.replay.replayed_runs import Errors
+from flyball_server.replay.runs_fit import MIN_FITTED, RunsFit, Workload, fit_runs
+from flyball_wire.plan_options import Effort, PlanOptions
 
 # A run of this name is EnvPipe's plan, compared beside the fastest of the others.
 ENVPIPE = "envpipe"
+# Largest leverages of a plan, in units of the largest run's, tried in turn.
+LEVERAGES = (1.0, 1.5, 2.0)
+# Directions in which the runs spread by a smaller share were not seen.
+_UNSEEN = 1e-9
+# Of a deadline: sums of the same times in another order differ by rounding.
+_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRegression:
+    """Regression of each stage's energy without a prior.
+
+    Attributes:
+        rows: per stage, linear functions of a load and 1, in which the runs are orthonormal; shape
+            (num_stages, num_rows, num_points + 2).
+        energy_j: per stage, energy by each of these, J; shape (num_stages, num_rows).
+        largest: per stage, the largest leverage of a run; shape (num_stages,).
+    """
+
+    rows: FloatArray
+    energy_j: FloatArray
+    largest: FloatArray
+
+    @classmethod
+    def of_fit(cls, fit: RunsFit) -> PlainRegression:
+        """Return the regression on the runs of a fit."""
+        clocks = np.array(fit.workload.clocks_mhz) / fit.workload.clocks_mhz[-1]
+        num_clocks, num_points = len(clocks), fit.workload.shape[1]
+        features = np.zeros((6, num_points + 2))
+        for row, first in ((0, 0), (2, num_clocks)):
+            features[row : row + 2, first : first + num_clocks] = clocks, clocks**2
+        features[4, -2] = features[5, -1] = 1.0
+        loads = np.pad(fit.loads[fit.is_alike], ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
+        of_runs_j = np.array([run.energy_j_per_stage for run in fit.fitted])[fit.is_alike]
+        rows, energies_j, largest = [], [], []
+        for stage in range(fit.workload.shape[0]):
+            of_stage = loads[:, stage]
+            scale = np.maximum(np.abs(of_stage @ features.T).max(axis=0), _UNSEEN)
+            scaled = features / scale[:, None]
+            runs, spread, directions = np.linalg.svd(of_stage @ scaled.T, full_matrices=False)
+            rows.append(directions / np.maximum(spread, _UNSEEN * spread.max())[:, None] @ scaled)
+            energies_j.append(runs.T @ of_runs_j[:, stage])
+            largest.append(np.square(runs).sum(axis=1).max())
+        return cls(rows=np.array(rows), energy_j=np.array(energies_j), largest=np.array(largest))
+
+    def _of_load(self, load: FloatArray) -> FloatArray:
+        of_load = np.einsum("srp,sp->sr", self.rows[:, :, :-1], load) + self.rows[:, :, -1]
+        return np.asarray(of_load)
+
+    def leverage(self, load: FloatArray) -> float:
+        """Return the largest leverage of a load's stages, in units of the largest run's."""
+        return float((np.square(self._of_load(load)).sum(axis=1) / self.largest).max())
+
+    def energy_of(self, load: FloatArray) -> float:
+        """Return the energy of a load, J."""
+        return float((self._of_load(load) * self.energy_j).sum())
+
+    def limit(self, fit: RunsFit, iteration_s: float, largest: float) -> LeverageLimit:
+        """Return the limit for plans of this iteration time, s.
+
+        Args:
+            fit: the fit.
+            iteration_s: time with the tail, s.
+            largest: largest leverage, in units of the largest run's.
+        """
+        units = self.rows / np.sqrt(self.largest)[:, None, None]
+        waiting, constant = units[:, :, -2], units[:, :, -1]
+        return LeverageLimit(
+            of_stage=waiting * iteration_s + constant,
+            of_instruction={
+                fit.workload.key(stage, point): units[stage, :, point]
+                - waiting[stage] * fit.time_s[stage, point]
+                for stage, point in np.argwhere(fit.is_measured).tolist()
+            },
+            largest=largest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSaving:
+    """Saving and slowdown of a recorded run against the baseline, %."""
+
+    name: str
+    saving_percent: float
+    slowdown_percent: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSaving:
+    """Predicted saving and slowdown of a plan, %, each with its 90 % interval.
+
+    Attributes:
+        leverage: largest leverage of its stages, in units of the largest run's.
+        clocks_mhz: per stage, clock of each instruction, MHz.
+    """
+
+    saving_percent: float
+    saving_percent_interval: tuple[float, float]
+    slowdown_percent: float
+    slowdown_percent_interval: tuple[float, float]
+    leverage: float
+    clocks_mhz: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PredictedSaving:
-    """Plans at the baseline's time, with what was measured of recorded ones.
+    """Predicted saving: the part that `--saving` adds to the document.
 
     Attributes:
-        planner: of the fit on all runs.
-        baseline: the first run.
-        free: the plan of any measured clocks; None where there is none.
-        within: the plan that the fit carries, `free` itself if it does; None: none was found.
-        compared: the fastest recorded plan, and EnvPipe's where it was recorded.
-        standard_error_s: of a recorded run's mean time, as a rule, s.
+        baseline: name of the first run.
+        measured: the fastest recorded plan, and EnvPipe's where it was recorded.
+        predicted: Flyball's plan in the baseline's time; None: none was found.
     """
 
-    recording: Recording
-    planner: CoveredPlanner
-    errors: Errors
-    baseline: RecordedRun
-    free: JudgedPlan | None
-    within: JudgedPlan | None
-    compared: tuple[RecordedRun, ...]
-    standard_error_s: float
-
-    @property
-    def fit(self) -> RunsFit:
-        """The fit on all runs."""
-        return self.planner.fit
-
-    def saving_percent(self, energy_j: float) -> float:
-        """Saving of an iteration against the measured baseline, %."""
-        return 100 * (1 - energy_j / self.baseline.energy_j)
-
-    def slowdown_percent(self, time_s: float) -> float:
-        """Return the same of its time, %."""
-        return 100 * (time_s / self.baseline.iterations.mean_s - 1)
-
-    def saving_half_width(self, plan: JudgedPlan) -> float:
-        """Half the width of a predicted saving's 90 % interval, percentage points."""
-        half_width_j = self.errors.energy_half_width_j(
-            self.fit, plan.predicted, self.standard_error_s
-        )
-        return 100 * half_width_j / self.baseline.energy_j
-
-    def slowdown_half_width(self, plan: JudgedPlan) -> float:
-        """Return the same of its predicted slowdown."""
-        half_width_s = self.errors.time_half_width_s(plan.predicted, self.standard_error_s)
-        return 100 * half_width_s / self.baseline.iterations.mean_s
+    baseline: str
+    measured: tuple[MeasuredSaving, ...]
+    predicted: PlanSaving | None
 
 
-def predicted_saving(
-    recording: Recording, report: Callable[[int], None] = lambda _: None
-) -> PredictedSaving:
+def predicted_saving(recording: Recording) -> PredictedSaving:
     """Plan a recorded workload in its first run's time.
-
-    Args:
-        recording: the runs, at least three.
-        report: called with the number of fits made so far.
 
     Raises:
         RecordingError: the runs are too few, or all have one clock.
@@ -85,99 +156,64 @@ def predicted_saving(
         raise RecordingError(
             f"has {len(recording.runs)} runs; a saving needs {MIN_FITTED} to fit at least"
         )
-    fit = fit_runs(Workload.of_recording(recording), recording.runs)
     baseline, *others = recording.runs
-    planner = CoveredPlanner.of_fit(fit)
-    # Where the baseline's own tail is short, its plan is predicted a little slower than it ran.
-    time_s = max(
-        baseline.iterations.mean_s, planner.judged(planner.recorded[0]).predicted.iteration_time_s
-    )
-    free = planner.free(time_s)
-    fastest = min(
-        (run for run in others if run.name != ENVPIPE), key=lambda run: run.iterations.mean_s
-    )
+    fastest = min((run for run in others if run.name != ENVPIPE), key=lambda run: run.time_s)
     return PredictedSaving(
-        recording=recording,
-        planner=planner,
-        errors=errors_of(fit, report),
-        baseline=baseline,
-        free=free,
-        within=planner.within(time_s, free),
-        compared=(fastest, *(run for run in others if run.name == ENVPIPE)),
-        standard_error_s=median(run.iterations.standard_error_s for run in recording.runs),
+        baseline=baseline.name,
+        measured=tuple(
+            MeasuredSaving(
+                name=run.name,
+                saving_percent=100 * (1 - run.energy_j / baseline.energy_j),
+                slowdown_percent=100 * (run.time_s / baseline.time_s - 1),
+            )
+            for run in (fastest, *(run for run in others if run.name == ENVPIPE))
+        ),
+        predicted=_plan(fit_runs(Workload.of_recording(recording), recording.runs)),
     )
 
 
-def saving_document(saving: PredictedSaving) -> dict[str, Any]:
-    """Return the part that `--saving` adds to the document."""
-    return {
-        "baseline": saving.baseline.name,
-        "measured": [
-            {
-                "name": run.name,
-                "saving_percent": saving.saving_percent(run.energy_j),
-                "slowdown_percent": saving.slowdown_percent(run.iterations.mean_s),
-            }
-            for run in saving.compared
-        ],
-        "predicted": {
-            "free": _plan_document(saving, saving.free),
-            "within": _plan_document(saving, saving.within),
-        },
-        "max_leverage": MAX_LEVERAGE,
-    }
-
-
-def _plan_document(saving: PredictedSaving, plan: JudgedPlan | None) -> dict[str, Any] | None:
-    if plan is None:
+def _plan(fit: RunsFit) -> PlanSaving | None:
+    measured = fit.fitted[0]
+    baseline = fit.predict(measured.clocks_mhz)
+    # Where the baseline's own tail is short, its plan is predicted a little slower than it ran.
+    iteration_s = max(measured.time_s, baseline.iteration_time_s)
+    plain = PlainRegression.of_fit(fit)
+    request = PlanRequest(
+        profile=fit.profile(),
+        num_microbatches=fit.workload.recording.num_microbatches,
+        options=PlanOptions(
+            schedule=fit.workload.recording.schedule,
+            target=f"deadline:{(iteration_s - baseline.tail_s) * (1 + _TOLERANCE)!r}",
+            effort=Effort.LOW,
+            blocking_power_w=fit.blocking_power_w,
+        ),
+    )
+    solved = None
+    for largest in LEVERAGES:
+        try:
+            solved = solved or plan_within(request, plain.limit(fit, iteration_s, largest))
+        except PlanningError:
+            return None
+    if solved is None:
         return None
-    document: dict[str, Any] = {"covered": plan.is_covered, "leverage": plan.leverage}
-    if plan.is_covered:
-        percent = saving.saving_percent(plan.predicted.energy_j)
-        half_width = saving.saving_half_width(plan)
-        slower, slower_half_width = (
-            saving.slowdown_percent(plan.predicted.iteration_time_s),
-            saving.slowdown_half_width(plan),
-        )
-        document |= {
-            "saving_percent": percent,
-            "saving_percent_interval": [percent - half_width, percent + half_width],
-            "slowdown_percent": slower,
-            "slowdown_percent_interval": [slower - slower_half_width, slower + slower_half_width],
-            "clocks_mhz": saving.fit.workload.clocks_of(plan.clocks),
-        }
-    return document
-
-
-def saving_text(saving: PredictedSaving) -> str:
-    """Return the predicted saving as text."""
-    origin = saving.recording.origin
-    lines = [
-        f"against {saving.baseline.name}, {origin}; fitted on all {len(saving.fit.fitted)} runs",
-        f"{'':34}  {'energy saved':>20}  {'time':>20}",
-    ]
-    lines += [
-        f"{f'{run.name}, {origin}':34}  {saving.saving_percent(run.energy_j):18.2f} %"
-        f"  {saving.slowdown_percent(run.iterations.mean_s):+18.2f} %"
-        for run in saving.compared
-    ]
-    if saving.within is not saving.free:
-        lines.append(_plan_line(saving, "Flyball, any measured clock, predicted", saving.free))
-    lines.append(_plan_line(saving, "Flyball, within the fit, predicted", saving.within))
-    return "\n".join(lines)
-
-
-def _plan_line(saving: PredictedSaving, name: str, plan: JudgedPlan | None) -> str:
-    if plan is None:
-        return f"{name:34}  none found"
-    if not plan.is_covered:
-        return (
-            f"{name}: not covered: leverage {plan.leverage:.3g} times the"
-            f" largest recorded run's, at most {MAX_LEVERAGE:g}"
-        )
-    return (
-        f"{name:34}  {saving.saving_percent(plan.predicted.energy_j):9.2f}"
-        f" +-{saving.saving_half_width(plan):5.2f} %"
-        f"  {saving.slowdown_percent(plan.predicted.iteration_time_s):+10.2f}"
-        f" +-{saving.slowdown_half_width(plan):5.2f} %"
+    clocks_mhz = tuple(
+        tuple(each.frequency_mhz for each in of_stage) for of_stage in solved.plan.stages
+    )
+    predicted = fit.predict(clocks_mhz)
+    standard_error_s = median(run.totals.standard_error_s for run in fit.fitted)
+    errors = Errors.of_fit(fit, num_neighbours=1)
+    wide_s, wide_j = errors.half_widths(fit, predicted, standard_error_s)
+    # A prior must not stand for runs: what they say without it counts as one deviation.
+    without_prior_j = errors.quantile * (plain.energy_of(predicted.load) - predicted.energy_j)
+    saved = 100 * (1 - predicted.energy_j / measured.energy_j)
+    wide = 100 * math.hypot(wide_j, without_prior_j) / measured.energy_j
+    slower = 100 * (predicted.iteration_time_s / measured.time_s - 1)
+    slower_wide = 100 * wide_s / measured.time_s
+    return PlanSaving(
+        saving_percent=saved,
+        saving_percent_interval=(saved - wide, saved + wide),
+        slowdown_percent=slower,
+        slowdown_percent_interval=(slower - slower_wide, slower + slower_wide),
+        leverage=plain.leverage(predicted.load),
+        clocks_mhz=clocks_mhz,
     )

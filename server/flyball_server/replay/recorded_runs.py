@@ -1,16 +1,24 @@
-"""Recorded runs: what iterations of one workload took under several frequency plans.
+"""Recorded runs: times and energies of one workload's iterations under several frequency plans.
 
-`recording_document` reads and writes them.
+The types have the fields of the document that docs/evaluation.md describes, and its schema,
+docs/recorded-runs.schema.json.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean, median, stdev
+from statistics import fmean, stdev
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import (
+    InstructionKind,
+    OperatingPoint,
+    StageProfile,
+    quantity_fault,
+)
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
 from flyball_server.planning.schedules._base import Schedule, ScheduleContext
@@ -20,85 +28,111 @@ KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 REPLAYED_SCHEDULES = ("1f1b", "gpipe", "envpipe")
 # A longer name would fill the line of an error.
 MAX_NAME = 200
+MAX_ENERGY_J = 1e12
+
+PointKey = tuple[int, InstructionKind, int]
+"""Stage, kind, and clock in MHz."""
 
 
 class RecordingError(ValueError):
-    """Recorded runs that cannot be used; the message is one line.
+    """Recorded runs that cannot be used; the message is one line."""
+
+
+def check_quantity(field: str, quantity: str, value: float) -> None:
+    """Check a clock in MHz, a time in s or an energy in J.
 
     Args:
-        message: what is wrong, and what would be accepted.
-        run: name or place of the faulty run; None: the fault is in none.
-        stage: stage of the fault; None: it is in none.
-    """
+        field: name of the value in errors.
+        quantity: `frequency_mhz`, `time_s` or `energy_j`.
+        value: in the quantity's unit.
 
-    def __init__(self, message: str, *, run: str | None = None, stage: int | None = None) -> None:
-        of_run = [] if run is None else [f"run {run}"]
-        of_stage = [] if stage is None else [f"stage {stage}"]
-        where = ", ".join([*of_run, *of_stage])
-        super().__init__(f"{where}: {message}" if where else message)
+    Raises:
+        RecordingError: the value is not positive, or so large or small that its unit is wrong.
+    """
+    if quantity == "energy_j":
+        fault = None if 0 < value <= MAX_ENERGY_J else f"must be above 0, at most {MAX_ENERGY_J:g}"
+    else:
+        # A larger whole number is converted to no float.
+        fault = quantity_fault(quantity, min(value, 10**9))
+    if fault is not None:
+        raise RecordingError(f"{field}: {fault}, not {str(value)[:40]}")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Iterations:
+class RecordedTimes:
+    """Instructions of one stage and kind at one clock, as measured in one run.
+
+    Attributes:
+        frequency_mhz: requested clock, MHz.
+        samples: number of measured instructions.
+        time_s_median, time_s_mean: time of an instruction, s; one of the two.
+        source: `run`, or `profile` where the time is the stage profile's.
+
+    Raises:
+        RecordingError: a value cannot be right.
+    """
+
+    stage: int
+    instruction: InstructionKind
+    frequency_mhz: int
+    samples: int
+    time_s_median: float | None = None
+    time_s_mean: float | None = None
+    source: str = "run"
+
+    def __post_init__(self) -> None:
+        if self.instruction not in KINDS:
+            raise RecordingError(f"instruction: must be {' or '.join(KINDS)}")
+        check_quantity("frequency_mhz", "frequency_mhz", self.frequency_mhz)
+        if self.samples < 1:
+            raise RecordingError(f"samples: must be at least 1, not {self.samples}")
+        if (self.time_s_median is None) is (self.time_s_mean is None):
+            raise RecordingError("give time_s_median or time_s_mean")
+        check_quantity(
+            "time_s_median" if self.time_s_mean is None else "time_s_mean", "time_s", self.time_s
+        )
+        if self.source not in ("run", "profile"):
+            raise RecordingError("source: must be run or profile")
+
+    @property
+    def time_s(self) -> float:
+        """Time of an instruction, s."""
+        return (self.time_s_mean if self.time_s_median is None else self.time_s_median) or 0.0
+
+    @property
+    def key(self) -> PointKey:
+        """Stage, kind and clock."""
+        return self.stage, self.instruction, self.frequency_mhz
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationTotals:
     """Repeated iterations under one plan.
 
     Attributes:
-        num_iterations: at least 1.
-        mean_s: their mean time, s.
-        deviation_s: standard deviation of a single one, s; 0 of one.
-        times_s: each one's, s; empty where only the totals were kept.
+        count: number of iterations, at least 1.
+        time_s_mean: mean time, s.
+        time_s_deviation: standard deviation of a single iteration, s; 0 for one iteration.
+
+    Raises:
+        RecordingError: a value cannot be right.
     """
 
-    num_iterations: int
-    mean_s: float
-    deviation_s: float
-    times_s: tuple[float, ...] = ()
+    count: int
+    time_s_mean: float
+    time_s_deviation: float
 
-    @classmethod
-    def of_times(cls, times_s: Sequence[float]) -> Iterations:
-        """Return the totals of measured iterations."""
-        return cls(
-            num_iterations=len(times_s),
-            mean_s=fmean(times_s),
-            deviation_s=stdev(times_s) if len(times_s) > 1 else 0.0,
-            times_s=tuple(times_s),
-        )
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise RecordingError(f"count: must be at least 1, not {self.count}")
+        check_quantity("time_s_mean", "time_s", self.time_s_mean)
+        if self.time_s_deviation != 0:
+            check_quantity("time_s_deviation", "time_s", self.time_s_deviation)
 
     @property
     def standard_error_s(self) -> float:
         """Standard error of the mean, s."""
-        return self.deviation_s / math.sqrt(self.num_iterations)
-
-    @property
-    def scatter(self) -> float:
-        """Standard deviation of a single one, as a share of the mean."""
-        return self.deviation_s / self.mean_s
-
-    @property
-    def outlier(self) -> tuple[float, float] | None:
-        """The longest and the median, s; None where the single times were not kept."""
-        return (max(self.times_s), median(self.times_s)) if self.times_s else None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordedTimes:
-    """Instructions of one stage and kind at one clock, as one run measured them.
-
-    Attributes:
-        frequency_mhz: that was asked for, MHz.
-        time_s: of one of them, s: their median, or their mean where that is what was kept.
-        is_median: which of the two.
-        num_samples: how many were measured.
-        is_of_profile: it is the workload's stage profile's, not measured in the run.
-    """
-
-    stage: int
-    kind: InstructionKind
-    frequency_mhz: int
-    time_s: float
-    num_samples: int
-    is_median: bool = True
-    is_of_profile: bool = False
+        return self.time_s_deviation / math.sqrt(self.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,69 +140,167 @@ class RecordedRun:
     """Measurements of one workload under one plan.
 
     Attributes:
-        clocks_mhz: per stage, of each instruction in the order of execution, MHz.
-        energy_j_per_stage: of all the stage's ranks in one iteration, mean, J.
-        instruction_times: by stage, kind and clock.
+        clocks_mhz: per stage, clock of each instruction in the order of execution, MHz.
+        energy_j_per_stage: mean energy of all the stage's ranks in one iteration, J.
+        instruction_times: times by stage, kind and clock.
+        iteration_time_s: time of each repeated iteration, s; None: `iterations` has the totals.
+        schedule: the recording's, or None.
+
+    Raises:
+        RecordingError: a value cannot be right.
     """
 
     name: str
     clocks_mhz: tuple[tuple[int, ...], ...]
-    iterations: Iterations
     energy_j_per_stage: tuple[float, ...]
     instruction_times: tuple[RecordedTimes, ...]
+    iteration_time_s: tuple[float, ...] | None = None
+    iterations: IterationTotals | None = None
+    schedule: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.name) > MAX_NAME or not self.name.isprintable():
+            raise RecordingError(f"name: must be 1 to {MAX_NAME} printable characters")
+        if bool(self.iteration_time_s) is (self.iterations is not None):
+            raise RecordingError("give iteration_time_s, of at least one iteration, or iterations")
+        for stage, clocks in enumerate(self.clocks_mhz):
+            for mhz in set(clocks):
+                check_quantity(f"clocks_mhz of stage {stage}", "frequency_mhz", mhz)
+        for place, time_s in enumerate(self.iteration_time_s or ()):
+            check_quantity(f"iteration_time_s[{place}]", "time_s", time_s)
+        for stage, energy_j in enumerate(self.energy_j_per_stage):
+            check_quantity(f"energy_j_per_stage[{stage}]", "energy_j", energy_j)
+
+    @functools.cached_property
+    def totals(self) -> IterationTotals:
+        """Totals of the iterations."""
+        times_s = self.iteration_time_s
+        if times_s is None:
+            assert self.iterations is not None  # noqa: S101 - checked when it was made
+            return self.iterations
+        return IterationTotals(
+            count=len(times_s),
+            time_s_mean=fmean(times_s),
+            time_s_deviation=stdev(times_s) if len(times_s) > 1 else 0.0,
+        )
+
+    @property
+    def time_s(self) -> float:
+        """Mean time of an iteration, s."""
+        return self.totals.time_s_mean
 
     @property
     def energy_j(self) -> float:
-        """Energy of one iteration over all stages, mean, J."""
+        """Mean energy of one iteration over all stages, J."""
         return math.fsum(self.energy_j_per_stage)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """One workload's runs.
+    """Runs of one workload.
 
     Attributes:
-        model, gpu, partition: as they are called; empty where unknown.
+        pp: number of stages.
         dp, tp: data- and tensor-parallel ranks that each stage's energies are the sum of.
         schedule: order that all runs have.
-        runs: in the order in which they stand in the file; the first is compared against.
+        runs: at least two; the others are compared with the first.
+        model, gpu, partition: names; empty where unknown.
         emulated: the GPUs were emulated, so no figure is a real GPU's.
+
+    Raises:
+        RecordingError: runs do not fit the shape, or a value cannot be right.
     """
 
-    model: str
-    gpu: str
-    partition: str
-    dp: int
-    tp: int
-    microbatch_size: int | None
-    schedule: Schedule
+    pp: int
+    num_microbatches: int
+    schedule: str
     runs: tuple[RecordedRun, ...]
+    model: str = ""
+    gpu: str = ""
+    partition: str = ""
+    dp: int = 1
+    tp: int = 1
+    microbatch_size: int | None = None
     emulated: bool = False
 
-    @property
-    def num_stages(self) -> int:
-        """Number of stages."""
-        return self.schedule.num_stages
+    def __post_init__(self) -> None:
+        for field in ("pp", "num_microbatches", "dp", "tp", "microbatch_size"):
+            count: int | None = getattr(self, field)
+            if count is not None and count < 1:
+                raise RecordingError(f"{field}: must be at least 1, not {count}")
+        if len(self.runs) < 2:
+            raise RecordingError("runs: must hold at least two runs")
+        twice = [
+            name for name, count in Counter(run.name for run in self.runs).items() if count > 1
+        ]
+        if twice:
+            raise RecordingError(f"run {twice[0]}: two runs have this name; names must differ")
+        # Before anything as large as the shape says is built.
+        for run in self.runs:
+            self._check_lengths(run)
+        for run in self.runs:
+            _check_times(run, planned_points(self.order, run.clocks_mhz))
+
+    def _check_lengths(self, run: RecordedRun) -> None:
+        if run.schedule not in (None, self.schedule):
+            raise RecordingError(
+                f"run {run.name}: schedule: is {run.schedule!r:.{MAX_NAME}}, the recording's"
+                f" {self.schedule!r:.{MAX_NAME}}; replay one schedule at a time"
+            )
+        for field in ("clocks_mhz", "energy_j_per_stage"):
+            num_stages = len(getattr(run, field))
+            if num_stages != self.pp:
+                raise RecordingError(
+                    f"run {run.name}: {field}: has {num_stages} stages, pp is {self.pp}"
+                )
+        num_instructions = 2 * self.num_microbatches
+        for stage, clocks in enumerate(run.clocks_mhz):
+            if len(clocks) != num_instructions:
+                raise RecordingError(
+                    f"run {run.name}, stage {stage}: clocks_mhz: has {len(clocks)} clocks;"
+                    f" {self.schedule:.{MAX_NAME}} of {self.num_microbatches} microbatches runs"
+                    f" {num_instructions} instructions"
+                )
+
+    @functools.cached_property
+    def order(self) -> Schedule:
+        """Order of the instructions."""
+        return schedule_of(self.schedule, self.pp, self.num_microbatches)
 
     @property
     def title(self) -> str:
-        """The workload in a few words."""
+        """Short description of the workload."""
         return (
-            f"{self.model or 'unnamed model'} on {self.gpu or 'unnamed GPUs'}, {self.num_stages}"
-            f" stages x {self.schedule.num_microbatches} microbatches, {self.schedule.name}"
+            f"{self.model[:MAX_NAME] or 'unnamed model'} on"
+            f" {self.gpu[:MAX_NAME] or 'unnamed GPUs'}, {self.pp} stages x"
+            f" {self.num_microbatches} microbatches, {self.schedule}"
         )
 
-    @property
-    def origin(self) -> str:
-        """Name of measured figures in texts and plots."""
-        return "measured (emulated GPUs)" if self.emulated else "measured"
+
+def _check_times(run: RecordedRun, planned: Counter[PointKey]) -> None:
+    """Check that each stage, kind and clock of the plan has a time, and no other has."""
+    times = Counter(times.key for times in run.instruction_times)
+    for key, count in times.items():
+        stage, kind, mhz = key
+        if key not in planned or count > 1:
+            fault = "is there twice" if key in planned else "is not in the run's plan"
+            raise RecordingError(
+                f"run {run.name}, stage {stage}: instruction_times: {kind} at {mhz} MHz {fault}"
+            )
+    missing = next((key for key in planned if key not in times), None)
+    if missing is not None:
+        stage, kind, mhz = missing
+        raise RecordingError(
+            f"run {run.name}, stage {stage}: instruction_times: has no {kind} at {mhz} MHz, which"
+            " the run's plan runs"
+        )
 
 
 def schedule_of(name: str, num_stages: int, num_microbatches: int) -> Schedule:
-    """Return the order called `name`, one of `REPLAYED_SCHEDULES`.
+    """Return the order called `name`.
 
     Raises:
-        RecordingError: it is none of them, or has no such shape.
+        RecordingError: the name is none of `REPLAYED_SCHEDULES`, or the order has no such shape.
     """
     if name not in REPLAYED_SCHEDULES:
         known = "known, but not replayed" if name in SCHEDULES else "unknown"
@@ -190,13 +322,10 @@ def schedule_of(name: str, num_stages: int, num_microbatches: int) -> Schedule:
         raise RecordingError(str(error)) from None
 
 
-def planned_points(
-    schedule: Schedule, clocks_mhz: Sequence[Sequence[int]]
-) -> dict[tuple[int, InstructionKind, int], int]:
-    """Count a plan's instructions at each stage, kind and clock."""
-    found: dict[tuple[int, InstructionKind, int], int] = {}
-    for stage, (order, clocks) in enumerate(zip(schedule.stages, clocks_mhz, strict=True)):
-        for instruction, clock in zip(order, clocks, strict=True):
-            key = (stage, instruction.kind, clock)
-            found[key] = found.get(key, 0) + 1
-    return found
+def planned_points(schedule: Schedule, clocks_mhz: Sequence[Sequence[int]]) -> Counter[PointKey]:
+    """Count a plan's instructions by stage, kind and clock."""
+    return Counter(
+        (stage, instruction.kind, mhz)
+        for stage, of_stage in enumerate(zip(schedule.stages, clocks_mhz, strict=True))
+        for instruction, mhz in zip(*of_stage, strict=True)
+    )

@@ -3,97 +3,145 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import NormalDist, fmean
 
 import numpy as np
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.replay.recorded_runs import RecordedRun, Recording, RecordingError
-from flyball_server.replay.runs_fit import PlanPrediction, RunsFit, Workload, fit_runs
+from flyball_server.replay.energy_fit import FloatArray
+from flyball_server.replay.recorded_runs import PointKey, RecordedRun, Recording, RecordingError
+from flyball_server.replay.runs_fit import (
+    MIN_FITTED,
+    PlanPrediction,
+    RunsFit,
+    Workload,
+    fit_runs,
+)
 
-# Fewer determine neither a stage's energies nor how far predictions are off.
-MIN_FITTED = 3
+FIT_FORMS = ("every-second", "spread:5", "names:baseline,perseus-3", "all")
+DEFAULT_FIT = "every-second"
 CONFIDENCE = 0.9
-# Of a normal distribution: standard deviation by mean absolute deviation. The mean does not let
-# one run that the others tell little of, such as the one at the highest clocks, decide alone.
-_DEVIATION_BY_MEAN = math.sqrt(math.pi / 2)
+_NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+# Above this share a run's iterations scatter, or its time lies outside its instructions.
+_SCATTER, _OUTSIDE = 0.005, 0.15
+# So many runs show how far times are off without those at the ends.
+_NUM_ENOUGH = 6
+
+
+def fitted_places(rule: str, names: Sequence[str]) -> tuple[int, ...]:
+    """Return the places of the runs to fit, rising.
+
+    Args:
+        rule: `every-second`: the first, third, fifth ... in the file's order; `spread:N`: N, evenly
+            spaced from the first to the last; `names:A,B`: those named; `all`.
+        names: names of all runs, in the file's order.
+
+    Raises:
+        RecordingError: the rule is unknown, names an unknown run, or asks for too many.
+    """
+    kind, _, value = rule.partition(":")
+    if rule in ("every-second", "all"):
+        return tuple(range(0, len(names), 1 if rule == "all" else 2))
+    if kind == "spread" and value.isdecimal() and len(value) < 6 and int(value) >= 2:
+        count, last = int(value), len(names) - 1
+        if count > len(names):
+            raise RecordingError(f"--fit {rule} of {len(names)} runs; give fewer")
+        return tuple(round(place * last / (count - 1)) for place in range(count))
+    wanted = [name.strip() for name in value.split(",")]
+    if kind != "names" or not all(wanted):
+        raise RecordingError(f"--fit: unknown {rule!r}; known: {', '.join(FIT_FORMS)}")
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None:
+        raise RecordingError(
+            f"run {unknown}: --fit names an unknown run; known: {', '.join(names)}"
+        )
+    return tuple(sorted({names.index(name) for name in wanted}))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errors:
     """Errors of predictions, found by leaving out each fitted run in turn.
 
-    Times are off by what the tail differs from run to run. The interval takes the quantile of
-    that which the fitted runs show; it drifts, and no distribution is assumed. Energies are off
-    by what the regression leaves open of a plan (its leverage) and by noise, both times a factor;
-    the interval is Student's t.
+    Intervals are Student's t, with the errors of these runs as the deviation: of times in s, of
+    energies as a factor of the deviation that the fit gives, which depends on the plan.
 
     Attributes:
-        tail_half_width_s: quantile of how far a run's tail is from the others' mean, s.
-        energy_factor: by how much energies are further off than the regression says.
-        energy_quantile: of Student's t.
+        time_half_width_s: half the width of a time's interval, s. The runs with the shortest and
+            the longest path do not count where others are enough: without them their times are
+            extrapolated.
+        energy_factor: root mean square error of an energy by its deviation, at least 1: the fit
+            counts what these runs do not show.
+        quantile: quantile of Student's t for energies.
     """
 
-    tail_half_width_s: float
+    time_half_width_s: float
     energy_factor: float
-    energy_quantile: float
+    quantile: float
 
-    def time_half_width_s(self, predicted: PlanPrediction, standard_error_s: float) -> float:
-        """Half the width of the interval of an iteration time, s.
+    @classmethod
+    def of_fit(cls, fit: RunsFit, num_neighbours: int = 0) -> Errors:
+        """Return the errors of a fit of at least three runs.
+
+        Runs that are unlike the others are not left out: no fit predicts them.
 
         Args:
-            predicted: the prediction.
-            standard_error_s: of the measured mean that it is compared with, s.
+            fit: the fit.
+            num_neighbours: number of runs before and after each that are left out with it: errors
+                of neighbours are alike, and a plan that is none of the runs has no such neighbours.
         """
-        others_s = math.hypot(predicted.unmeasured_time_s, standard_error_s)
-        return math.hypot(self.tail_half_width_s, _NORMAL_QUANTILE * others_s)
+        if len(fit.fitted) < MIN_FITTED + 2 * num_neighbours:
+            num_neighbours = 0
+        times_s: list[float] = []
+        factors: list[float] = []
+        places = np.flatnonzero(fit.is_alike)
+        for place in places.tolist():
+            run = fit.fitted[place]
+            rest = (
+                *fit.fitted[: max(0, place - num_neighbours)],
+                *fit.fitted[place + 1 + num_neighbours :],
+            )
+            predicted = fit_runs(fit.workload, rest).predict(run.clocks_mhz)
+            times_s.append(predicted.iteration_time_s - run.time_s)
+            factors.append((predicted.energy_j - run.energy_j) / predicted.energy_deviation_j)
+        by_path = np.array(times_s)[np.argsort(fit.longest_s[places], kind="stable")]
+        between_s = by_path[1:-1] if len(by_path) > _NUM_ENOUGH else by_path
+        return cls(
+            time_half_width_s=_quantile(len(between_s)) * _root_mean_square(between_s),
+            energy_factor=max(1.0, _root_mean_square(factors)),
+            quantile=_quantile(len(factors)),
+        )
 
-    def energy_half_width_j(
+    def half_widths(
         self, fit: RunsFit, predicted: PlanPrediction, standard_error_s: float
-    ) -> float:
-        """Return the same of an iteration's energy, J."""
+    ) -> tuple[float, float]:
+        """Return half the widths of the intervals of time in s and energy in J.
+
+        Args:
+            fit: the fit.
+            predicted: prediction of a plan.
+            standard_error_s: standard error of the measured mean that it is compared with, s.
+        """
+        measured_s = _NORMAL_QUANTILE * standard_error_s
         waiting_w = fit.workload.num_ranks * math.fsum(fit.blocking_power_w)
-        return math.hypot(
-            self.energy_quantile * self.energy_factor * predicted.energy_deviation_j,
-            _NORMAL_QUANTILE * waiting_w * standard_error_s,
+        predicted_j = self.quantile * self.energy_factor * predicted.energy_deviation_j
+        return (
+            math.hypot(self.time_half_width_s, measured_s),
+            math.hypot(predicted_j, waiting_w * measured_s),
         )
 
 
-_NORMAL_QUANTILE = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-
-
-def errors_of(fit: RunsFit, report: Callable[[int], None] = lambda _: None) -> Errors:
-    """Return the errors of a fit.
-
-    Args:
-        fit: of at least three runs.
-        report: called with the number of runs left out so far.
-    """
+def _quantile(num_errors: int) -> float:
+    """Return Student's t by which the root mean square of so many errors is multiplied."""
     # Imported with the first replay: scipy has no types, and loads slowly.
     from scipy.special import stdtrit  # noqa: PLC0415
 
-    num_fitted = len(fit.fitted)
-    tails_s = np.abs(fit.tails_s - fit.tail_s) * num_fitted / (num_fitted - 1)
-    ratios: list[float] = []
-    for run in fit.fitted:
-        rest = [other for other in fit.fitted if other is not run]
-        predicted = fit_runs(fit.workload, rest).predict(fit.workload.clocks_in(run.clocks_mhz))
-        ratios.append(abs(run.energy_j - predicted.energy_j) / predicted.energy_deviation_j)
-        report(len(ratios))
-    return Errors(
-        tail_half_width_s=float(np.quantile(tails_s, CONFIDENCE)),
-        energy_factor=_DEVIATION_BY_MEAN * fmean(ratios),
-        energy_quantile=float(stdtrit(num_fitted - 1, (1 + CONFIDENCE) / 2)),
-    )
+    return float(stdtrit(num_errors, (1 + CONFIDENCE) / 2))
 
 
-# Above this share a run's iterations scatter, or its time lies outside its instructions.
-_SCATTER, _OUTSIDE = 0.005, 0.15
-# A run's tail that differs from the fitted runs' by more than this share of its time.
-_OTHER_TAIL = 0.02
+def _root_mean_square(errors: Sequence[float] | FloatArray) -> float:
+    return float(np.sqrt(np.square(errors).mean()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,114 +149,96 @@ class RunReplay:
     """One run: measured, and predicted from the fitted runs.
 
     Attributes:
-        is_fitted: it is one of them, so that its prediction shows no error of prediction.
-        time_half_width_s, energy_half_width_j: of the intervals about the predictions, s and J.
-        notes: what makes its figures unsure, one line each.
+        fitted: the run is fitted, so that its prediction shows no error of prediction.
+        measured_s, predicted_s, predicted_s_interval: time of an iteration, s, and its 90 %
+            interval.
+        measured_j, predicted_j, predicted_j_interval: energy of an iteration, J, and its interval.
+        notes: reasons for which its figures are unsure, one line each.
     """
 
-    run: RecordedRun
-    is_fitted: bool
-    predicted: PlanPrediction
-    time_half_width_s: float
-    energy_half_width_j: float
+    name: str
+    fitted: bool
+    measured_s: float
+    predicted_s: float
+    predicted_s_interval: tuple[float, float]
+    measured_j: float
+    predicted_j: float
+    predicted_j_interval: tuple[float, float]
     notes: tuple[str, ...]
 
     @property
     def time_error_percent(self) -> float:
         """Predicted above measured, %."""
-        return 100 * (self.predicted.iteration_time_s / self.run.iterations.mean_s - 1)
+        return 100 * (self.predicted_s / self.measured_s - 1)
 
     @property
     def energy_error_percent(self) -> float:
         """Predicted above measured, %."""
-        return 100 * (self.predicted.energy_j / self.run.energy_j - 1)
+        return 100 * (self.predicted_j / self.measured_j - 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AbsoluteErrors:
-    """Absolute errors over runs that were not fitted, %; 0 where there are none."""
+class ErrorPercents:
+    """Errors of time and energy, %; 0 where no run shows any."""
 
-    mean_time: float
-    mean_energy: float
-    largest_time: float
-    largest_energy: float
-
-    @classmethod
-    def of_errors(cls, times: Sequence[float], energies: Sequence[float]) -> AbsoluteErrors:
-        """Return the mean and the largest absolute error."""
-        times, energies = [abs(error) for error in times], [abs(error) for error in energies]
-        return cls(
-            mean_time=fmean(times) if times else 0.0,
-            mean_energy=fmean(energies) if energies else 0.0,
-            largest_time=max(times, default=0.0),
-            largest_energy=max(energies, default=0.0),
-        )
+    time: float
+    energy: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A recording replayed.
+    """A recording replayed: the document that `flyball replay --json` prints.
 
     Attributes:
-        runs: in the file's order.
-        notes: what holds of the whole recording, one line each.
+        workload: short description.
+        emulated: the GPUs were emulated.
+        runs: runs in the file's order.
+        mean_absolute_error_percent, largest_absolute_error_percent: of runs that were not fitted.
+        unchanged: mean absolute errors if every run were predicted to equal the first.
+        tail_s: median tail of the fitted runs, s.
+        blocking_power_w: per stage, blocking power of one of its GPUs, W.
+        notes: notes on the whole recording, one line each.
     """
 
-    recording: Recording
-    fit: RunsFit
-    errors: Errors
+    workload: str
+    emulated: bool
     runs: tuple[RunReplay, ...]
+    mean_absolute_error_percent: ErrorPercents
+    largest_absolute_error_percent: ErrorPercents
+    unchanged: ErrorPercents
+    tail_s: float
+    blocking_power_w: tuple[float, ...]
     notes: tuple[str, ...]
 
     @property
+    def origin(self) -> str:
+        """Name of measured figures in texts and plots."""
+        return "measured (emulated GPUs)" if self.emulated else "measured"
+
+    @property
     def held_out(self) -> tuple[RunReplay, ...]:
-        """The runs that were not fitted."""
-        return tuple(run for run in self.runs if not run.is_fitted)
-
-    @property
-    def absolute_errors(self) -> AbsoluteErrors:
-        """Absolute errors of the runs that were not fitted."""
-        return AbsoluteErrors.of_errors(
-            [run.time_error_percent for run in self.held_out],
-            [run.energy_error_percent for run in self.held_out],
-        )
-
-    @property
-    def unchanged(self) -> AbsoluteErrors:
-        """Absolute errors if every run were predicted to equal the first one."""
-        first = self.recording.runs[0]
-        return AbsoluteErrors.of_errors(
-            [
-                100 * (first.iterations.mean_s / each.run.iterations.mean_s - 1)
-                for each in self.held_out
-            ],
-            [100 * (first.energy_j / each.run.energy_j - 1) for each in self.held_out],
-        )
+        """Runs that were not fitted."""
+        return tuple(run for run in self.runs if not run.fitted)
 
     @property
     def covered(self) -> tuple[int, int]:
         """Numbers of held-out times and of energies within their intervals."""
-        times = sum(
-            abs(each.predicted.iteration_time_s - each.run.iterations.mean_s)
-            <= each.time_half_width_s
-            for each in self.held_out
-        )
-        energies = sum(
-            abs(each.predicted.energy_j - each.run.energy_j) <= each.energy_half_width_j
-            for each in self.held_out
-        )
-        return times, energies
+        intervals = [
+            (
+                run.predicted_s_interval[0] <= run.measured_s <= run.predicted_s_interval[1],
+                run.predicted_j_interval[0] <= run.measured_j <= run.predicted_j_interval[1],
+            )
+            for run in self.held_out
+        ]
+        return sum(time for time, _ in intervals), sum(energy for _, energy in intervals)
 
 
-def replay(
-    recording: Recording, fitted: Sequence[int], report: Callable[[int], None] = lambda _: None
-) -> Replay:
+def replay(recording: Recording, fitted: Sequence[int]) -> Replay:
     """Predict all runs of a recording from some of them.
 
     Args:
         recording: the runs.
         fitted: places of the runs to fit.
-        report: called with the number of fits made so far.
 
     Raises:
         RecordingError: too few runs are fitted, or they all have one clock.
@@ -218,73 +248,78 @@ def replay(
             f"--fit takes {len(fitted)} of {len(recording.runs)} runs; at least {MIN_FITTED} are"
             " needed"
         )
-    workload = Workload.of_recording(recording)
-    fit = fit_runs(workload, [recording.runs[place] for place in fitted])
-    errors = errors_of(fit, report)
+    fit = fit_runs(Workload.of_recording(recording), [recording.runs[place] for place in fitted])
+    errors = Errors.of_fit(fit)
+    runs = [
+        _replayed(fit, errors, run, is_fitted=place in fitted)
+        for place, run in enumerate(recording.runs)
+    ]
+    first, held_out = runs[0], [run for run in runs if not run.fitted]
+    times = [abs(run.time_error_percent) for run in held_out] or [0.0]
+    energies = [abs(run.energy_error_percent) for run in held_out] or [0.0]
+    compared = held_out or [first]
+    of_profile = [
+        run.name
+        for run in fit.fitted
+        if any(times.source == "profile" for times in run.instruction_times)
+    ]
+    said = "instruction times of the stage profile, not measured in the run: "
     return Replay(
-        recording=recording,
-        fit=fit,
-        errors=errors,
-        runs=tuple(
-            _replayed(fit, errors, run, is_fitted=place in fitted)
-            for place, run in enumerate(recording.runs)
+        workload=recording.title,
+        emulated=recording.emulated,
+        runs=tuple(runs),
+        mean_absolute_error_percent=ErrorPercents(time=fmean(times), energy=fmean(energies)),
+        largest_absolute_error_percent=ErrorPercents(time=max(times), energy=max(energies)),
+        unchanged=ErrorPercents(
+            time=fmean(100 * abs(first.measured_s / run.measured_s - 1) for run in compared),
+            energy=fmean(100 * abs(first.measured_j / run.measured_j - 1) for run in compared),
         ),
-        notes=(*_limits_of(fit), *_profiled(fit)),
+        tail_s=fit.tail_s,
+        blocking_power_w=fit.blocking_power_w,
+        notes=(said + ", ".join(of_profile),) if of_profile else (),
     )
 
 
 def _replayed(fit: RunsFit, errors: Errors, run: RecordedRun, *, is_fitted: bool) -> RunReplay:
-    predicted = fit.predict(fit.workload.clocks_in(run.clocks_mhz))
-    standard_error_s = run.iterations.standard_error_s
+    predicted = fit.predict(run.clocks_mhz)
+    wide_s, wide_j = errors.half_widths(fit, predicted, run.totals.standard_error_s)
+    time_s, energy_j = predicted.iteration_time_s, predicted.energy_j
     return RunReplay(
-        run=run,
-        is_fitted=is_fitted,
-        predicted=predicted,
-        time_half_width_s=errors.time_half_width_s(predicted, standard_error_s),
-        energy_half_width_j=errors.energy_half_width_j(fit, predicted, standard_error_s),
+        name=run.name,
+        fitted=is_fitted,
+        measured_s=run.time_s,
+        predicted_s=time_s,
+        predicted_s_interval=(time_s - wide_s, time_s + wide_s),
+        measured_j=run.energy_j,
+        predicted_j=energy_j,
+        predicted_j_interval=(energy_j - wide_j, energy_j + wide_j),
         notes=tuple(_notes(fit, run, predicted)),
     )
 
 
 def _notes(fit: RunsFit, run: RecordedRun, predicted: PlanPrediction) -> Iterator[str]:
-    iterations = run.iterations
-    if iterations.scatter > _SCATTER:
-        longest = iterations.outlier
-        beside = "" if longest is None else f"; longest {longest[0]:.4g} s, median {longest[1]:.4g}"
-        yield f"iterations scatter by {100 * iterations.scatter:.1f} %{beside}"
-    outside_s = iterations.mean_s - (predicted.iteration_time_s - fit.tail_s)
-    share = outside_s / iterations.mean_s
-    if share > _OUTSIDE or abs(outside_s - fit.tail_s) > _OTHER_TAIL * iterations.mean_s:
+    scatter = run.totals.time_s_deviation / run.time_s
+    if scatter > _SCATTER:
+        longest = f"; longest {max(run.iteration_time_s):.4g} s" if run.iteration_time_s else ""
+        yield f"iterations scatter by {100 * scatter:.1f} %{longest}"
+    outside_s = run.time_s - (predicted.iteration_time_s - predicted.tail_s)
+    share = outside_s / run.time_s
+    is_unlike = fit.is_unlike(outside_s, run.time_s)
+    if share > _OUTSIDE or is_unlike:
+        left_out = ", and it is left out of the fit" if is_unlike and run in fit.fitted else ""
         yield (
             f"{100 * share:.0f} % of its time ({outside_s:.3g} s) lies outside its forwards and"
-            f" backwards; the fitted runs' mean is {fit.tail_s:.3g} s"
+            f" backwards; the fitted runs' median is {fit.tail_s:.3g} s{left_out}"
         )
     if predicted.unmeasured:
         yield "times interpolated, no fitted run has them: " + shown_points(predicted.unmeasured)
 
 
-def _limits_of(fit: RunsFit) -> tuple[str, ...]:
-    limited = fit.limited_points()
-    if not limited:
-        return ()
-    return ("limited by power, so no faster than lower clocks: " + shown_points(limited),)
-
-
-def _profiled(fit: RunsFit) -> Iterator[str]:
-    names = [
-        run.name
-        for run in fit.fitted
-        if any(times.is_of_profile for times in run.instruction_times)
-    ]
-    if names:
-        yield "instruction times of the stage profile, not measured in the run: " + ", ".join(names)
-
-
-def shown_points(points: Sequence[tuple[int, InstructionKind, int]]) -> str:
-    """Stages, kinds and clocks in one line."""
+def shown_points(points: Sequence[PointKey]) -> str:
+    """Return stages, kinds and clocks in one line."""
     return (
         "; ".join(
-            f"stage {stage} {kind} " + ", ".join(str(clock) for _, _, clock in group)
+            f"stage {stage} {kind} " + ", ".join(str(mhz) for _, _, mhz in group)
             for (stage, kind), group in groupby(sorted(points), key=lambda point: point[:2])
         )
         + " MHz"

@@ -1,49 +1,61 @@
-"""Fit of every stage on some runs of a recording, and the prediction of any plan from it.
+"""Fit of a pipeline on some recorded runs, and the prediction of any plan from it.
 
-The fit is online profiling's: a run is a step, its instructions' times are the probes, and the
-energies and the blocking power follow by regression over the runs. Beside that an iteration has a
-tail, a constant time that no instruction takes (loading, transfers, the optimizer): the mean over
-the fitted runs of what was measured less the DAG's longest path. GPUs wait in it.
+Times of instructions are as measured, interpolated where no run measured a clock. An iteration has
+a tail beside, time that no instruction takes (loading, transfers, the optimizer): measured time
+less the DAG's longest path. It drifts from plan to plan, so a plan gets the mean tail of the runs
+with the nearest longest paths. Energies follow from the stages' by regression (`energy_fit`). A run
+whose tail is unlike all others' ran in other conditions and tells nothing of tails and energies.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.planning.model.dag import DependencyDag, build_dag
-from flyball_server.planning.model.finish_times import earliest_finish_s
-from flyball_server.profiling.instruction_times import estimate_times
-from flyball_server.profiling.mixed_model import FloatArray
-from flyball_server.profiling.observations import InstructionClass
-from flyball_server.profiling.stage_energies import MeasuredStage, StageEnergies, estimate_energies
-from flyball_server.profiling.stage_points import StagePoints, StepTable
-from flyball_server.replay.recorded_runs import KINDS, RecordedRun, Recording, RecordingError
-from flyball_server.replay.time_curves import StageCurves, curves_of
+from flyball_server.planning.model.finish_times import earliest_finishes_s
+from flyball_server.replay.energy_fit import EnergyFit, FloatArray, fit_energies
+from flyball_server.replay.recorded_runs import (
+    KINDS,
+    PointKey,
+    RecordedRun,
+    Recording,
+    RecordingError,
+)
 
-_CLASSES = tuple(InstructionClass(kind) for kind in KINDS)
+# Fewer determine neither energies nor how far predictions are off.
+MIN_FITTED = 3
+# A tail is the mean of so many runs', without those that are further off than so many deviations.
+_NUM_NEAREST, _TRIMMED = 7, 3.0
+# A run is unlike the others whose tail is further off than so many deviations, and than this share
+# of the run's time.
+_UNLIKE, _UNLIKE_SHARE = 6.0, 0.02
+# Standard deviation of a normal distribution by its median absolute deviation.
+_DEVIATION = 1.4826
 _LEAST_ENERGY_J = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A recording's pipeline, with all clocks of its runs.
+    """Pipeline of a recording, with all clocks of its runs.
+
+    The points of a stage are those of forwards, then those of backwards, each in rising clocks.
 
     Attributes:
-        points: points of each stage: all clocks that any run asked for.
-        num_ranks: whose energies a stage's are the sum of.
-        kind: per node of the DAG, its place in `KINDS`.
+        clocks_mhz: clocks that any run asked for, rising.
+        num_ranks: number of ranks whose energies a stage's are the sum of.
+        stage, kind: per node of the DAG, its stage, and its place in `KINDS`.
     """
 
     recording: Recording
     dag: DependencyDag
-    points: StagePoints
+    clocks_mhz: tuple[int, ...]
     num_ranks: int
+    stage: NDArray[np.int64]
     kind: NDArray[np.int64]
 
     @classmethod
@@ -53,271 +65,252 @@ class Workload:
         Raises:
             RecordingError: all runs have one and the same clock.
         """
-        clocks = {
-            clock for run in recording.runs for of_stage in run.clocks_mhz for clock in of_stage
-        }
+        clocks = {mhz for run in recording.runs for of_stage in run.clocks_mhz for mhz in of_stage}
         if len(clocks) < 2:
             raise RecordingError(
                 f"runs: all instructions of all runs are at {clocks.pop()} MHz; times at"
                 " other clocks cannot be fitted"
             )
-        dag = build_dag(recording.schedule)
+        dag = build_dag(recording.order)
         return cls(
             recording=recording,
             dag=dag,
-            points=StagePoints(classes=_CLASSES, clocks_mhz=tuple(sorted(clocks, reverse=True))),
+            clocks_mhz=tuple(sorted(clocks)),
             num_ranks=recording.dp * recording.tp,
-            kind=np.array([KINDS.index(one.kind) for one in dag.instruction], dtype=np.int64),
+            stage=np.array(dag.stage, dtype=np.int64),
+            kind=np.array([KINDS.index(each.kind) for each in dag.instruction], dtype=np.int64),
         )
 
-    def clocks_in(self, clocks_mhz: Sequence[Sequence[int]]) -> PlanClocks:
-        """A plan's clocks, of which each is one of the workload's."""
-        index = {clock: place for place, clock in enumerate(self.points.clocks_mhz)}
-        clock = np.array(
-            [index[mhz] for of_stage in clocks_mhz for mhz in of_stage], dtype=np.int64
-        )
-        point = self.kind * len(self.points.clocks_mhz) + clock
-        stage = np.array(self.dag.stage, dtype=np.int64)
-        num_stages = self.recording.num_stages
-        counts = np.zeros((num_stages, self.points.num_points))
-        np.add.at(counts, (stage, point), 1.0)
-        return PlanClocks(stage=stage, point=point, counts=counts)
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Number of stages, and of the points of each."""
+        return self.recording.pp, len(KINDS) * len(self.clocks_mhz)
 
-    def clocks_of(self, clocks: PlanClocks) -> list[list[int]]:
-        """Per stage, the clock of each instruction, MHz: the inverse of `clocks_in`."""
-        mhz = np.array(self.points.clocks_mhz)[clocks.point % len(self.points.clocks_mhz)]
-        return [mhz[clocks.stage == stage].tolist() for stage in range(self.recording.num_stages)]
+    def key(self, stage: int, point: int) -> PointKey:
+        """Return stage, kind and clock of a point."""
+        kind, clock = divmod(point, len(self.clocks_mhz))
+        return stage, KINDS[kind], self.clocks_mhz[clock]
 
+    def point(self, key: PointKey) -> tuple[int, int]:
+        """Return stage and point: the inverse of `key`."""
+        stage, kind, mhz = key
+        return stage, KINDS.index(kind) * len(self.clocks_mhz) + self.clocks_mhz.index(mhz)
 
-@dataclass(frozen=True, kw_only=True)
-class PlanClocks:
-    """A plan as points.
-
-    Attributes:
-        stage, point: per node of the DAG, its stage and its point; shape (num_nodes,).
-        counts: per stage, its instructions at each point; shape (num_stages, num_points).
-    """
-
-    stage: NDArray[np.int64]
-    point: NDArray[np.int64]
-    counts: FloatArray
+    def points_of(self, clocks_mhz: Sequence[Sequence[int]]) -> NDArray[np.int64]:
+        """Return the point of each node under a plan, all of whose clocks are the workload's."""
+        of_nodes = [mhz for of_stage in clocks_mhz for mhz in of_stage]
+        return self.kind * len(self.clocks_mhz) + np.searchsorted(self.clocks_mhz, of_nodes)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanPrediction:
-    """One iteration under a plan, predicted.
+    """Prediction of an iteration under a plan.
 
     Attributes:
-        iteration_time_s: with the tail, s.
-        energy_j: of all stages, J.
-        unmeasured_time_s: by how much the time grows if instructions at clocks that no fitted
-            run had take one standard error longer, s.
+        iteration_time_s: time with the tail, s.
+        tail_s: tail, s.
+        energy_j: energy of all stages, J.
         energy_deviation_j: standard deviation of a run's energy by the regression, J.
-        idle_s: per stage, time that no instruction takes, s; shape (num_stages,).
+        load: load of the stages, as in `EnergyFit`.
         unmeasured: points of the plan at which no fitted run measured a time.
     """
 
     iteration_time_s: float
+    tail_s: float
     energy_j: float
-    unmeasured_time_s: float
     energy_deviation_j: float
-    idle_s: FloatArray
-    unmeasured: tuple[tuple[int, InstructionKind, int], ...]
+    load: FloatArray
+    unmeasured: tuple[PointKey, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunsFit:
-    """A stage profile with its errors, and the tail, fitted on some runs.
+    """Times, tails and energies, fitted on some runs.
 
     Attributes:
         fitted: the runs.
-        curves: per stage.
-        energies: per stage.
-        tail_s: s.
-        tails_s: of each fitted run, s; shape (num fitted,).
+        is_alike: runs that tails and energies are fitted on; shape (num_fitted,).
+        loads: load of each run, as in `EnergyFit`.
+        time_s: times of the points, s; shape `workload.shape`.
+        is_measured: points that a fitted run measured; same shape.
+        longest_s, tails_s: longest path and tail of each run, s; shape (num_fitted,).
     """
 
     workload: Workload
     fitted: tuple[RecordedRun, ...]
-    curves: tuple[StageCurves, ...]
-    energies: tuple[StageEnergies, ...]
-    tail_s: float
+    is_alike: NDArray[np.bool_]
+    loads: FloatArray
+    time_s: FloatArray
+    is_measured: NDArray[np.bool_]
+    longest_s: FloatArray
     tails_s: FloatArray
+    energies: EnergyFit
 
-    def predict(self, clocks: PlanClocks) -> PlanPrediction:
+    def predict(self, clocks_mhz: Sequence[Sequence[int]]) -> PlanPrediction:
         """Predict time and energy of an iteration under a plan."""
-        durations_s = durations_of(self.curves, clocks)
-        time_s = _longest_s(self.workload.dag, durations_s) + self.tail_s
-        late_s = _longest_s(self.workload.dag, durations_of(self.curves, clocks, late=True))
-        idle_s = time_s - _busy_s(clocks, durations_s, len(self.curves))
-        energy_j, variance_j2 = 0.0, 0.0
-        for stage, energies in enumerate(self.energies):
-            counted = np.append(clocks.counts[stage], energies.num_ranks * idle_s[stage])
-            known = np.append(energies.mean_j, energies.blocking_power_w)
-            energy_j += float(counted @ known)
-            variance_j2 += self.variance_j2(stage, clocks, float(idle_s[stage]))
-            variance_j2 += energies.step_noise_j**2
+        points = self.workload.points_of(clocks_mhz)
+        longest_s = float(_longest_s(self.workload, self.time_s, [points])[0])
+        tail_s = self.tail_at(longest_s)
+        load = _load(self.workload, self.time_s, points, longest_s + tail_s)
+        is_unmeasured = (load[:, :-1] > 0) & ~self.is_measured
         return PlanPrediction(
-            iteration_time_s=time_s,
-            energy_j=energy_j,
-            unmeasured_time_s=late_s + self.tail_s - time_s,
-            energy_deviation_j=math.sqrt(variance_j2),
-            idle_s=idle_s,
-            unmeasured=self._unmeasured(clocks),
+            iteration_time_s=longest_s + tail_s,
+            tail_s=tail_s,
+            energy_j=self.energies.energy_of(load),
+            energy_deviation_j=self.energies.deviation_of(load),
+            load=load,
+            unmeasured=tuple(
+                self.workload.key(stage, point)
+                for stage, point in np.argwhere(is_unmeasured).tolist()
+            ),
         )
 
-    def variance_j2(self, stage: int, clocks: PlanClocks, idle_s: float) -> float:
-        """Variance of a stage's energy under a plan by what the regression left open, J^2."""
-        energies = self.energies[stage]
-        counted = np.append(clocks.counts[stage], energies.num_ranks * idle_s)
-        return float(counted @ energies.covariance @ counted)
+    def tail_at(self, longest_s: float) -> float:
+        """Return the tail of an iteration with this longest path, s."""
+        tails_s = self.tails_s[self.is_alike]
+        off_s = np.abs(self.longest_s[self.is_alike] - longest_s)
+        nearest_s = tails_s[np.argsort(off_s, kind="stable")[:_NUM_NEAREST]]
+        off_s = np.abs(nearest_s - np.median(nearest_s))
+        return float(nearest_s[off_s <= _TRIMMED * _DEVIATION * np.median(off_s)].mean())
+
+    @property
+    def tail_s(self) -> float:
+        """Median of the tails, s."""
+        return float(np.median(self.tails_s))
+
+    def is_unlike(self, tail_s: float, iteration_s: float) -> bool:
+        """Return whether a run with this tail and time, s, ran in other conditions."""
+        return bool(_are_unlike(self.tails_s, np.array(tail_s), np.array(iteration_s)))
 
     @property
     def blocking_power_w(self) -> tuple[float, ...]:
-        """Per stage, of one of its GPUs, W."""
-        return tuple(energies.blocking_power_w for energies in self.energies)
-
-    def limited_points(self) -> tuple[tuple[int, InstructionKind, int], ...]:
-        """Stage, kind and clock of the measured points that power limited."""
-        return tuple(
-            key
-            for stage, curves in enumerate(self.curves)
-            for number in np.flatnonzero(curves.is_limited)
-            for key in (self._key(stage, int(number)),)
-        )
+        """Per stage, blocking power of one of its GPUs, W."""
+        of_stages_w = self.energies.energy_j[:, -1] / self.workload.num_ranks
+        return tuple(np.maximum(of_stages_w, 0.0).tolist())
 
     def profile(self) -> StageProfile:
         """Return the stage profile of the points that fitted runs measured."""
         points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]] = {}
-        for stage, (curves, energies) in enumerate(zip(self.curves, self.energies, strict=True)):
-            for number in np.flatnonzero(curves.times.num_probes):
-                _, kind, clock = self._key(stage, int(number))
-                point = OperatingPoint(
-                    frequency_mhz=clock,
-                    time_s=float(curves.times.mean_s[number]),
-                    energy_j=max(float(energies.mean_j[number]), _LEAST_ENERGY_J),
-                )
-                points[stage, kind] = (*points.get((stage, kind), ()), point)
-        return StageProfile(
-            points=points, num_ranks_per_stage=(self.workload.num_ranks,) * len(self.curves)
-        )
-
-    def _unmeasured(self, clocks: PlanClocks) -> tuple[tuple[int, InstructionKind, int], ...]:
-        return tuple(
-            self._key(stage, int(number))
-            for stage, curves in enumerate(self.curves)
-            for number in np.flatnonzero(
-                (clocks.counts[stage] > 0) & (curves.times.num_probes == 0)
+        for stage, point in np.argwhere(self.is_measured).tolist():
+            _, kind, mhz = self.workload.key(stage, point)
+            measured = OperatingPoint(
+                frequency_mhz=mhz,
+                time_s=float(self.time_s[stage, point]),
+                energy_j=max(float(self.energies.energy_j[stage, point]), _LEAST_ENERGY_J),
             )
+            points[stage, kind] = (*points.get((stage, kind), ()), measured)
+        return StageProfile(
+            points=points, num_ranks_per_stage=(self.workload.num_ranks,) * self.workload.shape[0]
         )
-
-    def _key(self, stage: int, number: int) -> tuple[int, InstructionKind, int]:
-        clocks_mhz = self.workload.points.clocks_mhz
-        index, clock = divmod(number, len(clocks_mhz))
-        return stage, KINDS[index], clocks_mhz[clock]
 
 
 def fit_runs(workload: Workload, fitted: Sequence[RecordedRun]) -> RunsFit:
-    """Fit every stage on these runs, at least two."""
-    plans = [workload.clocks_in(run.clocks_mhz) for run in fitted]
-    tables = [_table(workload, stage, fitted) for stage in range(workload.recording.num_stages)]
-    curves = tuple(
-        curves_of(workload.points, estimate_times(workload.points, table)) for table in tables
+    """Fit a pipeline on these runs, at least two."""
+    plans = [workload.points_of(run.clocks_mhz) for run in fitted]
+    time_s, is_measured = _times(workload, fitted)
+    longest_s = _longest_s(workload, time_s, plans)
+    measured_s = np.array([run.time_s for run in fitted])
+    tails_s = measured_s - longest_s
+    is_alike = ~_are_unlike(tails_s, tails_s, measured_s)
+    if is_alike.sum() < MIN_FITTED:
+        is_alike[:] = True
+    loads = np.array(
+        [_load(workload, time_s, plan, run.time_s) for plan, run in zip(plans, fitted, strict=True)]
     )
-    durations_s = [durations_of(curves, plan) for plan in plans]
-    tails_s = np.array(
-        [
-            run.iterations.mean_s - _longest_s(workload.dag, of_run)
-            for run, of_run in zip(fitted, durations_s, strict=True)
-        ]
-    )
-    measured_s = np.array([run.iterations.mean_s for run in fitted])
-    idle_s = measured_s[:, None] - np.array(
-        [
-            _busy_s(plan, of_run, len(curves))
-            for plan, of_run in zip(plans, durations_s, strict=True)
-        ]
-    )
-    energies = estimate_energies(
-        {
-            stage: _measured_stage(
-                workload,
-                table,
-                curves[stage],
-                np.array([plan.counts[stage] for plan in plans]),
-                idle_s[:, stage],
-            )
-            for stage, table in enumerate(tables)
-        }
-    )
+    energies_j = np.array([run.energy_j_per_stage for run in fitted])
     return RunsFit(
         workload=workload,
         fitted=tuple(fitted),
-        curves=curves,
-        energies=tuple(energies[stage] for stage in range(len(curves))),
-        tail_s=float(tails_s.mean()),
+        is_alike=is_alike,
+        loads=loads,
+        time_s=time_s,
+        is_measured=is_measured,
+        longest_s=longest_s,
         tails_s=tails_s,
+        energies=fit_energies(workload.clocks_mhz, time_s, loads[is_alike], energies_j[is_alike]),
     )
 
 
-def durations_of(
-    curves: Sequence[StageCurves], clocks: PlanClocks, *, late: bool = False
+def _are_unlike(
+    tails_s: FloatArray, of_s: FloatArray, iterations_s: FloatArray
+) -> NDArray[np.bool_]:
+    """Return which of some tails are unlike `tails_s`, given their iterations' times."""
+    off_s = np.abs(tails_s - np.median(tails_s))
+    limit_s = np.maximum(_UNLIKE * _DEVIATION * np.median(off_s), _UNLIKE_SHARE * iterations_s)
+    return np.asarray(np.abs(of_s - np.median(tails_s)) > limit_s)
+
+
+def _longest_s(
+    workload: Workload, time_s: FloatArray, plans: Sequence[NDArray[np.int64]]
 ) -> FloatArray:
-    """Per node, its time, s; `late`: one standard error longer at clocks not measured."""
-    times_s = np.array(
-        [
-            each.times.mean_s + np.where(each.times.num_probes > 0, 0.0, each.times.error_s)
-            if late
-            else each.times.mean_s
-            for each in curves
-        ]
-    )
-    durations_s: FloatArray = times_s[clocks.stage, clocks.point]
-    return durations_s
+    """Return the DAG's longest path under each plan, s."""
+    durations_s = time_s[workload.stage[:, None], np.array(plans).T]
+    longest_s: FloatArray = earliest_finishes_s(workload.dag, durations_s).max(axis=0)
+    return longest_s
 
 
-def _longest_s(dag: DependencyDag, durations_s: FloatArray) -> float:
-    return max(earliest_finish_s(dag, durations_s.tolist()))
+def _load(
+    workload: Workload, time_s: FloatArray, points: NDArray[np.int64], iteration_s: float
+) -> FloatArray:
+    """Return the load of an iteration under a plan."""
+    counts = np.zeros(workload.shape)
+    np.add.at(counts, (workload.stage, points), 1.0)
+    idle_s = np.maximum(iteration_s - (counts * time_s).sum(axis=1), 0.0)
+    return np.column_stack([counts, idle_s])
 
 
-def _busy_s(clocks: PlanClocks, durations_s: FloatArray, num_stages: int) -> FloatArray:
-    return np.bincount(clocks.stage, durations_s, num_stages).astype(np.float64)
+def _times(
+    workload: Workload, fitted: Sequence[RecordedRun]
+) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Return times of all points, and which of them are measured.
 
-
-def _table(workload: Workload, stage: int, fitted: Sequence[RecordedRun]) -> StepTable:
-    """The stage's runs as steps, with how often each time was measured; no two are consecutive."""
-    points = workload.points
-    shape = (len(fitted), points.num_points)
-    samples, mean_s = np.zeros(shape), np.zeros(shape)
-    index = {clock: place for place, clock in enumerate(points.clocks_mhz)}
-    for row, run in enumerate(fitted):
+    A time is the mean over the runs, weighted by samples; others are those of `_completed`.
+    """
+    samples, sums_s = np.zeros(workload.shape), np.zeros(workload.shape)
+    for run in fitted:
         for times in run.instruction_times:
-            if times.stage == stage:
-                number = points.number(KINDS.index(times.kind), index[times.frequency_mhz])
-                samples[row, number] = times.num_samples
-                mean_s[row, number] = times.time_s
-    return StepTable(
-        step=2 * np.arange(len(fitted), dtype=np.int64),
-        counts=samples,
-        mean_s=mean_s,
-        variance_s2=np.zeros(shape),
-        idle_s=np.zeros(len(fitted)),
-        energy_j=np.array([run.energy_j_per_stage[stage] for run in fitted]),
-    )
+            place = workload.point(times.key)
+            samples[place] += times.samples
+            sums_s[place] += times.samples * times.time_s
+    is_measured = samples > 0
+    time_s = np.divide(sums_s, samples, out=np.zeros_like(sums_s), where=is_measured)
+    period = 1 / np.array(workload.clocks_mhz)[::-1]
+    # Per stage and kind a curve over the rising periods of the clocks.
+    curves_s = time_s.reshape(len(time_s), len(KINDS), -1)[:, :, ::-1]
+    is_known = is_measured.reshape(curves_s.shape)[:, :, ::-1]
+    for kind in range(len(KINDS)):
+        curves_s[:, kind] = _completed(period, curves_s[:, kind], is_known[:, kind])
+    return time_s, is_measured
 
 
-def _measured_stage(
-    workload: Workload,
-    table: StepTable,
-    curves: StageCurves,
-    counts: FloatArray,
-    idle_s: FloatArray,
-) -> MeasuredStage:
-    """A stage's runs with the instructions of their plans in the place of the measured ones."""
-    return MeasuredStage(
-        points=workload.points,
-        table=replace(table, counts=counts, idle_s=np.maximum(idle_s, 0.0)),
-        times=curves.times,
-        num_ranks=workload.num_ranks,
-        blocking_power_w=None,
-    )
+def _completed(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bool_]) -> FloatArray:
+    """Return a kind's times with those that are not known, s; shape (num_stages, num_clocks).
+
+    Such a time is the geometric mean of two. By the stage alone it is linear in the period of the
+    clock between known times, and below the lowest clock rises on as the curve does on the whole.
+    By all stages, whose GPUs are of one kind, it is the common curve times the stage's ratio to it.
+    The common curve is the mean of the stages' own, moved by least squares to the known times.
+    """
+    logs = np.log(_alone(period, curves_s, is_known))
+    common = logs.mean(axis=0)
+    stage, clock = np.nonzero(is_known)
+    design = np.hstack([np.eye(len(logs))[stage], np.eye(len(period))[clock]])
+    moved = np.linalg.lstsq(design, (logs - common)[is_known], rcond=1e-9)[0][len(logs) :]
+    is_at_any = is_known.any(axis=0)
+    common += np.interp(period, period[is_at_any], moved[is_at_any])
+    for of_stage, is_in in zip(logs, is_known, strict=True):
+        ratio = np.interp(period, period[is_in], (of_stage - common)[is_in])
+        of_stage[:] = (of_stage + common + ratio) / 2
+    return np.where(is_known, curves_s, np.exp(logs))
+
+
+def _alone(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bool_]) -> FloatArray:
+    """Return times by each stage alone, s."""
+    alone_s = np.empty_like(curves_s)
+    for row_s, curve_s, is_in in zip(alone_s, curves_s, is_known, strict=True):
+        known, known_s = period[is_in], curve_s[is_in]
+        slope = known_s[0] / known[0]
+        if len(known) > 1:
+            slope = max(0.0, (known_s[-1] - known_s[0]) / (known[-1] - known[0]))
+        row_s[:] = np.interp(period, known, known_s) + slope * np.maximum(period - known[-1], 0.0)
+    return alone_s

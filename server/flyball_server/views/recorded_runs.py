@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from flyball_profiles.stage_profile import InstructionKind, StageProfile
 from flyball_server.jobs.errors import UnrecordedRunsError
@@ -23,7 +24,7 @@ from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.replay.recorded_runs import (
     KINDS,
-    Iterations,
+    IterationTotals,
     RecordedRun,
     RecordedTimes,
     Recording,
@@ -31,8 +32,8 @@ from flyball_server.replay.recorded_runs import (
     planned_points,
     schedule_of,
 )
-from flyball_server.replay.recording_document import recording_document
 from flyball_wire.closed_loop import RecordedRuns
+from flyball_wire.codec import encode
 
 # Of fewer, the energy is mostly the error of the counters.
 FEWEST_STEPS = 4
@@ -70,6 +71,8 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
             )
         except _UnfitError as error:
             left_out.append(str(error))
+        except RecordingError as error:
+            left_out.append(f"version-{version}: {error}")
     if len(runs) < _FEWEST_RUNS:
         reason = f"; {left_out[0]}" if left_out else ""
         raise UnrecordedRunsError(
@@ -77,11 +80,21 @@ def get_recorded_runs(services: JobServices, job_id: str) -> RecordedRuns:
             problem=f"{len(runs)} plan versions have measured steps that count, at least"
             f" {_FEWEST_RUNS} are needed{reason}",
         )
-    return RecordedRuns(
-        job_id=job_id,
-        document=recording_document(measured.recording(schedule, runs)),
-        left_out=tuple(left_out),
-    )
+    try:
+        document = _present(encode(measured.recording(schedule, runs)))
+    except RecordingError as error:
+        raise UnrecordedRunsError(job_id=job_id, problem=str(error)) from None
+    return RecordedRuns(job_id=job_id, document=document, left_out=tuple(left_out))
+
+
+def _present(value: Any) -> Any:  # noqa: ANN401 - JSON has no narrower type
+    """Return a document without its absent fields."""
+    if isinstance(value, dict):
+        fields = cast("dict[str, Any]", value)
+        return {name: _present(field) for name, field in fields.items() if field is not None}
+    if isinstance(value, list):
+        return [_present(item) for item in value]
+    return value
 
 
 class _UnfitError(Exception):
@@ -239,10 +252,10 @@ class _Measured:
         return RecordedRun(
             name=name,
             clocks_mhz=clocks_mhz,
-            iterations=Iterations(
-                num_iterations=num_steps,
-                mean_s=sums.time_s.mean,
-                deviation_s=math.sqrt(sums.time_s.variance or 0.0),
+            iterations=IterationTotals(
+                count=num_steps,
+                time_s_mean=sums.time_s.mean,
+                time_s_deviation=math.sqrt(sums.time_s.variance or 0.0),
             ),
             energy_j_per_stage=tuple(
                 sums.energies_j[stage].mean for stage in range(len(clocks_mhz))
@@ -309,12 +322,11 @@ class _Measured:
                 )
             yield RecordedTimes(
                 stage=stage,
-                kind=kind,
+                instruction=kind,
                 frequency_mhz=clock,
-                time_s=time_s,
-                num_samples=1 if measured is None else measured.count,
-                is_median=False,
-                is_of_profile=measured is None,
+                time_s_mean=time_s,
+                samples=1 if measured is None else measured.count,
+                source="run" if measured is not None else "profile",
             )
 
     def _profiled_times(self) -> dict[tuple[int, InstructionKind, int], float]:
@@ -341,11 +353,11 @@ class _Measured:
         return Recording(
             model=self.job.job_id,
             gpu=gpus.pop() if len(gpus) == 1 else "",
-            partition="",
             dp=per_stage // tp,
             tp=tp,
-            microbatch_size=None,
-            schedule=schedule,
+            pp=schedule.num_stages,
+            num_microbatches=schedule.num_microbatches,
+            schedule=schedule.name,
             runs=(*first, *(in_order[place] for place in sorted(in_order))),
             emulated=is_emulated(self.job, self.ranks),
         )

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from flyball_server.replay.recorded_runs import Recording
+from flyball_wire.codec import decode
+
 CLOCKS = (1400, 1300, 1200, 1100, 1000)
 NUM_STAGES, NUM_MICROBATCHES = 3, 8
 
@@ -175,3 +178,8 @@ def synthetic_document(
             for place, plan in enumerate(plans_of(truth, count, seed))
         ]
     )
+
+
+def recording_of(document: Document) -> Recording:
+    """Return the recording that a document holds."""
+    return decode(Recording, document)

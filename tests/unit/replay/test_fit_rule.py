@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flyball_server.replay.fit_rule import parse_fit
 from flyball_server.replay.recorded_runs import RecordingError
+from flyball_server.replay.replayed_runs import fitted_places
 
 NAMES = ("baseline", "a", "b", "c", "d", "e")
 
@@ -23,7 +23,7 @@ NAMES = ("baseline", "a", "b", "c", "d", "e")
     ],
 )
 def test_a_rule_takes_these_places(text: str, places: tuple[int, ...]) -> None:
-    assert parse_fit(text).chosen(NAMES) == places
+    assert fitted_places(text, NAMES) == places
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_a_rule_takes_these_places(text: str, places: tuple[int, ...]) -> None:
              "names:a,,b", "every-second:2", "spread:" + "9" * 20]
 )  # fmt: skip
 def test_another_text_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="known: every-second, spread:5"):
-        parse_fit(text)
+    with pytest.raises(RecordingError, match="known: every-second, spread:5"):
+        fitted_places(text, NAMES)
 
 
 def test_a_run_that_is_not_there_is_named() -> None:
     with pytest.raises(RecordingError, match="run z: --fit names an unknown run"):
-        parse_fit("names:a,z").chosen(NAMES)
+        fitted_places("names:a,z", NAMES)
 
 
 def test_more_runs_than_there_are_cannot_be_spread() -> None:
     with pytest.raises(RecordingError, match="spread:7 of 6 runs"):
-        parse_fit("spread:7").chosen(NAMES)
+        fitted_places("spread:7", NAMES)

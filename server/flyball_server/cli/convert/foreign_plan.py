@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_profiles.stage_profile import InstructionKind, quantity_fault
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, Schedule
 from flyball_server.planning.schedules.explicit import num_microbatches_of, schedule_of_order
 from flyball_server.replay.recorded_runs import RecordingError, schedule_of
-from flyball_server.replay.recording_document import clock_fault
 
 Clocks = tuple[tuple[int, ...], ...]
 KernelSchedules = tuple[tuple[tuple[str, ...], ...], ...]
@@ -53,7 +52,8 @@ class ForeignPlan:
                 )
         for stage, clocks in enumerate(self.clocks_mhz or ()):
             for position, clock_mhz in enumerate(clocks):
-                fault = clock_fault(clock_mhz)
+                # A larger whole number is converted to no float.
+                fault = quantity_fault("frequency_mhz", min(clock_mhz, 10**9))
                 if fault:
                     raise PlanningError(
                         f"the clock {fault}, not {clock_mhz}", field=f"stages[{stage}][{position}]"

@@ -14,8 +14,15 @@ from flyball_server.cli.convert.foreign_plan import (
     order_of_kinds,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.replay.perseus_artifact import ArtifactWorkload, computing_commands, plan_clocks
+from flyball_server.replay.perseus_artifact import (
+    ArtifactWorkload,
+    RankClocks,
+    computing_commands,
+    plan_clocks,
+)
 from flyball_server.replay.recorded_runs import RecordingError
+from flyball_wire.codec import decode_list
+from flyball_wire.errors import CodecError
 
 
 def plan_of_freqs(text: str) -> ForeignPlan:
@@ -88,8 +95,8 @@ def plan_of_sched_json(text: str, folder_name: str, shape: tuple[int, int] | Non
     if shape is not None:
         workload = _workload(num_ranks, *shape)
     try:
-        clocks = plan_clocks(document, workload, "plan")
-    except RecordingError as error:
+        clocks = plan_clocks(decode_list(RankClocks, document), workload)
+    except (RecordingError, CodecError) as error:
         raise PlanningError(str(error), field="document") from None
     return ForeignPlan(
         schedule=one_f_one_b(workload.pp, workload.num_microbatches), clocks_mhz=clocks
