@@ -68,9 +68,10 @@ class CurvePrior:
         ) -> FloatArray:
             level, slope, shape = np.square(deviations)
             of_curve = level + slope * np.outer(knots, knots) + shape * matern
-            of_stage = np.pad(np.kron(kinds, of_curve), (0, 1))
+            of_kinds = np.einsum("ab,cd->acbd", kinds, of_curve).reshape(2 * len(knots), -1)
+            of_stage: FloatArray = np.pad(of_kinds, (0, 1))
             of_stage[-1, -1] = blocking**2
-            return np.asarray(of_stage)
+            return of_stage
 
         mean_blocking, blocking, of_stage = self.blocking
         kinds = np.ones((2, 2)) + self.of_kind**2 * np.eye(2)
@@ -132,7 +133,9 @@ def fit_energies(
     position = np.log(clocks_mhz)
     position = 2 * (position - position.min()) / np.ptp(position) - 1
     knots = np.linspace(-1, 1, prior.num_knots)
-    at_clocks = np.array([np.interp(position, knots, each) for each in np.eye(len(knots))]).T
+    at_clocks: FloatArray = np.empty((len(clocks_mhz), len(knots)))
+    for knot, alone in enumerate(np.eye(len(knots))):
+        at_clocks[:, knot] = np.interp(position, knots, np.asarray(alone, dtype=np.float64))
     busy_s = loads[:, :, :-1].sum(axis=0) * time_s
     unit_j_per_s = float(np.median(energies_j.sum(axis=0) / busy_s.sum(axis=1)))
     kinds = (len(time_s), 2, len(clocks_mhz))
@@ -194,7 +197,10 @@ def _fitted(
     of_runs = (rows @ factor).reshape(num_runs, num_stages, -1)
     hat = of_runs @ of_runs.transpose(0, 2, 1) / variance
     own = (readings - rows @ to_unknowns @ found).reshape(num_runs, num_stages, 1)
-    left_out_j = np.linalg.solve(np.eye(num_stages) - hat, own)[:, :, 0] @ scale_j
+    left_out: FloatArray = np.asarray(
+        np.linalg.solve(np.eye(num_stages) - hat, own), dtype=np.float64
+    )
+    left_out_j = left_out[:, :, 0] @ scale_j
     values = (mean + to_unknowns @ found).reshape(num_stages, -1)
     energies = EnergyFit(
         energy_j=np.einsum("su,spu->sp", values, features),

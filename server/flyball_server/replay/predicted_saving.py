@@ -61,7 +61,9 @@ class PlainRegression:
         features[4, -2] = features[5, -1] = 1.0
         loads = np.pad(fit.loads[fit.is_alike], ((0, 0), (0, 0), (0, 1)), constant_values=1.0)
         of_runs_j = np.array([run.energy_j_per_stage for run in fit.fitted])[fit.is_alike]
-        rows, energies_j, largest = [], [], []
+        rows: list[FloatArray] = []
+        energies_j: list[FloatArray] = []
+        largest: list[float] = []
         for stage in range(fit.workload.shape[0]):
             of_stage = loads[:, stage]
             scale = np.maximum(np.abs(of_stage @ features.T).max(axis=0), _UNSEEN)

@@ -291,15 +291,17 @@ def _completed(period: FloatArray, curves_s: FloatArray, is_known: NDArray[np.bo
     By all stages, whose GPUs are of one kind, it is the common curve times the stage's ratio to it.
     The common curve is the mean of the stages' own, moved by least squares to the known times.
     """
-    logs = np.log(_alone(period, curves_s, is_known))
-    common = logs.mean(axis=0)
+    logs: FloatArray = np.log(_alone(period, curves_s, is_known))
+    common = np.full(len(period), logs.mean(axis=0))
     stage, clock = np.nonzero(is_known)
     design = np.hstack([np.eye(len(logs))[stage], np.eye(len(period))[clock]])
-    moved = np.linalg.lstsq(design, (logs - common)[is_known], rcond=1e-9)[0][len(logs) :]
+    off = np.linalg.lstsq(design, (logs - common)[is_known], rcond=1e-9)[0]
+    moved = np.asarray(off, dtype=np.float64)[len(logs) :]
     is_at_any = is_known.any(axis=0)
     common += np.interp(period, period[is_at_any], moved[is_at_any])
     for of_stage, is_in in zip(logs, is_known, strict=True):
-        ratio = np.interp(period, period[is_in], (of_stage - common)[is_in])
+        known: FloatArray = (of_stage - common)[is_in]
+        ratio = np.interp(period, period[is_in], known)
         of_stage[:] = (of_stage + common + ratio) / 2
     return np.where(is_known, curves_s, np.exp(logs))
 

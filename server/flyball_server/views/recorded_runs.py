@@ -93,7 +93,7 @@ def _present(value: Any) -> Any:  # noqa: ANN401 - JSON has no narrower type
         fields = cast("dict[str, Any]", value)
         return {name: _present(field) for name, field in fields.items() if field is not None}
     if isinstance(value, list):
-        return [_present(item) for item in value]
+        return [_present(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
     return value
 
 
