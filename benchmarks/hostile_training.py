@@ -25,9 +25,11 @@ from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.api.bounded_transport import BoundedTransport
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session.active_plan import MAX_INSTRUCTIONS, MAX_PLAN_CLOCKS
+from flyball_client.session.active_plan import MAX_PLAN_CLOCKS
 from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
+from flyball_wire.codec import encode
+from flyball_wire.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, rank_plan
 
 NUM_MICROBATCHES = 16
 COMPUTED_S = 100e-6
@@ -93,7 +95,7 @@ def _hostile_once_registered(hostile_answer: hostile.Answer) -> Callable[[], hos
 def _lists(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
     """JSON of the largest size that is read, of a million lists."""
     del planner, request
-    return whole(b"[" + b"[]," * (4 * 2**20 // 3 - 2) + b"[]]")
+    return whole(b"[" + b"[]," * (MAX_ANSWER_BYTES // 3 - 2) + b"[]]")
 
 
 def _new_plans(num_instructions: int, num_rows: int = 0) -> Callable[[], hostile.Answer]:
@@ -101,26 +103,30 @@ def _new_plans(num_instructions: int, num_rows: int = 0) -> Callable[[], hostile
 
     def make() -> hostile.Answer:
         honest = _honest()
-        instructions = ",".join(
-            f'["forward",{number},{(900, 1200)[number % 2]}]' for number in range(num_instructions)
-        )
-        rows = ",".join(
-            "[" + ",".join(str((900, 1200)[(i >> row) & 1]) for i in range(num_instructions)) + "]"
+        rows = [
+            tuple(
+                (900, 1200)[((number >> row % 14) + row // 14) & 1]
+                for number in range(num_instructions)
+            )
             for row in range(num_rows)
+        ]
+        plan = rank_plan(
+            [("forward", number, (900, 1200)[number % 2], 0) for number in range(num_instructions)],
+            cycle_mhz=rows,
+            job_id=JOB_ID,
+            version=0,
+            stage=0,
+            first_step=None,
+            predicted_iteration_time_s=1.0,
         )
-        cycle = f"[{rows}]" if num_rows else "null"
+        fields = json.dumps(encode(plan), separators=(",", ":")).encode()
         version = 0
 
         def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
             nonlocal version
             if "/plan" in request.target:
                 version += 1
-                body = (
-                    f'{{"job_id":"{JOB_ID}","version":{version},"stage":0,"first_step":null,'
-                    f'"instructions":[{instructions}],"predicted_iteration_time_s":1.0,'
-                    f'"cycle_mhz":{cycle}}}'
-                )
-                return whole(body.encode())
+                return whole(fields.replace(b'"version":0', b'"version":%d' % version))
             if "/acknowledgement" in request.target:
                 return whole({"version": version, "first_step": 0})
             return honest(planner, request)
@@ -134,7 +140,7 @@ PLANNERS: dict[str, Callable[[], hostile.Answer]] = {
     "honest": _honest,
     "32 KB of gzip": _hostile_once_registered(hostile.packed_lists),
     "gzip in gzip": _hostile_once_registered(hostile.twice_packed),
-    "4 MiB of lists": _hostile_once_registered(_lists),
+    "1 MiB of lists": _hostile_once_registered(_lists),
     "endless body": _hostile_once_registered(hostile.endless_body),
     "chunks of one byte": _hostile_once_registered(hostile.endless_chunks),
     "endless 100 Continue": _hostile_once_registered(hostile.endless_interim),

@@ -403,46 +403,6 @@ class PlanView:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankPlan:
-    """Plan of one rank: its stage's instructions in order, each with its clock.
-
-    Attributes:
-        first_step: as in PlanView.
-        instructions: `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, in the
-            order of execution.
-        predicted_iteration_time_s: predicted iteration time of the whole pipeline in s.
-        cycle_mhz: per step of a cycle that begins at `first_step` and repeats, the clock of each
-            of `instructions` in MHz; null: the same in every step, as in `instructions`.
-        intended_times_s: planned time of each of `instructions` at its clock in s; a rank that is
-            as slow as planned is no straggler; null: unknown.
-        requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
-            requested `offset_s` after the begin of `instructions[after_position]`, and at the
-            latest as its own begins; any other clock as the instruction before ends. A position of
-            the number of instructions is the next step's first one. In a step whose clocks
-            differ from `after_position` to the one before `position`, or do not change at
-            `position`, a row has no effect.
-        measurement_detail: detail of this rank's measurements.
-        num_timed_steps: number of steps on the plan, from its second one on, of which the times of
-            single instructions are posted whatever the detail.
-        plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
-            since a restored database may give the same version to another plan.
-    """
-
-    job_id: str
-    version: int
-    stage: int
-    first_step: int | None
-    instructions: tuple[tuple[str | int, ...], ...]
-    predicted_iteration_time_s: float
-    cycle_mhz: tuple[tuple[int, ...], ...] | None = None
-    intended_times_s: tuple[float, ...] | None = None
-    requests: tuple[tuple[int, int, float], ...] = ()
-    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
-    num_timed_steps: int = 0
-    plan_id: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class PlanVersion:
     """A plan version and its first step.
 

@@ -29,12 +29,13 @@ from tests.planner.hostile import (
 from flyball_client.api.connection import ConnectionOptions, Retries
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
 from flyball_client.session import process_caller
-from flyball_client.session.active_plan import MAX_INSTRUCTIONS, compile_plan
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_procedures import NO_PLAN, KnownPlan, UnusablePlanError
 from flyball_client.session.process_caller import ProcessCaller
 from flyball_wire.codec import encode
-from flyball_wire.messages import RankPlan, RankRegistration
+from flyball_wire.messages import RankRegistration
+from flyball_wire.rank_plan import MAX_INSTRUCTIONS, RankPlan, rank_plan
 
 SUPPORTED_MHZ = (1980, 1410, 1200, 900)
 REGISTRATION = RankRegistration(
@@ -109,18 +110,17 @@ def large_plan(num_instructions: int) -> RankPlan:
     """Return a plan with a cycle of three rows, of which two are equal."""
     draw = random.Random(1)
     rows = [tuple(draw.choices(SUPPORTED_MHZ, k=num_instructions)) for _ in range(2)]
-    return RankPlan(
+    return rank_plan(
+        [
+            ("forward" if number % 2 else "backward", number // 2, mhz, number % 3)
+            for number, mhz in enumerate(rows[0])
+        ],
+        cycle_mhz=(rows[0], rows[1], rows[0]),
         job_id="gpt",
         version=7,
         stage=0,
         first_step=None,
-        instructions=tuple(
-            ("forward" if number % 2 else "backward", number // 2, mhz, number % 3)
-            for number, mhz in enumerate(rows[0])
-        ),
         predicted_iteration_time_s=1.0,
-        cycle_mhz=(rows[0], rows[1], rows[0]),
-        intended_times_s=(1.0,) * num_instructions,
         requests=tuple(
             (number + 1, number, number / 7) for number in range(0, num_instructions, 2)
         ),

@@ -122,15 +122,22 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
     whole = planner.http.get(f"{PLANS}/1").json()["plan"]
     of_rank = plan.json()
     assert of_rank.pop("plan_id")
+    kinds, clocks = ["forward", "backward"], sorted({row[2] for row in whole["stages"][1]})[::-1]
     assert of_rank == {
         "job_id": "job",
         "version": 1,
         "stage": 1,
         "first_step": None,
-        "instructions": whole["stages"][1],
+        "kinds": ["forward", "backward"],
+        "sm_clocks_mhz": clocks,
+        "instructions": [
+            [kinds.index(kind), microbatch, 0, clocks.index(mhz)]
+            for kind, microbatch, mhz in whole["stages"][1]
+        ],
         "predicted_iteration_time_s": whole["iteration_time_s"],
-        "cycle_mhz": None,
-        "intended_times_s": [0.1, 0.2, 0.1, 0.2],
+        "cycle": [],
+        "cycle_rows": [],
+        "planned_times_s": [[0, 0, 0, 0.1], [1, 0, 0, 0.2]],
         "measurement_detail": "totals",
         "num_timed_steps": 12,
         "requests": [],

@@ -19,6 +19,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.session.planner_calls import PlannerReachability
+from flyball_server.jobs.versions import rank_plans
 from flyball_server.serving.planner_server import request_deadline_protocol
 from flyball_wire import routes
 
@@ -40,6 +41,20 @@ def test_more_instructions_or_points_than_are_planned_are_a_422() -> None:
     with live_planner(max_instructions=20, max_profile_points=8) as planner:
         planner.put_job(num_microbatches=5)
         assert planner.put_profile().status_code == 200
+
+
+def test_a_plan_whose_part_no_rank_would_take_is_a_422_and_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 4200)
+    with live_planner() as planner:
+        assert planner.put_job(num_microbatches=5).status_code == 201
+        answer = planner.put_profile()
+        assert answer.status_code == 422
+        assert answer.json()["errors"][0]["loc"] == "num_microbatches"
+        assert "the plan of stage 0 has 10 instructions and takes up to" in answer.json()["detail"]
+        job = planner.http.get(routes.fill(routes.JOB, job_id="job")).json()
+        assert (job["state"], job["newest_version"]) == ("planning-failed", None)
 
 
 def test_one_long_poll_more_than_are_held_is_a_503_that_says_when_to_come_again(

@@ -10,7 +10,8 @@ from tests.planner.patience import wait_until
 
 from flyball_wire import routes
 from flyball_wire.closed_loop import ComparisonStatus
-from flyball_wire.messages import RankPlan
+from flyball_wire.codec import decode
+from flyball_wire.rank_plan import RankPlan
 
 REPORT = routes.fill(routes.REPORT, job_id="job")
 COMPARISON = routes.fill(routes.COMPARISON, job_id="job")
@@ -49,8 +50,7 @@ class MeasuringRanks:
             answer = self._planner.acknowledge(rank, version, self.next_step)
         first_step = answer.json()["first_step"]
         self.measure(first_step - self.next_step)
-        cycle_mhz = fields["cycle_mhz"] and tuple(tuple(row) for row in fields["cycle_mhz"])
-        self._plan = RankPlan(**fields | {"cycle_mhz": cycle_mhz})
+        self._plan = decode(RankPlan, fields)
         self._first_step = first_step
         return int(version)
 
@@ -67,11 +67,15 @@ class MeasuringRanks:
         """Return whether the version in force lets this step run at the highest clocks."""
         if self._plan is None:
             return True
-        if self._plan.cycle_mhz is None:
+        plan = self._plan
+        if not plan.cycle:
             return False
-        highest_mhz = tuple(map(max, *self._plan.cycle_mhz))
-        row = (step - self._first_step) % len(self._plan.cycle_mhz)
-        return self._plan.cycle_mhz[row] == highest_mhz
+        rows_mhz = [
+            tuple(map(plan.sm_clocks_mhz.__getitem__, plan.cycle_row(number)))
+            for number in plan.cycle
+        ]
+        row_mhz = rows_mhz[(step - self._first_step) % len(rows_mhz)]
+        return row_mhz == tuple(map(max, *rows_mhz))
 
     def wait_for_version(self, version: int) -> None:
         """Until the planner has made it."""

@@ -18,7 +18,8 @@ from flyball_server.jobs.versions.plan_versions import (
     version_of,
 )
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
-from flyball_wire.messages import PlanVersion, RankPlan
+from flyball_wire.messages import PlanVersion
+from flyball_wire.rank_plan import RankPlan
 
 _UNTOLD = Launch()
 Outcome = TypeVar("Outcome")

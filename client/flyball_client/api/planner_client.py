@@ -25,12 +25,12 @@ from flyball_wire.messages import (
     MeasurementBatch,
     PlanVersion,
     PlanView,
-    RankPlan,
     RankRegistration,
     RegisteredRank,
 )
 from flyball_wire.online_profiling import ProfilingStatus
 from flyball_wire.plan_options import TargetChange
+from flyball_wire.rank_plan import RankPlan
 from flyball_wire.read_models import (
     JobFrontier,
     JobOverview,

@@ -7,18 +7,16 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
+from operator import ne
 
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor, clock_changes
 from flyball_wire.errors import CodecError
-from flyball_wire.messages import RankPlan
+from flyball_wire.rank_plan import MAX_INSTRUCTIONS, RankPlan
 
-# The largest plan of a rank that was made, of 64 stages, 256 microbatches and 8 chunks with weight
-# gradients apart, has 6144 instructions.
-MAX_INSTRUCTIONS = 16_384
 MAX_KINDS = 64
 _MAX_KIND_CHARS = 64
 # Of all rows of a cycle that differ, together.
-MAX_PLAN_CLOCKS = 262_144
+MAX_PLAN_CLOCKS = 524_288
 MAX_CYCLE_LENGTH = 65_536
 MAX_TIMED_STEPS = 64
 _MAX_NUMBER = 2**31 - 1
@@ -37,36 +35,36 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
             keeps its own: it has no effect on this rank, but other ranks wait for it.
 
     Raises:
-        CodecError: The plan is for another stage or too large, an instruction is not
-            `[kind, microbatch, MHz]` or `[kind, microbatch, MHz, chunk]`, a row of its cycle
-            does not have one clock above 0 for each instruction, or a row of its requests does not
-            fit its instructions and clocks.
+        CodecError: The plan is for another stage or too large, it has a clock that is not above 0,
+            an instruction or a row of its cycle that does not fit its kinds and clocks, or a row of
+            its requests that does not fit its instructions and clocks.
     """
     if plan.stage != stage:
         raise CodecError(
             f"plan version {plan.version} is for stage {plan.stage}, this rank runs stage {stage}"
         )
     _check_size(plan)
-    rows = [_row(item, position) for position, item in enumerate(plan.instructions)]
-    _check_cycle(plan)
-    wanted_mhz = tuple(clock_mhz for _, _, clock_mhz, _ in rows)
-    cycle_mhz = plan.cycle_mhz
-    _check_requests(plan.requests, wanted_mhz, has_cycle=cycle_mhz is not None)
-    all_mhz = set(wanted_mhz).union(*(cycle_mhz or ()))
-    supported_mhz = supported_mhz or tuple(sorted(all_mhz, reverse=True)) or (1,)
-    given_mhz = _given_mhz(all_mhz, supported_mhz)
-    # Equal rows become one object.
-    given_rows = {row: _given(row, given_mhz) for row in cycle_mhz or ()}
-    set_mhz = (wanted_mhz,) if cycle_mhz is None else cycle_mhz
+    _check_items(plan)
+    wanted_mhz = plan.sm_clocks_mhz
+    rows = tuple(plan.cycle_row(number) for number in range(len(plan.cycle_rows)))
+    columns = tuple(zip(*plan.instructions, strict=True)) or ((), (), (), ())
+    kinds, microbatches, chunks, clocks = columns
+    _check_requests(plan, tuple(map(wanted_mhz.__getitem__, clocks)))
+    supported_mhz = supported_mhz or tuple(sorted(wanted_mhz, reverse=True)) or (1,)
+    given_mhz = _given_mhz(wanted_mhz, supported_mhz)
+    is_raised = tuple(map(ne, wanted_mhz, given_mhz))
+    set_rows = [rows[number] for number in plan.cycle] or [clocks]
+    # Equal rows are one object.
+    given_rows = tuple(tuple(map(given_mhz.__getitem__, row)) for row in rows)
     return CompiledPlan(
         version=plan.version,
-        kinds=tuple(kind for kind, _, _, _ in rows),
-        microbatches=tuple(microbatch for _, microbatch, _, _ in rows),
-        chunks=tuple(chunk for _, _, _, chunk in rows),
-        sm_clocks_mhz=_given(wanted_mhz, given_mhz),
+        kinds=tuple(map(plan.kinds.__getitem__, kinds)),
+        microbatches=microbatches,
+        chunks=chunks,
+        sm_clocks_mhz=tuple(map(given_mhz.__getitem__, clocks)),
         highest_sm_clock_mhz=supported_mhz[0],
-        num_raised=sum(clock_mhz != given_mhz[clock_mhz] for row in set_mhz for clock_mhz in row),
-        cycle_mhz=None if cycle_mhz is None else tuple(given_rows[row] for row in cycle_mhz),
+        num_raised=sum(sum(map(is_raised.__getitem__, row)) for row in set_rows),
+        cycle_mhz=tuple(given_rows[number] for number in plan.cycle) or None,
         requests=plan.requests,
         measurement_detail=plan.measurement_detail,
         num_timed_steps=min(max(plan.num_timed_steps, 0), MAX_TIMED_STEPS),
@@ -74,49 +72,31 @@ def compile_plan(plan: RankPlan, *, stage: int, supported_mhz: tuple[int, ...]) 
     )
 
 
-def _given(wanted_mhz: tuple[int, ...], given_mhz: dict[int, int]) -> tuple[int, ...]:
-    return tuple(given_mhz[clock_mhz] for clock_mhz in wanted_mhz)
-
-
-def _row(item: tuple[str | int, ...], position: int) -> tuple[str, int, int, int]:
-    match item:
-        case (str(kind), int(microbatch), int(clock_mhz)):
-            row = kind, microbatch, clock_mhz, 0
-        case (str(kind), int(microbatch), int(clock_mhz), int(chunk)):
-            row = kind, microbatch, clock_mhz, chunk
-        case _:
-            row = "", 0, 0, 0
-    if row[2] <= 0 or not all(0 <= number <= _MAX_NUMBER for number in row[1:]):
-        raise CodecError(
-            f"instructions[{position}] must be [kind, microbatch, MHz] or"
-            " [kind, microbatch, MHz, chunk]"
-        )
-    return row
-
-
-def _check_cycle(plan: RankPlan) -> None:
-    if plan.cycle_mhz is None:
-        return
-    if not plan.cycle_mhz:
-        raise CodecError("cycle_mhz must have at least one row, or be null")
-    for number, row in enumerate(plan.cycle_mhz):
-        if len(row) != len(plan.instructions):
+def _check_items(plan: RankPlan) -> None:
+    if not all(0 < clock_mhz <= _MAX_NUMBER for clock_mhz in plan.sm_clocks_mhz):
+        raise CodecError("sm_clocks_mhz must have clocks above 0 MHz only")
+    num_kinds, num_clocks = len(plan.kinds), len(plan.sm_clocks_mhz)
+    for position, (kind, microbatch, chunk, clock) in enumerate(plan.instructions):
+        if not (
+            0 <= kind < num_kinds
+            and 0 <= clock < num_clocks
+            and 0 <= microbatch <= _MAX_NUMBER
+            and 0 <= chunk <= _MAX_NUMBER
+        ):
             raise CodecError(
-                f"cycle_mhz[{number}] must have a clock for each of the {len(plan.instructions)}"
-                f" instructions, not {len(row)}"
+                f"instructions[{position}] must be [kind, microbatch, chunk, clock], with indices"
+                " into kinds and sm_clocks_mhz"
             )
-        if not all(0 < clock_mhz <= _MAX_NUMBER for clock_mhz in row):
-            raise CodecError(f"cycle_mhz[{number}] must have clocks above 0 MHz only")
+    if not all(0 <= number < len(plan.cycle_rows) for number in plan.cycle):
+        raise CodecError("cycle must have indices into cycle_rows")
 
 
-def _check_requests(
-    requests: tuple[tuple[int, int, float], ...], clocks_mhz: tuple[int, ...], *, has_cycle: bool
-) -> None:
+def _check_requests(plan: RankPlan, clocks_mhz: tuple[int, ...]) -> None:
     """Check rows of requests; clocks of a cycle that a row does not fit have no effect instead."""
     num = len(clocks_mhz)
     changes = clock_changes((*clocks_mhz, *clocks_mhz[:1]))
     positions, afters = set[int](), set[int]()
-    for number, (position, after, offset_s) in enumerate(requests):
+    for number, (position, after, offset_s) in enumerate(plan.requests):
         if not (0 <= after < position <= num and 0 <= offset_s < math.inf):
             raise CodecError(
                 f"requests[{number}] must be [position, after_position, offset_s], with positions"
@@ -129,7 +109,7 @@ def _check_requests(
             )
         positions.add(position)
         afters.add(after)
-        if not has_cycle and changes.get(position, math.inf) > after:
+        if not plan.cycle and changes.get(position, math.inf) > after:
             raise CodecError(
                 f"requests[{number}] must have equal clocks from position {after} to"
                 f" {position - 1} and another one at {position}"
@@ -137,30 +117,28 @@ def _check_requests(
 
 
 def _check_size(plan: RankPlan) -> None:
-    num = len(plan.instructions)
+    num, num_rows = len(plan.instructions), len(plan.cycle_rows)
     if num > MAX_INSTRUCTIONS:
         raise CodecError(f"it has {num} instructions, of which a rank takes {MAX_INSTRUCTIONS}")
-    cycle_mhz = plan.cycle_mhz or ()
-    if len(cycle_mhz) > MAX_CYCLE_LENGTH or len(set(cycle_mhz)) * num > MAX_PLAN_CLOCKS:
+    if len(plan.cycle) > MAX_CYCLE_LENGTH or num_rows * num > MAX_PLAN_CLOCKS:
         raise CodecError(
-            f"its cycle has {len(cycle_mhz)} rows of {num} clocks, of which a rank takes"
-            f" {MAX_CYCLE_LENGTH}, and {MAX_PLAN_CLOCKS} clocks of rows that differ"
+            f"its cycle has {len(plan.cycle)} steps and {num_rows} rows of {num} clocks, of which a"
+            f" rank takes {MAX_CYCLE_LENGTH} steps and {MAX_PLAN_CLOCKS} clocks of rows"
         )
     if len(plan.requests) > num:
         raise CodecError(f"it has {len(plan.requests)} requests for {num} instructions")
-    kinds = {str(item[0]) for item in plan.instructions if item}
-    if len(kinds) > MAX_KINDS or any(len(kind) > _MAX_KIND_CHARS for kind in kinds):
+    if len(plan.kinds) > MAX_KINDS or any(len(kind) > _MAX_KIND_CHARS for kind in plan.kinds):
         raise CodecError(
             f"its instructions have more than {MAX_KINDS} kinds, or names of more than"
             f" {_MAX_KIND_CHARS} characters"
         )
 
 
-def _given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> dict[int, int]:
+def _given_mhz(wanted_mhz: Iterable[int], supported_mhz: tuple[int, ...]) -> tuple[int, ...]:
     """Return for each wanted clock the next supported one at or above it, or the highest."""
     rising_mhz = sorted(supported_mhz)
     last = len(rising_mhz) - 1
-    return {mhz: rising_mhz[min(bisect_left(rising_mhz, mhz), last)] for mhz in wanted_mhz}
+    return tuple(rising_mhz[min(bisect_left(rising_mhz, mhz), last)] for mhz in wanted_mhz)
 
 
 # Bounds the plans whose first step never comes.

@@ -28,7 +28,6 @@ from flyball_client.api.errors import (
 )
 from flyball_client.session.active_plan import (
     MAX_CYCLE_LENGTH,
-    MAX_INSTRUCTIONS,
     MAX_KINDS,
     MAX_PLAN_CLOCKS,
     MAX_TIMED_STEPS,
@@ -42,6 +41,7 @@ from flyball_client.session.planner_procedures import (
 )
 from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import Accepted, MeasurementDetail, PlanVersion
+from flyball_wire.rank_plan import MAX_INSTRUCTIONS
 
 _LENGTH = struct.Struct("!Q")
 _LENGTHS = struct.Struct("!II")

@@ -23,10 +23,8 @@ from flyball_client.session.call_frames import read_answer, receive_from, reques
 from flyball_client.session.planner_procedures import Answer, DirectCaller, PlannerCaller
 from flyball_wire.errors import FlyballError
 from flyball_wire.python_child import python_command, python_environment
+from flyball_wire.rank_plan import MAX_ANSWER_BYTES
 
-# The largest plan of a rank has 6144 instructions, which take 0.3 MB, and 5 bytes more for each
-# clock of its cycle.
-MAX_ANSWER_BYTES = 4 * 2**20
 # Longest time in s of a call, beside the time that the planner may wait.
 MAX_CALL_S = 10.0
 # The process ends a call by itself; one that does not is killed after this time in s.

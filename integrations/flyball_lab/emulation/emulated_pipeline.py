@@ -18,7 +18,8 @@ from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, Emulat
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.rank_session import RankSession
 from flyball_profiles.stage_profile import StageProfile
-from flyball_wire.messages import RankPlan, StepMeasurement
+from flyball_wire.messages import StepMeasurement
+from flyball_wire.rank_plan import rank_plan
 
 
 class RankClock:
@@ -107,8 +108,9 @@ def planned_ranks(
     ranks: list[EmulatedRank] = []
     with ExitStack() as opened:
         for stage, of_stage in enumerate(stages):
-            # Enumeration members become plain strings, as in a plan from a planner.
-            instructions = tuple((str(kind), microbatch, mhz) for kind, microbatch, mhz in of_stage)
+            instructions = tuple(
+                (str(kind), microbatch, mhz, 0) for kind, microbatch, mhz in of_stage
+            )
             clock = RankClock()
             gpu = EmulatedGpu(
                 profile,
@@ -121,18 +123,18 @@ def planned_ranks(
             )
             session = RankSession(gpu=gpu, job_id="emulated", rank=stage, stage=stage, planner=None)
             opened.callback(session.close)
-            plan = RankPlan(
+            plan = rank_plan(
+                instructions,
                 job_id="emulated",
                 version=1,
                 stage=stage,
                 first_step=0,
-                instructions=instructions,
                 predicted_iteration_time_s=iteration_time_s,
                 requests=tuple(requests[stage]) if requests else (),
             )
             supported_mhz = gpu.supported_sm_clocks_mhz()
             session.plans.put(compile_plan(plan, stage=stage, supported_mhz=supported_mhz), 0)
-            order = tuple((kind, microbatch) for kind, microbatch, _ in instructions)
+            order = tuple((kind, microbatch) for kind, microbatch, _, _ in instructions)
             ranks.append(
                 EmulatedRank(
                     pipeline=0, stage=stage, order=order, session=session, gpu=gpu, clock=clock

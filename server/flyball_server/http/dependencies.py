@@ -49,7 +49,8 @@ from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_server.views.job_figures import SharedReading
-from flyball_wire.messages import Accepted, JobSpec, PlanVersion, RankPlan
+from flyball_wire.messages import Accepted, JobSpec, PlanVersion
+from flyball_wire.rank_plan import RankPlan
 
 
 class RankCalls:

@@ -6,7 +6,6 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,6 +18,7 @@ from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode
+from flyball_wire.rank_plan import RankPlan, rank_plan
 
 JOB_ID = "gpt"
 RUN_ID = "65f1c0"
@@ -29,32 +29,20 @@ SessionMaker = Callable[..., RankSession]
 _LONGEST_WAIT_S = 0.2
 
 
-def rank_plan(
-    *instructions: tuple[str | int, ...],
-    stage: int = 0,
-    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-    requests: tuple[tuple[int, int, float], ...] = (),
-) -> messages.RankPlan:
+Instruction = tuple[str, int, int] | tuple[str, int, int, int]
+"""Kind, microbatch, clock in MHz, and a chunk other than 0."""
+
+
+def plan_of(*instructions: Instruction, **changes: Any) -> RankPlan:  # noqa: ANN401 - of rank_plan
     """Return version 1 of a plan with these instructions."""
-    return messages.RankPlan(
-        job_id=JOB_ID,
-        version=1,
-        stage=stage,
-        first_step=None,
-        instructions=instructions,
-        predicted_iteration_time_s=1.0,
-        cycle_mhz=cycle_mhz,
-        requests=requests,
-    )
+    fields = {"version": 1, "stage": 0, "first_step": None, "predicted_iteration_time_s": 1.0}
+    rows = [(*row, 0) if len(row) == 3 else row for row in instructions]
+    return rank_plan(rows, job_id=JOB_ID, **fields | changes)
 
 
-def compiled_plan(
-    *instructions: tuple[str | int, ...],
-    cycle_mhz: tuple[tuple[int, ...], ...] | None = None,
-    requests: tuple[tuple[int, int, float], ...] = (),
-) -> CompiledPlan:
+def compiled_plan(*instructions: Instruction, **changes: Any) -> CompiledPlan:  # noqa: ANN401
     """Return a plan with these instructions, ready to follow on a RecordingGpu."""
-    plan = rank_plan(*instructions, cycle_mhz=cycle_mhz, requests=requests)
+    plan = plan_of(*instructions, **changes)
     return compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
@@ -66,7 +54,7 @@ class MemoryPlanner:
         self.registrations: list[messages.RankRegistration] = []
         self.acknowledgements: list[messages.Acknowledgement] = []
         self.measurements: dict[int, messages.StepMeasurement] = {}
-        self.plans: list[messages.RankPlan] = []
+        self.plans: list[RankPlan] = []
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
         self.posting_runs: set[str | None] = set()
@@ -82,15 +70,13 @@ class MemoryPlanner:
 
     def publish(
         self,
-        *instructions: tuple[str | int, ...],
-        stage: int = 0,
-        **changes: Any,  # noqa: ANN401 - of RankPlan
+        *instructions: Instruction,
+        **changes: Any,  # noqa: ANN401 - of rank_plan
     ) -> int:
         """Make a new plan version of these instructions."""
         with self.changed:
             version = len(self.plans) + 1
-            plan = rank_plan(*instructions, stage=stage)
-            self.plans.append(replace(plan, version=version, **changes))
+            self.plans.append(plan_of(*instructions, version=version, **changes))
             self.changed.notify_all()
             return version
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.client.memory_planner import compiled_plan, rank_plan
+from tests.unit.client.memory_planner import Instruction, compiled_plan, plan_of
 from tests.unit.client.recording_gpu import SUPPORTED_MHZ
 
 from flyball_client.session.active_plan import PendingPlans, compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan, PlanCursor
 from flyball_wire.errors import CodecError
 
-INSTRUCTIONS: tuple[tuple[str | int, ...], ...] = (
+INSTRUCTIONS: tuple[tuple[str, int, int], ...] = (
     ("forward", 0, 1200),
     ("forward", 1, 900),
     ("backward", 0, 1200),
@@ -30,8 +31,7 @@ def clocks_of_step(cursor: PlanCursor, step: int) -> tuple[int, ...]:
     """Return what the instructions get when the step goes as planned, MHz."""
     cursor.begin_step(step)
     clocks_mhz = tuple(
-        cursor.next_sm_clock_mhz(str(kind), int(microbatch), 0)
-        for kind, microbatch, _ in INSTRUCTIONS
+        cursor.next_sm_clock_mhz(kind, microbatch, 0) for kind, microbatch, _ in INSTRUCTIONS
     )
     cursor.end_step()
     assert cursor.num_unplanned == 0
@@ -98,24 +98,22 @@ def test_a_clock_that_the_gpu_lacks_is_raised_and_another_stages_plan_is_refused
     assert plan.sm_clocks_mhz == (1200, 900, 1400)
     assert plan.num_raised == 2
     with pytest.raises(CodecError, match="plan version 1 is for stage 1, this rank runs stage 0"):
-        compile_plan(rank_plan(stage=1), stage=0, supported_mhz=SUPPORTED_MHZ)
+        compile_plan(plan_of(stage=1), stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 @pytest.mark.parametrize(
-    "instruction",
-    [
-        (),
-        ("forward", 0),
-        ("forward", "0", 1400),
-        (0, "forward", 1400),
-        ("forward", 0, 0),
-        ("forward", 0, 1400, 0, 0),
-        ("forward", 0, 1400, "a"),
-    ],
+    "instruction", [(2, 0, 0, 0), (0, -1, 0, 0), (0, 0, 2**31, 0), (0, 0, 0, 1)]
 )
-def test_an_instruction_of_another_shape_is_refused(instruction: tuple[str | int, ...]) -> None:
-    with pytest.raises(CodecError, match=r"^instructions\[1\] must be \[kind, microbatch, MHz\]"):
-        compiled_plan(("forward", 0, 1400), instruction)
+def test_an_instruction_that_does_not_fit_is_refused(
+    instruction: tuple[int, int, int, int],
+) -> None:
+    plan = plan_of(("forward", 0, 1400), ("backward", 0, 1400))
+    wrong = replace(plan, instructions=(plan.instructions[0], instruction))
+    with pytest.raises(CodecError, match=r"^instructions\[1\] must be \[kind, microbatch, chunk, "):
+        compile_plan(wrong, stage=0, supported_mhz=SUPPORTED_MHZ)
+    none = replace(plan, sm_clocks_mhz=(0,))
+    with pytest.raises(CodecError, match="must have clocks above 0 MHz only"):
+        compile_plan(none, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 @given(
@@ -136,23 +134,25 @@ def test_each_step_runs_the_row_of_the_cycle_that_its_number_says(
 
 
 @pytest.mark.parametrize(
-    ("cycle_mhz", "text"),
+    ("wrong", "text"),
     [
-        ((), "cycle_mhz must have at least one row"),
-        ((CYCLE_MHZ[0], (1400, 1400, 1400)), r"cycle_mhz\[1\] must have a clock for each of the 4"),
-        (((1400, 1400, 1400, 1400, 900),), r"cycle_mhz\[0\] .* 4 instructions, not 5"),
-        ((*CYCLE_MHZ, (1400, 0, 900, 900)), r"cycle_mhz\[3\] must have clocks above 0 MHz"),
+        ({"cycle": (0, 3)}, "cycle must have indices into cycle_rows"),
+        ({"cycle_rows": ("AAAA",)}, r"cycle_rows\[0\] must have a clock for each of the 4"),
+        ({"cycle_rows": ("AA=A",)}, r"cycle_rows\[0\] must be base64"),
+        ({"cycle_rows": ("äöü",)}, r"cycle_rows\[0\] must be base64"),
+        ({"cycle_rows": ("AAAAAw==",)}, r"cycle_rows\[0\] must have indices into sm_clocks_mhz"),
+        ({"cycle_rows": 200_000 * ("AAAA",)}, "200000 rows of 4 clocks, of which a rank takes"),
     ],
 )
-def test_a_row_of_another_shape_is_refused(
-    cycle_mhz: tuple[tuple[int, ...], ...], text: str
-) -> None:
+def test_a_cycle_that_does_not_fit_is_refused(wrong: dict[str, Any], text: str) -> None:
+    plan = plan_of(*INSTRUCTIONS, cycle_mhz=CYCLE_MHZ)
+    plan = replace(plan, **{"cycle": (0,)} | wrong)
     with pytest.raises(CodecError, match=text):
-        compiled_plan(*INSTRUCTIONS, cycle_mhz=tuple(cycle_mhz))
+        compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
 
 
 # Clocks 1200, 1200, 900, 900, 900 MHz, and 1200 of the next step's first.
-RUN: tuple[tuple[str | int, ...], ...] = tuple(
+RUN: tuple[Instruction, ...] = tuple(
     ("forward", number, mhz) for number, mhz in enumerate((1200, 1200, 900, 900, 900))
 )
 

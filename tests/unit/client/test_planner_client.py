@@ -20,6 +20,7 @@ from flyball_wire import messages
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobState
 from flyball_wire.plan_options import Policy, TargetChange
+from flyball_wire.rank_plan import rank_plan
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan
 
 TOKEN = "a-very-secret-token"  # noqa: S105 - nobody asks for it
@@ -38,12 +39,12 @@ JOB = messages.JobView(
 PLAN = messages.PlanView(
     job_id="a/b c", version=1, first_step=None, created_at="now", plan={"a": 1}
 )
-RANK_PLAN = messages.RankPlan(
+RANK_PLAN = rank_plan(
+    (("forward", 0, 1410, 0),),
     job_id="a/b c",
     version=3,
     stage=0,
     first_step=None,
-    instructions=(("forward", 0, 1410),),
     predicted_iteration_time_s=2.0,
 )
 STEP = messages.JobStep(

@@ -272,7 +272,7 @@ def test_a_plan_that_cannot_be_read_is_refused_once_and_the_next_one_taken(
     make_session: SessionMaker,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    planner.publish(("forward", 0))
+    planner.publish(("forward", 0, 0))
     with make_session(gpu) as session:
         wait_until(planner, lambda: any("plan version 1 refused" in m for m in caplog.messages))
         planner.name_first_step(planner.publish(*PLAN), 0)

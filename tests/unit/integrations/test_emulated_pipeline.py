@@ -24,7 +24,7 @@ from flyball_lab.emulation.emulated_pipeline import (
     run_step,
 )
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_wire.messages import RankPlan
+from flyball_wire.rank_plan import rank_plan
 
 BLOCKING_POWER_W = 80.0
 
@@ -186,13 +186,13 @@ def test_timed_calls_of_a_node_queue_in_the_order_of_virtual_time_also_while_a_r
             (ranks[0], (("forward", 0, 1400), ("backward", 0, 700)), ((1, 0, 0.25),)),
             (ranks[1], (("forward", 0, 1400), ("backward", 0, 1400)), ((2, 1, 0.055),)),
         ):
-            plan = RankPlan(
+            plan = rank_plan(
+                [(*row, 0) for row in rows],
                 job_id="job",
                 version=1,
                 stage=rank.stage,
                 first_step=0,
                 predicted_iteration_time_s=0.5,
-                instructions=rows,
                 cycle_mhz=(tuple(mhz for *_, mhz in rows), (700, 700)),
                 requests=requests,
             )
@@ -219,13 +219,13 @@ def test_clock_calls_of_a_node_queue_in_the_order_of_virtual_time() -> None:
     settings = EmulatedGpuSettings(
         call_time=RandomTime(p50_s=0.01), delay_down=RandomTime(p50_s=0.005)
     )
-    plan = RankPlan(
+    plan = rank_plan(
+        (("forward", 0, 1400, 0), ("backward", 0, 700, 0)),
         job_id="job",
         version=1,
         stage=0,
         first_step=0,
         predicted_iteration_time_s=0.5,
-        instructions=(("forward", 0, 1400), ("backward", 0, 700)),
     )
     with pipelines(
         [order("F0 B0")], num_pipelines=2, slowed={(1, 0): 0.95}, settings=settings

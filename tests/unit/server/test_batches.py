@@ -43,7 +43,8 @@ from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_server.kit.batcher import Batcher
-from flyball_wire.messages import JobState, RankPlan
+from flyball_wire.messages import JobState
+from flyball_wire.rank_plan import RankPlan
 
 NOBODY = Launch()
 WAIT_S = 30.0
@@ -114,7 +115,7 @@ def test_a_post_of_an_unknown_rank_does_not_lose_the_others_steps(services: Serv
 def rendering(rendered: list[RankPlan]) -> RankPlans:
     def render(part: RankPlan) -> bytes:
         rendered.append(part)
-        return f"{part.version} {part.stage} {part.intended_times_s}".encode()
+        return f"{part.version} {part.stage} {part.planned_times_s}".encode()
 
     return RankPlans(render)
 

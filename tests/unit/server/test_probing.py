@@ -20,6 +20,7 @@ from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
+from flyball_server.jobs.versions import rank_plans
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.schedules._base import ScheduleContext
@@ -268,6 +269,16 @@ def test_a_run_that_starts_over_is_measured_from_the_highest_clocks_again(
     waiting_job.reconcile()
     assert_all_at_the_highest(waiting_job)
     assert waiting_job.state() == JobState.PROFILING
+
+
+def test_probes_that_no_rank_would_take_end_profiling(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_plans, "MAX_PART_BYTES", 4200)
+    job = ProbedJob(services=Services(CountingPlanner()))
+    job.register_ranks()
+    job.reconcile()
+    assert job.state() == JobState.PLANNING_FAILED
+    assert (job.problem() or "").startswith("profiling: num_microbatches: the plan of stage 0 has")
+    assert list_plans(job.services.jobs, "job") == ()
 
 
 def assert_all_at_the_highest(job: ProbedJob) -> None:

@@ -17,7 +17,7 @@ from flyball_server.jobs.measurements.timed_steps import (
     is_timed,
     num_timed_steps,
 )
-from flyball_server.jobs.versions.rank_plans import rank_plan
+from flyball_server.jobs.versions.rank_plans import part_of
 from flyball_server.planning.plan import PlannedInstruction, PlannedRequest
 from flyball_wire.messages import InstructionReport
 
@@ -30,7 +30,7 @@ def test_one_rank_of_each_stage_is_timed_in_as_many_pipelines_as_fit(
 
     def steps_of(dp_rank: int = 0, tp_rank: int = 0, cp_rank: int = 0) -> int:
         rank = rank_record(0, stage=1, dp_rank=dp_rank, tp_rank=tp_rank, cp_rank=cp_rank)
-        return rank_plan(record, rank, None, inputs).num_timed_steps
+        return part_of(record, rank, None, inputs).num_timed_steps
 
     assert steps_of() == steps_of(dp_rank=7) == num_timed_steps(record.plan) == MOST_TIMED_STEPS
     assert steps_of(tp_rank=1) == steps_of(cp_rank=1) == 0

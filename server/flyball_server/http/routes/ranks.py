@@ -20,6 +20,7 @@ from flyball_server.jobs.versions.plan_versions import HeldVersion, version_of
 from flyball_server.jobs.versions.rank_plans import PlanQuestion
 from flyball_wire import messages, routes
 from flyball_wire.messages import PlanVersion
+from flyball_wire.rank_plan import RankPlan
 
 ROUTER = call_router("ranks")
 
@@ -36,7 +37,7 @@ async def put_rank(
 @ROUTER.get(
     routes.RANK_PLAN,
     summary="Fetch a rank's newest plan",
-    response_model=messages.RankPlan,
+    response_model=RankPlan,
     response_description="A newer plan.",
     responses={204: {"description": "No newer plan within the time to wait."}},
 )

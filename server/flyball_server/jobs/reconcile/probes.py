@@ -17,6 +17,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.moves import (
@@ -100,7 +101,12 @@ def _make(
     services: JobServices, job: JobRecord, record: ProbingRecord, setup: ProbeSetup, move: Move
 ) -> None:
     if isinstance(move, Probe):
-        _publish(services, job, move.plan, record)
+        try:
+            check_parts_fit(move.plan)
+        except InvalidFieldError as error:
+            _refuse(services, job, str(error), record)
+        else:
+            _publish(services, job, move.plan, record)
     elif isinstance(move, KeepWatching):
         _LOG.debug("job %s: %d more steps to be measured", job.job_id, move.num_steps)
     elif isinstance(move, Finished):

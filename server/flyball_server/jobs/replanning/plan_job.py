@@ -31,6 +31,7 @@ from flyball_server.jobs.replanning.solve import OBSOLETE, SupersededError, is_s
 from flyball_server.jobs.services import JobServices, Solve, planning_lock
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
+from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.kit.single_flight import SingleFlight
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
@@ -258,6 +259,7 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput | None) ->
         request = plan_request(job.spec, profile, services.gpu_window, loop_state)
         with observed_solve(services, request.options.policy):
             planned = slowed_plan(services, snapshot, request)
+        check_parts_fit(planned.plan)
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned again from the new ones", job_id)
         return None

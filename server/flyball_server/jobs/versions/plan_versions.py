@@ -24,6 +24,7 @@ from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
+from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_wire.messages import MeasurementDetail, PlanVersion
 
 
@@ -41,7 +42,11 @@ def add_version(
 
     After that transaction the caller calls `services.notify_pollers` and
     `services.enqueue_reconcile` with the job.
+
+    Raises:
+        InvalidFieldError: Ranks cannot take their parts of it.
     """
+    check_parts_fit(plan, cycle_length=len(baseline_cycle))
     record = PlanRecord(
         job_id=job_id,
         version=(newest_version(writer.list_versions(job_id)) or 0) + 1,

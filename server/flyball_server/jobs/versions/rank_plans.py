@@ -15,6 +15,7 @@ from datetime import datetime
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import (
+    InvalidFieldError,
     JobsError,
     PlannerFaultError,
     UnknownJobError,
@@ -27,7 +28,6 @@ from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.documents.plan_document import instruction_entries
 from flyball_server.planning.plan import (
     DataParallelPlan,
     FrequencyPlan,
@@ -35,7 +35,8 @@ from flyball_server.planning.plan import (
     PlannedPipeline,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_wire.messages import PlanVersion, RankPlan
+from flyball_wire.messages import PlanVersion
+from flyball_wire.rank_plan import MAX_INSTRUCTIONS, MAX_PART_BYTES, RankPlan, most_bytes, rank_plan
 
 
 def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
@@ -83,12 +84,12 @@ def rank_cycle_mhz(
     stage: int,
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
-) -> tuple[tuple[int, ...], ...] | None:
-    """Return each instruction's clock per step of the version's cycle; None: there is no cycle."""
+) -> tuple[tuple[int, ...], ...]:
+    """Return each instruction's clock per step of the version's cycle; empty: there is no cycle."""
     if isinstance(record.plan, ProbePlan):
         return tuple(row[stage] for row in record.plan.cycle_mhz)
     if not record.baseline_cycle or profile is None:
-        return None
+        return ()
     planned_mhz = tuple(instruction.frequency_mhz for instruction in instructions)
     highest_mhz = tuple(
         points[0].frequency_mhz if points else planned
@@ -101,15 +102,15 @@ def rank_cycle_mhz(
     return tuple(highest_mhz if is_base else planned_mhz for is_base in record.baseline_cycle)
 
 
-def intended_times_s(
+def planned_times_s(
     rank: RankRecord,
     instructions: Sequence[PlannedInstruction],
     profile: StageProfile | None,
     planned_inputs: PlanningInputs,
-) -> tuple[float, ...] | None:
-    """Return the intended time of each instruction on this rank, s; None if unknown.
+) -> dict[tuple[str, int, int], float] | None:
+    """Return the planned time on this rank by kind, chunk and clock in MHz, s; None if unknown.
 
-    This is the profiled time at its clock, times the rank's planned slowdown factor.
+    This is the profiled time at that clock, times the rank's planned slowdown factor.
     """
     if profile is None:
         return None
@@ -121,16 +122,60 @@ def intended_times_s(
         for slowed in planned_inputs.stage_slowdowns
         if slowed.stage == rank.stage
     }
-    # Instructions are many, kinds and clocks few.
-    alikes = [(kind, chunk, clock_mhz) for kind, _microbatch, clock_mhz, chunk in instructions]
-    of_alike: dict[tuple[InstructionKind, int, int], float] = {}
-    for alike, instruction in dict(zip(alikes, instructions, strict=True)).items():
-        points = _points(profile, rank.stage, instruction)
-        time_s = _time_s(points, instruction.frequency_mhz)
+    times_s: dict[tuple[str, int, int], float] = {}
+    alike = {
+        (kind, chunk, clock): each for each in instructions for kind, _, clock, chunk in [each]
+    }
+    for (kind, chunk, clock_mhz), instruction in alike.items():
+        time_s = _time_s(_points(profile, rank.stage, instruction), clock_mhz)
         if time_s is None:
             return None
-        of_alike[alike] = time_s * slowdown * drifts.get(str(instruction.kind), 1.0)
-    return tuple(map(of_alike.__getitem__, alikes))
+        times_s[str(kind), chunk, clock_mhz] = time_s * slowdown * drifts.get(str(kind), 1.0)
+    return times_s
+
+
+def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
+    """Check that ranks can take their parts of a plan.
+
+    Args:
+        plan: Plan of a version.
+        cycle_length: Number of steps of a comparison's cycle.
+
+    Raises:
+        InvalidFieldError: A part is too large.
+    """
+    for pipeline in plan.pipelines if isinstance(plan, DataParallelPlan) else (plan,):
+        for stage, instructions in enumerate(pipeline.stages):
+            num, num_bytes = len(instructions), _most_bytes(pipeline, stage, cycle_length)
+            if num > MAX_INSTRUCTIONS or num_bytes > MAX_PART_BYTES:
+                raise InvalidFieldError(
+                    "num_microbatches",
+                    f"the plan of stage {stage} has {num} instructions and takes up to {num_bytes}"
+                    f" bytes; ranks take {MAX_INSTRUCTIONS} and {MAX_PART_BYTES}",
+                )
+
+
+def _most_bytes(
+    pipeline: FrequencyPlan | PlannedPipeline | ProbePlan, stage: int, cycle_length: int
+) -> int:
+    if isinstance(pipeline, ProbePlan):
+        rows = {row[stage] for row in pipeline.cycle_mhz}
+        return most_bytes(
+            len(pipeline.stages[stage]),
+            num_clocks=len(set[int]().union(*rows)),
+            num_rows=len(rows),
+            cycle_length=pipeline.num_steps,
+        )
+    alike = {(kind, clock_mhz, chunk) for kind, _, clock_mhz, chunk in pipeline.stages[stage]}
+    return most_bytes(
+        len(pipeline.stages[stage]),
+        # A comparison adds the highest clock of each kind.
+        num_clocks=2 * len(alike),
+        num_times=len(alike),
+        num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
+        num_rows=2 if cycle_length else 0,
+        cycle_length=cycle_length,
+    )
 
 
 def _points(
@@ -248,20 +293,20 @@ def _is_news(asked: PlanQuestion, newest: int, newest_id: str | None) -> bool:
     return asked.after_version < newest
 
 
-def rank_plan(
+def part_of(
     plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_inputs: PlanningInputs
 ) -> RankPlan:
     """Return this rank's part of a version."""
     instructions = rank_instructions(plan.plan, rank)
-    return RankPlan(
+    return rank_plan(
+        [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
+        cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
+        planned_times_s=planned_times_s(rank, instructions, profile, planned_inputs),
         job_id=plan.job_id,
         version=plan.version,
         stage=rank.stage,
         first_step=plan.first_step,
-        instructions=instruction_entries(instructions),
         predicted_iteration_time_s=plan.plan.iteration_time_s,
-        cycle_mhz=rank_cycle_mhz(plan, rank.stage, instructions, profile),
-        intended_times_s=intended_times_s(rank, instructions, profile, planned_inputs),
         measurement_detail=plan.measurement_detail,
         num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
@@ -297,5 +342,5 @@ class _Version:
             is_timed(self.plan.plan, rank),
         )
         if key not in self.parts:
-            self.parts[key] = render(rank_plan(self.plan, rank, self.profile, self.planned_inputs))
+            self.parts[key] = render(part_of(self.plan, rank, self.profile, self.planned_inputs))
         return self.parts[key]

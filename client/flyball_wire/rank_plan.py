@@ -1,0 +1,195 @@
+"""A rank's part of a plan as it is sent: names, clocks and times once, and indices into them."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from base64 import b64decode, b64encode
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypedDict, TypeVar, Unpack
+
+from flyball_wire.errors import CodecError
+from flyball_wire.messages import MeasurementDetail
+
+MAX_ANSWER_BYTES = 2**20
+"""Largest body that a rank reads of a planner."""
+
+MAX_PART_BYTES = 1_000_000
+"""Largest part of a plan that a planner makes."""
+
+# The largest plan of a rank that was made, of 64 stages, 256 microbatches and 8 chunks with weight
+# gradients apart, has 6144 instructions.
+MAX_INSTRUCTIONS = 16_384
+
+_MOST_ONE_BYTE_CLOCKS = 256
+
+T = TypeVar("T", bound=Hashable)
+
+Instruction = tuple[str, int, int, int]
+"""Kind, microbatch, clock in MHz, chunk."""
+
+
+class _Header(TypedDict, total=False):
+    """Fields of a RankPlan that are sent as they are."""
+
+    job_id: str
+    version: int
+    stage: int
+    first_step: int | None
+    predicted_iteration_time_s: float
+    requests: tuple[tuple[int, int, float], ...]
+    measurement_detail: MeasurementDetail
+    num_timed_steps: int
+    plan_id: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankPlan:
+    """Plan of one rank: its stage's instructions in order, each with its clock.
+
+    Attributes:
+        first_step: as in PlanView.
+        kinds: distinct kinds of `instructions`.
+        sm_clocks_mhz: distinct clocks of `instructions` and cycle in MHz.
+        instructions: `[kind, microbatch, chunk, clock]` in the order of execution; kind and clock
+            are indices into `kinds` and `sm_clocks_mhz`.
+        predicted_iteration_time_s: predicted iteration time of the whole pipeline in s.
+        cycle: per step of a cycle that begins at `first_step` and repeats, an index into
+            `cycle_rows`; empty: the same in every step, as in `instructions`.
+        cycle_rows: distinct rows of the cycle: base64 of the clock of each of `instructions`, as an
+            index into `sm_clocks_mhz`, of one byte, or where there are more than 256 clocks of two,
+            the low one first.
+        planned_times_s: `[kind, chunk, clock, time_s]`: planned time in s of the instructions of
+            this kind and chunk at this clock, indices as in `instructions`; null: unknown.
+        requests: `[position, after_position, offset_s]`: the clock of `instructions[position]` is
+            requested `offset_s` after the begin of `instructions[after_position]`, and at the
+            latest as its own begins; any other clock as the instruction before ends. A position of
+            the number of instructions is the next step's first one. In a step whose clocks
+            differ from `after_position` to the one before `position`, or do not change at
+            `position`, a row has no effect.
+        measurement_detail: detail of this rank's measurements.
+        num_timed_steps: number of steps on the plan, from its second one on, of which the times of
+            single instructions are posted whatever the detail.
+        plan_id: unique identifier of the plan. The rank sends it with requests and measurements,
+            since a restored database may give the same version to another plan.
+    """
+
+    job_id: str
+    version: int
+    stage: int
+    first_step: int | None
+    kinds: tuple[str, ...]
+    sm_clocks_mhz: tuple[int, ...]
+    instructions: tuple[tuple[int, int, int, int], ...]
+    predicted_iteration_time_s: float
+    cycle: tuple[int, ...] = ()
+    cycle_rows: tuple[str, ...] = ()
+    planned_times_s: tuple[tuple[int, int, int, float], ...] | None = None
+    requests: tuple[tuple[int, int, float], ...] = ()
+    measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
+    num_timed_steps: int = 0
+    plan_id: str | None = None
+
+    def cycle_row(self, number: int) -> Sequence[int]:
+        """Return a distinct row of the cycle: per instruction an index into `sm_clocks_mhz`.
+
+        Raises:
+            CodecError: It is not base64 of an index for each instruction.
+        """
+        try:
+            packed = b64decode(self.cycle_rows[number], validate=True)
+        except ValueError:
+            raise CodecError(f"cycle_rows[{number}] must be base64") from None
+        size = _index_bytes(len(self.sm_clocks_mhz))
+        num = len(self.instructions)
+        if len(packed) != size * num:
+            raise CodecError(
+                f"cycle_rows[{number}] must have a clock for each of the {num} instructions"
+            )
+        row = packed if size == 1 else _little_endian(array("H", packed))
+        if max(row, default=-1) >= len(self.sm_clocks_mhz):
+            raise CodecError(f"cycle_rows[{number}] must have indices into sm_clocks_mhz")
+        return row
+
+
+def rank_plan(
+    instructions: Sequence[Instruction],
+    *,
+    cycle_mhz: Sequence[tuple[int, ...]] = (),
+    planned_times_s: Mapping[tuple[str, int, int], float] | None = None,
+    **header: Unpack[_Header],
+) -> RankPlan:
+    """Return a rank's plan.
+
+    Args:
+        instructions: Instructions in the order of execution.
+        cycle_mhz: Per step of the cycle, the clock of each instruction in MHz; empty: no cycle.
+        planned_times_s: Planned time in s by kind, chunk and clock in MHz; None: unknown.
+        header: The other fields.
+    """
+    kinds = _indices(str(kind) for kind, _, _, _ in instructions)
+    rows = _indices(cycle_mhz)
+    clocks = _indices(sorted({mhz for _, _, mhz, _ in instructions}.union(*rows), reverse=True))
+    times_s = planned_times_s
+    return RankPlan(
+        **header,
+        kinds=tuple(kinds),
+        sm_clocks_mhz=tuple(clocks),
+        instructions=tuple(
+            (kinds[kind], microbatch, chunk, clocks[mhz])
+            for kind, microbatch, mhz, chunk in instructions
+        ),
+        cycle=tuple(rows[row] for row in cycle_mhz),
+        cycle_rows=tuple(_packed(map(clocks.__getitem__, row), len(clocks)) for row in rows),
+        planned_times_s=None
+        if times_s is None
+        else tuple((kinds[k], chunk, clocks[mhz], t) for (k, chunk, mhz), t in times_s.items()),
+    )
+
+
+def most_bytes(
+    num_instructions: int,
+    *,
+    num_clocks: int,
+    num_times: int = 0,
+    num_requests: int = 0,
+    num_rows: int = 0,
+    cycle_length: int = 0,
+) -> int:
+    """Return an upper bound of the size in bytes of a RankPlan as JSON.
+
+    It counts the longest form of each item, such as `[63,16383,63,65535],` of an instruction and
+    `[16384,16383,1.2345678901234567e-05],` of a request. The numbers are those of the plan's lists,
+    and of the rows of its cycle that differ.
+    """
+    row_bytes = 4 * -(-num_instructions * _index_bytes(num_clocks) // 3) + 3
+    return (
+        4096
+        + 22 * num_instructions
+        + 8 * num_clocks
+        + 40 * (num_times + num_requests)
+        + row_bytes * num_rows
+        + 7 * cycle_length
+    )
+
+
+def _indices(items: Iterable[T]) -> dict[T, int]:
+    """Return the distinct items in order of appearance, each with its index."""
+    return {item: index for index, item in enumerate(dict.fromkeys(items))}
+
+
+def _packed(row: Iterable[int], num_clocks: int) -> str:
+    is_wide = _index_bytes(num_clocks) > 1
+    packed = _little_endian(array("H", row)).tobytes() if is_wide else bytes(row)
+    return b64encode(packed).decode()
+
+
+def _index_bytes(num_clocks: int) -> int:
+    return 1 if num_clocks <= _MOST_ONE_BYTE_CLOCKS else 2
+
+
+def _little_endian(numbers: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
