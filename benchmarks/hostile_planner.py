@@ -93,7 +93,7 @@ def _limits(figures: dict[str, Figures]) -> Iterator[Limit]:
         ("other threads of the rank, share of a core, %", "share_percent", MAX_SHARE_PERCENT),
         ("median step over that without a planner", "step_ratio", MAX_STEP_RATIO),
         ("rank's memory beyond that without a planner, MiB", "growth_mib", MAX_GROWTH_MIB),
-        ("memory of the process that calls, MiB", "calling_mib", MAX_CALLING_MIB),
+        ("memory of the helper process, MiB", "calling_mib", MAX_CALLING_MIB),
     )
     for name, each in figures.items():
         for text, figure, bound in limits:
@@ -111,7 +111,7 @@ def _text(figures: dict[str, Figures]) -> str:
         "longest": "{longest_held_ms:.2f}",
         "wait p99.9, ms": "{wait_ms:.2f}",
         "rank, MiB more": "{growth_mib:.0f}",
-        "calls, MiB": "{calling_mib:.0f}",
+        "helper, MiB": "{calling_mib:.0f}",
     }
     return table_of([{"name": name, **each} for name, each in figures.items()], columns)
 

@@ -23,10 +23,9 @@ from tests.planner.hostile import HostilePlanner, Request, hostile_planner, whol
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner
 from tests.unit.client.recording_gpu import RecordingGpu
 
-from flyball_client.api.bounded_transport import BoundedTransport
 from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.active_plan import MAX_PLAN_CLOCKS
-from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire.codec import encode
 from flyball_wire.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, rank_plan
@@ -257,7 +256,7 @@ def _loop(url: str) -> Iterator[Loop]:
     planner = None
     if url:
         # A client with a transport of its own calls on the session's threads.
-        transport = BoundedTransport(False) if "threads" in sys.argv else None
+        transport = httpx.HTTPTransport() if "threads" in sys.argv else None
         planner = PlannerClient(url, retries=Retries(num_attempts=1), transport=transport)
     with RankSession(
         gpu=RecordingGpu(), job_id=JOB_ID, rank=0, stage=0, planner=planner, times=TIMES

@@ -19,7 +19,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
-from flyball_client.session.planner_link import LinkTimes
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
 from flyball_profiles.stage_profile import StageProfile

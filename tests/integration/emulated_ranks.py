@@ -11,7 +11,7 @@ from tests.planner.patience import PATIENCE_S
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.planner_link import LinkTimes
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock, run_step
 

@@ -27,13 +27,15 @@ from tests.governed_rank.session_rank import main
 main("ends")
 """,
     "process that calls the planner": """
-from flyball_client.api.errors import PlannerUnavailableError
-from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_calls import RankCalls
-try:
-    RankCalls(PlannerClient("http://127.0.0.1:1"), "gpt", 0).newest_plan(None, 0.0)
-except PlannerUnavailableError as error:
-    assert "cannot be reached" in str(error), error
+import logging, time
+from tests.planner.linked_rank import LinkedRank
+from tests.planner.patience import wait_until
+lines = []
+logging.getLogger("flyball_client").addHandler(handler := logging.Handler())
+handler.emit = lambda record: lines.append(record.getMessage())
+rank = LinkedRank("http://127.0.0.1:1", 0)
+wait_until(lambda: any("cannot be reached" in line for line in lines))
+rank.close()
 """,
     "doctor": """
 from flyball_client.__main__ import main

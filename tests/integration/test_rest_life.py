@@ -12,7 +12,7 @@ from tests.planner.samples import profile_csv
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.session.planner_link import LinkTimes
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_wire import routes

@@ -18,7 +18,7 @@ from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerBusyError, PlannerUnavailableError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.session.planner_calls import PlannerReachability
+from flyball_client.helper.planner_calls import PlannerReachability
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.serving.planner_server import request_deadline_protocol
 from flyball_wire import routes

@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.planner.samples import rank_registration
 
 from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_calls import RankCalls
-from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_client.session.planner_link import PlannerLink
 from flyball_wire.messages import RankRegistration, StepMeasurement
 
 TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.02, first_retry_s=0.02, longest_retry_s=0.1)
@@ -24,9 +24,13 @@ class LinkedRank:
         self.activated: list[CompiledPlan] = []
         self._planner = PlannerClient(url, ca_file=ca_file)
         self.link = PlannerLink(
-            RankCalls(self._planner, "job", rank),
-            registration=RankRegistration(**rank_registration(rank)),
-            times=TIMES,
+            self._planner,
+            RankSpec(
+                job_id="job",
+                rank=rank,
+                registration=RankRegistration(**rank_registration(rank)),
+                times=TIMES,
+            ),
             current_step=lambda: 5,
             activate=lambda plan, _: self.activated.append(plan),
         )

@@ -17,12 +17,6 @@ from typing import NoReturn, Self, TypedDict, TypeVar, Unpack, cast
 
 import httpx
 
-from flyball_client.api.bounded_transport import (
-    BUDGET,
-    BoundedTransport,
-    CallBudget,
-    UnusableAnswerError,
-)
 from flyball_client.api.errors import (
     PlannerBusyError,
     PlannerCutOffError,
@@ -61,6 +55,7 @@ CAUSES: dict[type[Exception], str] = {
 CONNECTION_ERRORS = (httpx.NetworkError, httpx.ConnectTimeout, httpx.RemoteProtocolError)
 _CUT_OFF = (httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError)
 PASSING_STATUSES = frozenset({502, 503, 504})
+_SUCCESSES = frozenset({200, 201, 204})
 
 _MAX_DETAIL_CHARS = 300
 _MAX_PROBLEM_BYTES = 64 * 2**10
@@ -166,20 +161,22 @@ def _detail(response: httpx.Response) -> str:
 
 # A list of jobs with thousands of ranks each takes some tens of MiB.
 MAX_ANSWER_BYTES = 256 * 2**20
-# Of one call with its retries, beside the time that the planner may wait.
-MAX_CALL_S = 60.0
 _IDENTITY = "identity"
 
 
-def whole_answer(response: httpx.Response, budget: CallBudget) -> httpx.Response:
+class _UnusableAnswerError(Exception):
+    """A response is larger than its limit, or encoded."""
+
+
+def whole_answer(response: httpx.Response, max_bytes: int) -> httpx.Response:
     """Read the body of a streamed response, close that, and return a complete response.
 
     Args:
         response: Response whose body has not been read.
-        budget: Limits of the call.
+        max_bytes: Largest size of the body.
 
     Raises:
-        UnusableAnswerError: A limit is exceeded, or the body is encoded, which was not asked for.
+        _UnusableAnswerError: It is larger, or encoded, which was not asked for.
         httpx.RequestError: The body is incomplete.
     """
     body = bytearray()
@@ -187,12 +184,11 @@ def whole_answer(response: httpx.Response, budget: CallBudget) -> httpx.Response
         # A few KiB of gzip may be as many GiB.
         encoding = response.headers.get("Content-Encoding", _IDENTITY)
         if encoding.strip().lower() != _IDENTITY:
-            raise UnusableAnswerError("its body is compressed, which was not requested")
+            raise _UnusableAnswerError("its body is compressed, which was not requested")
         for piece in response.iter_bytes():
             body += piece
-            if len(body) > budget.max_bytes:
-                raise UnusableAnswerError(f"its body is larger than {budget.max_bytes} bytes")
-            budget.check_time()
+            if len(body) > max_bytes:
+                raise _UnusableAnswerError(f"its body is larger than {max_bytes} bytes")
     finally:
         response.close()
     # These headers describe the body on the wire.
@@ -214,7 +210,7 @@ _LONG_POLL_MARGIN_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Retries:
-    """Retry policy of a call: the pause doubles from retry to retry.
+    """Retry policy of a call: the pause doubles, and a call that took its timeout is not retried.
 
     Attributes:
         num_attempts: Number of attempts in all, at least 1.
@@ -253,6 +249,7 @@ class _Call(TypedDict, total=False):
     headers: dict[str, str]
     query: Mapping[str, str | float | None]
     wait_s: float | None
+    is_body_read: bool
     job_id: str
     rank: int
     version: int
@@ -274,7 +271,6 @@ class PlannerConnection:
         retries: Retry policy of calls that fail to arrive.
         sleep: Function that pauses between attempts, for a time in s.
         max_answer_bytes: Largest body of an answer.
-        max_call_s: Longest time in s of one call with its retries; long polls add their wait.
 
     Attributes:
         options: Arguments to open another such connection; None: a transport replaces the network.
@@ -294,7 +290,6 @@ class PlannerConnection:
         retries: Retries | None = None,
         sleep: Callable[[float], None] = time.sleep,
         max_answer_bytes: int = MAX_ANSWER_BYTES,
-        max_call_s: float = MAX_CALL_S,
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
@@ -303,10 +298,9 @@ class PlannerConnection:
         self._retries = Retries() if retries is None else retries
         self._sleep = sleep
         self._max_answer_bytes = max_answer_bytes
-        self._max_call_s = max_call_s
         self.options: ConnectionOptions | None = None
         if transport is None:
-            transport = BoundedTransport(trusted_context(base_url, ca_file))
+            transport = httpx.HTTPTransport(verify=trusted_context(base_url, ca_file))
             self.options = ConnectionOptions(
                 base_url=base_url,
                 token=token,
@@ -381,6 +375,7 @@ class PlannerConnection:
         headers: dict[str, str] | None = None,
         query: Mapping[str, str | float | None] | None = None,
         wait_s: float | None = None,
+        is_body_read: bool = True,
         **ids: object,
     ) -> httpx.Response:
         """Make the call, with retries.
@@ -393,13 +388,11 @@ class PlannerConnection:
             headers: Headers besides the token's.
             query: Query parameters; those that are None are left out.
             wait_s: Time in s that the planner may take, at most 60; None: `timeout_s`.
+            is_body_read: False: of a success the status alone is returned.
             ids: Values of the template's fields.
         """
         if self._http.is_closed:
             raise PlannerUnavailableError("this connection to the planner is closed; open another")
-        budget = CallBudget(
-            max_bytes=self._max_answer_bytes, max_s=self._max_call_s + (wait_s or 0.0)
-        )
         known = {name: value for name, value in (query or {}).items() if value is not None}
         request = self._http.build_request(
             method,
@@ -409,29 +402,34 @@ class PlannerConnection:
             headers=headers,
             params={n: v if isinstance(v, str) else f"{v:.15g}" for n, v in known.items()},
             timeout=self._timeout(wait_s),
-            extensions={BUDGET: budget},
         )
+        began_s = time.monotonic()
         for pause_s in self._pauses_s():
-            failure, is_passing = self._attempt(request, budget)
+            failure, is_passing = self._attempt(request, is_body_read=is_body_read)
             if isinstance(failure, httpx.Response):
                 return failure
-            if not is_passing or pause_s is None or budget.left_s < pause_s:
+            is_late = time.monotonic() - began_s > self._timeout_s
+            if not is_passing or pause_s is None or is_late:
                 raise failure
             self._sleep(pause_s)
         raise AssertionError("the last pause is None")
 
     def _attempt(
-        self, request: httpx.Request, budget: CallBudget
+        self, request: httpx.Request, *, is_body_read: bool
     ) -> tuple[httpx.Response | PlannerError, bool]:
         """Return the response, or an error and whether a retry may succeed."""
         try:
-            response = whole_answer(self._http.send(request, stream=True), budget)
-        except UnusableAnswerError as error:
+            response = self._http.send(request, stream=True)
+            if not is_body_read and response.status_code in _SUCCESSES:
+                response.close()
+                return httpx.Response(response.status_code), False
+            response = whole_answer(response, self._max_answer_bytes)
+        except _UnusableAnswerError as error:
             return not_a_planner(self._base_url, str(error)), False
         except (httpx.RequestError, httpx.InvalidURL) as error:
             is_passing = isinstance(error, CONNECTION_ERRORS)
             return error_from_exception(self._base_url, error), is_passing
-        if response.status_code in {200, 201, 204}:
+        if response.status_code in _SUCCESSES:
             return response, False
         failure = error_from_response(self._base_url, response)
         is_busy = isinstance(failure, PlannerBusyError)  # it names the time of the next call

@@ -1,231 +1,123 @@
-"""The two threads of a rank to its planner: one receives plans, the other posts measurements."""
+"""A rank's link to its planner: the state that its agent starts from, and what that reports."""
 
 from __future__ import annotations
 
 import logging
-import random
-import time
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.link import OpenAgent, open_agent
+from flyball_client.helper.planner_calls import KnownPlan
+from flyball_client.helper.rank_agent import RankSpec
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_calls import (
-    Backoff,
-    PlannerReachability,
-    PlannerThread,
-    RankCalls,
-)
-from flyball_client.session.planner_procedures import KnownPlan, UnusablePlanError
-from flyball_wire.errors import FlyballError
-from flyball_wire.messages import RankRegistration
+from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
-# Least time between two polls, where a planner grants a shorter wait than was requested, and
-# between two plans.
-_SHORTEST_POLL_S = 1.0
-_SUBSCRIBER_STOP_TIMEOUT_S = 0.2
-
-
-class PlanSubscriber(PlannerThread):
-    """Thread that registers the rank and follows its plans.
-
-    A plan is acknowledged on arrival, and passed to `activate` once the planner has named its
-    first step. A newer plan replaces one that waits for its first step. When the planner no
-    longer has the rank (404), the rank registers again. A planner whose database was restored to
-    an older state may send a plan of a lower version, which is followed like any other.
-
-    Args:
-        calls: Calls of the rank.
-        registration: Registration of the rank.
-        current_step: Function that returns the current training step.
-        activate: Function that receives a plan and its first step, on this thread.
-        reachability: Reachability of the planner, updated with each call.
-        backoff: Pauses after failures.
-        poll_wait_s: Time in s that one call waits at the planner, at most 60.
-    """
-
-    def __init__(
-        self,
-        calls: RankCalls,
-        *,
-        registration: RankRegistration,
-        current_step: Callable[[], int],
-        activate: Callable[[CompiledPlan, int], None],
-        reachability: PlannerReachability,
-        backoff: Backoff,
-        poll_wait_s: float = 60.0,
-    ) -> None:
-        super().__init__(f"flyball-plans-{calls.rank}", f"{calls.name}: no further plans")
-        self._calls = calls
-        self._registration = registration
-        self._current_step = current_step
-        self._activate = activate
-        self._reachability = reachability
-        self._backoff = backoff
-        self._poll_wait_s = poll_wait_s
-        self._newest: KnownPlan | None = None
-        self._awaited: CompiledPlan | None = None
-        self._next_plan_s = 0.0
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                self._poll()
-            except FlyballError as error:
-                self._on_failure(error)
-
-    def _poll(self) -> None:
-        began_s = time.monotonic()
-        has_news = True
-        if not self._calls.is_registered.is_set():
-            self._calls.register(self._registration)
-        elif self._awaited is None:
-            has_news = self._get_plan(self._poll_wait_s)
-        else:
-            has_news = self._acknowledge(self._awaited)
-        self._reachability.back("plans")
-        self._backoff.reset()
-        if not has_news:
-            elapsed_s = time.monotonic() - began_s
-            self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - elapsed_s)
-
-    def _get_plan(self, wait_s: float) -> bool:
-        """Return whether there was a new plan."""
-        # A planner that has a new version for every call must not keep this process busy.
-        if self._stopping.wait(self._next_plan_s - time.monotonic()):
-            return False
-        try:
-            plan = self._calls.newest_plan(self._newest, wait_s)
-        except UnusablePlanError as error:
-            self._newest = error.plan
-            self._awaited = None
-            _logger.warning(
-                "%s: plan version %d refused: %s", self._calls.name, error.plan.version, error
-            )
-        else:
-            if plan is None or self._stopping.is_set():
-                return False
-            self._newest = KnownPlan(plan.version, plan.plan_id)
-            self._awaited = plan
-            self._log_raised(plan)
-        self._next_plan_s = time.monotonic() + min(self._poll_wait_s, _SHORTEST_POLL_S)
-        return True
-
-    def _log_raised(self, plan: CompiledPlan) -> None:
-        if plan.num_raised:
-            _logger.warning(
-                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"
-                " are set",
-                self._calls.name,
-                plan.num_raised,
-                plan.num_clocks,
-                plan.version,
-            )
-
-    def _acknowledge(self, awaited: CompiledPlan) -> bool:
-        """Acknowledge a plan; return whether it has a first step or is replaced."""
-        activation = self._calls.acknowledge(
-            awaited.version, self._current_step(), self._poll_wait_s
-        )
-        if activation.first_step is None:
-            return self._get_plan(wait_s=0.0)
-        if not self._stopping.is_set():
-            self._awaited = None
-            self._activate(awaited, activation.first_step)
-        return True
-
-    def _on_failure(self, error: FlyballError) -> None:
-        if self._stopping.is_set():
-            return
-        self._reachability.lost("plans", error)
-        if isinstance(error, PlannerRefusedError) and error.status == 404:
-            # A planner that lost the job counts its versions from 1 again.
-            self._calls.is_registered.clear()
-            self._newest = None
-            self._awaited = None
-        pause_s = self._backoff.next_pause_s()
-        if isinstance(error, PlannerBusyError):
-            pause_s = max(pause_s, error.retry_after_s * random.uniform(1.0, 2.0))
-        self._stopping.wait(pause_s)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinkTimes:
-    """Timeouts and intervals of a rank's calls to its planner, all in s.
-
-    Attributes:
-        poll_wait_s: Time that one call waits at the planner for a new plan, at most 60.
-        gather_s: Time between two posts of measured steps; None: the planner's choice.
-        first_retry_s: Pause after the first failed call; doubles.
-        longest_retry_s: Longest such pause.
-        flush_timeout_s: Time for posting the last measurements at the end.
-    """
-
-    poll_wait_s: float = 60.0
-    gather_s: float | None = None
-    first_retry_s: float = 0.5
-    longest_retry_s: float = 15.0
-    flush_timeout_s: float = 2.0
-
-    def backoff(self) -> Backoff:
-        """Return the pauses of one thread."""
-        return Backoff(first_s=self.first_retry_s, longest_s=self.longest_retry_s)
-
 
 class PlannerLink:
-    """Both threads, from `start` to `stop`.
+    """Link from `start` to `stop`; its agent runs in the helper process, see `helper.link`.
 
     Args:
-        calls: Calls of the rank.
-        registration: Registration of the rank.
-        times: Timeouts and intervals.
+        planner: Client of the planner; not closed here.
+        spec: State of the rank.
         current_step: Function that returns the current training step.
-        activate: Function that receives a plan and its first step, on the subscriber's thread.
+        activate: Function that receives a plan and its first step, on another thread.
 
     Attributes:
-        reachability: Reachability of the planner.
-        outbox: Outbox of measured steps.
+        outbox: Measured steps that are not posted yet.
+        is_lost: True: the last call could not reach the planner.
     """
 
     def __init__(
         self,
-        calls: RankCalls,
+        planner: PlannerClient,
+        spec: RankSpec,
         *,
-        registration: RankRegistration,
-        times: LinkTimes,
         current_step: Callable[[], int],
         activate: Callable[[CompiledPlan, int], None],
     ) -> None:
-        self._calls = calls
-        self._flush_timeout_s = times.flush_timeout_s
-        self.reachability = PlannerReachability(calls.name)
-        self._subscriber = PlanSubscriber(
-            calls,
-            registration=registration,
-            current_step=current_step,
-            activate=activate,
-            reachability=self.reachability,
-            backoff=times.backoff(),
-            poll_wait_s=times.poll_wait_s,
-        )
-        self.outbox = MeasurementOutbox(
-            calls,
-            reachability=self.reachability,
-            backoff=times.backoff(),
-            period_s=times.gather_s,
-        )
+        self.outbox = MeasurementOutbox()
+        self.is_lost = spec.is_lost
+        self._planner = planner
+        self._spec = spec
+        self._run_id = spec.run_id
+        self._known = spec.known
+        self._name = f"job {spec.job_id} rank {spec.rank}"
+        self._current_step = current_step
+        self._activate = activate
+        self._has_left = threading.Event()
+        self._agent: OpenAgent | None = None
 
     def start(self) -> None:
-        """Start both threads; may be called once."""
-        self._subscriber.start()
-        self.outbox.start()
+        """Start the agent; may be called once.
+
+        Raises:
+            RuntimeError: No thread can be started.
+        """
+        self._agent = open_agent(self._planner, self)
 
     def stop(self) -> None:
         """Post the rest, report the rank's end, and stop, within about `flush_timeout_s`."""
-        self.outbox.stop(self._flush_timeout_s)
-        self._subscriber.stop(0.0)
-        self._calls.close()
-        self._subscriber.stop(_SUBSCRIBER_STOP_TIMEOUT_S)
+        if self._agent is not None:
+            self._agent.stop()
+            self._has_left.wait(self._spec.times.flush_timeout_s)
+            self._agent.close()
+        num_left = self.outbox.clear()
+        if num_left:
+            _logger.log(
+                # A lost planner has been logged.
+                logging.DEBUG if self.is_lost else logging.WARNING,
+                "%s: %d measurements dropped: the planner did not accept them in time",
+                self._name,
+                num_left,
+            )
+
+    # ------------------------------------------------------------------ the agent's rank
+
+    def spec(self) -> RankSpec:
+        """Return what an agent starts from."""
+        return replace(self._spec, run_id=self._run_id, known=self._known, is_lost=self.is_lost)
+
+    def current_step(self) -> int:
+        """Return the current training step."""
+        return self._current_step()
+
+    def take_steps(self) -> tuple[StepMeasurement, ...]:
+        """Return the oldest measured steps that are not posted."""
+        return self.outbox.take()
+
+    def posted(self, num_dropped: int) -> None:
+        """Forget the steps that were taken last."""
+        self.outbox.posted(num_dropped)
+
+    def registered(self, run_id: str) -> None:
+        """Keep the run, in which another agent goes on."""
+        self._run_id = run_id
+
+    def activate(self, plan: CompiledPlan, first_step: int) -> None:
+        """Pass the plan on."""
+        self._known = KnownPlan(plan.version, plan.plan_id)
+        self._activate(plan, first_step)
+
+    def set_lost(self, is_lost: bool) -> None:
+        """Note that the planner is lost, or back; the agent logs it."""
+        self.is_lost = is_lost
+
+    def helper_ended(self, why: str) -> None:
+        """Count the planner as lost until another agent reaches it."""
+        if not self.is_lost:
+            _logger.warning(
+                "%s: planner lost, training continues and calls are retried: the process that"
+                " calls it %s",
+                self._name,
+                why,
+            )
+        self.is_lost = True
+
+    def left(self) -> None:
+        """Note that all has been posted."""
+        self._has_left.set()

@@ -23,11 +23,11 @@ from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.own_process import OwnProcess, call_at_normal_end
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
+from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import ActivePlan, PendingPlans
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
 from flyball_client.session.plan_cursor import PlanCursor
-from flyball_client.session.planner_calls import RankCalls
-from flyball_client.session.planner_link import LinkTimes, PlannerLink
+from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.rank_settings import (
     WithoutPlanner,
     check_without_planner,
@@ -141,9 +141,13 @@ class RankSession:
         if planner is not None:
             layout = (dp_rank, tp_rank, cp_rank)
             self._link = PlannerLink(
-                RankCalls(planner, job_id, rank),
-                registration=registration_of_rank(gpu, supported_mhz, stage, layout),
-                times=times or LinkTimes(),
+                planner,
+                RankSpec(
+                    job_id=job_id,
+                    rank=rank,
+                    registration=registration_of_rank(gpu, supported_mhz, stage, layout),
+                    times=times or LinkTimes(),
+                ),
                 current_step=lambda: self._current_step,
                 activate=self.plans.put,
             )
@@ -455,7 +459,7 @@ class RankSession:
             self._governor.pause()
 
     def _is_planner_lost(self) -> bool:
-        return self._link is not None and self._link.reachability.is_lost
+        return self._link is not None and self._link.is_lost
 
     def _request_first_clock(self) -> None:
         """Request the clock of the first instruction of the step that comes next."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from flyball_client.api.errors import PlannerError, PlannerRefusedError
-from flyball_client.api.planner_client import MAX_WAIT_S, PlannerClient
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice
-from flyball_client.session.planner_calls import Backoff, PlannerThread
-from flyball_client.session.process_caller import open_caller
+from flyball_client.helper.job_agent import JobSpec
+from flyball_client.helper.link import OpenAgent, open_agent
 from flyball_wire.command import flyball_version
 from flyball_wire.messages import JobRegistration, RankRegistration
 
@@ -26,12 +26,6 @@ _MAX_CHARACTERS = 256
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 # Name and UUID in the registration of a rank without a GPU.
 _NO_GPU = "none"
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 30.0
-_CHECK_PERIOD_S = 15.0
-_CONFLICT = 409
-# A job with all its ranks, 64,000 of them; read and not decoded.
-_MAX_JOB_BYTES = 32 * 2**20
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +96,8 @@ def _boot_id() -> str | None:
         return None
 
 
-class JobRegistrar(PlannerThread):
-    """Thread that registers a job and keeps it registered until it is closed.
+class JobRegistrar:
+    """Keeps a job registered until it is closed, from the rank's helper process.
 
     It retries while the planner cannot be reached, and while ranks of an earlier start are
     registered differently. Every 15 s it checks that the planner still has the job, and registers
@@ -120,62 +114,30 @@ class JobRegistrar(PlannerThread):
     def __init__(
         self, planner: PlannerClient, *, job_id: str, registration: JobRegistration
     ) -> None:
-        super().__init__("flyball-job-registrar", f"job {job_id} is no longer kept registered")
-        self._caller = open_caller(planner, max_answer_bytes=_MAX_JOB_BYTES)
-        self._job_id = job_id
         launch = launch_of(os.environ)
-        self._registration = replace(
-            registration, run=launch.run, restart_count=launch.restart_count
-        )
+        registration = replace(registration, run=launch.run, restart_count=launch.restart_count)
+        self._spec = JobSpec(job_id=job_id, registration=registration)
+        self._has_left = threading.Event()
+        self._agent: OpenAgent | None = None
         try:
-            self.start()
+            self._agent = open_agent(planner, self)
         except RuntimeError as error:  # no thread can be started
             logger.warning("job %s is not registered, training continues: %s", job_id, error)
 
+    def spec(self) -> JobSpec:
+        """Return what an agent of the job starts from."""
+        return self._spec
+
+    def left(self) -> None:
+        """Note that the agent has ended."""
+        self._has_left.set()
+
+    def helper_ended(self, why: str) -> None:
+        """Do nothing: the ranks' sessions log it."""
+
     def close(self, *, timeout_s: float = 2.0) -> None:
-        """Stop the thread, and wait at most `timeout_s` for a call in progress."""
-        self.stop(timeout_s)
-        self._caller.close()
-
-    def _run(self) -> None:
-        while not self._stopping.is_set():
-            is_known = self._register()
-            self._wait_until_missing(is_known)
-
-    def _register(self) -> bool:
-        """Return whether the planner has accepted the job; False: it refused the values."""
-        backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
-        is_logged = False
-        while not self._stopping.is_set():
-            try:
-                self._caller.call("put_job", self._job_id, self._registration, wait_s=MAX_WAIT_S)
-            except PlannerError as error:
-                if isinstance(error, PlannerRefusedError) and error.status != _CONFLICT:
-                    logger.warning("the planner refused job %s: %s", self._job_id, error)
-                    return False
-                if not is_logged:
-                    logger.warning("job %s is not registered yet: %s", self._job_id, error)
-                is_logged = True
-                self._stopping.wait(backoff.next_pause_s())
-            else:
-                return True
-        return False
-
-    def _wait_until_missing(self, was_known: bool) -> None:
-        """Return when the planner had the job and no longer has it."""
-        while not self._stopping.wait(_CHECK_PERIOD_S):
-            try:
-                self._caller.call("find_job", self._job_id)
-            except PlannerRefusedError as error:
-                if error.status == 404 and was_known:
-                    is_given = self._registration.profiling == "given"
-                    logger.warning(
-                        "the planner no longer has job %s, which is registered again; %s",
-                        self._job_id,
-                        "put its profile again" if is_given else "it is profiled again",
-                    )
-                    return
-            except PlannerError:
-                continue  # logged by the ranks' sessions
-            else:
-                was_known = True
+        """End the registrar, and wait at most `timeout_s` for a call in progress."""
+        if self._agent is not None:
+            self._agent.stop()
+            self._has_left.wait(timeout_s)
+            self._agent.close()

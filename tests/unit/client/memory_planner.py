@@ -12,9 +12,9 @@ import httpx
 from tests.unit.client.recording_gpu import SUPPORTED_MHZ
 
 from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import messages
 from flyball_wire.codec import decode, encode

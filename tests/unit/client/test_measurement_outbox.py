@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import httpx
 import pytest
@@ -13,11 +12,12 @@ from tests.planner.patience import wait_until
 
 from flyball_client.api.connection import strict_json
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session import measurement_outbox
+from flyball_client.helper import measurement_poster
+from flyball_client.helper.measurement_poster import MeasurementPoster, bounded_period_s
+from flyball_client.helper.planner_calls import Backoff, PlannerReachability, RankCalls
 from flyball_client.session.measurement_outbox import MeasurementOutbox
-from flyball_client.session.planner_calls import Backoff, PlannerReachability, RankCalls
 from flyball_wire.codec import decode
-from flyball_wire.messages import MeasurementBatch, StepMeasurement
+from flyball_wire.messages import MeasurementBatch, RankRegistration, StepMeasurement
 
 
 class Inbox:
@@ -44,37 +44,51 @@ class Inbox:
         )
 
 
-def make_outbox(
-    inbox: Callable[[httpx.Request], httpx.Response],
-    *,
-    is_registered: bool = True,
-    **limits: Any,  # noqa: ANN401 - of MeasurementOutbox
-) -> MeasurementOutbox:
-    planner = PlannerClient(
-        "http://planner.test",
-        transport=httpx.MockTransport(inbox),
-        retries=Retries(num_attempts=1),
-    )
-    calls = RankCalls(planner, "gpt", 0)
-    if is_registered:
-        calls.is_registered.set()
-    return MeasurementOutbox(
-        calls,
-        reachability=PlannerReachability("rank 0"),
-        backoff=Backoff(first_s=0.001, longest_s=0.002),
-        **{
-            "capacity": 100,
-            "max_details": 100,
-            "max_details_per_post": 100,
-            "period_s": 0.001,
-            **limits,
-        },
-    )
+class Outbox(MeasurementOutbox):
+    """A queue of steps with the thread that posts them."""
 
+    def __init__(
+        self,
+        inbox: Callable[[httpx.Request], httpx.Response],
+        *,
+        is_registered: bool = True,
+        period_s: float | None = 0.001,
+        **limits: int,
+    ) -> None:
+        super().__init__(
+            **{"capacity": 100, "max_details": 100, "max_details_per_post": 100} | limits
+        )
+        planner = PlannerClient(
+            "http://planner.test",
+            transport=httpx.MockTransport(inbox),
+            retries=Retries(num_attempts=1),
+        )
+        registration = RankRegistration(
+            stage=0, host="", gpu_name="", gpu_uuid="", emulated=True, client_version=""
+        )
+        run_id = "run" if is_registered else None
+        self.has_left = threading.Event()
+        self.poster = MeasurementPoster(
+            RankCalls(planner, "gpt", 0, registration, run_id=run_id),
+            self,
+            reachability=PlannerReachability("rank 0"),
+            backoff=Backoff(first_s=0.001, longest_s=0.002),
+            period_s=period_s,
+        )
 
-def post_all(outbox: MeasurementOutbox) -> None:
-    outbox.start()
-    outbox.stop(10.0)
+    def take_steps(self) -> tuple[StepMeasurement, ...]:
+        return self.take()
+
+    def left(self) -> None:
+        self.has_left.set()
+
+    def post_all(self) -> None:
+        self.poster.start()
+        self.stop()
+
+    def stop(self) -> None:
+        self.poster.stop()
+        assert self.has_left.wait(10.0)
 
 
 def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -> None:
@@ -92,9 +106,9 @@ def put(outbox: MeasurementOutbox, steps: range, *, num_instructions: int = 0) -
 
 def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
     inbox = Inbox()
-    outbox = make_outbox(inbox, capacity=1000)
+    outbox = Outbox(inbox, capacity=1000)
     put(outbox, range(600))
-    post_all(outbox)
+    outbox.post_all()
     assert [len(batch) for batch in inbox.batches] == [256, 256, 88]
     assert [step for batch in inbox.batches for step in batch] == list(range(600))
 
@@ -106,26 +120,26 @@ def test_what_was_put_in_is_posted_in_order_and_in_batches() -> None:
 def test_the_next_post_comes_when_the_planner_asks_for_it_within_bounds(
     next_post_s: float, period_s: float
 ) -> None:
-    assert measurement_outbox.bounded_period_s(next_post_s) == period_s
+    assert bounded_period_s(next_post_s) == period_s
 
 
 @pytest.mark.parametrize("next_post_s", [0.2, 1e300])
 def test_a_planners_period_is_waited_for_unless_the_session_ends(
     next_post_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measurement_outbox, "_FIRST_PERIOD_S", 0.001)
+    monkeypatch.setattr(measurement_poster, "_FIRST_PERIOD_S", 0.001)
     inbox = Inbox(next_post_s=next_post_s)
-    outbox = make_outbox(inbox, period_s=None)
+    outbox = Outbox(inbox, period_s=None)
     put(outbox, range(1))
-    outbox.start()
+    outbox.poster.start()
     wait_until(lambda: len(inbox.batches) == 1)
     first_s = time.monotonic()
     put(outbox, range(1, 2))
     if next_post_s < 1:
         wait_until(lambda: len(inbox.batches) == 2)
         assert time.monotonic() - first_s > 0.1
-    assert outbox.is_alive
-    outbox.stop(10.0)
+    assert outbox.poster.is_alive
+    outbox.stop()
     assert inbox.batches == [[0], [1]]
 
 
@@ -142,12 +156,12 @@ def test_a_batch_that_the_planner_refuses_is_dropped_and_logged(
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="flyball_client")
     inbox = Inbox(status, status, status)
-    outbox = make_outbox(inbox)
-    outbox.start()
+    outbox = Outbox(inbox)
+    outbox.poster.start()
     for step in range(3):
         put(outbox, range(step, step + 1))
         wait_until(lambda num=step + 1: outbox.num_dropped == num)  # type: ignore[misc] # bound now
-    outbox.stop(10.0)
+    outbox.stop()
     assert inbox.batches == [[0], [1], [2]]
     dropped = [line.levelno for line in caplog.records if "dropped" in line.getMessage()]
     assert dropped == levels
@@ -155,21 +169,21 @@ def test_a_batch_that_the_planner_refuses_is_dropped_and_logged(
 
 def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
     inbox = Inbox()
-    outbox = make_outbox(inbox, capacity=3)
+    outbox = Outbox(inbox, capacity=3)
     put(outbox, range(10))
     assert outbox.num_dropped == 7
-    post_all(outbox)
+    outbox.post_all()
     assert inbox.batches == [[7, 8, 9]]
 
 
 def test_steps_that_tell_much_are_posted_in_smaller_batches_and_none_is_divided() -> None:
     inbox = Inbox()
-    outbox = make_outbox(inbox, max_details=100, max_details_per_post=10)
+    outbox = Outbox(inbox, max_details=100, max_details_per_post=10)
     put(outbox, range(2), num_instructions=3)
     put(outbox, range(2, 8))  # tell nothing
     put(outbox, range(8, 10), num_instructions=3)
     put(outbox, range(10, 12), num_instructions=20)
-    post_all(outbox)
+    outbox.post_all()
     assert inbox.batches == [[*range(8)], [8, 9], [10], [11]]
     assert [len(step.instructions or ()) for step in inbox.steps] == [3, 3, *6 * [0], 3, 3, 20, 20]
     assert outbox.num_dropped == 0
@@ -177,24 +191,24 @@ def test_steps_that_tell_much_are_posted_in_smaller_batches_and_none_is_divided(
 
 def test_steps_that_tell_much_drop_their_oldest_sooner_and_the_newest_is_always_kept() -> None:
     inbox = Inbox()
-    outbox = make_outbox(inbox, max_details=12)
+    outbox = Outbox(inbox, max_details=12)
     put(outbox, range(5))
     put(outbox, range(5, 10), num_instructions=3)
     assert outbox.num_dropped == 7  # 0 to 6: three times four entries are left
     put(outbox, range(10, 12), num_instructions=99)
     assert outbox.num_dropped == 11
-    post_all(outbox)
+    outbox.post_all()
     assert inbox.batches == [[11]]
 
 
 def test_a_batch_that_failed_is_posted_again_and_counts_as_much_as_before() -> None:
     inbox = Inbox(500, 404)
-    outbox = make_outbox(inbox, max_details=12)
+    outbox = Outbox(inbox, max_details=12)
     put(outbox, range(3), num_instructions=3)
-    outbox.start()
+    outbox.poster.start()
     with inbox.posted:
         assert inbox.posted.wait_for(lambda: len(inbox.batches) == 3, 30.0)
-    outbox.stop(10.0)
+    outbox.stop()
     assert inbox.batches == [[0, 1, 2]] * 3
     assert outbox.num_dropped == 0
     put(outbox, range(3, 7), num_instructions=3)
@@ -203,51 +217,33 @@ def test_a_batch_that_failed_is_posted_again_and_counts_as_much_as_before() -> N
 
 def test_a_step_that_cannot_be_encoded_is_dropped_alone(caplog: pytest.LogCaptureFixture) -> None:
     inbox = Inbox()
-    outbox = make_outbox(inbox)
+    outbox = Outbox(inbox)
     put(outbox, range(2))
     outbox.put(StepMeasurement(step=2, plan_version=None, time_s=float("nan"), energy_j=None))
     put(outbox, range(3, 5))
-    post_all(outbox)
+    outbox.post_all()
     assert inbox.batches == [[0, 1, 3, 4]]
     assert outbox.num_dropped == 1
     assert sum("1 measurements dropped" in message for message in caplog.messages) == 1
     assert not any("planner" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize(
-    ("is_registered", "text"),
-    [
-        (False, "rank 0: 7 measurements dropped: the planner did not accept them in time"),
-        (True, "planner lost"),
-    ],
-)
-def test_measurements_not_accepted_before_the_end_are_counted_and_logged_once(
-    caplog: pytest.LogCaptureFixture, is_registered: bool, text: str
-) -> None:
-    outbox = make_outbox(Inbox(*[503] * 10_000), is_registered=is_registered)
-    put(outbox, range(7))
-    post_all(outbox)
-    assert outbox.num_dropped == 7
-    (line,) = caplog.messages
-    assert text in line
+def test_measurements_not_accepted_before_the_end_are_counted() -> None:
+    for is_registered in (False, True):
+        outbox = Outbox(Inbox(*[503] * 10_000), is_registered=is_registered)
+        put(outbox, range(7))
+        outbox.post_all()
+        assert outbox.clear() == outbox.num_dropped == 7
 
 
-def test_a_batch_that_fails_after_the_end_is_counted_too() -> None:
-    begun, going_on = threading.Event(), threading.Event()
-
-    def hold(request: httpx.Request) -> httpx.Response:
-        del request
-        begun.set()
-        going_on.wait(60.0)
-        return httpx.Response(503)
-
-    outbox = make_outbox(hold)
-    put(outbox, range(3))
-    outbox.start()
-    assert begun.wait(60.0)
-    put(outbox, range(3, 5))
-    outbox.stop(0.01)
-    assert outbox.num_dropped == 2
-
-    going_on.set()
-    wait_until(lambda: outbox.num_dropped == 5)
+def test_steps_that_are_dropped_while_they_are_posted_are_not_removed_twice() -> None:
+    outbox = MeasurementOutbox(capacity=4)
+    put(outbox, range(4))
+    assert [step.step for step in outbox.take()] == [0, 1, 2, 3]
+    put(outbox, range(4, 6))
+    outbox.posted(0)
+    assert [step.step for step in outbox.take()] == [4, 5]
+    put(outbox, range(6, 12))
+    outbox.posted(2)
+    assert [step.step for step in outbox.take()] == [8, 9, 10, 11]
+    assert outbox.num_dropped == 2 + 4

@@ -5,7 +5,8 @@ import logging
 import pytest
 
 from flyball_client.api.errors import PlannerRefusedError, PlannerUnavailableError
-from flyball_client.session.planner_calls import Backoff, PlannerReachability
+from flyball_client.helper.planner_calls import Backoff, PlannerReachability
+from flyball_client.helper.rank_agent import LinkTimes
 
 AWAY = PlannerUnavailableError("nobody there")
 
@@ -18,6 +19,8 @@ def test_pauses_double_up_to_the_longest_and_start_again() -> None:
     assert backoff.next_pause_s() <= 1.0
     with pytest.raises(ValueError, match="backoff must be 0 < first_s <= longest_s"):
         Backoff(first_s=2.0, longest_s=1.0)
+    with pytest.raises(ValueError, match="backoff must be 0 < first_s <= longest_s"):
+        LinkTimes(first_retry_s=0.0)
 
 
 def refused(status: int) -> PlannerRefusedError:

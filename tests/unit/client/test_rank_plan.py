@@ -18,7 +18,9 @@ from flyball_wire.rank_plan import MAX_PART_BYTES, RankPlan, most_bytes
 KINDS = ("forward", "backward", "backward_weight")
 
 
-def random_instructions(num: int, clocks_mhz: range, chance: random.Random) -> list[tuple[str, int, int, int]]:
+def random_instructions(
+    num: int, clocks_mhz: range, chance: random.Random
+) -> list[tuple[str, int, int, int]]:
     return [
         (
             chance.choice(KINDS),

@@ -19,7 +19,6 @@ from tests.unit.client.recording_gpu import RESET, SUPPORTED_MHZ, RecordingGpu
 from flyball_client.api.errors import PlannerUnavailableError
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.session.plan_cursor import PlanCursor
-from flyball_client.session.planner_link import LinkTimes
 from flyball_client.session.rank_session import RankSession
 
 PLAN = (("forward", 0, 1200), ("backward", 0, 900))
@@ -363,7 +362,6 @@ def test_a_step_that_fails_restores_the_clock_and_the_next_one_sets_it_again(
     [
         {"history_length": 0},
         {"initial_step": -1},
-        {"times": LinkTimes(first_retry_s=0.0)},
         {"without_planner": "panic"},
     ],
 )

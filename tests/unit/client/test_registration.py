@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session import registration as registrations
+from flyball_client.helper import job_agent
 from flyball_client.session.registration import JobRegistrar
 from flyball_wire.codec import decode
 from flyball_wire.messages import JobRegistration
@@ -66,8 +66,8 @@ class _Planner:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registrations, "_FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(registrations, "_CHECK_PERIOD_S", 0.001)
+    monkeypatch.setattr(job_agent, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(job_agent, "_CHECK_PERIOD_S", 0.001)
 
 
 @contextmanager
@@ -81,7 +81,7 @@ def _registrar(planner: _Planner) -> Iterator[None]:
             yield
         finally:
             registrar.close(timeout_s=_TIMEOUT_S)
-        assert not registrar.is_alive
+        assert "flyball-job-registrar" not in {each.name for each in threading.enumerate()}
 
 
 @pytest.mark.parametrize(
@@ -91,8 +91,8 @@ def _registrar(planner: _Planner) -> Iterator[None]:
 def test_the_job_is_registered_as_it_is_and_closing_ends_a_long_pause(
     monkeypatch: pytest.MonkeyPatch, pause: str, answer: httpx.Response | Exception
 ) -> None:
-    monkeypatch.setattr(registrations, "_LONGEST_PAUSE_S", 2000.0)
-    monkeypatch.setattr(registrations, pause, 1000.0)
+    monkeypatch.setattr(job_agent, "_LONGEST_PAUSE_S", 2000.0)
+    monkeypatch.setattr(job_agent, pause, 1000.0)
     planner = _Planner(answer)
     with _registrar(planner):
         (request,) = planner.requests

@@ -15,7 +15,7 @@ from tests.unit.client.recording_gpu import RESET, RecordingGpu
 from tests.unit.client.test_rank_session import PLAN, run_step, run_until_active, wait_until
 
 from flyball_client.api.planner_client import PlannerClient, Retries
-from flyball_client.session.planner_link import LinkTimes
+from flyball_client.helper.rank_agent import LinkTimes
 
 pytestmark = pytest.mark.slow
 

@@ -6,14 +6,16 @@ import logging
 import random
 import threading
 from abc import ABC, abstractmethod
-from typing import cast
+from collections.abc import Callable
+from typing import NamedTuple
 
+from flyball_client.api.connection import not_a_planner
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.frames import MAX_COUNT
+from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_client.session.planner_procedures import NO_PLAN, KnownPlan
-from flyball_client.session.process_caller import open_caller
-from flyball_wire.errors import FlyballError
+from flyball_wire.errors import CodecError, FlyballError
 from flyball_wire.messages import (
     Accepted,
     Acknowledgement,
@@ -27,6 +29,7 @@ _logger = logging.getLogger(__name__)
 
 # Refusals in a row from which on a missing registration is no longer normal.
 _MANY_REFUSALS = 6
+_MAX_NAME_CHARS = 256
 
 
 class PlannerThread(ABC):
@@ -35,10 +38,14 @@ class PlannerThread(ABC):
     Args:
         name: Name of the thread.
         consequence: Log line for an unexpected error, which ends the thread.
+        at_end: Called on the thread as it ends.
     """
 
-    def __init__(self, name: str, consequence: str) -> None:
+    def __init__(
+        self, name: str, consequence: str, *, at_end: Callable[[], None] = lambda: None
+    ) -> None:
         self._consequence = consequence
+        self._at_end = at_end
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run_guarded, name=name, daemon=True)
 
@@ -46,10 +53,10 @@ class PlannerThread(ABC):
         """Start the thread; may be called once."""
         self._thread.start()
 
-    def stop(self, timeout_s: float) -> None:
+    def stop(self, timeout_s: float = 0.0) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""
         self._stopping.set()
-        if self._thread.ident is not None:  # otherwise it could not be started
+        if timeout_s and self._thread.ident is not None:  # otherwise it could not be started
             self._thread.join(timeout_s)
 
     @property
@@ -64,20 +71,46 @@ class PlannerThread(ABC):
             # The planner's connections may be closed before the thread is stopped.
             if not self._stopping.is_set():
                 _logger.exception(self._consequence)
+        finally:
+            self._at_end()
 
     @abstractmethod
     def _run(self) -> None:
         """Make calls until the thread is stopped."""
 
 
+class KnownPlan(NamedTuple):
+    """A plan that a rank has received.
+
+    Attributes:
+        version: Its version; 0: there is none.
+        plan_id: Its identity beside that; None: not given.
+    """
+
+    version: int
+    plan_id: str | None
+
+
+NO_PLAN = KnownPlan(0, None)
+
+
+class UnusablePlanError(CodecError):
+    """The rank cannot run this plan."""
+
+    def __init__(self, message: str, plan: KnownPlan) -> None:
+        super().__init__(message)
+        self.plan = plan
+
+
 class RankCalls:
     """Calls of one rank, which carry the run of the job that it is registered in.
 
     Args:
-        planner: Client of the planner; not closed here. Unless its transport replaces the network,
-            the calls are made in another process, see `process_caller`.
+        planner: Client of the planner; not closed here.
         job_id: Name of the job.
         rank: Rank within the job.
+        registration: Registration of the rank.
+        run_id: Run that it is registered in; None: it is not registered.
 
     Attributes:
         name: Job and rank, for the log.
@@ -85,57 +118,89 @@ class RankCalls:
         is_registered: Event that is set once the planner has registered the rank.
     """
 
-    def __init__(self, planner: PlannerClient, job_id: str, rank: int) -> None:
+    def __init__(
+        self,
+        planner: PlannerClient,
+        job_id: str,
+        rank: int,
+        registration: RankRegistration,
+        *,
+        run_id: str | None = None,
+    ) -> None:
         self.name = f"job {job_id} rank {rank}"
         self.rank = rank
         self.is_registered = threading.Event()
-        self._caller = open_caller(planner)
+        if run_id is not None:
+            self.is_registered.set()
+        self._planner = planner
         self._job_id = job_id
-        self._run_id: str | None = None
-        self._registration: RankRegistration | None = None
-
-    def register(self, registration: RankRegistration) -> None:
-        """Register the rank."""
-        answer = self._caller.call("put_rank", self._job_id, self.rank, registration)
-        self._run_id = cast("str", answer)
+        self._run_id = run_id
         self._registration = registration
-        self.is_registered.set()
 
-    def newest_plan(self, known: KnownPlan | None, wait_s: float) -> CompiledPlan | None:
+    def register(self) -> str:
+        """Register the rank, and return the run of the job that it is registered in."""
+        registered = self._planner.put_rank(self._job_id, self.rank, self._registration)
+        self._check_name("run_id", registered.run_id)
+        self._run_id = registered.run_id
+        self.is_registered.set()
+        return registered.run_id
+
+    def newest_plan(self, known: KnownPlan, wait_s: float) -> CompiledPlan | None:
         """Return the newest plan if it is not the known one; None: not within `wait_s`.
 
         Raises:
             UnusablePlanError: There is one that this rank cannot run.
         """
-        arguments = (self._job_id, self.rank, known or NO_PLAN, wait_s, self._registration)
-        answer = self._caller.call("newest_plan", *arguments, wait_s=wait_s)
-        return cast("CompiledPlan | None", answer)
+        plan = self._planner.get_rank_plan(
+            self._job_id,
+            self.rank,
+            after_version=known.version,
+            plan_id=known.plan_id,
+            wait_s=wait_s,
+        )
+        if plan is None:
+            return None
+        self._check_count("version", plan.version)
+        self._check_name("plan_id", plan.plan_id or "")
+        own = self._registration
+        try:
+            return compile_plan(plan, stage=own.stage, supported_mhz=own.sm_clocks_mhz or ())
+        except CodecError as error:
+            raise UnusablePlanError(str(error), KnownPlan(plan.version, plan.plan_id)) from None
 
     def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:
         """Acknowledge a plan version, and wait up to `wait_s` for its first step."""
         acknowledgement = Acknowledgement(
             version=version, current_step=current_step, run_id=self._run_id
         )
-        arguments = (self._job_id, self.rank, acknowledgement, wait_s)
-        answer = self._caller.call("acknowledge", *arguments, wait_s=wait_s)
-        return cast("PlanVersion", answer)
+        activation = self._planner.acknowledge(
+            self._job_id, self.rank, acknowledgement, wait_s=wait_s
+        )
+        self._check_count("version", activation.version)
+        self._check_count("first_step", activation.first_step or 0)
+        return activation
 
     def post(self, steps: tuple[StepMeasurement, ...]) -> Accepted:
         """Post measured steps."""
         batch = MeasurementBatch(steps=steps, run_id=self._run_id)
-        answer = self._caller.call("post", self._job_id, self.rank, batch)
-        return cast("Accepted", answer)
+        return self._planner.post_measurements(self._job_id, self.rank, batch)
 
     def leave(self) -> None:
         """Report the end of the rank's training; a failure is only logged."""
         try:
-            self._caller.call("leave", self._job_id, self.rank, self._run_id)
+            self._planner.leave(self._job_id, self.rank, run_id=self._run_id)
         except FlyballError as error:
             _logger.debug("%s: its end was not reported: %s", self.name, error)
 
-    def close(self) -> None:
-        """End calls in progress; those that come fail."""
-        self._caller.close()
+    def _check_count(self, name: str, value: int) -> None:
+        if not 0 <= value <= MAX_COUNT:
+            raise not_a_planner(self._planner.base_url, f"its {name} is not from 0 to {MAX_COUNT}")
+
+    def _check_name(self, name: str, value: str) -> None:
+        if len(value) > _MAX_NAME_CHARS:
+            raise not_a_planner(
+                self._planner.base_url, f"its {name} has over {_MAX_NAME_CHARS} characters"
+            )
 
 
 class PlannerReachability:
@@ -146,15 +211,26 @@ class PlannerReachability:
 
     Args:
         rank_name: Job and rank, for the log.
+        is_lost: True: it could not be reached before.
+        was_known: True: it has answered before.
+        report: Called as the planner is lost (True) and as it is back.
     """
 
-    def __init__(self, rank_name: str) -> None:
+    def __init__(
+        self,
+        rank_name: str,
+        *,
+        is_lost: bool = False,
+        was_known: bool = False,
+        report: Callable[[bool], None] = lambda is_lost: None,
+    ) -> None:
         self._rank_name = rank_name
+        self._report = report
         self._lock = threading.Lock()
-        self._is_lost = False
+        self._is_lost = is_lost
         # Status of the last refusals, and their number in a row.
         self._refusals: dict[str, tuple[int, int]] = {}
-        self._was_known = False
+        self._was_known = was_known
 
     @property
     def is_lost(self) -> bool:
@@ -169,7 +245,7 @@ class PlannerReachability:
             elif isinstance(error, PlannerRefusedError):
                 self._refused(what, error)
             elif not self._is_lost:
-                self._is_lost = True
+                self._set_lost(True)
                 _logger.warning(
                     "%s: planner lost, training continues and calls are retried: %s",
                     self._rank_name,
@@ -180,16 +256,21 @@ class PlannerReachability:
         """Record a successful call for `what`."""
         with self._lock:
             is_news = self._is_lost or what in self._refusals
-            self._is_lost = False
+            self._set_lost(False)
             self._refusals.pop(what, None)
             self._was_known = True
             if is_news:
                 _logger.info("%s: planner back", self._rank_name)
 
+    def _set_lost(self, is_lost: bool) -> None:
+        if is_lost != self._is_lost:
+            self._is_lost = is_lost
+            self._report(is_lost)
+
     def _refused(self, what: str, error: PlannerRefusedError) -> None:
         status, count = self._refusals.get(what, (0, 0))
         count = 1 if self._is_lost or status != error.status else count + 1
-        self._is_lost = False
+        self._set_lost(False)
         self._refusals[what] = error.status, count
         is_awaited = error.status in {404, 409} and not self._was_known
         if count not in ({1, _MANY_REFUSALS} if is_awaited else {1}):

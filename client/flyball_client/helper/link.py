@@ -1,0 +1,343 @@
+"""A training process's connection to its helper, which all its sessions and registrars share.
+
+Whatever a planner answers is received, decoded and checked in the helper: it takes none of the
+training process's time, memory or interpreter lock. One thread waits for what the helper reports,
+and starts another where it has ended: what agents need to start again is kept here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import subprocess
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from flyball_client.api.connection import ConnectionOptions
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.governor.own_process import OwnProcess
+from flyball_client.helper.frames import (
+    Header,
+    count_of,
+    framed,
+    read_header,
+    read_plan,
+    receive_from,
+)
+from flyball_client.helper.planner_calls import Backoff
+from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
+from flyball_wire.python_child import python_command, python_environment
+
+_logger = logging.getLogger(__name__)
+
+# A helper that gives no sign of life for this time in s is killed; it may be started on a busy
+# node, with Python on a network's file system.
+_SILENCE_S = 12 * ALIVE_S
+_FIRST_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 15.0
+_REAP_TIMEOUT_S = 1.0
+_IMPORT_ROOT = Path(__file__).parents[2]
+_PROGRAM = "flyball_client.helper.process"
+_MAX_TEXT_CHARS = 1000
+_MAX_NAME_CHARS = 256
+
+
+class Owner(Protocol):
+    """Rank or registrar that has an agent; see Rank for what else a rank has."""
+
+    def spec(self) -> Any:  # noqa: ANN401 - RankSpec or JobSpec
+        """Return what an agent starts from."""
+        ...
+
+    def left(self) -> None:
+        """Report that the agent has done all that it had to do before its end."""
+        ...
+
+    def helper_ended(self, why: str) -> None:
+        """Report that the helper "has ended", say; another one starts."""
+        ...
+
+
+class OpenAgent(Protocol):
+    """Agent that runs in the helper or in this process."""
+
+    def stop(self) -> None:
+        """Begin its end; `left` of its owner follows."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
+def open_agent(planner: PlannerClient, owner: Owner) -> OpenAgent:
+    """Start an agent: in the helper, or in this process if the client's network is replaced.
+
+    Args:
+        planner: Client of the planner; not closed here.
+        owner: Rank or registrar.
+
+    Raises:
+        RuntimeError: No thread can be started.
+    """
+    if planner.options is None:
+        return _DirectAgent(planner, owner)
+    return _HelperAgent(planner.options, owner)
+
+
+class _DirectAgent:
+    """Agent whose threads are this process's."""
+
+    _STOP_TIMEOUT_S = 0.2
+
+    def __init__(self, planner: PlannerClient, owner: Owner) -> None:
+        self._agent = owner.spec().agent(planner, owner)
+        self._agent.start()
+
+    def stop(self) -> None:
+        self._agent.stop()
+
+    def close(self) -> None:
+        self._agent.close(self._STOP_TIMEOUT_S)
+
+
+class _HelperAgent:
+    """Agent in the helper, which ends with its last agent."""
+
+    def __init__(self, options: ConnectionOptions, owner: Owner) -> None:
+        with _Shared.lock:
+            link = _Shared.link
+            if link is None:
+                link = _Link()
+            self._number = link.open(options, owner)
+            self._link = _Shared.link = link
+
+    def stop(self) -> None:
+        self._link.stop(self._number)
+
+    def close(self) -> None:
+        with _Shared.lock:
+            if self._link.close(self._number) and _Shared.link is self._link:
+                _Shared.link = None
+
+
+class _Process:
+    """Running helper, and the connection to it.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        # Also of sending: a helper that takes nothing is as good as dead.
+        self._socket.settimeout(_SILENCE_S)
+        self.receive = partial(receive_from, self._socket)
+        level = logging.getLogger(__name__).getEffectiveLevel()
+        fd = theirs.fileno()
+        with theirs:
+            try:
+                self._popen = subprocess.Popen(  # noqa: S603 - our own program
+                    python_command("-m", _PROGRAM, str(os.getpid()), str(fd), str(level)),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    pass_fds=[fd],
+                    start_new_session=True,
+                    env=python_environment(os.environ, _IMPORT_ROOT),
+                )
+            except BaseException:
+                self._socket.close()
+                raise
+
+    def send(self, header: Header, body: object = None) -> None:
+        """Send a frame; a helper that has ended takes none."""
+        content = b"" if body is None else pickle.dumps(body)
+        with contextlib.suppress(OSError):
+            self._socket.sendall(framed(header, content), socket.MSG_NOSIGNAL)
+
+    def kill(self) -> None:
+        """Kill it, which ends a `receive` in progress."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._popen.kill()
+
+    def end(self) -> int | None:
+        """Kill and reap it, on the thread that receives; return its exit status, if it is known."""
+        self._socket.close()
+        self._popen.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._popen.wait(_REAP_TIMEOUT_S)
+        return None
+
+    def forget(self) -> None:
+        """Close this copy in a forked child, of which the process is no child."""
+        self._socket.close()
+        self._popen.returncode = 0
+
+
+class _Link:
+    """Thread that serves the helper's agents and starts the helper again."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owners: dict[int, tuple[ConnectionOptions, Owner]] = {}
+        self._stopping: set[int] = set()
+        self._next_number = 0
+        self._process: _Process | None = None
+        self._is_over = threading.Event()
+        self._backoff = Backoff(first_s=_FIRST_PAUSE_S, longest_s=_LONGEST_PAUSE_S)
+        self._thread = threading.Thread(target=self._run, name="flyball-helper", daemon=True)
+        self._own_process = OwnProcess(self._forget)
+
+    def open(self, options: ConnectionOptions, owner: Owner) -> int:
+        """Add an agent, and return its number."""
+        with self._lock:
+            number = self._next_number
+            self._next_number += 1
+            self._owners[number] = options, owner
+            if self._process is not None:
+                self._send_open(self._process, number)
+        if self._thread.ident is None:
+            self._thread.start()
+        return number
+
+    def stop(self, number: int) -> None:
+        """Begin the end of an agent."""
+        with self._lock:
+            self._stopping.add(number)
+            self._send(number, "stop")
+
+    def close(self, number: int) -> bool:
+        """End an agent; return whether it was the last one, with which the helper ends."""
+        with self._lock:
+            self._send(number, "close")
+            self._stopping.discard(number)
+            if self._owners.pop(number, None) is None or self._owners:
+                return False
+            self._is_over.set()
+            if self._process is not None:
+                self._process.kill()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_REAP_TIMEOUT_S)
+        return True
+
+    def _send(self, number: int, event: str, body: object = None) -> None:
+        if self._process is not None and number in self._owners:
+            self._process.send({"agent": number, "event": event}, body)
+
+    def _send_open(self, process: _Process, number: int) -> None:
+        options, owner = self._owners[number]
+        process.send({"agent": number, "event": "open"}, (options, owner.spec()))
+        if number in self._stopping:
+            process.send({"agent": number, "event": "stop"})
+
+    # ------------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            why = self._serve_one()
+            if self._is_over.is_set():
+                return
+            with self._lock:
+                owners = [owner for _, owner in self._owners.values()]
+            for owner in owners:
+                owner.helper_ended(why)
+            self._is_over.wait(self._backoff.next_pause_s())
+
+    def _serve_one(self) -> str:
+        """Start a helper and serve it until its end; return the reason, after "the process"."""
+        try:
+            process = _Process()
+        except OSError as error:
+            return f"cannot be started ({error})"
+        with self._lock:
+            self._process = process
+            for number in self._owners:
+                self._send_open(process, number)
+        try:
+            while not self._is_over.is_set():
+                self._take_event(process)
+            why = "is no longer needed"
+        except TimeoutError:
+            why = f"gave no sign of life for {_SILENCE_S:g} s and was killed"
+        except (EOFError, OSError):
+            why = "has ended"
+        except Exception as error:
+            why = f"sent an invalid frame ({error!r}) and was killed"
+        with self._lock:
+            self._process = None
+        if process.end() == OUTLASTED_STATUS:
+            why = "has ended itself, since a call took longer than its time"
+        return why
+
+    def _take_event(self, process: _Process) -> None:
+        header, num_bytes = read_header(process.receive)
+        event = header["event"]
+        if num_bytes and event != "plan":
+            raise ValueError("only a plan has a body")
+        if event == "alive":
+            return
+        if event == "log":
+            _logger.log(count_of(header["level"]), "%s", str(header["text"])[:_MAX_TEXT_CHARS])
+            return
+        with self._lock:
+            number = header["agent"]
+            _, owner = self._owners.get(number, (None, None))
+        plan = read_plan(header["plan"], num_bytes, process.receive) if event == "plan" else None
+        if owner is not None:
+            self._report(number, owner, event, header, plan)
+
+    def _report(
+        self,
+        number: int,
+        owner: Any,  # noqa: ANN401 - a registrar is asked for nothing that it has not
+        event: str,
+        header: Header,
+        plan: object,
+    ) -> None:
+        """Tell an agent's owner, and answer what it is asked for."""
+        match event:
+            case "current_step":
+                self._answer(number, event, owner.current_step())
+            case "take_steps":
+                self._answer(number, event, owner.take_steps())
+            case "lost":
+                owner.set_lost(header["is_lost"] is True)
+            case "left":
+                owner.left()
+            case "posted":
+                owner.posted(count_of(header["num_dropped"]))
+                self._backoff.reset()
+            case "registered":
+                owner.registered(str(header["run_id"])[:_MAX_NAME_CHARS])
+                self._backoff.reset()
+            case "plan":
+                owner.activate(plan, count_of(header["first_step"]))
+                self._backoff.reset()
+            case _:
+                raise ValueError("an event is unknown")
+
+    def _answer(self, number: int, event: str, answer: object) -> None:
+        with self._lock:
+            self._send(number, event, answer)
+
+    def _forget(self) -> None:
+        """Close this copy in a forked child."""
+        self._is_over.set()
+        if self._process is not None:
+            self._process.forget()
+        _Shared.link = None
+        _Shared.lock = threading.Lock()
+
+
+class _Shared:
+    """Link of this process; None: no agent is needed."""
+
+    lock = threading.Lock()
+    link: _Link | None = None

@@ -1,0 +1,156 @@
+"""Thread that posts a rank's measured steps."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Protocol
+
+from flyball_client.api.errors import PlannerRefusedError
+from flyball_client.helper.planner_calls import (
+    Backoff,
+    PlannerReachability,
+    PlannerThread,
+    RankCalls,
+)
+from flyball_wire.codec import encode
+from flyball_wire.errors import CodecError, FlyballError
+from flyball_wire.messages import StepMeasurement
+
+_logger = logging.getLogger(__name__)
+
+_Batch = tuple[StepMeasurement, ...]
+
+# Statuses that a retry of the same batch would get again; 409: a new run of the job has begun.
+_OTHER_RUN_STATUS = 409
+_HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
+# Until the planner's first answer names the period.
+_FIRST_PERIOD_S = 1.0
+# Bounds of what an answer names.
+_SHORTEST_PERIOD_S = 0.1
+_LONGEST_PERIOD_S = 300.0
+# Spreads the posts of ranks that started together.
+_JITTER = 0.1
+
+
+class Steps(Protocol):
+    """Measured steps of a rank; see Rank."""
+
+    def take_steps(self) -> _Batch:
+        """Return the oldest steps that are not posted."""
+        ...
+
+    def posted(self, num_dropped: int) -> None:
+        """Report that the steps taken last are posted, but for so many."""
+        ...
+
+    def left(self) -> None:
+        """Report that all are posted, and the rank's end."""
+        ...
+
+
+class MeasurementPoster(PlannerThread):
+    """Thread that posts a rank's measured steps; a batch that fails is taken and posted again.
+
+    Posting a step again replaces it.
+
+    Args:
+        calls: Calls of the rank; nothing is posted before it is registered.
+        steps: Steps of the rank.
+        reachability: Reachability of the planner, updated with each post.
+        backoff: Pauses after failures.
+        period_s: Time between two posts in s; None: the planner's choice.
+    """
+
+    def __init__(
+        self,
+        calls: RankCalls,
+        steps: Steps,
+        *,
+        reachability: PlannerReachability,
+        backoff: Backoff,
+        period_s: float | None = None,
+    ) -> None:
+        super().__init__(
+            f"flyball-measurements-{calls.rank}",
+            f"{calls.name}: measurements are no longer posted",
+            at_end=steps.left,
+        )
+        self._calls = calls
+        self._steps = steps
+        self._reachability = reachability
+        self._backoff = backoff
+        self._period_s = period_s
+        self._asked_period_s = _FIRST_PERIOD_S
+        self._is_of_other_run = False
+
+    def _run(self) -> None:
+        is_registered = self._calls.is_registered
+        while not self._stopping.wait(self._pause_s()):
+            if is_registered.is_set() and not self._post_all():
+                self._stopping.wait(self._backoff.next_pause_s())
+        if is_registered.is_set():
+            self._post_all()
+            if not self._reachability.is_lost:
+                self._calls.leave()
+
+    def _pause_s(self) -> float:
+        if self._period_s is not None:
+            return self._period_s
+        return self._asked_period_s * random.uniform(1 - _JITTER, 1 + _JITTER)
+
+    def _post_all(self) -> bool:
+        """Return whether no step is left."""
+        while batch := self._steps.take_steps():
+            try:
+                num_dropped = self._post(batch)
+            except FlyballError as error:
+                self._reachability.lost("measurements", error)
+                return False
+            self._steps.posted(num_dropped)
+        return True
+
+    def _post(self, batch: _Batch) -> int:
+        """Return the number of steps that will never be posted; raise if a retry may succeed."""
+        try:
+            answer = self._calls.post(batch)
+        except CodecError as error:
+            return self._post_encodable(batch, error)
+        except PlannerRefusedError as error:
+            if error.status not in _HOPELESS_STATUSES:
+                raise
+            is_other_run = error.status == _OTHER_RUN_STATUS
+            # A process of an earlier run logs the refusal once.
+            self._log_dropped(len(batch), error, is_other_run and self._is_of_other_run)
+            self._is_of_other_run = is_other_run
+            return len(batch)
+        self._asked_period_s = bounded_period_s(answer.next_post_s)
+        self._reachability.back("measurements")
+        self._backoff.reset()
+        return 0
+
+    def _post_encodable(self, batch: _Batch, error: CodecError) -> int:
+        encodable = tuple(step for step in batch if _is_encodable(step))
+        if len(encodable) == len(batch):
+            # The cause is unknown, and a retry would fail the same way.
+            encodable = ()
+        num_lost = len(batch) - len(encodable)
+        self._log_dropped(num_lost, error)
+        return num_lost + (self._post(encodable) if encodable else 0)
+
+    def _log_dropped(self, number: int, why: object, is_known: bool = False) -> None:
+        level = logging.DEBUG if is_known else logging.WARNING
+        _logger.log(level, "%s: %d measurements dropped: %s", self._calls.name, number, why)
+
+
+def bounded_period_s(asked_s: float) -> float:
+    """Return the time between two posts in s, limited from the planner's `next_post_s`."""
+    return min(max(asked_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
+
+
+def _is_encodable(step: StepMeasurement) -> bool:
+    try:
+        encode(step)
+    except CodecError:
+        return False
+    return True

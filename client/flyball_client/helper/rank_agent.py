@@ -1,0 +1,279 @@
+"""Agent that calls the planner for a rank: it follows plans and posts measured steps."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
+from flyball_client.api.planner_client import PlannerClient
+from flyball_client.helper.measurement_poster import MeasurementPoster
+from flyball_client.helper.planner_calls import (
+    NO_PLAN,
+    Backoff,
+    KnownPlan,
+    PlannerReachability,
+    PlannerThread,
+    RankCalls,
+    UnusablePlanError,
+)
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_wire.errors import FlyballError
+from flyball_wire.messages import RankRegistration, StepMeasurement
+
+_logger = logging.getLogger(__name__)
+
+# Least time between two polls, where a planner grants a shorter wait than was requested, and
+# between two plans.
+_SHORTEST_POLL_S = 1.0
+
+
+class Rank(Protocol):
+    """Rank as its agent sees it; any thread of the agent may call."""
+
+    def current_step(self) -> int:
+        """Return the current training step."""
+        ...
+
+    def take_steps(self) -> tuple[StepMeasurement, ...]:
+        """Return the oldest measured steps that are not posted."""
+        ...
+
+    def posted(self, num_dropped: int) -> None:
+        """Report that the steps taken last are posted, or will never be: so many of them."""
+        ...
+
+    def registered(self, run_id: str) -> None:
+        """Report the run that the rank is registered in."""
+        ...
+
+    def activate(self, plan: CompiledPlan, first_step: int) -> None:
+        """Hand over a plan with the first step on which all ranks run it."""
+        ...
+
+    def set_lost(self, is_lost: bool) -> None:
+        """Report that the planner is lost, or back."""
+        ...
+
+    def left(self) -> None:
+        """Report that the agent has done all that it had to do before its end."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTimes:
+    """Timeouts and intervals of a rank's calls to its planner, all in s.
+
+    Attributes:
+        poll_wait_s: Time that one call waits at the planner for a new plan, at most 60.
+        gather_s: Time between two posts of measured steps; None: the planner's choice.
+        first_retry_s: Pause after the first failed call; doubles.
+        longest_retry_s: Longest such pause.
+        flush_timeout_s: Time for posting the last measurements at the end.
+
+    Raises:
+        ValueError: The pauses are not above 0, or the first one is the longer one.
+    """
+
+    poll_wait_s: float = 60.0
+    gather_s: float | None = None
+    first_retry_s: float = 0.5
+    longest_retry_s: float = 15.0
+    flush_timeout_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        self.backoff()
+
+    def backoff(self) -> Backoff:
+        """Return the pauses of one thread."""
+        return Backoff(first_s=self.first_retry_s, longest_s=self.longest_retry_s)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankSpec:
+    """State of a rank from which an agent of it starts.
+
+    Attributes:
+        job_id: Name of the job.
+        rank: Rank within the job.
+        registration: Registration of the rank.
+        times: Timeouts and intervals.
+        run_id: Run that it is registered in; None: it is not registered.
+        known: Newest plan that it has.
+        is_lost: True: the planner could not be reached last.
+    """
+
+    job_id: str
+    rank: int
+    registration: RankRegistration
+    times: LinkTimes = field(default_factory=LinkTimes)
+    run_id: str | None = None
+    known: KnownPlan = NO_PLAN
+    is_lost: bool = False
+
+    def agent(self, planner: PlannerClient, rank: Rank) -> RankAgent:
+        """Return an agent of the rank, not started."""
+        return RankAgent(planner, self, rank)
+
+
+class RankAgent:
+    """Both threads of a rank's agent: one receives plans, the other posts measurements.
+
+    Args:
+        planner: Client of the planner; not closed here.
+        spec: State of the rank.
+        rank: The rank.
+    """
+
+    def __init__(self, planner: PlannerClient, spec: RankSpec, rank: Rank) -> None:
+        calls = RankCalls(planner, spec.job_id, spec.rank, spec.registration, run_id=spec.run_id)
+        reachability = PlannerReachability(
+            calls.name,
+            is_lost=spec.is_lost,
+            was_known=spec.run_id is not None,
+            report=rank.set_lost,
+        )
+        self._subscriber = PlanSubscriber(
+            calls, rank, reachability=reachability, times=spec.times, known=spec.known
+        )
+        self._poster = MeasurementPoster(
+            calls,
+            rank,
+            reachability=reachability,
+            backoff=spec.times.backoff(),
+            period_s=spec.times.gather_s,
+        )
+
+    def start(self) -> None:
+        """Start both threads; may be called once."""
+        self._subscriber.start()
+        self._poster.start()
+
+    def stop(self) -> None:
+        """Begin to post the rest and to report the rank's end; `left` follows."""
+        self._poster.stop()
+
+    def close(self, timeout_s: float = 0.0) -> None:
+        """Stop both threads, and wait at most `timeout_s` for a call in progress."""
+        self._poster.stop()
+        self._subscriber.stop(timeout_s)
+
+
+class PlanSubscriber(PlannerThread):
+    """Thread that registers the rank and follows its plans.
+
+    A plan is acknowledged on arrival, and handed to the rank once the planner has named its
+    first step. A newer plan replaces one that waits for its first step. When the planner no
+    longer has the rank (404), the rank registers again. A planner whose database was restored to
+    an older state may send a plan of a lower version, which is followed like any other.
+
+    Args:
+        calls: Calls of the rank.
+        rank: The rank.
+        reachability: Reachability of the planner, updated with each call.
+        times: Pauses after failures, and time of a poll.
+        known: Newest plan that the rank has.
+    """
+
+    def __init__(
+        self,
+        calls: RankCalls,
+        rank: Rank,
+        *,
+        reachability: PlannerReachability,
+        times: LinkTimes,
+        known: KnownPlan,
+    ) -> None:
+        super().__init__(f"flyball-plans-{calls.rank}", f"{calls.name}: no further plans")
+        self._calls = calls
+        self._rank = rank
+        self._reachability = reachability
+        self._backoff = times.backoff()
+        self._poll_wait_s = times.poll_wait_s
+        self._newest = known
+        self._awaited: CompiledPlan | None = None
+        self._next_plan_s = 0.0
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._poll()
+            except FlyballError as error:
+                self._on_failure(error)
+
+    def _poll(self) -> None:
+        began_s = time.monotonic()
+        has_news = True
+        if not self._calls.is_registered.is_set():
+            self._rank.registered(self._calls.register())
+        elif self._awaited is None:
+            has_news = self._get_plan(self._poll_wait_s)
+        else:
+            has_news = self._acknowledge(self._awaited)
+        self._reachability.back("plans")
+        self._backoff.reset()
+        if not has_news:
+            elapsed_s = time.monotonic() - began_s
+            self._stopping.wait(min(self._poll_wait_s, _SHORTEST_POLL_S) - elapsed_s)
+
+    def _get_plan(self, wait_s: float) -> bool:
+        """Return whether there was a new plan."""
+        # A planner that has a new version for every call must not keep this process busy.
+        if self._stopping.wait(self._next_plan_s - time.monotonic()):
+            return False
+        try:
+            plan = self._calls.newest_plan(self._newest, wait_s)
+        except UnusablePlanError as error:
+            self._newest = error.plan
+            self._awaited = None
+            _logger.warning(
+                "%s: plan version %d refused: %s", self._calls.name, error.plan.version, error
+            )
+        else:
+            if plan is None or self._stopping.is_set():
+                return False
+            self._newest = KnownPlan(plan.version, plan.plan_id)
+            self._awaited = plan
+            self._log_raised(plan)
+        self._next_plan_s = time.monotonic() + min(self._poll_wait_s, _SHORTEST_POLL_S)
+        return True
+
+    def _log_raised(self, plan: CompiledPlan) -> None:
+        if plan.num_raised:
+            _logger.warning(
+                "%s: the GPU lacks %d of the %d clocks of plan version %d; the next higher ones"
+                " are set",
+                self._calls.name,
+                plan.num_raised,
+                plan.num_clocks,
+                plan.version,
+            )
+
+    def _acknowledge(self, awaited: CompiledPlan) -> bool:
+        """Acknowledge a plan; return whether it has a first step or is replaced."""
+        activation = self._calls.acknowledge(
+            awaited.version, self._rank.current_step(), self._poll_wait_s
+        )
+        if activation.first_step is None:
+            return self._get_plan(wait_s=0.0)
+        if not self._stopping.is_set():
+            self._awaited = None
+            self._rank.activate(awaited, activation.first_step)
+        return True
+
+    def _on_failure(self, error: FlyballError) -> None:
+        if self._stopping.is_set():
+            return
+        self._reachability.lost("plans", error)
+        if isinstance(error, PlannerRefusedError) and error.status == 404:
+            # A planner that lost the job counts its versions from 1 again.
+            self._calls.is_registered.clear()
+            self._newest = NO_PLAN
+            self._awaited = None
+        pause_s = self._backoff.next_pause_s()
+        if isinstance(error, PlannerBusyError):
+            pause_s = max(pause_s, error.retry_after_s * random.uniform(1.0, 2.0))
+        self._stopping.wait(pause_s)

@@ -1,0 +1,460 @@
+"""A rank's calls are made in its helper: what a hostile planner answers stays there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.governed_rank.processes import send, wait_until
+from tests.planner.hostile import (
+    Answer,
+    HostilePlanner,
+    Request,
+    dripping_body,
+    dripping_head,
+    dripping_interim,
+    endless_body,
+    endless_interim,
+    hostile_planner,
+    packed_lists,
+    whole,
+)
+from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
+
+from flyball_client.api.planner_client import PlannerClient, Retries
+from flyball_client.helper import link as links
+from flyball_client.helper.frames import framed, plan_parts, read_header, read_plan
+from flyball_client.helper.rank_agent import LinkTimes, RankSpec
+from flyball_client.session.active_plan import compile_plan
+from flyball_client.session.plan_cursor import CompiledPlan
+from flyball_client.session.planner_link import PlannerLink
+from flyball_client.session.registration import JobRegistrar
+from flyball_wire.codec import encode
+from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
+from flyball_wire.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, RankPlan
+
+SUPPORTED_MHZ = (1980, 1410, 1200, 900)
+REGISTRATION = RankRegistration(
+    stage=0,
+    host="node",
+    gpu_name="GPU",
+    gpu_uuid="GPU-0",
+    emulated=True,
+    client_version="1",
+    sm_clocks_mhz=SUPPORTED_MHZ,
+)
+TIMES = LinkTimes(
+    poll_wait_s=1.0,
+    gather_s=0.01,
+    first_retry_s=0.02,
+    longest_retry_s=0.1,
+    flush_timeout_s=30.0,
+)
+ROOT = Path(__file__).parents[2]
+PLAN = (("forward", 0, 1200), ("backward", 0, 900))
+
+pytestmark = pytest.mark.slow
+
+
+class HelpedRank:
+    """A rank whose steps the test makes; what it was given is kept."""
+
+    def __init__(self, url: str) -> None:
+        self.activated: list[tuple[CompiledPlan, int]] = []
+        self._planner = PlannerClient(url, timeout_s=0.25, retries=Retries(num_attempts=1))
+        self.link = PlannerLink(
+            self._planner,
+            RankSpec(job_id=JOB_ID, rank=0, registration=REGISTRATION, times=TIMES),
+            current_step=lambda: 5,
+            activate=lambda plan, first_step: self.activated.append((plan, first_step)),
+        )
+        self.link.start()
+
+    def measure(self, steps: Iterable[int]) -> None:
+        for step in steps:
+            self.link.outbox.put(
+                StepMeasurement(step=step, plan_version=None, time_s=1.0, energy_j=None)
+            )
+
+    def close(self) -> None:
+        self.link.stop()
+        self._planner.close()
+
+
+@contextmanager
+def helped_rank(answer: Answer) -> Iterator[tuple[HelpedRank, HostilePlanner]]:
+    with hostile_planner(answer) as planner:
+        rank = HelpedRank(planner.url)
+        try:
+            yield rank, planner
+        finally:
+            rank.close()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of the helper may take 0.5 s, and it shows life every 0.1 s."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+    monkeypatch.setattr(links, "_PROGRAM", "tests.planner.quick_helper")
+    monkeypatch.setattr(links, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(links, "_LONGEST_PAUSE_S", 0.05)
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="flyball_client")
+    return caplog
+
+
+def honest(memory: MemoryPlanner) -> Answer:
+    def answer(_: HostilePlanner, request: Request) -> Iterable[bytes]:
+        url = httpx.URL(request.target)
+        status, body = memory.answer(url.path, dict(url.params), request.body)
+        return whole(b"" if body is None else body, status=f"{status} as it is")
+
+    return answer
+
+
+def honest_but(target: str, hostile: Answer, memory: MemoryPlanner) -> Answer:
+    """A planner whose answers to some calls are hostile until `memory` has a plan."""
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        is_hostile = target in request.target and not memory.plans
+        return (hostile if is_hostile else honest(memory))(planner, request)
+
+    return answer
+
+
+def helper_pids(parent: int) -> list[int]:
+    """Running helpers that this process has started."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            try:
+                stat = (folder / "stat").read_text().rpartition(")")[2].split()
+                command = (folder / "cmdline").read_bytes()
+            except OSError:  # it has ended
+                continue
+            is_helper = b"helper.process" in command or b"quick_helper" in command
+            if int(stat[1]) == parent and stat[0] != "Z" and is_helper:
+                found.append(int(folder.name))
+    return found
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def helper_pid() -> int:
+    wait_until(lambda: len(helper_pids(os.getpid())) == 1, "the helper")
+    return helper_pids(os.getpid())[0]
+
+
+# ------------------------------------------------------------------ hostile planners
+
+
+@pytest.mark.parametrize(
+    "hostile", [dripping_head, dripping_interim, dripping_body, endless_interim]
+)
+def test_a_helper_whose_call_outlasts_its_deadline_ends_and_another_one_starts(
+    quick: None, log: pytest.LogCaptureFixture, hostile: Answer
+) -> None:
+    memory = MemoryPlanner()
+    with helped_rank(honest_but("/plan", hostile, memory)) as (rank, _):
+        first = helper_pid()
+        wait_until(lambda: "planner lost" in log.text, "the loss of the planner")
+        wait_until(lambda: "since a call took longer than its time" in log.text, "the reason")
+        wait_until(lambda: helper_pids(os.getpid()) not in ([first], []), "another helper")
+        memory.name_first_step(memory.publish(*PLAN), 7)
+        wait_until(lambda: bool(rank.activated), "the plan")
+        wait_until(lambda: not rank.link.is_lost, "the planner's return")
+    # The rank has stayed registered.
+    assert len(memory.registrations) == 1
+
+
+@pytest.mark.parametrize(
+    ("hostile", "text"),
+    [
+        (endless_body, f"body is larger than {MAX_ANSWER_BYTES} bytes"),
+        (packed_lists, "body is compressed, which was not requested"),
+    ],
+)
+def test_an_answer_that_is_too_large_is_a_failed_call_of_the_same_helper(
+    log: pytest.LogCaptureFixture, hostile: Answer, text: str
+) -> None:
+    memory = MemoryPlanner()
+    with helped_rank(honest_but("/plan", hostile, memory)) as (rank, planner):
+        first = helper_pid()
+        wait_until(lambda: text in log.text, "the loss of the planner")
+        assert planner.url in log.text
+        memory.name_first_step(memory.publish(*PLAN), 7)
+        wait_until(lambda: bool(rank.activated), "the plan")
+        assert helper_pids(os.getpid()) == [first]
+
+
+def test_a_body_of_a_mebibyte_is_read_and_one_byte_more_is_not(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    memory = MemoryPlanner()
+    plan = plan_of(*PLAN, version=1)
+    memory.name_first_step(1, 0)
+    num_more = 1
+
+    def padded(_: HostilePlanner, request: Request) -> Iterable[bytes]:
+        if "after_version=1" in request.target:
+            return whole(b"", status="204 No Content")
+        body = json.dumps(encode(plan)).encode()
+        return whole(body + b" " * (MAX_ANSWER_BYTES + num_more - len(body)))
+
+    with helped_rank(honest_but("/plan", padded, memory)) as (rank, _):
+        text = f"body is larger than {MAX_ANSWER_BYTES} bytes"
+        wait_until(lambda: text in log.text, "the loss of the planner")
+        num_more = 0
+        wait_until(lambda: bool(rank.activated), "the plan")
+
+
+def large_plan(num_instructions: int) -> RankPlan:
+    """Return a plan with a cycle of three rows, of which two are equal."""
+    draw = random.Random(1)
+    rows = [tuple(draw.choices(SUPPORTED_MHZ, k=num_instructions)) for _ in range(2)]
+    return plan_of(
+        *(
+            ("forward" if number % 2 else "backward", number // 2, mhz, number % 3)
+            for number, mhz in enumerate(rows[0])
+        ),
+        cycle_mhz=(rows[0], rows[1], rows[0]),
+        version=7,
+        requests=tuple(
+            (number + 1, number, number / 7) for number in range(0, num_instructions, 2)
+        ),
+        plan_id="65f1c0",
+    )
+
+
+def test_the_largest_plan_arrives_as_it_was_made_and_a_larger_one_is_refused_by_its_version(
+    log: pytest.LogCaptureFixture,
+) -> None:
+    memory, plan = MemoryPlanner(), large_plan(MAX_INSTRUCTIONS)
+    memory.name_first_step(7, 9)
+    offered = [large_plan(MAX_INSTRUCTIONS + 1)]
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        if "/plan" not in request.target:
+            return honest(memory)(planner, request)
+        is_known = f"plan_id={offered[0].plan_id}" in request.target
+        return whole(b"", status="204 None") if is_known else whole(encode(offered[0]))
+
+    with helped_rank(answer) as (rank, planner):
+        refused = f"plan version 7 refused: it has {MAX_INSTRUCTIONS + 1} instructions"
+        wait_until(lambda: refused in log.text, "the refusal")
+        wait_until(
+            lambda: any("plan_id=65f1c0" in each.target for each in planner.requests),
+            "a call for a plan after it",
+        )
+        offered[0] = plan = replace(plan, plan_id="65f1c1")
+        wait_until(lambda: bool(rank.activated), "the plan")
+    ((received, first_step),) = rank.activated
+    assert first_step == 9
+    assert received == compile_plan(plan, stage=0, supported_mhz=SUPPORTED_MHZ)
+    assert received.cycle_mhz is not None
+    # The cursor compares rows by identity.
+    assert received.cycle_mhz[0] is received.cycle_mhz[2]
+
+
+# ------------------------------------------------------------------ the helper's life
+
+
+def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
+    quick: None, log: pytest.LogCaptureFixture
+) -> None:
+    memory = MemoryPlanner()
+    memory.name_first_step(memory.publish(*PLAN), 7)
+    with helped_rank(honest(memory)) as (rank, _):
+        wait_until(lambda: bool(rank.activated), "the plan")
+        for number in range(4):
+            begin, end = 1000 * number, 1000 * (number + 1)
+            rank.measure(range(begin, end))
+            pid = helper_pid()
+            os.kill(pid, signal.SIGKILL)
+            wait_until(lambda pid=pid: is_gone(pid), "its end")  # type: ignore[misc] # bound now
+            wait_until(lambda end=end: end - 1 in memory.measurements, "the steps")  # type: ignore[misc]
+        rank.measure([4000])
+        wait_until(lambda: 4000 in memory.measurements, "the last step")
+    assert sorted(memory.measurements) == list(range(4001))
+    assert rank.link.outbox.num_dropped == 0
+    assert len(rank.activated) == 1, "the plan was not handed over again"
+    assert memory.posting_runs == {"65f1c0"}
+    assert len(memory.registrations) == 1
+    lost = [line for line in log.messages if "planner lost" in line]
+    assert len(lost) == len([line for line in log.messages if "planner back" in line]) == 4
+    assert all("the process that calls it has ended" in line for line in lost)
+
+
+def test_a_helper_that_shows_no_life_is_killed_and_started_again(
+    quick: None, log: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "_SILENCE_S", 5.0)
+    memory = MemoryPlanner()
+    with helped_rank(honest(memory)) as (rank, _):
+        pid = helper_pid()
+        wait_until(lambda: bool(memory.registrations), "the registration")
+        os.kill(pid, signal.SIGSTOP)
+        rank.measure(range(3))
+        wait_until(lambda: is_gone(pid), "its end")
+        wait_until(
+            lambda: "gave no sign of life for 5 s and was killed" in log.text, "the line of the log"
+        )
+        wait_until(lambda: len(memory.measurements) == 3, "the steps")
+
+
+def test_sessions_and_registrars_share_a_helper_that_signals_do_not_end() -> None:
+    memory = MemoryPlanner()
+
+    def answer(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        if request.target.endswith(f"/jobs/{JOB_ID}"):
+            # More than is read of an answer: the status is enough.
+            return whole(b"[" + b" " * 2 * MAX_ANSWER_BYTES + b"]")
+        return honest(memory)(planner, request)
+
+    with helped_rank(answer) as (rank, planner):
+        pid = helper_pid()
+        client = PlannerClient(planner.url)
+        registrar = JobRegistrar(
+            client, job_id=JOB_ID, registration=JobRegistration(num_stages=1, num_microbatches=1)
+        )
+        wait_until(
+            lambda: any(
+                each.method == "PUT" and each.target.endswith(JOB_ID) for each in planner.requests
+            ),
+            "the job's registration",
+        )
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(pid, number)
+        registrar.close(timeout_s=30.0)
+        client.close()
+        rank.measure([1])
+        wait_until(lambda: 1 in memory.measurements, "the step")
+        assert helper_pids(os.getpid()) == [pid]
+        rank.close()
+        wait_until(lambda: is_gone(pid), "its end with the last agent")
+    assert memory.left_run == "65f1c0"
+    assert "flyball-helper" not in {each.name for each in threading.enumerate()}
+
+
+def test_the_helper_imports_nothing_heavy() -> None:
+    script = (
+        "import sys, flyball_client.helper.process;"
+        "print({'torch', 'numpy', 'pydantic', 'textual'} & set(sys.modules))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"
+
+
+RANK = """
+import os, sys, time
+from tests.integration.test_helper_process import HelpedRank
+if sys.argv[2] == "forks early" and os.fork() == 0:
+    time.sleep(600)
+rank = HelpedRank(sys.argv[1])
+if sys.argv[2] == "forks late" and os.fork() == 0:
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("when", ["forks early", "forks late"])
+def test_no_helper_is_left_when_a_rank_with_forked_children_is_killed(when: str) -> None:
+    def silent(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
+        planner.stopping.wait(60.0)
+        return ()
+
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    }
+    with (
+        hostile_planner(silent) as planner,
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, planner.url, when],
+            env=environment,
+            start_new_session=True,
+        ) as rank,
+    ):
+        try:
+            wait_until(lambda: bool(planner.requests), "a call")
+            (pid,) = helper_pids(rank.pid)
+            rank.kill()
+            wait_until(lambda: is_gone(pid), "the helper's end")
+        finally:
+            # Its forked children are of the same session.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            send(rank.pid, signal.SIGKILL)
+
+
+def test_a_forked_child_leaves_the_helper_alone() -> None:
+    memory = MemoryPlanner()
+    with helped_rank(honest(memory)) as (rank, _):
+        helper_pid()
+        child = os.fork()
+        if child == 0:
+            os._exit(links._Shared.link is not None)
+        assert os.waitpid(child, 0)[1] == 0
+        rank.measure([1])
+        wait_until(lambda: 1 in memory.measurements, "the step")
+
+
+# ------------------------------------------------------------------ frames
+
+
+def test_frames_of_the_helper_are_json_within_their_bounds() -> None:
+    def received(header: object, body: bytes = b"", *, num_bytes: int | None = None) -> object:
+        content = header if isinstance(header, bytes) else json.dumps(header).encode()
+        length = len(body) if num_bytes is None else num_bytes
+        left = len(content).to_bytes(4, "big") + length.to_bytes(4, "big") + content + body
+
+        def receive(num: int) -> bytes:
+            nonlocal left
+            assert num <= len(left), "more was asked for than was announced"
+            piece, left = left[:num], left[num:]
+            return piece
+
+        got, num_received = read_header(receive)
+        return read_plan(got, num_received, receive)
+
+    compiled = compile_plan(large_plan(4), stage=0, supported_mhz=SUPPORTED_MHZ)
+    header, body = plan_parts(compiled)
+    assert received(header, body) == compiled
+    for wrong in (
+        b"\x80\x04.",
+        {"text": "a" * 20_000},
+        header | {"num_instructions": 2**31},
+        header | {"num_instructions": 1},
+        header | {"num_rows": 2**30},
+        header | {"num_requests": 3},
+        header | {"version": -1},
+        header | {"version": 2**60},
+        {},
+    ):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            received(wrong, body)
+    for request in ((5, 0, 0.1), (1, 1, 0.1), (1, -1, 0.1), (1, 0, -0.1), (1, 0, math.nan)):
+        with pytest.raises(ValueError, match="a request of a plan is out of its bounds"):
+            received(*plan_parts(replace(compiled, requests=(request,))))
+    assert framed({"a": 1}, b"xy") == b"\0\0\0\x08\0\0\0\x02" + b'{"a": 1}xy'
