@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
-from typing import Protocol
 
 from flyball_client.api.errors import PlannerError, PlannerRefusedError
 from flyball_client.api.planner_client import MAX_WAIT_S, PlannerClient
-from flyball_client.helper.planner_calls import Backoff, PlannerThread
+from flyball_client.helper.planner_calls import Backoff, Owner, PlannerThread
 from flyball_wire import routes
 from flyball_wire.messages import JobRegistration
 
@@ -20,49 +18,31 @@ _CONFLICT = 409
 _logger = logging.getLogger(__name__)
 
 
-class Registrar(Protocol):
-    """Rank that has a job registered, as the job's agent sees it."""
-
-    def left(self) -> None:
-        """Report the agent's end."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobSpec:
-    """What an agent of a job starts from.
-
-    Attributes:
-        job_id: Name of the job.
-        registration: Registration of the job.
-    """
-
-    job_id: str
-    registration: JobRegistration
-
-    def agent(self, planner: PlannerClient, registrar: Registrar) -> JobAgent:
-        """Return an agent of the job, not started."""
-        return JobAgent(planner, self, registrar)
-
-
 class JobAgent(PlannerThread):
     """Thread that registers a job and keeps it registered; see JobRegistrar.
 
     Args:
+        job_id: Name of the job.
+        registration: Registration of the job.
         planner: Client of the planner; not closed here.
-        spec: The job.
         registrar: Rank that has it registered.
     """
 
-    def __init__(self, planner: PlannerClient, spec: JobSpec, registrar: Registrar) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        registration: JobRegistration,
+        planner: PlannerClient,
+        registrar: Owner,
+    ) -> None:
         super().__init__(
             "flyball-job-registrar",
-            f"job {spec.job_id} is no longer kept registered",
+            f"job {job_id} is no longer kept registered",
             at_end=registrar.left,
         )
         self._planner = planner
-        self._job_id = spec.job_id
-        self._registration = spec.registration
+        self._job_id = job_id
+        self._registration = registration
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Stop the thread, and wait at most `timeout_s` for a call in progress."""

@@ -14,6 +14,7 @@ import pickle
 import socket
 import subprocess
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,8 +30,10 @@ from flyball_client.helper.frames import (
     read_plan,
     receive_from,
 )
-from flyball_client.helper.planner_calls import Backoff
+from flyball_client.helper.job_agent import JobAgent
+from flyball_client.helper.planner_calls import Backoff, Owner
 from flyball_client.helper.process import ALIVE_S, OUTLASTED_STATUS
+from flyball_client.helper.rank_agent import RankAgent
 from flyball_wire.python_child import python_command, python_environment
 
 _logger = logging.getLogger(__name__)
@@ -47,15 +50,11 @@ _MAX_TEXT_CHARS = 1000
 _MAX_NAME_CHARS = 256
 
 
-class Owner(Protocol):
-    """Rank or registrar that has an agent; see Rank for what else a rank has."""
+class AgentOwner(Owner, Protocol):
+    """Rank or registrar that has an agent."""
 
-    def spec(self) -> Any:  # noqa: ANN401 - RankSpec or JobSpec
-        """Return what an agent starts from."""
-        ...
-
-    def left(self) -> None:
-        """Report that the agent has done all that it had to do before its end."""
+    def agent_maker(self) -> Callable[[PlannerClient, Any], RankAgent | JobAgent]:
+        """Return what makes an agent of a client and its owner; it is pickled."""
         ...
 
     def helper_ended(self, why: str) -> None:
@@ -63,19 +62,7 @@ class Owner(Protocol):
         ...
 
 
-class OpenAgent(Protocol):
-    """Agent that runs in the helper or in this process."""
-
-    def stop(self) -> None:
-        """Begin its end; `left` of its owner follows."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
-        ...
-
-
-def open_agent(planner: PlannerClient, owner: Owner) -> OpenAgent:
+def open_agent(planner: PlannerClient, owner: AgentOwner) -> OpenAgent:
     """Start an agent: in the helper, or in this process if the client's network is replaced.
 
     Args:
@@ -95,8 +82,8 @@ class _DirectAgent:
 
     _STOP_TIMEOUT_S = 0.2
 
-    def __init__(self, planner: PlannerClient, owner: Owner) -> None:
-        self._agent = owner.spec().agent(planner, owner)
+    def __init__(self, planner: PlannerClient, owner: AgentOwner) -> None:
+        self._agent = owner.agent_maker()(planner, owner)
         self._agent.start()
 
     def stop(self) -> None:
@@ -109,7 +96,7 @@ class _DirectAgent:
 class _HelperAgent:
     """Agent in the helper, which ends with its last agent."""
 
-    def __init__(self, options: ConnectionOptions, owner: Owner) -> None:
+    def __init__(self, options: ConnectionOptions, owner: AgentOwner) -> None:
         with _Shared.lock:
             link = _Shared.link
             if link is None:
@@ -124,6 +111,9 @@ class _HelperAgent:
         with _Shared.lock:
             if self._link.close(self._number) and _Shared.link is self._link:
                 _Shared.link = None
+
+
+OpenAgent = _DirectAgent | _HelperAgent
 
 
 class _Process:
@@ -186,7 +176,7 @@ class _Link:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owners: dict[int, tuple[ConnectionOptions, Owner]] = {}
+        self._owners: dict[int, tuple[ConnectionOptions, AgentOwner]] = {}
         self._stopping: set[int] = set()
         self._next_number = 0
         self._process: _Process | None = None
@@ -195,7 +185,7 @@ class _Link:
         self._thread = threading.Thread(target=self._run, name="flyball-helper", daemon=True)
         self._own_process = OwnProcess(self._forget)
 
-    def open(self, options: ConnectionOptions, owner: Owner) -> int:
+    def open(self, options: ConnectionOptions, owner: AgentOwner) -> int:
         """Add an agent, and return its number."""
         with self._lock:
             number = self._next_number
@@ -233,7 +223,7 @@ class _Link:
 
     def _send_open(self, process: _Process, number: int) -> None:
         options, owner = self._owners[number]
-        process.send({"agent": number, "event": "open"}, (options, owner.spec()))
+        process.send({"agent": number, "event": "open"}, (options, owner.agent_maker()))
         if number in self._stopping:
             process.send({"agent": number, "event": "stop"})
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Protocol
 
 from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.helper.planner_calls import (
     Backoff,
     PlannerReachability,
     PlannerThread,
+    Rank,
     RankCalls,
 )
 from flyball_wire.codec import encode
@@ -33,22 +33,6 @@ _LONGEST_PERIOD_S = 300.0
 _JITTER = 0.1
 
 
-class Steps(Protocol):
-    """Measured steps of a rank; see Rank."""
-
-    def take_steps(self) -> _Batch:
-        """Return the oldest steps that are not posted."""
-        ...
-
-    def posted(self, num_dropped: int) -> None:
-        """Report that the steps taken last are posted, but for so many."""
-        ...
-
-    def left(self) -> None:
-        """Report that all are posted, and the rank's end."""
-        ...
-
-
 class MeasurementPoster(PlannerThread):
     """Thread that posts a rank's measured steps; a batch that fails is taken and posted again.
 
@@ -56,7 +40,7 @@ class MeasurementPoster(PlannerThread):
 
     Args:
         calls: Calls of the rank; nothing is posted before it is registered.
-        steps: Steps of the rank.
+        rank: The rank.
         reachability: Reachability of the planner, updated with each post.
         backoff: Pauses after failures.
         period_s: Time between two posts in s; None: the planner's choice.
@@ -65,7 +49,7 @@ class MeasurementPoster(PlannerThread):
     def __init__(
         self,
         calls: RankCalls,
-        steps: Steps,
+        rank: Rank,
         *,
         reachability: PlannerReachability,
         backoff: Backoff,
@@ -74,10 +58,10 @@ class MeasurementPoster(PlannerThread):
         super().__init__(
             f"flyball-measurements-{calls.rank}",
             f"{calls.name}: measurements are no longer posted",
-            at_end=steps.left,
+            at_end=rank.left,
         )
         self._calls = calls
-        self._steps = steps
+        self._rank = rank
         self._reachability = reachability
         self._backoff = backoff
         self._period_s = period_s
@@ -101,13 +85,13 @@ class MeasurementPoster(PlannerThread):
 
     def _post_all(self) -> bool:
         """Return whether no step is left."""
-        while batch := self._steps.take_steps():
+        while batch := self._rank.take_steps():
             try:
                 num_dropped = self._post(batch)
             except FlyballError as error:
                 self._reachability.lost("measurements", error)
                 return False
-            self._steps.posted(num_dropped)
+            self._rank.posted(num_dropped)
         return True
 
     def _post(self, batch: _Batch) -> int:

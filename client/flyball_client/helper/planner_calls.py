@@ -7,7 +7,7 @@ import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from flyball_client.api.connection import not_a_planner
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
@@ -59,11 +59,6 @@ class PlannerThread(ABC):
         if timeout_s and self._thread.ident is not None:  # otherwise it could not be started
             self._thread.join(timeout_s)
 
-    @property
-    def is_alive(self) -> bool:
-        """Return whether the thread runs."""
-        return self._thread.is_alive()
-
     def _run_guarded(self) -> None:
         try:
             self._run()
@@ -100,6 +95,42 @@ class UnusablePlanError(CodecError):
     def __init__(self, message: str, plan: KnownPlan) -> None:
         super().__init__(message)
         self.plan = plan
+
+
+class Owner(Protocol):
+    """Rank or registrar that has an agent, as that sees it."""
+
+    def left(self) -> None:
+        """Report that the agent has done all that it had to do before its end."""
+        ...
+
+
+class Rank(Owner, Protocol):
+    """Rank as its agent sees it; any thread of the agent may call."""
+
+    def current_step(self) -> int:
+        """Return the current training step."""
+        ...
+
+    def take_steps(self) -> tuple[StepMeasurement, ...]:
+        """Return the oldest measured steps that are not posted."""
+        ...
+
+    def posted(self, num_dropped: int, /) -> None:
+        """Report that the steps taken last are posted, or will never be: so many of them."""
+        ...
+
+    def registered(self, run_id: str) -> None:
+        """Report the run that the rank is registered in."""
+        ...
+
+    def activate(self, plan: CompiledPlan, first_step: int) -> None:
+        """Hand over a plan with the first step on which all ranks run it."""
+        ...
+
+    def set_lost(self, is_lost: bool) -> None:
+        """Report that the planner is lost, or back."""
+        ...
 
 
 class RankCalls:

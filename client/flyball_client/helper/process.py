@@ -125,9 +125,9 @@ class _Helper:
         body: Any = pickle.loads(self._receive(num_bytes)) if num_bytes else None  # noqa: S301
         match header["event"]:
             case "open":
-                options, spec = body
+                options, make_agent = body
                 rank = _RemoteRank(self, number)
-                agent = spec.agent(_BoundedPlanner(options, self._deadlines), rank)
+                agent = make_agent(_BoundedPlanner(options, self._deadlines), rank)
                 self._agents[number] = agent, rank
                 agent.start()
             case "stop":

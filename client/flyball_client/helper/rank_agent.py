@@ -6,7 +6,6 @@ import logging
 import random
 import time
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from flyball_client.api.errors import PlannerBusyError, PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
@@ -17,50 +16,19 @@ from flyball_client.helper.planner_calls import (
     KnownPlan,
     PlannerReachability,
     PlannerThread,
+    Rank,
     RankCalls,
     UnusablePlanError,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_wire.errors import FlyballError
-from flyball_wire.messages import RankRegistration, StepMeasurement
+from flyball_wire.messages import RankRegistration
 
 _logger = logging.getLogger(__name__)
 
 # Least time between two polls, where a planner grants a shorter wait than was requested, and
 # between two plans.
 _SHORTEST_POLL_S = 1.0
-
-
-class Rank(Protocol):
-    """Rank as its agent sees it; any thread of the agent may call."""
-
-    def current_step(self) -> int:
-        """Return the current training step."""
-        ...
-
-    def take_steps(self) -> tuple[StepMeasurement, ...]:
-        """Return the oldest measured steps that are not posted."""
-        ...
-
-    def posted(self, num_dropped: int) -> None:
-        """Report that the steps taken last are posted, or will never be: so many of them."""
-        ...
-
-    def registered(self, run_id: str) -> None:
-        """Report the run that the rank is registered in."""
-        ...
-
-    def activate(self, plan: CompiledPlan, first_step: int) -> None:
-        """Hand over a plan with the first step on which all ranks run it."""
-        ...
-
-    def set_lost(self, is_lost: bool) -> None:
-        """Report that the planner is lost, or back."""
-        ...
-
-    def left(self) -> None:
-        """Report that the agent has done all that it had to do before its end."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,21 +82,17 @@ class RankSpec:
     known: KnownPlan = NO_PLAN
     is_lost: bool = False
 
-    def agent(self, planner: PlannerClient, rank: Rank) -> RankAgent:
-        """Return an agent of the rank, not started."""
-        return RankAgent(planner, self, rank)
-
 
 class RankAgent:
     """Both threads of a rank's agent: one receives plans, the other posts measurements.
 
     Args:
-        planner: Client of the planner; not closed here.
         spec: State of the rank.
+        planner: Client of the planner; not closed here.
         rank: The rank.
     """
 
-    def __init__(self, planner: PlannerClient, spec: RankSpec, rank: Rank) -> None:
+    def __init__(self, spec: RankSpec, planner: PlannerClient, rank: Rank) -> None:
         calls = RankCalls(planner, spec.job_id, spec.rank, spec.registration, run_id=spec.run_id)
         reachability = PlannerReachability(
             calls.name,

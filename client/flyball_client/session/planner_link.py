@@ -6,14 +6,14 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.link import OpenAgent, open_agent
 from flyball_client.helper.planner_calls import KnownPlan
-from flyball_client.helper.rank_agent import RankSpec
+from flyball_client.helper.rank_agent import RankAgent, RankSpec
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_client.session.plan_cursor import CompiledPlan
-from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class PlannerLink:
 
     Attributes:
         outbox: Measured steps that are not posted yet.
+        current_step, take_steps, posted, left: As the agent's Rank.
         is_lost: True: the last call could not reach the planner.
     """
 
@@ -47,9 +48,12 @@ class PlannerLink:
         self._run_id = spec.run_id
         self._known = spec.known
         self._name = f"job {spec.job_id} rank {spec.rank}"
-        self._current_step = current_step
+        self.current_step = current_step
+        self.take_steps = self.outbox.take
+        self.posted = self.outbox.posted
         self._activate = activate
         self._has_left = threading.Event()
+        self.left = self._has_left.set
         self._agent: OpenAgent | None = None
 
     def start(self) -> None:
@@ -78,21 +82,10 @@ class PlannerLink:
 
     # ------------------------------------------------------------------ the agent's rank
 
-    def spec(self) -> RankSpec:
-        """Return what an agent starts from."""
-        return replace(self._spec, run_id=self._run_id, known=self._known, is_lost=self.is_lost)
-
-    def current_step(self) -> int:
-        """Return the current training step."""
-        return self._current_step()
-
-    def take_steps(self) -> tuple[StepMeasurement, ...]:
-        """Return the oldest measured steps that are not posted."""
-        return self.outbox.take()
-
-    def posted(self, num_dropped: int) -> None:
-        """Forget the steps that were taken last."""
-        self.outbox.posted(num_dropped)
+    def agent_maker(self) -> partial[RankAgent]:
+        """Return what makes an agent that goes on where the last one has ended."""
+        state = replace(self._spec, run_id=self._run_id, known=self._known, is_lost=self.is_lost)
+        return partial(RankAgent, state)
 
     def registered(self, run_id: str) -> None:
         """Keep the run, in which another agent goes on."""
@@ -117,7 +110,3 @@ class PlannerLink:
                 why,
             )
         self.is_lost = True
-
-    def left(self) -> None:
-        """Note that all has been posted."""
-        self._has_left.set()

@@ -8,11 +8,12 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice
-from flyball_client.helper.job_agent import JobSpec
+from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.link import OpenAgent, open_agent
 from flyball_wire.command import flyball_version
 from flyball_wire.messages import JobRegistration, RankRegistration
@@ -115,22 +116,21 @@ class JobRegistrar:
         self, planner: PlannerClient, *, job_id: str, registration: JobRegistration
     ) -> None:
         launch = launch_of(os.environ)
-        registration = replace(registration, run=launch.run, restart_count=launch.restart_count)
-        self._spec = JobSpec(job_id=job_id, registration=registration)
+        self._job_id = job_id
+        self._registration = replace(
+            registration, run=launch.run, restart_count=launch.restart_count
+        )
         self._has_left = threading.Event()
+        self.left = self._has_left.set
         self._agent: OpenAgent | None = None
         try:
             self._agent = open_agent(planner, self)
         except RuntimeError as error:  # no thread can be started
             logger.warning("job %s is not registered, training continues: %s", job_id, error)
 
-    def spec(self) -> JobSpec:
-        """Return what an agent of the job starts from."""
-        return self._spec
-
-    def left(self) -> None:
-        """Note that the agent has ended."""
-        self._has_left.set()
+    def agent_maker(self) -> partial[JobAgent]:
+        """Return what makes the job's agent."""
+        return partial(JobAgent, self._job_id, self._registration)
 
     def helper_ended(self, why: str) -> None:
         """Do nothing: the ranks' sessions log it."""

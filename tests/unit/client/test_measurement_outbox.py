@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import httpx
 import pytest
@@ -14,7 +15,7 @@ from flyball_client.api.connection import strict_json
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import measurement_poster
 from flyball_client.helper.measurement_poster import MeasurementPoster, bounded_period_s
-from flyball_client.helper.planner_calls import Backoff, PlannerReachability, RankCalls
+from flyball_client.helper.planner_calls import Backoff, PlannerReachability, Rank, RankCalls
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_wire.codec import decode
 from flyball_wire.messages import MeasurementBatch, RankRegistration, StepMeasurement
@@ -70,7 +71,7 @@ class Outbox(MeasurementOutbox):
         self.has_left = threading.Event()
         self.poster = MeasurementPoster(
             RankCalls(planner, "gpt", 0, registration, run_id=run_id),
-            self,
+            cast("Rank", self),
             reachability=PlannerReachability("rank 0"),
             backoff=Backoff(first_s=0.001, longest_s=0.002),
             period_s=period_s,
@@ -138,7 +139,7 @@ def test_a_planners_period_is_waited_for_unless_the_session_ends(
     if next_post_s < 1:
         wait_until(lambda: len(inbox.batches) == 2)
         assert time.monotonic() - first_s > 0.1
-    assert outbox.poster.is_alive
+    assert not outbox.has_left.is_set()
     outbox.stop()
     assert inbox.batches == [[0], [1]]
 
