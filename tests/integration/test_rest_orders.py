@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from tests.planner.live import LivePlanner
 from tests.planner.patience import wait_until
+from tests.planner.samples import planned_instructions
 
 from flyball_wire import routes
 
@@ -36,7 +37,9 @@ def test_a_registered_order_is_planned_and_served_to_its_ranks(planner: LivePlan
     planner.put_ranks(2, "ordered")
     answer = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="ordered", rank=1))
     assert answer.status_code == 200, answer.text
-    assert [entry[:2] + entry[3:] for entry in answer.json()["instructions"]] == V
+    planned = planned_instructions(answer.json())
+    order = [[kind, microbatch, chunk] for kind, microbatch, _, chunk in planned]
+    assert order == [[*entry, 0][:3] for entry in V]
     assert answer.json()["predicted_iteration_time_s"] == pytest.approx(1.2)
 
 
@@ -88,5 +91,5 @@ def test_envpipes_order_is_planned_with_the_forwards_that_its_ranks_run(
     planner.put_profile(job_id="envpipe").raise_for_status()
     planner.put_ranks(2, "envpipe")
     answer = planner.http.get(routes.fill(routes.RANK_PLAN, job_id="envpipe", rank=0)).json()
-    kinds = "".join(kind[0] for kind, *_ in answer["instructions"])
+    kinds = "".join(kind[0] for kind, *_ in planned_instructions(answer))
     assert kinds == "ffffbbbb"

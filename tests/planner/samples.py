@@ -21,6 +21,15 @@ MOMENT = datetime(2026, 1, 5, 9, 30, 0, 123456, tzinfo=UTC)
 HEADER = "stage,instruction,frequency,time,energy\n"
 
 
+def planned_instructions(rank_plan: dict[str, Any]) -> list[list[Any]]:
+    """`[kind, microbatch, MHz, chunk]` of each instruction of a rank's plan, as it was received."""
+    kinds, clocks_mhz = rank_plan["kinds"], rank_plan["sm_clocks_mhz"]
+    return [
+        [kinds[kind], microbatch, clocks_mhz[clock], chunk]
+        for kind, microbatch, chunk, clock in rank_plan["instructions"]
+    ]
+
+
 def profile_csv(num_stages: int = 2, *, forward_energy_j: float = 30.0) -> str:
     """A profile of two clocks per instruction; every stage the same."""
     return HEADER + "".join(

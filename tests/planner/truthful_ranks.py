@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 
 from tests.planner.live import LivePlanner
-from tests.planner.samples import HEADER
+from tests.planner.samples import HEADER, planned_instructions
 from tests.unit.replay.synthetic_runs import CLOCKS, Truth
 
 from flyball_wire import routes
@@ -66,7 +66,7 @@ class TruthfulRanks:
             answer = self._planner.acknowledge(rank, version, self.next_step)
         self.measure(answer.json()["first_step"] - self.next_step)
         self._version = version
-        self.clocks_mhz = [[mhz for _, _, mhz, *_ in plan["instructions"]] for plan in plans]
+        self.clocks_mhz = [[mhz for _, _, mhz, _ in planned_instructions(plan)] for plan in plans]
         self.measure(num_steps)
         return int(version)
 
