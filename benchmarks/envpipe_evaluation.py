@@ -30,7 +30,7 @@ from flyball_client.gpu.emulated import (
     EmulatedGpuSettings,
     EmulatedNode,
 )
-from flyball_client.session.planner_link import LinkTimes
+from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
 from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
