@@ -1,9 +1,9 @@
 /* A false NVML, so that the real nvidia-ml-py can be tested where there is no GPU.
  *
  * Its GPUs live in a file (FALSE_NVML_STATE) that every process maps, so that one process sees
- * the clocks that another one left behind. The test that made the file may write into it: faults,
- * latency, a queue of calls, MIG, a clock held below the lock and why, energy. Every call is appended to
- * FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
+ * the clocks that another one left behind. The test that made the file may write into it: faults
+ * that last a while, calls that hang, latency, a queue of calls, MIG, a clock held below the lock and
+ * why, energy that freezes or falls. Every call is appended to FALSE_NVML_LOG. The layout of the file, and what a clock does to the energy, are also in
  * library.py.
  */
 #define _GNU_SOURCE
@@ -19,6 +19,7 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_GPUS 8
+#define MAX_FAULTS 8
 #define LOWEST_MHZ 210
 #define HIGHEST_MHZ 1980
 #define STEP_MHZ 15
@@ -36,6 +37,16 @@ struct gpu {
     int64_t energy_uj;     /* up to counted_ns, 0: not begun */
     int64_t counted_ns;
     int64_t computing_pid; /* a process that computes on it; 0: none */
+    int64_t is_frozen;     /* the energy counter does not move */
+};
+
+/* Fault of calls between two moments of CLOCK_MONOTONIC. */
+struct fault {
+    int64_t code;          /* returned; 0: the call works */
+    int64_t gpu;           /* -1: any, and calls without one */
+    int64_t until_ns;      /* 0: no fault stands here */
+    int64_t hang_us;       /* before that; a hang ends with the fault */
+    char function[64];     /* empty: every function of the GPU */
 };
 
 /* nvmlProcessInfo_t */
@@ -56,9 +67,8 @@ struct state {
     int64_t num_gpus;
     int64_t latency_us;    /* of every call */
     int64_t queues;        /* calls that lock a clock wait for each other */
-    int64_t fault_code;    /* what fault_function returns; 0: no fault */
-    char fault_function[64];
     struct gpu gpus[MAX_GPUS];
+    struct fault faults[MAX_FAULTS];
 };
 
 static struct state *state;
@@ -90,6 +100,21 @@ static void log_call(const char *function, long gpu, long argument) {
     close(fd);
 }
 
+/* The fault of a call; after a hang, which the end of the fault ends. */
+static int fault_of(const char *function, long gpu) {
+    for (int i = 0; i < MAX_FAULTS; i++) {
+        const struct fault *fault = &state->faults[i];
+        if (fault->function[0] && strcmp(function, fault->function)) continue;
+        if (fault->gpu >= 0 && fault->gpu != gpu) continue;
+        if (now_ns() >= fault->until_ns) continue;
+        for (int64_t left_us = fault->hang_us; left_us > 0 && now_ns() < fault->until_ns;
+             left_us -= 1000)
+            usleep(1000);
+        return fault->code;
+    }
+    return SUCCESS;
+}
+
 /* What every call does first: wait, be written down, fail if the test says so. */
 static int enter(const char *function, long gpu, long argument) {
     if (!state) return UNINITIALIZED;
@@ -98,8 +123,7 @@ static int enter(const char *function, long gpu, long argument) {
     if (waits) flock(state_fd, LOCK_EX);
     if (state->latency_us) usleep(state->latency_us);
     if (waits) flock(state_fd, LOCK_UN);
-    if (state->fault_code && !strcmp(function, state->fault_function)) return state->fault_code;
-    return SUCCESS;
+    return fault_of(function, gpu);
 }
 
 #define ENTER(gpu, argument) \
@@ -122,7 +146,7 @@ static void count_energy(struct gpu *gpu) {
     int64_t until = now_ns() / COUNTER_PERIOD_NS * COUNTER_PERIOD_NS;
     if (!gpu->counted_ns) gpu->counted_ns = until;
     int64_t power_mw = 50000 + 100 * clock_mhz(gpu);
-    gpu->energy_uj += power_mw * ((until - gpu->counted_ns) / 1000000);
+    if (!gpu->is_frozen) gpu->energy_uj += power_mw * ((until - gpu->counted_ns) / 1000000);
     gpu->counted_ns = until;
 }
 
@@ -181,7 +205,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *count) {
 }
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
-    ENTER(-1, index);
+    ENTER(index, index);
     if (index >= state->num_gpus) return INVALID_ARGUMENT;
     *device = &state->gpus[index];
     return SUCCESS;
@@ -194,11 +218,14 @@ EXPORT int nvmlDeviceGetUUID(void *device, char *text, unsigned length) {
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, void **device) {
     char own[64];
-    ENTER(-1, 0);
-    for (long i = 0; i < state->num_gpus; i++) {
+    for (long i = 0; state && i < state->num_gpus; i++) {
         put_text(own, sizeof own, "GPU-%ld-of-the-false-nvml", i);
-        if (!strcmp(uuid, own)) { *device = &state->gpus[i]; return SUCCESS; }
+        if (strcmp(uuid, own)) continue;
+        ENTER(i, 0);
+        *device = &state->gpus[i];
+        return SUCCESS;
     }
+    ENTER(-1, 0);
     return NOT_FOUND;
 }
 

@@ -20,10 +20,13 @@ HIGHEST_MHZ = 1980
 SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
-_HEAD = struct.Struct("=qqqq64s")
-_GPU = struct.Struct("=qqqqqqqq")
+_HEAD = struct.Struct("=qqq")
+_GPU = struct.Struct("=qqqqqqqqq")
+_FAULT = struct.Struct("=qqqq64s")
 _FIELD = struct.Struct("=q")
-_MAX_GPUS = 8
+_MAX_GPUS = _MAX_FAULTS = 8
+_FAULTS = _HEAD.size + _MAX_GPUS * _GPU.size
+_ALWAYS_NS = 2**62
 _GPU_FIELDS = (
     "lowest_mhz",
     "highest_mhz",
@@ -33,6 +36,7 @@ _GPU_FIELDS = (
     "energy_uj",
     "counted_ns",
     "computing_pid",
+    "is_frozen",
 )
 _COUNTER_PERIOD_NS = 25_000_000
 
@@ -50,8 +54,8 @@ class FalseNvml:
         self.library = library
         self._state_file = folder / "gpus"
         self._log_file = folder / "calls.log"
-        size = _HEAD.size + _MAX_GPUS * _GPU.size
-        self._state_file.write_bytes(_HEAD.pack(num_gpus, 0, 0, 0, b"").ljust(size, b"\0"))
+        size = _FAULTS + _MAX_FAULTS * _FAULT.size
+        self._state_file.write_bytes(_HEAD.pack(num_gpus, 0, 0).ljust(size, b"\0"))
         with self._state_file.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), size)
 
@@ -113,7 +117,7 @@ class FalseNvml:
             return self._gpu(index)["energy_uj"] // 1000
 
     def use_energy_j(self, energy_j: int, index: int = 0) -> None:
-        """Let the energy counter jump up by this much."""
+        """Let the energy counter jump up by this much; negative: it falls, as of a new driver."""
         with self._state_file.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             self._set_gpu(index, energy_uj=self._gpu(index)["energy_uj"] + energy_j * 10**6)
@@ -127,15 +131,56 @@ class FalseNvml:
         lines = [line.split() for line in whole.splitlines()]
         return [(int(gpu), int(arg)) for _, name, gpu, arg in lines if name == function]
 
-    def fail(self, function: str, code: int) -> None:
-        """From now on this function returns this code; 0: it works again."""
-        num_gpus, latency_us, queues, _, _ = _HEAD.unpack_from(self._map)
-        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, queues, code, function.encode())
+    def fail(
+        self,
+        function: str,
+        code: int,
+        *,
+        gpu: int | None = None,
+        lasts_s: float | None = None,
+        hangs_s: float = 0.0,
+    ) -> None:
+        """From now on this function returns this code, for a time, beside faults of others.
+
+        Args:
+            function: name of the function; empty: every one.
+            code: NVML's code; 0: it works again, or only hangs.
+            gpu: index of a GPU, whose calls fail alone.
+            lasts_s: time in s; None: until it works again.
+            hangs_s: time in s that a call hangs before that, at most until the fault's end.
+        """
+        until_ns = _ALWAYS_NS if lasts_s is None else time.monotonic_ns() + round(lasts_s * 1e9)
+        of_gpu, name = -1 if gpu is None else gpu, function.encode()
+        place = next(
+            i
+            for i, (_, at_gpu, until, _, named) in enumerate(self._faults())
+            if (at_gpu, named.rstrip(b"\0")) == (of_gpu, name) or not until
+        )
+        if not code and not hangs_s:
+            until_ns = 0
+        fault = _FAULT.pack(code, of_gpu, until_ns, round(hangs_s * 1e6), name)
+        offset = _FAULTS + place * _FAULT.size
+        self._map[offset : offset + _FAULT.size] = fault
+
+    def work_again(self) -> None:
+        """End all faults."""
+        self._map[_FAULTS:] = bytes(_MAX_FAULTS * _FAULT.size)
+
+    def _faults(self) -> list[tuple[int, int, int, int, bytes]]:
+        return [
+            _FAULT.unpack_from(self._map, _FAULTS + i * _FAULT.size) for i in range(_MAX_FAULTS)
+        ]
+
+    def freeze_energy(self, index: int = 0, *, is_frozen: bool = True) -> None:
+        """Let the energy counter stand still, or move again."""
+        with self._state_file.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._count_energy(index)
+            self._set_gpu(index, is_frozen=int(is_frozen))
 
     def set_latency_us(self, latency_us: int, *, queues: bool = False) -> None:
         """From now on every call takes this long; those that lock clocks at once, or in turn."""
-        num_gpus, _, _, code, function = _HEAD.unpack_from(self._map)
-        _HEAD.pack_into(self._map, 0, num_gpus, latency_us, queues, code, function)
+        _HEAD.pack_into(self._map, 0, self.num_gpus, latency_us, queues)
 
     def hold_below_mhz(self, held_mhz: int, index: int = 0) -> None:
         """Let a power limit hold the clock there, whatever is locked; 0: no longer."""
@@ -159,7 +204,8 @@ class FalseNvml:
         until_ns = time.monotonic_ns() // _COUNTER_PERIOD_NS * _COUNTER_PERIOD_NS
         elapsed_ms = (until_ns - (gpu["counted_ns"] or until_ns)) // 10**6
         clock_mhz = min(gpu["highest_mhz"] or HIGHEST_MHZ, gpu["held_mhz"] or HIGHEST_MHZ)
-        energy_uj = gpu["energy_uj"] + (50_000 + 100 * clock_mhz) * elapsed_ms
+        power_mw = 0 if gpu["is_frozen"] else 50_000 + 100 * clock_mhz
+        energy_uj = gpu["energy_uj"] + power_mw * elapsed_ms
         self._set_gpu(index, energy_uj=energy_uj, counted_ns=until_ns)
 
     def _gpu(self, index: int) -> dict[str, int]:

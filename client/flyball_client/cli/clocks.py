@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -142,6 +143,11 @@ def _real_gpus(named: str | None) -> list[GpuClocks]:
         raise CommandError(
             "NVML lists no GPU; --profile PROFILE.csv shows the clocks of an emulated GPU"
         )
+    for gpu in found:
+        if gpu.fault and uuid is None:
+            print(f"flyball clocks: GPU {gpu.index}: {gpu.fault}", file=sys.stderr)
+    if all(gpu.fault for gpu in found):
+        raise CommandError("no GPU can be read; see flyball doctor")
     return [
         GpuClocks(
             index=gpu.index,
@@ -151,7 +157,7 @@ def _real_gpus(named: str | None) -> list[GpuClocks]:
             sm_clocks_mhz=gpu.sm_clocks_mhz,
         )
         for gpu in found
-        if uuid in {None, gpu.uuid}
+        if not gpu.fault and uuid in {None, gpu.uuid}
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import grp
 import os
 import signal
@@ -49,7 +50,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise CommandError(str(error)) from None
     guard = Guard(node_dir, os.environ, _say)
     signal.pthread_sigmask(signal.SIG_BLOCK, _END_SIGNALS)
-    with os.fdopen(fd):
+    with os.fdopen(fd), contextlib.closing(guard):
         _say(f"watching {node_dir}")
         guard.check()
         while signal.sigtimedwait(_END_SIGNALS, PERIOD_S) is None:

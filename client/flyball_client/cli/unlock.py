@@ -75,14 +75,15 @@ class Unlocker:
         self.refusals += [record.refusal for record in self._records if record.refusal]
 
     def unlock_left(self) -> list[Unlocked]:
-        """Restore every clock with a record whose rank has ended."""
-        live = {found.uuid for found in self._records if found.is_live}
+        """Restore every clock with a record whose rank or governor has ended."""
+        live = {found.uuid for found in self._records if found.is_live and not found.is_ungoverned}
         unlocked: list[Unlocked] = []
         for found in self._records:
-            if found.is_live and found.holder is not None:
+            is_left = found.is_left or found.is_ungoverned
+            if found.holder is not None and not is_left:
                 unlocked.append(_held(found, "in use"))
             # A user cannot claim a clock that root's rank has left locked.
-            elif found.is_left and (found.owner == 0 or found.uuid not in live):
+            elif is_left and (found.owner == 0 or found.uuid not in live):
                 unlocked += self._unlock_left(found)
         return unlocked
 

@@ -54,7 +54,7 @@ class ClockGovernor(Protocol):
 
     - No method raises, but for a strict start, since training must not stop because of a clock.
       After a permanent failure no clock is set any more (`is_over`), which is logged once, and the
-      clock is restored.
+      clock is restored. A GPU that fails for a while is tried again.
     - Methods may be called from one thread at a time.
     - The latest request wins. A clock that is in force is not set again.
     - A timed request (`set_mhz_later`) is made at its time, never before, and replaced by any
@@ -179,7 +179,5 @@ class NoGovernor:
 
 
 def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> None:
-    """Log the one line of `give_up`."""
-    logger.warning(
-        "%s: clocks are no longer set, training continues at default clocks: %s", rank_name, error
-    )
+    """Log the one line of `give_up`; it claims nothing of the clock, which may still be locked."""
+    logger.warning("%s: clocks are no longer set, training goes on: %s", rank_name, error)

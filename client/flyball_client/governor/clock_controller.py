@@ -23,9 +23,13 @@ SETTLE_S = 0.05
 READ_PERIOD_S = 0.2
 # One step of NVML's clocks, since readings are rounded.
 TOLERANCE_MHZ = 15
-MAX_FAILURES_IN_A_ROW = 3
+# Pause after a failed call, doubled after each further one: a driver may fail for a moment, as
+# when it is reloaded, or when eight GPUs of a node are set at once.
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 30.0
 
-HOPELESS_ERRORS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
+# Errors of a refused call, which changes nothing.
+REFUSALS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
 
 
 class ClockController:
@@ -46,16 +50,22 @@ class ClockController:
         self._words = shared_state.words
         self._record = record
         self._holder = holder
-        self._num_failures_in_a_row = 0
+        self._pause_s = FIRST_PAUSE_S
         self._next_read_s = 0.0
+        # Of a clock that could not be restored, or that a killed governor left.
+        self._owes_restore = False
 
     def serve(self) -> None:
         """Serve the newest request, unless it is served already, then a timed one that is due.
+
+        Requests for a clock are dropped while the GPU fails: the rank's next hook repeats them.
 
         Raises:
             GpuError: Clocks can no longer be set.
         """
         words = self._words
+        if self._owes_restore:
+            self.restore()
         request = words[word.REQUEST]
         if word.is_newer(request, words[word.SERVED]):
             self._serve(request)
@@ -80,7 +90,7 @@ class ClockController:
 
     def _lock(self, sm_clock_mhz: int) -> None:
         words = self._words
-        if sm_clock_mhz == words[word.IN_FORCE_MHZ]:
+        if sm_clock_mhz == words[word.IN_FORCE_MHZ] or self.until_try_s() > 0:
             return
         is_first = not words[word.MAY_BE_LOCKED]
         if is_first:
@@ -93,7 +103,8 @@ class ClockController:
             self._on_failure(error, is_first=is_first)
             return
         words[word.RETURNED_NS] = time.monotonic_ns()
-        self._num_failures_in_a_row = 0
+        self.try_now()
+        self._owes_restore = False
         words[word.IN_FORCE_MHZ] = sm_clock_mhz
         words[word.NUM_SWITCHES] += 1
         self._let_settle()
@@ -101,32 +112,70 @@ class ClockController:
     def _on_failure(self, error: Exception, *, is_first: bool) -> None:
         words = self._words
         words[word.NUM_FAILURES] += 1
-        self._num_failures_in_a_row += 1
-        is_hopeless = isinstance(error, HOPELESS_ERRORS)
-        if is_hopeless and is_first:
-            # Nothing was locked, so nothing must be restored.
+        if is_first and isinstance(error, REFUSALS):
+            # Nothing was locked, so nothing must be restored, and another program's lock stays.
             words[word.MAY_BE_LOCKED] = 0
             self._record.clear()
-        else:
-            self.restore()
-        if is_hopeless or self._num_failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+        if self._is_lasting(error):
             raise error
+        # At once: the clock before may be a low one.
+        self.restore()
+        self._pause(error)
 
-    def restore(self) -> None:
-        """Restore the clock where it may be locked.
+    def _is_lasting(self, error: Exception) -> bool:
+        """Return whether a call cannot succeed later: it is unsupported, or was never permitted."""
+        never_set = self._words[word.NUM_SWITCHES] == 0
+        return isinstance(error, GpuNotSupportedError) or (
+            never_set and isinstance(error, GpuPermissionError)
+        )
+
+    def restore(self) -> bool:
+        """Restore the clock where it may be locked; return whether none may be any more.
+
+        After a failed attempt nothing is done for a pause, which grows, and the record stays.
 
         Raises:
-            GpuError: It could not be restored; the record stays.
+            GpuError: It cannot be restored now or later.
         """
         words = self._words
         if not words[word.MAY_BE_LOCKED]:
-            return
-        self._gpu.reset_sm_clock()
+            self._owes_restore = False
+            return True
+        # A clock that may be any is not in force.
+        self._owes_restore, words[word.IN_FORCE_MHZ] = True, 0
+        if self.until_try_s() > 0:
+            return False
+        try:
+            self._gpu.reset_sm_clock()
+            self._record.clear()
+        except (GpuError, OSError) as error:
+            if self._is_lasting(error):
+                raise
+            self._pause(error)
+            return False
+        self._owes_restore = False
         self._let_settle()
-        words[word.IN_FORCE_MHZ] = 0
-        self._record.clear()
         # Last: if this process is killed before, the standby repeats all of it.
         words[word.MAY_BE_LOCKED] = 0
+        return True
+
+    def until_try_s(self) -> float:
+        """Return the time in s until a GPU that fails is called again; 0 or less: it may be now."""
+        next_try_ns = self._words[word.NEXT_TRY_NS]
+        return (next_try_ns - time.monotonic_ns()) / 1e9 if next_try_ns else 0.0
+
+    def try_now(self) -> None:
+        """End a pause, and begin with the shortest one again."""
+        self._words[word.NEXT_TRY_NS] = 0
+        self._pause_s = FIRST_PAUSE_S
+
+    def _pause(self, error: Exception) -> None:
+        if self.until_try_s() > 0:
+            return
+        if self._words[word.STATE] != word.GIVEN_UP:  # whose reason the rank has yet to read
+            self._shared_state.write_text(f"{error}")
+        self._words[word.NEXT_TRY_NS] = time.monotonic_ns() + round(self._pause_s * 1e9)
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _let_settle(self) -> None:
         self._next_read_s = max(self._next_read_s, time.monotonic() + SETTLE_S)

@@ -32,7 +32,12 @@ from flyball_client.governor.lock_record import (
 )
 from flyball_client.governor.process_watch import ProcessIdentity, ProcessWatch, is_running
 from flyball_client.governor.shared_state import SharedState
-from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu._base import (
+    GpuDevice,
+    GpuError,
+    GpuNotSupportedError,
+    GpuPermissionError,
+)
 from flyball_client.gpu.open_gpu import open_gpu
 
 # Time after which the standby restores a clock that the active one has not restored.
@@ -48,8 +53,12 @@ NICENESS = -10
 _PR_SET_TIMERSLACK = 29
 # Time without a served request after which the standby replaces the active one.
 HUNG_S = 2.0
-RESTORE_ATTEMPTS = 3
-RETRY_PAUSE_S = 0.05
+# Time after the rank's end in which its governors try to restore a clock; it is the guard's then,
+# or the next rank's.
+LEFT_TO_GUARD_S = 600.0
+# Time in which a GPU may fail as a governor starts, and pause between attempts to open it.
+OPEN_TIMEOUT_S = 20.0
+OPEN_PAUSE_S = 0.25
 # The standby of a previous rank may still be starting on a busy node.
 TAKE_TIMEOUT_S = 5.0
 # Time after which governors of a rank that has ended, as stopped ones, are killed.
@@ -109,15 +118,24 @@ class GovernorProcess:
         if watch.is_alive():
             return False
         watch.close()
-        self._words[word.IN_FORCE_MHZ] = 0
-        self._restore()
-        if self._words[word.STATE] in {word.ENDED, word.GIVEN_UP}:
+        words = self._words
+        words[word.IN_FORCE_MHZ] = 0
+        self._controller.try_now()
+        is_final = words[word.STATE] in {word.ENDED, word.GIVEN_UP}
+        if is_final and not words[word.MAY_BE_LOCKED]:
             return False
-        self._words[word.NUM_TAKEOVERS] += 1
+        words[word.NUM_TAKEOVERS] += 1
+        try:
+            self._controller.restore()
+        except GpuError as error:
+            self._finish(word.GIVEN_UP, f"{error}")
+            return False
         state, text = self._why_over() or (None, "")
+        if is_final:
+            state, text = words[word.STATE], self._shared_state.text
         if state is not None:
             # A new standby would only hold the record longer.
-            self._end(state, text)
+            self._finish(state, text)
         return state is None and not self._is_stopped
 
     def _kill_if_it_hangs(self, watch: ProcessWatch) -> None:
@@ -132,6 +150,8 @@ class GovernorProcess:
             is_late = bool(words[word.MAY_BE_LOCKED])
         progress = (is_over, words[word.SERVED])
         now_s = time.monotonic()
+        # It does not hang while it waits for a GPU that fails.
+        is_late = is_late and now_s * 1e9 >= words[word.NEXT_TRY_NS]
         if not is_late or progress != self._progress:
             self._progress, self._progress_s = progress, now_s
         elif now_s - self._progress_s > (OVERDUE_S if is_over else HUNG_S) and watch.is_alive():
@@ -151,10 +171,8 @@ class GovernorProcess:
             words[word.STATE] = word.READY
             while self._serve_once():
                 words[word.STANDBY_PID] = standby.keep()
-        except Exception as error:
-            # Unexpected errors included: the clock is restored, and the rank reads the text.
-            self._restore()
-            self._end(word.GIVEN_UP, f"{error or type(error).__name__}")
+        except Exception as error:  # unexpected ones included
+            self._finish(word.GIVEN_UP, f"{error or type(error).__name__}")
 
     def _serve_once(self) -> bool:
         """Wait for a request, an end, a signal or a tick; return whether to go on."""
@@ -169,14 +187,13 @@ class GovernorProcess:
             if self._controller.until_timed_s() > READ_MARGIN_S:
                 self._controller.read_back()
             return True
-        self._restore()
-        if over is None:  # a signal: the standby goes on
-            return False
-        state, text = over
+        state, text = over or (None, "")
         if state is not None:
-            self._end(state, text)
+            self._finish(state, text)
             return False
-        return True
+        self._controller.restore()
+        # After a signal the standby goes on.
+        return not self._is_stopped
 
     def _until_due_s(self) -> float:
         """Return the time in s until a reading, a timed request or a tick."""
@@ -212,21 +229,35 @@ class GovernorProcess:
 
     # ------------------------------------------------------------------ both
 
-    def _restore(self) -> None:
-        """Restore the clock with some retries; the record stays where that fails."""
-        for attempt in range(RESTORE_ATTEMPTS):
-            try:
-                self._controller.restore()
-            except (GpuError, OSError) as error:
-                self._shared_state.write_text(f"the SM clock could not be restored: {error}")
-                time.sleep(RETRY_PAUSE_S * attempt)
-            else:
-                return
+    def _finish(self, state: int, text: str) -> None:
+        """Restore the clock, as often as it takes, and end in this state.
 
-    def _end(self, state: int, text: str) -> None:
-        if self._words[word.MAY_BE_LOCKED] == 0:
+        A signal leaves the rest to the standby, and the end of the rank to the guard after a while.
+        """
+        words, began_s = self._words, time.monotonic()
+        if state == word.GIVEN_UP:
+            # The rank need not wait for the clock.
             self._shared_state.write_text(text)
-        self._words[word.STATE] = state
+            words[word.STATE] = state
+        self._controller.try_now()
+        try:
+            while not self._controller.restore():
+                if self._is_left_to_others(began_s):
+                    return
+                until_try_s = max(0.0, self._controller.until_try_s())
+                wait_exactly([self._stop_fd], min(until_try_s, TICK_S))
+                self._note_signals()
+        except GpuError as error:
+            text = f"its SM clock cannot be restored: {error}"
+            self._shared_state.write_text(text)
+        else:
+            self._controller.try_now()
+            self._shared_state.write_text(text)
+        words[word.STATE] = state
+
+    def _is_left_to_others(self, began_s: float) -> bool:
+        has_waited = time.monotonic() - began_s > LEFT_TO_GUARD_S
+        return self._is_stopped or (has_waited and not self._rank.is_alive())
 
     def _note_signals(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -284,8 +315,7 @@ def main() -> int:
     config = _with_low_descriptors(config)
     shared_state = SharedState(config.shared_state_fd)
     try:
-        gpu = open_gpu(config.address)
-        record = _take_record(config, gpu, shared_state)
+        gpu, record = _opened(config, shared_state)
         show_governor(record.fd, config.rank_byte)
     except Exception as error:
         if isinstance(error, ClockHeldError) and is_running(shared_state.words[word.ACTIVE_PID]):
@@ -325,27 +355,44 @@ def _lowered(fd: int) -> int:
     return low_fd
 
 
-def _take_record(config: GovernorConfig, gpu: GpuDevice, shared_state: SharedState) -> LockRecord:
+def _opened(config: GovernorConfig, shared_state: SharedState) -> tuple[GpuDevice, LockRecord]:
+    """Open the GPU and its record; a driver that fails for a moment is waited for."""
+    give_up_s = time.monotonic() + OPEN_TIMEOUT_S
+    while True:
+        with contextlib.ExitStack() as opened:
+            try:
+                gpu = open_gpu(config.address)
+                opened.callback(gpu.close)
+                record = _take_record(config, shared_state)
+                opened.callback(record.close)
+                if config.record_fd is None and record.holder() is not None:
+                    # Left locked by a governor that was killed together with its standby.
+                    gpu.reset_sm_clock()
+                    record.clear()
+            except GpuError as error:
+                is_lasting = isinstance(error, (GpuPermissionError, GpuNotSupportedError))
+                if is_lasting or time.monotonic() > give_up_s:
+                    raise
+            else:
+                opened.pop_all()
+                return gpu, record
+        time.sleep(OPEN_PAUSE_S)
+
+
+def _take_record(config: GovernorConfig, shared_state: SharedState) -> LockRecord:
     if config.record_fd is not None:
         return LockRecord(config.record_fd, config.address.uuid)
     begin_s = time.monotonic()
     while True:
         try:
-            record = LockRecord.take(config.state_dir, config.address.uuid)
-            break
+            return LockRecord.take(config.state_dir, config.address.uuid)
         except ClockHeldError:
             waited_s = time.monotonic() - begin_s
             if is_running(shared_state.words[word.ACTIVE_PID]) or waited_s > TAKE_TIMEOUT_S:
                 raise
             left = _take_left_record(config) if waited_s > LEFT_S else None
             if left is not None:
-                record = left
-                break
-    if record.holder() is not None:
-        # Left locked by a governor that was killed together with its standby.
-        gpu.reset_sm_clock()
-        record.clear()
-    return record
+                return left
 
 
 def _take_left_record(config: GovernorConfig) -> LockRecord | None:

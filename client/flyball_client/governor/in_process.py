@@ -8,8 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from flyball_client.governor._base import ClockReport, log_given_up
-from flyball_client.governor.clock_controller import HOPELESS_ERRORS, READ_PERIOD_S, SETTLE_S
-from flyball_client.gpu._base import ClockCall, ClockLimit, EmulatedDevice, GpuDevice
+from flyball_client.governor.clock_controller import READ_PERIOD_S, REFUSALS, SETTLE_S
+from flyball_client.gpu._base import (
+    ClockCall,
+    ClockLimit,
+    EmulatedDevice,
+    GpuDevice,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -170,8 +175,7 @@ class InProcessGovernor:
             call()
         except Exception as error:
             self._count(num_failures=1)
-            # A refused call changes nothing.
-            self._may_be_locked = may_have_been_locked or not isinstance(error, HOPELESS_ERRORS)
+            self._may_be_locked = may_have_been_locked or not isinstance(error, REFUSALS)
             self.give_up(error)
             return False
         return True

@@ -108,6 +108,14 @@ class FoundRecord:
         return self.holder is not None and not self.is_live
 
     @property
+    def is_ungoverned(self) -> bool:
+        """Return whether the rank lives without a governor, which alone would restore its clock.
+
+        A rank starts another governor within a second where it trains.
+        """
+        return self.is_live and self.holder is not None and self.governor_pid is None
+
+    @property
     def rank_name(self) -> str | None:
         """Job and rank, in one printable line; None: not known."""
         return None if self.holder is None else printable(self.holder.rank_name)
@@ -195,10 +203,10 @@ class LockRecord:
 
     @classmethod
     def take_left(cls, found: FoundRecord) -> LockRecord | None:
-        """Lock a record whose rank has ended, and end governors that still hold it.
+        """Lock a record whose rank or governor has ended, and end governors of an ended rank.
 
         Returns:
-            The record; None: it is another rank's by now, or was cleared.
+            The record; None: it is another rank's or governor's by now, or was cleared.
 
         Raises:
             ClockHeldError: It is held by a process that cannot be ended.
@@ -207,10 +215,10 @@ class LockRecord:
         """
         record = cls(_open_found(found), found.uuid)
         try:
-            if record.holder() == found.holder:
+            if found.is_left and record.holder() == found.holder:
                 _kill_governors(record.fd, found.holder)
             is_locked = _lock_within(record.fd, _TAKE_TIMEOUT_S)
-            is_same = record.holder() == found.holder
+            is_same = record.holder() == found.holder and (is_locked or found.is_left)
             if is_same and not is_locked:
                 raise ClockHeldError("its record is locked by a process that this one cannot end")
         except BaseException:

@@ -101,6 +101,7 @@ class ProcessGovernor:
         self._next_restart_s = 0.0
         self._next_check_s = 0.0
         self._last_report: ClockReport | None = None
+        self._gpu_fails = False
         self._own_process = OwnProcess(self._forget)
 
     @property
@@ -116,6 +117,7 @@ class ProcessGovernor:
 
     def start(self, *, strict: bool = False) -> None:
         """Start the process; requests wait in shared memory until it is ready."""
+        reap_left_behind()
         if self._process is not None or self._is_over:
             return
         self._words[word.HOOK_NS] = time.monotonic_ns()
@@ -132,9 +134,13 @@ class ProcessGovernor:
 
     def on_step_begin(self) -> None:
         """Check the governor; start another one where the pair was killed."""
-        if self._is_over or self._process is None:
+        if self._is_closed or self._process is None:
             return
         words = self._words
+        if bool(words[word.NEXT_TRY_NS]) is not self._gpu_fails:
+            self._log_failing(is_failing=not self._gpu_fails)
+        if self._is_over:
+            return
         self._renew()
         if words[word.STATE] == word.GIVEN_UP:
             self.give_up(RuntimeError(self._shared_state.text))
@@ -267,6 +273,16 @@ class ProcessGovernor:
         else:
             self._words[word.HOOK_NS] = time.monotonic_ns()
 
+    def _log_failing(self, *, is_failing: bool) -> None:
+        """Log that the GPU fails for now, and when it no longer does."""
+        self._gpu_fails = is_failing
+        if is_failing:
+            text = "%s: the SM clock cannot be changed for now, and is tried again: %s"
+            _logger.warning(text, self._rank_name, self._shared_state.text)
+        else:
+            text = "was restored" if self._is_over else "can be changed again"
+            _logger.warning("%s: the SM clock %s", self._rank_name, text)
+
     def _renew_with_timed(self) -> None:
         """Renew the lease; request a clock that was restored again, ahead of the timed request."""
         words, now_ns = self._words, time.monotonic_ns()
@@ -384,13 +400,26 @@ class ProcessGovernor:
             time.sleep(0.002)
         if words[word.MAY_BE_LOCKED]:
             _logger.error(
-                "%s: the SM clock of %s may still be locked (%s); `flyball unlock` restores it",
+                "%s: the SM clock of %s may still be locked (%s); its governor goes on trying, and"
+                " `flyball unlock` restores it",
                 self._rank_name,
                 self._address.uuid,
                 self._shared_state.text or "its governor does not respond",
             )
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._process.wait(_REAP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _left_behind.append(self._process)
+
+
+# Governors of closed sessions that go on trying to restore their clock.
+_left_behind: list[subprocess.Popen[bytes]] = []
+
+
+def reap_left_behind() -> bool:
+    """Reap governors of closed sessions that have ended; return whether all have."""
+    _left_behind[:] = [process for process in _left_behind if process.poll() is None]
+    return not _left_behind
 
 
 def _cannot_start(status: int | None) -> str:

@@ -54,6 +54,8 @@ readings a second it overflows after 150 days."""
 
 RETURNED_NS: Final = 24
 """CLOCK_MONOTONIC after the last GPU call that set a clock, ns."""
+NEXT_TRY_NS: Final = 25
+"""CLOCK_MONOTONIC before which a GPU that fails is not called again, ns; 0: it does not fail."""
 
 STARTING: Final = 0
 READY: Final = 1

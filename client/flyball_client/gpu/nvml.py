@@ -38,7 +38,7 @@ def select_visible(
         gpus: Name and UUID of each GPU in NVML's order.
 
     Raises:
-        GpuNotFoundError: Fewer GPUs are visible.
+        GpuNotFoundError: Fewer GPUs are visible, or this one cannot be opened.
         GpuError: As for `visible_uuids`.
     """
     visible = visible_uuids(environ, gpus)
@@ -48,6 +48,10 @@ def select_visible(
         raise GpuNotFoundError(
             f"local rank {local_rank} has no GPU: {len(visible)} of {len(gpus)} are visible"
             f" (CUDA_VISIBLE_DEVICES {setting})"
+        )
+    if not visible[local_rank]:
+        raise GpuNotFoundError(
+            f"the GPU of local rank {local_rank} cannot be opened; flyball doctor says why"
         )
     return visible[local_rank]
 
@@ -60,7 +64,7 @@ def visible_uuids(environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -
 
     Args:
         environ: Environment, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
-        gpus: Name and UUID of each GPU in NVML's order.
+        gpus: Name and UUID of each GPU in NVML's order; empty: it cannot be opened.
 
     Raises:
         GpuNotSupportedError: The list names MIG instances.
@@ -91,7 +95,7 @@ def _named_gpu(
     if not (entry.isascii() and entry.isdigit() and int(entry) < len(gpus)):
         return None
     # By default CUDA lists the fastest GPU first, and NVML by PCI bus; equal GPUs both by PCI bus.
-    is_mixed = len({name for name, _ in gpus}) > 1
+    is_mixed = len({name for name, _ in gpus if name}) > 1
     if is_mixed and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         raise GpuError(
             "the GPUs of this machine differ, so CUDA numbers them differently from NVML;"
@@ -122,6 +126,7 @@ class NvmlGpuInfo:
         uuid: UUID of the GPU.
         sm_clocks_mhz: SM clocks that can be locked, MHz, falling; empty: not reported.
         has_mig: True: the GPU is divided into MIG instances, and its clocks are not set.
+        fault: Reason why the GPU cannot be read, in one line; empty: it can. The others are.
     """
 
     index: int
@@ -129,6 +134,7 @@ class NvmlGpuInfo:
     uuid: str
     sm_clocks_mhz: tuple[int, ...]
     has_mig: bool
+    fault: str = ""
 
 
 class NvmlGpu:
@@ -293,10 +299,10 @@ def list_nvml_gpus() -> tuple[NvmlGpuInfo, ...]:
 
     Raises:
         GpuNotFoundError: There is no NVML.
-        GpuError: A GPU cannot be read.
+        GpuError: NVML cannot be used.
     """
     with nvml_session():
-        return tuple(_info(index) for index in range(num_gpus()))
+        return tuple(_info_or_fault(index) for index in range(num_gpus()))
 
 
 def visible_gpu_uuid(local_rank: int, environ: Mapping[str, str] | None = None) -> str:
@@ -325,9 +331,19 @@ def num_visible_gpus(environ: Mapping[str, str]) -> int:
 
 
 def _gpus() -> list[tuple[str, str]]:
-    """Return name and UUID of each GPU in NVML's order."""
+    """Return name and UUID of each GPU in NVML's order; empty: it cannot be opened.
+
+    A lost GPU keeps its index, and no rank of another GPU has to do without clocks for it.
+    """
     with nvml_session():
-        return [(_name(handle_at(index)), uuid_at(index)) for index in range(num_gpus())]
+        return [_name_and_uuid(index) for index in range(num_gpus())]
+
+
+def _name_and_uuid(index: int) -> tuple[str, str]:
+    try:
+        return _name(handle_at(index)), uuid_at(index)
+    except GpuError:
+        return "", ""
 
 
 def _handle_of_uuid(uuid: str) -> object:
@@ -338,6 +354,15 @@ def _handle_of_uuid(uuid: str) -> object:
     if not (uuid.startswith("GPU-") and uuid.isascii()):
         raise GpuNotFoundError(f"{uuid!r} is not the UUID of a GPU; nvidia-smi -L lists them")
     return handle_of(uuid)
+
+
+def _info_or_fault(index: int) -> NvmlGpuInfo:
+    try:
+        return _info(index)
+    except GpuError as error:
+        return NvmlGpuInfo(
+            index=index, name="", uuid="", sm_clocks_mhz=(), has_mig=False, fault=str(error)
+        )
 
 
 def _info(index: int) -> NvmlGpuInfo:

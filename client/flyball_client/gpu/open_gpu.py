@@ -10,6 +10,7 @@ import contextlib
 import logging
 import os
 import re
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -18,7 +19,9 @@ from flyball_client.gpu._base import (
     GpuAddress,
     GpuDevice,
     GpuError,
+    GpuNotFoundError,
     GpuNotSupportedError,
+    GpuPermissionError,
     SmClockRange,
 )
 from flyball_client.gpu.clock_settings import ClockSettings
@@ -29,6 +32,9 @@ _logger = logging.getLogger(__name__)
 
 DEFAULT_SOCKET = Path("/run/zeusd/zeusd.sock")
 _PROCESS = Path("/proc/self")
+_OPEN_TIMEOUT_S = 2.0
+_OPEN_PAUSE_S = 0.1
+_LASTING_ERRORS = (GpuNotFoundError, GpuNotSupportedError, GpuPermissionError)
 _CAP_SYS_ADMIN = 21
 # /proc/PID/uid_map without a user namespace.
 _ALL_IDS = ["0", "0", "4294967295"]
@@ -79,8 +85,18 @@ def open_local_gpu(
         GpuError: The GPU cannot be found or opened.
     """
     ClockSettings.read(environ)  # an invalid variable takes precedence over a missing GPU
-    uuid = visible_gpu_uuid(local_rank, environ)
-    return open_gpu_by_uuid(uuid, environ, default_socket=default_socket, process=process)
+    give_up_s = time.monotonic() + _OPEN_TIMEOUT_S
+    while True:
+        try:
+            uuid = visible_gpu_uuid(local_rank, environ)
+            return open_gpu_by_uuid(uuid, environ, default_socket=default_socket, process=process)
+        except _LASTING_ERRORS:
+            raise
+        except GpuError:
+            # A driver may fail for a moment where all ranks of a node start at once.
+            if time.monotonic() > give_up_s:
+                raise
+        time.sleep(_OPEN_PAUSE_S)
 
 
 def open_gpu_by_uuid(

@@ -13,7 +13,8 @@ from tests.unit.client.tiny_profile import HandClock
 from flyball_client.governor import clock_controller
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.clock_controller import (
-    MAX_FAILURES_IN_A_ROW,
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
     READ_PERIOD_S,
     SETTLE_S,
     TOLERANCE_MHZ,
@@ -219,10 +220,10 @@ def test_a_newer_request_drops_a_timed_one(desk: Desk, code: int) -> None:
     [
         (GpuPermissionError("run as root"), False),
         (GpuNotSupportedError("update the driver"), False),
-        (GpuNotFoundError("it fell off the bus"), True),
+        (GpuNotSupportedError("update the driver"), True),
     ],
 )
-def test_a_hopeless_failure_ends_it_at_once_and_only_a_set_clock_is_restored(
+def test_a_failure_that_lasts_ends_it_at_once_and_a_set_clock_stays_recorded(
     desk: Desk, error: GpuError, was_set: bool
 ) -> None:
     if was_set:
@@ -230,9 +231,22 @@ def test_a_hopeless_failure_ends_it_at_once_and_only_a_set_clock_is_restored(
     desk.gpu.lock_errors = [error]
     with pytest.raises(GpuError, match=str(error)):
         desk.serve(1200)
+    assert desk.counted(word.MAY_BE_LOCKED, word.NUM_FAILURES) == (was_set, 1)
+    assert (desk.record.holder() is not None) == was_set
+    assert desk.controller.restore()
     assert desk.gpu.told == ([1400, RESET] if was_set else [])
-    assert desk.counted(*LOCK_WORDS, word.NUM_FAILURES) == (0, 0, 1)
     assert desk.record.holder() is None
+
+
+def test_a_refusal_of_the_first_clock_leaves_another_programs_lock(desk: Desk) -> None:
+    desk.gpu.lock_errors = [GpuNotFoundError("it fell off the bus")]
+    desk.serve(1200)
+    assert desk.gpu.told == []
+    assert desk.counted(*LOCK_WORDS) == (0, 0)
+    assert desk.record.holder() is None
+    desk.clock.move(FIRST_PAUSE_S)
+    desk.serve(1200)
+    assert desk.gpu.told == [1200]
 
 
 def test_a_clock_that_a_killed_governor_left_locked_stays_recorded_until_it_is_restored(
@@ -242,7 +256,6 @@ def test_a_clock_that_a_killed_governor_left_locked_stays_recorded_until_it_is_r
     desk.record.write(HOLDER)
     desk.shared_state.words[word.MAY_BE_LOCKED] = 1
     desk.gpu.lock_errors = [GpuPermissionError("run as root")]
-    desk.gpu.reset_errors = [GpuPermissionError("run as root")]
     with pytest.raises(GpuPermissionError):
         desk.serve(1200)
     assert desk.shared_state.words[word.MAY_BE_LOCKED] == 1
@@ -252,20 +265,55 @@ def test_a_clock_that_a_killed_governor_left_locked_stays_recorded_until_it_is_r
     assert desk.record.holder() is None
 
 
-def test_other_failures_restore_the_clock_and_end_it_at_the_third_in_a_row(desk: Desk) -> None:
-    for num_errors in (MAX_FAILURES_IN_A_ROW - 1, MAX_FAILURES_IN_A_ROW):
-        desk.gpu.lock_errors = [GpuError("busy")] * num_errors
-        for _ in range(MAX_FAILURES_IN_A_ROW - 1):
-            desk.serve(1200)
-            assert desk.gpu.told[-1] == RESET
-            assert desk.counted(*LOCK_WORDS) == (0, 0)
-            assert desk.counted(word.SERVED) == desk.counted(word.REQUEST)
-        if num_errors < MAX_FAILURES_IN_A_ROW:
-            desk.serve(1200)  # a success starts the count again
-            desk.serve(word.RESTORE)
-    with pytest.raises(GpuError, match="busy"):
+@pytest.mark.parametrize(
+    "error", [GpuError("busy"), GpuNotFoundError("lost"), GpuPermissionError("not now")]
+)
+def test_a_gpu_that_fails_for_a_while_is_left_alone_for_pauses_that_grow(
+    desk: Desk, error: GpuError
+) -> None:
+    desk.serve(1400)
+    pause_s = FIRST_PAUSE_S
+    for num_failures in range(1, 15):
+        desk.gpu.lock_errors = [error]
         desk.serve(1200)
-    assert desk.counted(word.NUM_FAILURES, word.NUM_SWITCHES) == (5, 1)
+        assert desk.counted(*LOCK_WORDS, word.NUM_FAILURES) == (0, 0, num_failures)
+        assert desk.counted(word.SERVED) == desk.counted(word.REQUEST)
+        assert desk.controller.until_try_s() == pytest.approx(pause_s, abs=1e-6)
+        desk.clock.move(0.9 * pause_s)
+        desk.serve(1200)
+        assert desk.gpu.told[-1] == RESET
+        desk.clock.move(0.11 * pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    desk.serve(1200)
+    assert desk.gpu.told[-1] == 1200
+    assert desk.counted(*LOCK_WORDS, word.NEXT_TRY_NS) == (1200, 1, 0)
+    desk.gpu.lock_errors = [error]
+    desk.serve(1400)
+    assert desk.controller.until_try_s() == pytest.approx(FIRST_PAUSE_S, abs=1e-6)
+
+
+def test_a_clock_that_could_not_be_restored_is_restored_before_another_request(desk: Desk) -> None:
+    desk.serve(510)
+    desk.gpu.lock_errors, desk.gpu.reset_errors = [GpuError("busy")], [GpuError("busy")]
+    desk.serve(1400)
+    assert desk.counted(*LOCK_WORDS) == (0, 1)
+    assert desk.record.holder() == HOLDER
+    desk.controller.serve()
+    assert desk.gpu.told == [510]
+    desk.clock.move(FIRST_PAUSE_S)
+    desk.controller.serve()
+    assert desk.gpu.told == [510, RESET]
+    assert desk.record.holder() is None
+
+
+def test_a_request_to_restore_that_fails_is_repeated(desk: Desk) -> None:
+    desk.serve(510)
+    desk.gpu.reset_errors = [GpuError("busy")] * 2
+    desk.serve(word.RESTORE)
+    for _ in range(3):
+        desk.clock.move(2 * FIRST_PAUSE_S)
+        desk.controller.serve()
+    assert desk.gpu.told == [510, RESET]
 
 
 # ------------------------------------------------------------------ reading back

@@ -172,24 +172,17 @@ def test_a_driver_that_hangs_or_crashes_is_a_problem_and_what_it_prints_is_no_re
 
 
 def test_a_lost_or_divided_gpu_does_not_hide_the_others(
-    loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
+    loaded_nvml: FalseNvml,
 ) -> None:
     loaded_nvml.set_mig(1, 0)
     checks = gpu_checks()
     assert checks["GPU 0"].state == "problem"
     assert "MIG" in checks["GPU 0"].found
     assert checks["GPU 1 clock"].state == "ok"
-    by_index = pynvml.nvmlDeviceGetHandleByIndex
-
-    def lose_the_first(index: int) -> object:
-        if index == 0:
-            raise pynvml.NVMLError(GPU_IS_LOST)
-        return by_index(index)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lose_the_first)
+    loaded_nvml.fail("", GPU_IS_LOST, gpu=0)
     checks = gpu_checks()
     assert checks["GPU 0"].state == "problem"
-    assert "CUDA_VISIBLE_DEVICES" in checks["GPU 0"].advice
+    assert checks["GPU 0"].advice.endswith("ranks on the other GPUs are not affected")
     assert checks["GPU 1 clock"].state == "ok"
 
 

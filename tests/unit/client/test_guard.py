@@ -138,7 +138,7 @@ def test_a_gpu_that_refuses_is_told_once_and_tried_again(watched: Watched) -> No
     assert len(watched.nvml.calls(RESET)) == num_calls
     assert watched.check(LONGEST_RETRY_S) == []
     assert len(watched.nvml.calls(RESET)) == num_calls + 1
-    watched.nvml.fail("", 0)
+    watched.nvml.work_again()
     assert "was restored" in watched.check(LONGEST_RETRY_S)[0]
     assert find_records(watched.own_dir) == []
 

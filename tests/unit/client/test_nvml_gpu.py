@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
+from tests.integration.command_in_process import flyball
 
 from flyball_client.gpu._base import (
     GpuError,
@@ -14,11 +15,12 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     GpuPermissionError,
 )
-from flyball_client.gpu.nvml import NvmlGpu, list_nvml_gpus, select_visible
+from flyball_client.gpu.nvml import NvmlGpu, list_nvml_gpus, select_visible, visible_gpu_uuid
 from flyball_client.gpu.nvml_facts import NVML_ERRORS, gpu_error, pynvml
 
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3
+GPU_IS_LOST = 15
 UNKNOWN_TO_US = 777
 
 
@@ -36,6 +38,24 @@ def test_a_code_newer_than_the_table_is_a_plain_error(loaded_nvml: FalseNvml) ->
     loaded_nvml.fail("nvmlDeviceGetCount_v2", UNKNOWN_TO_US)
     with pytest.raises(GpuError, match="counting GPUs: false NVML error 777"):
         list_nvml_gpus()
+
+
+@pytest.mark.parametrize("function", ["", "nvmlDeviceGetUUID", "nvmlDeviceGetName"])
+def test_a_lost_gpu_keeps_its_index_and_costs_the_others_nothing(
+    loaded_nvml: FalseNvml, function: str
+) -> None:
+    loaded_nvml.fail(function, GPU_IS_LOST, gpu=0)
+    assert visible_gpu_uuid(1, {}) == loaded_nvml.uuid(1)
+    assert visible_gpu_uuid(0, {"CUDA_VISIBLE_DEVICES": "1"}) == loaded_nvml.uuid(1)
+    with pytest.raises(GpuNotFoundError, match="local rank 0 cannot be opened"):
+        visible_gpu_uuid(0, {})
+    lost, whole = list_nvml_gpus()
+    assert (lost.index, whole.index, whole.uuid) == (0, 1, loaded_nvml.uuid(1))
+    assert "fell off the bus" in lost.fault
+    listed = flyball("clocks")
+    assert listed.returncode == 0
+    assert listed.stderr.startswith("flyball clocks: GPU 0: ")
+    assert listed.stdout.startswith(f"GPU 1  False GPU  {loaded_nvml.uuid(1)}")
 
 
 def test_a_gpu_is_opened_by_uuid_or_by_index(loaded_nvml: FalseNvml) -> None:

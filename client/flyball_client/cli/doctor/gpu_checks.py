@@ -175,7 +175,7 @@ def _check_gpu(
         gpu = NvmlGpu.open(uuid=uuid)
     except GpuError as error:
         is_unsupported = isinstance(error, GpuNotSupportedError)
-        advice = "" if is_unsupported else "exclude this GPU from CUDA_VISIBLE_DEVICES"
+        advice = "" if is_unsupported else "ranks on the other GPUs are not affected"
         yield CheckResult.of_error(label, error, advice)
         return
     checks: dict[str, Callable[[NvmlGpu, str], CheckResult]] = {

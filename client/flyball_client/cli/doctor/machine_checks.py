@@ -207,7 +207,14 @@ def check_records(records: Sequence[FoundRecord]) -> Iterator[CheckResult]:
             yield CheckResult.of_error(name, StateRefusedError(record.refusal))
             continue
         rank = record.rank_name
-        if record.is_live:
+        if record.is_ungoverned:
+            yield problem(
+                name,
+                f"its clock is set for {rank} ({record.process}), which lives without a governor",
+                "flyball unlock, run as that rank's user or root, restores it, and so does flyball"
+                " guard; a rank that trains starts another governor, see its log",
+            )
+        elif record.is_live:
             yield warning(
                 name,
                 f"its clock is set for {rank} ({record.process}), through {record.holder.control}",

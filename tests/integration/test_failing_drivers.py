@@ -1,0 +1,184 @@
+"""Drivers that fail for a moment, hang, or fail on one GPU alone: no clock stays locked for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
+from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.governed_rank import GovernedRank, node_dir_in
+from tests.governed_rank.pretended_rank import leave_record
+from tests.governed_rank.processes import send, wait_until
+from tests.governed_rank.running_guard import RunningGuard
+
+from flyball_client.cli.doctor.machine_checks import check_records
+from flyball_client.governor.lock_record import find_records
+from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
+from flyball_client.gpu._base import GpuAddress
+
+__all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
+
+SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
+NO_PERMISSION, TIMEOUT, GPU_IS_LOST, NOT_READY, UNKNOWN = 4, 10, 15, 27, 999
+OFF_S = 0.5
+# From the end of a fault on.
+WITHIN_S = 3.0
+
+
+@pytest.fixture
+def own_governor(loaded_nvml: FalseNvml, tmp_path: Path) -> Iterator[ProcessGovernor]:
+    """A governor whose rank is this process."""
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0))
+    with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
+        governor.start(strict=True)
+        yield governor
+        loaded_nvml.work_again()
+    wait_until(reap_left_behind, "its governor has ended")
+
+
+def train_until(governor: ProcessGovernor, is_so: Callable[[], object], what: str) -> float:
+    """Run steps at 510 and 1980 MHz until it is so; return how long, s."""
+
+    def is_so_after_a_step() -> bool:
+        for sm_clock_mhz in (510, 1980):
+            governor.on_step_begin()
+            governor.set_mhz(sm_clock_mhz)
+            time.sleep(0.005)
+        return bool(is_so())
+
+    return wait_until(is_so_after_a_step, what)
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, TIMEOUT, GPU_IS_LOST, NOT_READY, UNKNOWN])
+def test_a_driver_that_fails_for_half_a_second_costs_no_more_clocks_than_that(
+    loaded_nvml: FalseNvml,
+    own_governor: ProcessGovernor,
+    caplog: pytest.LogCaptureFixture,
+    code: int,
+) -> None:
+    train_until(own_governor, lambda: own_governor.report().num_switches > 2, "clocks are set")
+    began_s = time.monotonic()
+    loaded_nvml.fail("", code, lasts_s=OFF_S)
+    train_until(own_governor, lambda: time.monotonic() > began_s + OFF_S, "the driver works again")
+    failed = own_governor.report()
+    train_until(
+        own_governor,
+        lambda: own_governor.report().num_switches > failed.num_switches + 2,
+        "clocks are set again",
+    )
+    assert time.monotonic() < began_s + OFF_S + WITHIN_S
+    assert failed.num_failures > 0
+    assert not own_governor.is_over
+    train_until(own_governor, lambda: len(caplog.messages) == 2, "it is logged")
+    assert "cannot be changed for now, and is tried again" in caplog.messages[0]
+    assert "can be changed again" in caplog.messages[1]
+
+
+@pytest.mark.parametrize("code", [NO_PERMISSION, GPU_IS_LOST, UNKNOWN])
+def test_a_clock_that_a_closed_session_could_not_restore_is_restored_later(
+    loaded_nvml: FalseNvml, own_governor: ProcessGovernor, tmp_path: Path, code: int
+) -> None:
+    own_governor.set_mhz(510)
+    wait_until(lambda: loaded_nvml.locked_mhz() == 510, "locked")
+    loaded_nvml.fail(RESET, code, lasts_s=2.0)
+    own_governor.close()
+    assert loaded_nvml.locked_mhz() == 510
+    wait_until(lambda: loaded_nvml.locked_mhz() == 0, "restored", patience_s=2.0 + WITHIN_S)
+    wait_until(lambda: find_records(tmp_path / "state") == [], "the record is cleared")
+
+
+def test_a_takeover_while_the_driver_fails_restores_the_clock_too(
+    loaded_nvml: FalseNvml, own_governor: ProcessGovernor
+) -> None:
+    own_governor.set_mhz(510)
+    wait_until(lambda: loaded_nvml.locked_mhz() == 510 and all(own_governor.pids), "governed")
+    time.sleep(0.5)  # the standby is ready
+    loaded_nvml.fail("", UNKNOWN, lasts_s=1.0)
+    send(own_governor.pids[0], signal.SIGKILL)
+    time.sleep(1.0)
+    wait_until(lambda: loaded_nvml.locked_mhz() == 0, "restored", patience_s=WITHIN_S)
+    assert not own_governor.is_over
+
+
+@pytest.fixture
+def new_rank(false_nvml: FalseNvml, tmp_path: Path) -> Iterator[Callable[[], GovernedRank]]:
+    """Starts ranks on one GPU, which end with the test."""
+    with ExitStack() as ranks:
+        yield lambda: ranks.enter_context(GovernedRank(false_nvml, tmp_path))
+
+
+def test_a_governor_that_starts_while_the_driver_fails_waits_for_it(
+    loaded_nvml: FalseNvml, tmp_path: Path
+) -> None:
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0))
+    leave_record(tmp_path / "state", address.uuid)
+    loaded_nvml.fail("nvmlInitWithFlags", NOT_READY, lasts_s=1.0)
+    loaded_nvml.fail(RESET, GPU_IS_LOST, lasts_s=1.5)
+    with closing(ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")) as governor:
+        governor.start(strict=True)
+        governor.set_mhz(510)
+        wait_until(lambda: loaded_nvml.locked_mhz() == 510, "locked")
+
+
+def test_a_rank_that_lives_without_a_governor_is_an_error_and_the_guards(
+    false_nvml: FalseNvml, new_rank: Callable[[], GovernedRank], tmp_path: Path
+) -> None:
+    rank = new_rank()
+    rank.wait_until_governed()
+    rank.wait_until_stood_by()
+    pair = rank.pair
+    for pid in (rank.pid, *pair):
+        send(pid, signal.SIGSTOP)
+    wait_until(lambda: _is_locked(rank, pair), "stopped while the clock is locked")
+    for pid in pair:
+        send(pid, signal.SIGKILL)
+    wait_until(lambda: find_records(rank.state_dir)[0].is_ungoverned, "the pair has ended")
+    (result,) = check_records(find_records(rank.state_dir))
+    assert result.state == "problem"
+    assert "lives without a governor" in result.found
+    with RunningGuard(false_nvml, node_dir_in(tmp_path)) as guard:
+        wait_until(rank.is_restored, "restored by the guard")
+        guard.wait_until_said("which lives without a governor")
+    send(rank.pid, signal.SIGCONT)
+    rank.wait_until_governed()
+    rank.end()
+
+
+def _is_locked(rank: GovernedRank, pair: tuple[int, int]) -> bool:
+    if rank.nvml.locked_mhz():
+        return True
+    for pid in (rank.pid, *pair):
+        send(pid, signal.SIGCONT)
+    time.sleep(0.01)
+    for pid in (rank.pid, *pair):
+        send(pid, signal.SIGSTOP)
+    return False
+
+
+def test_a_call_that_hangs_on_one_gpu_keeps_the_guard_from_no_other(
+    false_nvml: FalseNvml, tmp_path: Path
+) -> None:
+    node_dir = node_dir_in(tmp_path)
+    state_dir = node_dir / str(os.geteuid())
+    for index in (0, 1):
+        leave_record(state_dir, false_nvml.uuid(index))
+        false_nvml.set_range_mhz(510, 510, index)
+    false_nvml.fail(RESET, 0, gpu=0, hangs_s=60.0)
+    with RunningGuard(false_nvml, node_dir) as guard:
+        wait_until(lambda: false_nvml.range_mhz(1) == (0, 0), "restored", patience_s=WITHIN_S)
+        assert false_nvml.range_mhz(0) == (510, 510)
+        guard.wait_until_said("the driver has not answered for 10 s")
+        false_nvml.work_again()
+        wait_until(lambda: false_nvml.range_mhz(0) == (0, 0), "restored")
+        wait_until(lambda: find_records(state_dir) == [], "the records are cleared")
+        # SIGTERM ends a guard whose driver hangs.
+        leave_record(state_dir, false_nvml.uuid(0))
+        false_nvml.set_range_mhz(510, 510)
+        false_nvml.fail(RESET, 0, gpu=0, hangs_s=60.0)
+        time.sleep(1.0)
