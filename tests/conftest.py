@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 
@@ -67,6 +68,23 @@ NEEDED: dict[str, Callable[[], object]] = {
     "prometheus_tools": prometheus_path,
     "zsh": partial(shell_path, "zsh"),
 }
+
+
+@pytest.fixture(autouse=True)
+def no_reconciler_fails(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No planner in the test's process logs that a reconciler failed, whatever the test is of.
+
+    Except where one shall: marker `reconciler_fails`.
+    """
+    failed: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: failed.append(logging.Formatter().format(record))  # type: ignore[method-assign]
+    logger = logging.getLogger("flyball_server.jobs.reconcile.loop")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    shall_fail = request.node.get_closest_marker("reconciler_fails") is not None
+    assert shall_fail or not failed, "\n".join(failed)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -141,8 +141,10 @@ class StepMeter:
         began = self._began
 
         def with_energy(ended_j: float | None) -> None:
-            is_measured = began.energy_j is not None and ended_j is not None
-            then((ended_j or 0.0) - (began.energy_j or 0.0) if is_measured else None)
+            began_j = began.energy_j
+            # A counter that has fallen counts again from somewhere, as of a new driver.
+            is_measured = began_j is not None and ended_j is not None and ended_j >= began_j
+            then((ended_j or 0.0) - (began_j or 0.0) if is_measured else None)
 
         self.energy.request(with_energy)
 

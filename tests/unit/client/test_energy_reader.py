@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from flyball_client.session.energy_reader import EnergyReader
+from flyball_client.session import energy_reader
+from flyball_client.session.energy_reader import EnergyReader, _Reading
 
 TIMEOUT_S = 20.0
 
@@ -56,25 +57,99 @@ def test_requests_return_at_once_and_one_reading_serves_those_that_came_before_i
     reader.wait(0.01)  # it ends without an answer
     assert read == []
     gpu.answer(100.0)
+    gpu.answer(130.0)  # the counter moves
     reader.wait(TIMEOUT_S)
     assert read == [("end", 100.0), ("begin", 100.0)]
     reader.request(lambda energy_j: read.append(("end", energy_j)))
-    gpu.answer(130.0)
+    gpu.answer(160.0)
+    gpu.answer(161.0)
     reader.wait(TIMEOUT_S)
-    assert read[2:] == [("end", 130.0)]
-    assert gpu.num_calls == 2
+    assert read[2:] == [("end", 160.0)]
+    assert gpu.num_calls == 4
 
 
-def test_a_counter_that_fails_is_not_read_again(caplog: pytest.LogCaptureFixture) -> None:
-    gpu, read = SlowGpu(), list[float | None]()
-    reader = reader_of(gpu)
-    gpu.answer(RuntimeError("GPU is lost"))
-    for _ in range(2):
-        reader.request(read.append)
-        reader.wait(TIMEOUT_S)
-    assert read == [None, None]
-    assert gpu.num_calls == 1
-    assert caplog.messages == ["job j rank 0: energy is not measured: GPU is lost"]
+class Counter:
+    """A counter of another process, at a time of the test's choice, read step by step."""
+
+    address = SimpleNamespace(uuid="GPU-0")
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = self.energy_j = 100.0
+        self.error: Exception | None = None
+        self.num_calls = 0
+        self.read: list[float | None] = []
+        self.reader = reader_of(self)
+        monkeypatch.setattr(energy_reader, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+
+    def total_energy_j(self) -> float:
+        self.num_calls += 1
+        if self.error is not None:
+            raise self.error
+        return self.energy_j
+
+    def steps(self, number: int, *, step_s: float = 0.1, step_j: float = 10.0) -> None:
+        """Read it at the end of so many steps."""
+        for _ in range(number):
+            self.now_s += step_s
+            self.energy_j += step_j
+            self.reader._note(_Reading(self.reader._read(), [self.read.append]))
+
+
+@pytest.fixture
+def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
+    return Counter(monkeypatch)
+
+
+@pytest.mark.parametrize("step_s", [0.02, 0.1, 1.0])
+def test_nothing_of_a_counter_that_stands_still_is_measured(
+    counter: Counter, caplog: pytest.LogCaptureFixture, step_s: float
+) -> None:
+    counter.steps(3, step_s=step_s)
+    assert counter.read == [110.0, 120.0]  # the last one waits for the counter to move
+    num_steps = round(2.0 / step_s)
+    counter.steps(num_steps, step_s=step_s, step_j=0.0)
+    # When it stopped is unknown, so the step before is not measured either.
+    assert counter.read == [110.0, 120.0, *[None] * (1 + num_steps)]
+    assert caplog.messages == [
+        "job j rank 0: energy is not measured for now: its counter does not move"
+    ]
+    counter.steps(2, step_s=step_s)
+    assert counter.read[3 + num_steps :] == [140.0]
+    assert "energy is measured again" in caplog.messages[1]
+
+
+def test_a_counter_that_moves_less_often_than_steps_end_is_measured(counter: Counter) -> None:
+    for _ in range(20):
+        counter.steps(1, step_s=0.02, step_j=10.0)
+        counter.steps(4, step_s=0.02, step_j=0.0)
+    counter.steps(1)
+    assert len(counter.read) == 100
+    assert None not in counter.read
+
+
+@pytest.mark.parametrize("text", ["Timeout", "Not Supported"])
+def test_a_counter_that_fails_is_read_again_after_pauses_that_grow(
+    counter: Counter, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
+    counter.steps(2)
+    counter.error = RuntimeError(text)
+    counter.steps(100)
+    # After 1, 2, 4 s; the reading before is of a counter that moved.
+    assert counter.num_calls == 2 + 4
+    assert counter.read == [110.0, 120.0, *[None] * 100]
+    counter.error = None
+    counter.steps(100)
+    assert counter.read[-10:] == pytest.approx([2000.0 + 10 * i for i in range(2, 12)])
+    failed, again = caplog.messages
+    assert failed == f"job j rank 0: energy is not measured for now: {text}"
+    assert "energy is measured again; " in again
+
+
+def test_a_counter_that_falls_goes_on_from_there(counter: Counter) -> None:
+    counter.steps(2)
+    counter.energy_j = 0.0
+    counter.steps(3)
+    assert counter.read == [110.0, 120.0, 10.0, 20.0]
 
 
 def test_a_callback_that_fails_does_not_end_the_readings(
@@ -86,10 +161,10 @@ def test_a_callback_that_fails_does_not_end_the_readings(
     def fail(energy_j: float | None) -> None:
         raise ValueError(energy_j)
 
+    for energy_j in (1.0, 2.0, 3.0):
+        gpu.answer(energy_j)
     reader.request(fail)
     reader.request(read.append)
-    gpu.answer(1.0)
-    gpu.answer(2.0)
     reader.wait(TIMEOUT_S)
     assert read in ([1.0], [2.0])
     assert "a step's energy is lost" in caplog.text
@@ -100,6 +175,7 @@ def test_its_thread_ends_with_it_and_serves_what_was_requested_before() -> None:
     reader = reader_of(gpu)
     reader.request(read.append)
     gpu.answer(1.0)
+    gpu.answer(2.0)
     reader.close(TIMEOUT_S)
     reader.request(read.append)
     assert read == [1.0]

@@ -119,6 +119,7 @@ def test_a_job_is_looked_at_again_when_the_reaction_asks_for_it() -> None:
     "failure",
     [MissingProfileError(job_id="job"), ZeroDivisionError("no"), StoreBusyError(location="here")],
 )
+@pytest.mark.reconciler_fails
 def test_a_failure_stops_no_other_and_one_of_the_store_is_retried_soon(
     failure: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

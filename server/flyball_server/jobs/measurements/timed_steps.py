@@ -96,6 +96,8 @@ def timed_version(reader: JobReader, record: PlanRecord, num_ranks: int) -> Time
         num_ranks: number of its job's ranks.
     """
     first_step, limit = record.first_step or 0, num_timed_steps(record.plan)
+    if not limit:
+        return TimedVersion(record=record, num_ranks=num_ranks, steps={}, is_over=True)
     totals = reader.list_step_totals(record.job_id, after_step=first_step, limit=limit)
     steps = {
         each.step: each.time_s

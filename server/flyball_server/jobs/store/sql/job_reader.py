@@ -206,7 +206,7 @@ class JobReader:
         """Return the first `limit` steps after `after_step` (-1: from the beginning), rising."""
         query = select(PRUNED_STEPS).where(*self._in_range(PRUNED_STEPS, job_id, after_step + 1))
         pruned = self._records(StepTotals, query.order_by(PRUNED_STEPS.c.step).limit(limit))
-        end_step = pruned[-1].step if len(pruned) == limit else None
+        end_step = pruned[-1].step if pruned and len(pruned) == limit else None
         query = step_totals(*self._in_range(STEPS, job_id, after_step + 1, end_step))
         rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit))
         kept = [totals_record(StepTotals, row) for row in rows]
