@@ -76,7 +76,7 @@ def test_zeuss_hooks_train_on_a_plan_through_what_the_page_shows(
     torch = pytest.importorskip("torch")
     gpu = RecordingGpu()
     monkeypatch.setattr(torch, "get_device_module", lambda device: FastDevice)
-    monkeypatch.setattr("flyball_client.session.rank_settings.open_local_gpu", lambda *_: gpu)
+    monkeypatch.setattr("flyball_client.session.rank_settings.open_rank_gpu", lambda *_, **__: gpu)
     before, _, after = python_block("RankSession(").partition("\n...\n")
     names: dict[str, Any] = dict(GIVEN)
     with live_planner() as planner:

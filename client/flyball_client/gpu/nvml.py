@@ -27,33 +27,57 @@ from flyball_client.gpu.nvml_facts import (
 )
 
 
-def select_visible(
-    local_rank: int, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]
-) -> str:
-    """Return the UUID of the GPU that CUDA calls `cuda:local_rank`.
+def select_visible(number: int, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
+    """Return the UUID of the GPU that CUDA calls `cuda:number`.
 
     Args:
-        local_rank: CUDA's device number, from 0.
+        number: CUDA's device number, from 0.
         environ: As for `visible_uuids`.
-        gpus: Name and UUID of each GPU in NVML's order.
+        gpus: As for `visible_uuids`.
 
     Raises:
         GpuNotFoundError: Fewer GPUs are visible, or this one cannot be opened.
         GpuError: As for `visible_uuids`.
     """
     visible = visible_uuids(environ, gpus)
-    if not 0 <= local_rank < len(visible):
-        listed = environ.get("CUDA_VISIBLE_DEVICES")
-        setting = "is not set" if listed is None else f"is {listed!r}"
+    if not 0 <= number < len(visible):
         raise GpuNotFoundError(
-            f"local rank {local_rank} has no GPU: {len(visible)} of {len(gpus)} are visible"
-            f" (CUDA_VISIBLE_DEVICES {setting})"
+            f"there is no cuda:{number}: {len(visible)} of {len(gpus)} GPUs are visible"
+            f" {_setting(environ)}"
         )
-    if not visible[local_rank]:
-        raise GpuNotFoundError(
-            f"the GPU of local rank {local_rank} cannot be opened; flyball doctor says why"
+    if not visible[number]:
+        raise GpuNotFoundError(f"cuda:{number} cannot be opened; flyball doctor says why")
+    return visible[number]
+
+
+def select_for_rank(
+    local_rank: int | None, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]
+) -> str:
+    """Return the UUID of the one visible GPU, else of that with the rank's number on its node.
+
+    A launcher may show each rank its own GPU, which CUDA then calls cuda:0 on all.
+
+    Args:
+        local_rank: Number of the rank on its node; None: not known.
+        environ: As for `visible_uuids`.
+        gpus: As for `visible_uuids`.
+
+    Raises:
+        GpuError: As for `select_visible`, or several are visible and nothing says which.
+    """
+    num_visible = len(visible_uuids(environ, gpus))
+    if local_rank is None and num_visible > 1:
+        raise GpuError(
+            f"{num_visible} GPUs are visible {_setting(environ)}, and no variable such as"
+            " LOCAL_RANK or SLURM_LOCALID says which of them is this rank's; set LOCAL_RANK, or"
+            " show each rank its own GPU"
         )
-    return visible[local_rank]
+    return select_visible(0 if num_visible == 1 else local_rank or 0, environ, gpus)
+
+
+def _setting(environ: Mapping[str, str]) -> str:
+    listed = environ.get("CUDA_VISIBLE_DEVICES")
+    return f"(CUDA_VISIBLE_DEVICES {'is not set' if listed is None else f'is {listed!r}'})"
 
 
 def visible_uuids(environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> list[str]:
@@ -305,17 +329,26 @@ def list_nvml_gpus() -> tuple[NvmlGpuInfo, ...]:
         return tuple(_info_or_fault(index) for index in range(num_gpus()))
 
 
-def visible_gpu_uuid(local_rank: int, environ: Mapping[str, str] | None = None) -> str:
-    """Return the UUID of the GPU that CUDA calls `cuda:local_rank`.
+def visible_gpu_uuid(number: int, environ: Mapping[str, str] | None = None) -> str:
+    """Return the UUID of the GPU that CUDA calls `cuda:number`.
 
     Args:
-        local_rank: CUDA's device number in this process.
+        number: CUDA's device number in this process.
         environ: Environment, with CUDA_VISIBLE_DEVICES, if set; None: this process's.
 
     Raises:
         GpuError: As for `select_visible`, or NVML cannot be used.
     """
-    return select_visible(local_rank, os.environ if environ is None else environ, _gpus())
+    return select_visible(number, os.environ if environ is None else environ, _gpus())
+
+
+def rank_gpu_uuid(local_rank: int | None, environ: Mapping[str, str]) -> str:
+    """Return the UUID of a rank's GPU, as `select_for_rank`.
+
+    Raises:
+        GpuError: As for `select_for_rank`, or NVML cannot be used.
+    """
+    return select_for_rank(local_rank, environ, _gpus())
 
 
 def num_visible_gpus(environ: Mapping[str, str]) -> int:

@@ -25,7 +25,7 @@ from flyball_client.gpu._base import (
     SmClockRange,
 )
 from flyball_client.gpu.clock_settings import ClockSettings
-from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid
+from flyball_client.gpu.nvml import NvmlGpu, rank_gpu_uuid, visible_gpu_uuid
 from flyball_client.gpu.nvml_facts import index_of, uuid_at
 
 _logger = logging.getLogger(__name__)
@@ -66,16 +66,16 @@ def open_gpu(address: GpuAddress) -> GpuDevice:
 
 
 def open_local_gpu(
-    local_rank: int,
+    number: int,
     environ: Mapping[str, str],
     *,
     default_socket: Path = DEFAULT_SOCKET,
     process: Path = _PROCESS,
 ) -> GpuDevice:
-    """Open the GPU that CUDA calls `cuda:local_rank`.
+    """Open the GPU that CUDA calls `cuda:number`.
 
     Args:
-        local_rank: CUDA's device number in this process.
+        number: CUDA's device number in this process.
         environ: As for `open_gpu_by_uuid`, with CUDA_VISIBLE_DEVICES, if set.
         default_socket: As for `open_gpu_by_uuid`.
         process: As for `open_gpu_by_uuid`.
@@ -85,15 +85,33 @@ def open_local_gpu(
         GpuError: The GPU cannot be found or opened.
     """
     ClockSettings.read(environ)  # an invalid variable takes precedence over a missing GPU
+    uuid = visible_gpu_uuid(number, environ)
+    return open_gpu_by_uuid(uuid, environ, default_socket=default_socket, process=process)
+
+
+def open_rank_gpu(
+    environ: Mapping[str, str], *, uuid: str | None, local_rank: int | None
+) -> GpuDevice:
+    """Open a rank's GPU; a driver that fails for a moment is waited for.
+
+    Args:
+        environ: As for `open_local_gpu`.
+        uuid: UUID, of the framework's device; None: it is found by `local_rank`.
+        local_rank: Number of the rank on its node, as for `select_for_rank`; None: not known.
+
+    Raises:
+        ValueError: A variable cannot be used; the text names it.
+        GpuError: The GPU cannot be found or opened.
+    """
+    ClockSettings.read(environ)
     give_up_s = time.monotonic() + _OPEN_TIMEOUT_S
     while True:
         try:
-            uuid = visible_gpu_uuid(local_rank, environ)
-            return open_gpu_by_uuid(uuid, environ, default_socket=default_socket, process=process)
+            return open_gpu_by_uuid(uuid or rank_gpu_uuid(local_rank, environ), environ)
         except _LASTING_ERRORS:
             raise
         except GpuError:
-            # A driver may fail for a moment where all ranks of a node start at once.
+            # As where all ranks of a node start at once.
             if time.monotonic() > give_up_s:
                 raise
         time.sleep(_OPEN_PAUSE_S)

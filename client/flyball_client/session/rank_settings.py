@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.open_gpu import open_rank_gpu
 
 _logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ class RankSettings:
         lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
         without_planner: Clocks while the planner cannot be reached, `last-plan` or
             `default-clocks` (`FLYBALL_WITHOUT_PLANNER`).
-        local_rank: CUDA device number of this process's GPU (`LOCAL_RANK`).
+        local_rank: CUDA device number of this process's GPU, of the launcher (`LOCAL_RANK`,
+            `SLURM_LOCALID`, ...); None: none says it. Where one GPU is visible, it is that.
         strict: True: a GPU, right or resource that the machine lacks is an error; False: it is
             logged, and the rank trains without it (`FLYBALL_STRICT`).
         timing: Time of the hooks on a GPU: as it reaches an instruction, `stream`, or after a wait
@@ -43,7 +44,7 @@ class RankSettings:
     token: str | None
     lease_s: float
     without_planner: WithoutPlanner
-    local_rank: int
+    local_rank: int | None
     strict: bool = False
     timing: Timing = DEFAULT_TIMING
 
@@ -106,17 +107,19 @@ class RankSettings:
         self,
         environ: Mapping[str, str],
         *,
+        uuid: str | None = None,
         local_rank: int | None = None,
         stage: int | None = None,
         num_chunks: int = 1,
         blocking_power_w: float | None = None,
     ) -> GpuDevice | None:
-        """Open the GPU of this rank, as `open_local_gpu`; None: it cannot be used, which is logged.
+        """Open the GPU of this rank; None: it cannot be used, which is logged.
 
         With `FLYBALL_GPU=emulated:PROFILE.csv` it is emulated.
 
         Args:
             environ: Environment variables.
+            uuid: UUID of the GPU, of the framework's device; None: it is found by `local_rank`.
             local_rank: CUDA device number of the GPU; None: that of the settings.
             stage: Stage of the rank; an emulated GPU needs it.
             num_chunks: Number of model chunks of the stage; of an emulated GPU.
@@ -130,21 +133,19 @@ class RankSettings:
         if environ.get(GPU_VARIABLE):
             return _open_emulated(
                 environ,
-                local_rank=number,
+                local_rank=number or 0,
                 stage=stage,
                 num_chunks=num_chunks,
                 blocking_power_w=blocking_power_w,
             )
         try:
-            return open_local_gpu(number, environ)
+            return open_rank_gpu(environ, uuid=uuid, local_rank=number)
         except (GpuError, OSError) as error:
             if self.strict:
                 raise
-            _logger.warning(
-                "local rank %d: no clock is set and no energy measured, training continues: %s",
-                number,
-                error,
-            )
+            text = "%s: no clock is set and no energy measured, training continues: %s"
+            name = uuid or ("no local rank" if number is None else f"local rank {number}")
+            _logger.warning(text, name, error)
             return None
 
 
@@ -224,8 +225,21 @@ def is_strict(environ: Mapping[str, str], strict: object) -> bool:
     return _YES_OR_NO[text.lower()]
 
 
-def _local_rank(environ: Mapping[str, str]) -> int:
-    text = environ.get("LOCAL_RANK") or "0"
+# Of torchrun, srun, Open MPI, MVAPICH2, and Intel MPI; the first that is set counts.
+_LOCAL_RANKS = (
+    "LOCAL_RANK",
+    "SLURM_LOCALID",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+)
+
+
+def _local_rank(environ: Mapping[str, str]) -> int | None:
+    name = next((name for name in _LOCAL_RANKS if environ.get(name)), None)
+    if name is None:
+        return None
+    text = environ[name]
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"LOCAL_RANK must be a whole number, not {text!r}")
+        raise ValueError(f"{name} must be a whole number, not {text!r}")
     return int(text)

@@ -97,6 +97,7 @@ def attach(
         ends = RankEnds(
             opened,
             options,
+            device=device,
             job_id=job_id,
             layout=RankLayout(rank=rank, stage=0, **asdict(place)),
             initial_step=initial_step,

@@ -241,6 +241,7 @@ def attach(
             ends = RankEnds(
                 opened,
                 options,
+                device=engine.device,
                 job_id=job_id,
                 layout=_layout(engine),
                 initial_step=engine.global_steps,

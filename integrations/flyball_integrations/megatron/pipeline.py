@@ -344,6 +344,7 @@ def _open_ends(
     return RankEnds(
         opened,
         options,
+        device=_device(),
         job_id=job_id,
         layout=RankLayout(
             rank=torch.distributed.get_rank(),

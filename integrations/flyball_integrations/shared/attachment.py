@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import torch.version
 
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.session.rank_session import RankSession
@@ -44,6 +45,7 @@ class RankEnds:
     Args:
         opened: stack that closes all of it, except a GPU that was given.
         options: of `attach`.
+        device: of the framework, whose GPU it is.
         job_id: the job's name at the planner.
         layout: of this rank.
         initial_step: number of the first step, where training resumes.
@@ -64,6 +66,7 @@ class RankEnds:
         opened: ExitStack,
         options: AttachOptions,
         *,
+        device: torch.device,
         job_id: str,
         layout: RankLayout,
         initial_step: int,
@@ -91,6 +94,7 @@ class RankEnds:
         if gpu is None:
             gpu = self._settings.open_gpu(
                 os.environ,
+                uuid=_uuid_of(device),
                 stage=layout.stage,
                 num_chunks=num_chunks,
                 blocking_power_w=_blocking_power_w(self._fields, layout.stage),
@@ -161,6 +165,14 @@ class RankEnds:
         if hooks is not None:
             self.opened.callback(hooks.close)
         return session
+
+
+def _uuid_of(device: torch.device) -> str | None:
+    """Return the UUID of a CUDA device's GPU; None: it has none, or torch (below 2.4) hides it."""
+    if device.type != "cuda" or torch.version.hip:
+        return None
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return None if uuid is None else f"GPU-{uuid}"
 
 
 def _blocking_power_w(fields: Mapping[str, Any], stage: int) -> float | None:

@@ -249,6 +249,7 @@ def _open_ends(
     return RankEnds(
         opened,
         options,
+        device=stages[0].device,
         job_id=job_id,
         layout=RankLayout(rank=rank, stage=stage, **asdict(place)),
         initial_step=initial_step,

@@ -15,7 +15,13 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     GpuPermissionError,
 )
-from flyball_client.gpu.nvml import NvmlGpu, list_nvml_gpus, select_visible, visible_gpu_uuid
+from flyball_client.gpu.nvml import (
+    NvmlGpu,
+    list_nvml_gpus,
+    select_for_rank,
+    select_visible,
+    visible_gpu_uuid,
+)
 from flyball_client.gpu.nvml_facts import NVML_ERRORS, gpu_error, pynvml
 
 NO_PERMISSION = 4
@@ -47,7 +53,7 @@ def test_a_lost_gpu_keeps_its_index_and_costs_the_others_nothing(
     loaded_nvml.fail(function, GPU_IS_LOST, gpu=0)
     assert visible_gpu_uuid(1, {}) == loaded_nvml.uuid(1)
     assert visible_gpu_uuid(0, {"CUDA_VISIBLE_DEVICES": "1"}) == loaded_nvml.uuid(1)
-    with pytest.raises(GpuNotFoundError, match="local rank 0 cannot be opened"):
+    with pytest.raises(GpuNotFoundError, match="cuda:0 cannot be opened"):
         visible_gpu_uuid(0, {})
     lost, whole = list_nvml_gpus()
     assert (lost.index, whole.index, whole.uuid) == (0, 1, loaded_nvml.uuid(1))
@@ -166,8 +172,23 @@ def test_a_number_beyond_what_is_visible_is_not_found(
     setting: str | None, local_rank: int, num_visible: int
 ) -> None:
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    with pytest.raises(GpuNotFoundError, match=f"has no GPU: {num_visible} of 3 are visible"):
+    with pytest.raises(GpuNotFoundError, match=f": {num_visible} of 3 GPUs are visible"):
         select_visible(local_rank, environ, EQUAL)
+
+
+@pytest.mark.parametrize("setting", [None, "0,2"])
+def test_of_several_visible_gpus_none_is_chosen_without_a_number(setting: str | None) -> None:
+    environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
+    with pytest.raises(GpuError, match="no variable such as LOCAL_RANK or SLURM_LOCALID says"):
+        select_for_rank(None, environ, EQUAL)
+    assert select_for_rank(1, environ, EQUAL) == select_visible(1, environ, EQUAL)
+
+
+@pytest.mark.parametrize("local_rank", [None, 0, 2])
+def test_one_visible_gpu_is_the_ranks_whatever_its_number(local_rank: int | None) -> None:
+    # A launcher shows each rank its own.
+    assert select_for_rank(local_rank, {"CUDA_VISIBLE_DEVICES": "1"}, EQUAL) == "GPU-aabb-1"
+    assert select_for_rank(local_rank, {}, EQUAL[:1]) == "GPU-aaaa-0"
 
 
 def test_a_mig_instance_is_refused_and_different_gpus_need_the_order_of_the_bus() -> None:

@@ -156,7 +156,7 @@ def test_it_is_the_gpu_that_cuda_calls_by_that_number(
     gpu.lock_sm_clock_mhz(1410)
     assert (loaded_nvml.locked_mhz(0), loaded_nvml.locked_mhz(1)) == (0, 1410)
     assert open_local({}, local_rank=1).uuid == gpu.uuid
-    with pytest.raises(GpuError, match="local rank 2 has no GPU"):
+    with pytest.raises(GpuError, match="there is no cuda:2"):
         open_local({}, local_rank=2)
     gpu.close()
 

@@ -40,10 +40,24 @@ def test_without_variables_there_is_no_planner_and_the_last_plan_holds(
         token=None,
         lease_s=30.0,
         without_planner="last-plan",
-        local_rank=0,
+        local_rank=None,
         timing="stream",
     )
     assert settings.open_planner() is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "local_rank"),
+    [
+        ({"LOCAL_RANK": "2", "SLURM_LOCALID": "1"}, 2),
+        ({"LOCAL_RANK": "", "SLURM_LOCALID": "1"}, 1),
+        ({"OMPI_COMM_WORLD_LOCAL_RANK": "3"}, 3),
+        ({"MV2_COMM_WORLD_LOCAL_RANK": "4"}, 4),
+        ({"MPI_LOCALRANKID": "0"}, 0),
+    ],
+)
+def test_the_local_rank_is_that_of_the_launcher(environ: dict[str, str], local_rank: int) -> None:
+    assert RankSettings.read(environ).local_rank == local_rank
 
 
 def test_variables_are_read_and_arguments_win() -> None:
@@ -172,7 +186,7 @@ def test_options_follow_the_file() -> None:
 
 def test_without_the_variable_the_gpu_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
     real = RecordingGpu()
-    monkeypatch.setattr(rank_settings, "open_local_gpu", lambda *_: real)
+    monkeypatch.setattr(rank_settings, "open_rank_gpu", lambda *_, **__: real)
     for environ in ({}, {"FLYBALL_GPU": ""}):
         assert RankSettings.read(environ).open_gpu(environ, stage=0) is real
 

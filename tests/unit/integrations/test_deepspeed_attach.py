@@ -55,11 +55,11 @@ class Opened:
             def wrap(self, instructions: object) -> object:
                 return instructions
 
-        def open_gpu(local_rank: int, environ: object) -> Gpu:
+        def open_gpu(environ: object, *, uuid: str | None, local_rank: int | None) -> Gpu:
             opened.log.append(f"local rank {local_rank}")
             return Gpu()
 
-        monkeypatch.setattr(rank_settings, "open_local_gpu", open_gpu)
+        monkeypatch.setattr(rank_settings, "open_rank_gpu", open_gpu)
         monkeypatch.setattr(pipeline, "EagerP2P", Eager)
 
 
@@ -96,7 +96,7 @@ def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: 
     made = engine()
     before = dict(vars(made))
     attach(made, job_id="job", planner_url=LOOPBACK, p2p="eager")
-    assert opened.log == ["local rank 0", "open gpu", "open groups"]
+    assert opened.log == ["local rank None", "open gpu", "open groups"]
     detach(made)
     detach(made)
     assert opened.log[3:] == ["close groups", "close gpu"]
