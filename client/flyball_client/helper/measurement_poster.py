@@ -21,9 +21,12 @@ _logger = logging.getLogger(__name__)
 
 _Batch = tuple[StepMeasurement, ...]
 
-# Statuses that a retry of the same batch would get again; 409: a new run of the job has begun.
+# A new run of the job has begun.
 _OTHER_RUN_STATUS = 409
-_HOPELESS_STATUSES = frozenset({400, _OTHER_RUN_STATUS, 413, 422})
+# Statuses that a retry of the same batch would get again, and perhaps a part of it would not.
+_BAD_CONTENT_STATUSES = frozenset({400, 413, 422})
+# Calls for the parts of one refused batch: enough for a few bad steps among 256.
+_MAX_CALLS_FOR_PARTS = 64
 # Until the planner's first answer names the period.
 _FIRST_PERIOD_S = 1.0
 # Bounds of what an answer names.
@@ -97,21 +100,46 @@ class MeasurementPoster(PlannerThread):
     def _post(self, batch: _Batch) -> int:
         """Return the number of steps that will never be posted; raise if a retry may succeed."""
         try:
-            answer = self._calls.post(batch)
+            self._post_accepted(batch)
         except CodecError as error:
             return self._post_encodable(batch, error)
         except PlannerRefusedError as error:
-            if error.status not in _HOPELESS_STATUSES:
+            if error.status in _BAD_CONTENT_STATUSES:
+                return self._post_parts(batch, error)
+            if error.status != _OTHER_RUN_STATUS:
                 raise
-            is_other_run = error.status == _OTHER_RUN_STATUS
             # A process of an earlier run logs the refusal once.
-            self._log_dropped(len(batch), error, is_other_run and self._is_of_other_run)
-            self._is_of_other_run = is_other_run
+            self._log_dropped(len(batch), error, self._is_of_other_run)
+            self._is_of_other_run = True
             return len(batch)
+        return 0
+
+    def _post_accepted(self, batch: _Batch) -> None:
+        answer = self._calls.post(batch)
+        self._is_of_other_run = False
         self._asked_period_s = bounded_period_s(answer.next_post_s)
         self._reachability.back("measurements")
         self._backoff.reset()
-        return 0
+
+    def _post_parts(self, batch: _Batch, refusal: PlannerRefusedError) -> int:
+        """Post a refused batch in ever smaller parts; return the number of steps that are lost."""
+        num_lost, num_calls, parts = int(len(batch) == 1), 0, _halves(batch)
+        while parts:
+            part = parts.pop()
+            if not part or num_calls == _MAX_CALLS_FOR_PARTS:
+                num_lost += len(part)
+                continue
+            num_calls += 1
+            try:
+                self._post_accepted(part)
+            except PlannerRefusedError as error:
+                if error.status not in _BAD_CONTENT_STATUSES:
+                    raise
+                refusal = error
+                parts += _halves(part)
+                num_lost += len(part) == 1
+        self._log_dropped(num_lost, refusal)
+        return num_lost
 
     def _post_encodable(self, batch: _Batch, error: CodecError) -> int:
         encodable = tuple(step for step in batch if _is_encodable(step))
@@ -130,6 +158,12 @@ class MeasurementPoster(PlannerThread):
 def bounded_period_s(asked_s: float) -> float:
     """Return the time between two posts in s, limited from the planner's `next_post_s`."""
     return min(max(asked_s, _SHORTEST_PERIOD_S), _LONGEST_PERIOD_S)
+
+
+def _halves(batch: _Batch) -> list[_Batch]:
+    """Return both halves of a batch, the earlier last; a single step has none."""
+    half = len(batch) // 2
+    return [batch[half:], batch[:half]] if half else []
 
 
 def _is_encodable(step: StepMeasurement) -> bool:

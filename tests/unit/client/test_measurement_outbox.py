@@ -168,6 +168,43 @@ def test_a_batch_that_the_planner_refuses_is_dropped_and_logged(
     assert dropped == levels
 
 
+class Choosy(Inbox):
+    """Refuses every batch with one of some steps, and stores none of it."""
+
+    def __init__(self, refused: set[int], status: int) -> None:
+        super().__init__()
+        self._refused, self._status = refused, status
+        self.stored: set[int] = set()
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        answer = super().__call__(request)
+        steps = {*self.batches[-1]} if not request.url.path.endswith("/departure") else set()
+        if steps & self._refused:
+            return httpx.Response(self._status)
+        self.stored |= steps
+        return answer
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("refused", [{0}, {100}, {255}, {17, 18, 200}])
+def test_of_a_refused_batch_only_what_is_bad_is_lost(refused: set[int], status: int) -> None:
+    inbox = Choosy(refused, status)
+    outbox = Outbox(inbox, capacity=1000)
+    put(outbox, range(300))
+    outbox.post_all()
+    assert inbox.stored == {*range(300)} - refused
+    assert outbox.num_dropped == len(refused)
+
+
+def test_a_planner_that_refuses_everything_is_not_called_for_every_step() -> None:
+    inbox = Choosy({*range(300)}, 422)
+    outbox = Outbox(inbox, capacity=1000)
+    put(outbox, range(256))
+    outbox.post_all()
+    assert len(inbox.batches) <= 65
+    assert outbox.num_dropped == 256
+
+
 def test_a_full_queue_drops_its_oldest_and_counts_them() -> None:
     inbox = Inbox()
     outbox = Outbox(inbox, capacity=3)
