@@ -96,6 +96,20 @@ def _executed() -> None:
     rank.session.close()
 
 
+def _begin_again() -> None:
+    """Run a second session beside one that a failed trial left open."""
+    first = Rank()
+    first.train_a_step()
+    second = Rank(replace(PLAN, sm_clocks_mhz=(SECOND_MHZ,)))
+    for _ in range(3):
+        second.train_a_step()
+    first.session.on_step_begin()  # of a script that kept it: without effect
+    first.session.on_step_end()
+    are_over = [first.governor.is_over, second.governor.is_over]
+    print(json.dumps({"are_over": are_over, "in_force_mhz": second.clock_mhz}))
+    second.session.close()
+
+
 def _end(how: str) -> None:
     rank = Rank()
     rank.train_a_step()
@@ -121,6 +135,8 @@ def main(event: str) -> None:
             _execute(Rank())
         case "executed":
             _executed()
+        case "begins again":
+            _begin_again()
         case "multiprocessing":
             process = get_context("fork").Process(target=_end, args=("ends",))
             process.start()

@@ -182,3 +182,30 @@ def test_a_call_that_hangs_on_one_gpu_keeps_the_guard_from_no_other(
         false_nvml.set_range_mhz(510, 510)
         false_nvml.fail(RESET, 0, gpu=0, hangs_s=60.0)
         time.sleep(1.0)
+
+
+def test_another_programs_clock_is_undone_once_and_then_left_until_the_next_plan(
+    loaded_nvml: FalseNvml, own_governor: ProcessGovernor, caplog: pytest.LogCaptureFixture
+) -> None:
+    def compute_until(is_so: Callable[[], object], what: str) -> None:
+        def is_so_after_a_step() -> bool:
+            own_governor.on_step_begin()
+            own_governor.set_mhz(1605)
+            time.sleep(0.02)
+            return bool(is_so())
+
+        wait_until(is_so_after_a_step, what)
+
+    own_governor.begin_plan()
+    compute_until(lambda: loaded_nvml.locked_mhz() == 1605, "locked")
+    loaded_nvml.set_range_mhz(0, 0)  # nvidia-smi -rgc
+    compute_until(lambda: loaded_nvml.locked_mhz() == 1605, "a reset is undone")
+    loaded_nvml.set_range_mhz(600, 600)
+    compute_until(lambda: own_governor.has_yielded, "it yields")
+    assert own_governor.report().num_asserted == 1
+    compute_until(lambda: len(caplog.messages) == 2, "both are logged")
+    assert "holds the SM clock at 600 MHz" in caplog.messages[1]
+    assert loaded_nvml.locked_mhz() == 600
+    own_governor.begin_plan()
+    compute_until(lambda: loaded_nvml.locked_mhz() == 1605, "the next plan's clock is set")
+    assert not own_governor.has_yielded

@@ -72,6 +72,18 @@ def test_a_program_that_a_rank_executes_in_its_place_sets_clocks(
     assert false_nvml.locked_mhz() == 0
 
 
+def test_a_second_session_of_a_process_replaces_the_first_on_its_gpu(
+    false_nvml: FalseNvml, state_dir: Path
+) -> None:
+    ran = run_rank(false_nvml, state_dir, "begins again")
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout) == {"are_over": [True, False], "in_force_mhz": 1200}, ran.stderr
+    assert "closed, since job gpt rank 0 of this process is on the same GPU" in ran.stderr
+    assert "already set" not in ran.stderr
+    assert [mhz for _, mhz in false_nvml.calls("nvmlDeviceSetGpuLockedClocks")] == [1410, 1200]
+    assert false_nvml.locked_mhz() == 0
+
+
 @pytest.mark.parametrize("how", ["ends", "raises", "exits", "multiprocessing"])
 def test_process_1_of_a_container_gives_its_clock_back_as_it_ends_normally(
     false_nvml: FalseNvml, state_dir: Path, how: str

@@ -21,6 +21,7 @@ class ClockReport:
         num_power_capped: Number of misses caused by power.
         num_thermally_capped: Number of misses caused by heat.
         sm_clock_mhz: Last reading; None: not read yet.
+        num_asserted: Number of clocks that were set again, since another program had changed them.
         num_samples: Number of readings, settled and under load, with or without a set clock.
         samples_mhz: Sum of those readings.
     """
@@ -31,6 +32,7 @@ class ClockReport:
     num_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    num_asserted: int = 0
     sm_clock_mhz: int | None = None
     num_samples: int = 0
     samples_mhz: int = 0
@@ -61,6 +63,8 @@ class ClockGovernor(Protocol):
       request, timed or not, before then. An earlier request that waits to be served is served
       before it.
     - A clock that was never set is not restored: another program's lock stays.
+    - A clock that another program has changed is set again; a lower one that comes back is left as
+      it is until the next plan (`has_yielded`). On an emulated GPU there is no other program.
     - The clock is read back from time to time, also while none is set; a failed reading changes
       nothing.
     - After `close` no clock is set any more; it may be called repeatedly.
@@ -69,6 +73,15 @@ class ClockGovernor(Protocol):
     @property
     def is_over(self) -> bool:
         """Return whether clocks are no longer set."""
+        ...
+
+    @property
+    def has_yielded(self) -> bool:
+        """Return whether another program's clock is left as it is until the next plan."""
+        ...
+
+    def begin_plan(self) -> None:
+        """Begin another plan, whose clocks are set although the last one's were yielded."""
         ...
 
     def start(self, *, strict: bool = False) -> None:
@@ -144,6 +157,14 @@ class NoGovernor:
     def is_over(self) -> bool:
         """True."""
         return True
+
+    @property
+    def has_yielded(self) -> bool:
+        """False."""
+        return False
+
+    def begin_plan(self) -> None:
+        """Do nothing."""
 
     def start(self, *, strict: bool = False) -> None:
         """Do nothing."""

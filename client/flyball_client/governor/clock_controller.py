@@ -23,6 +23,12 @@ SETTLE_S = 0.05
 READ_PERIOD_S = 0.2
 # One step of NVML's clocks, since readings are rounded.
 TOLERANCE_MHZ = 15
+# A clock that differs in so many readings in a row, each so long after its request, was changed by
+# another program. The longest delay that was published is 0.5 s.
+ASSERT_AFTER_S = 1.0
+DIFFERENT_READINGS = 3
+# Longest series of assertions: the clock may be changed again and again.
+MAX_ASSERTIONS, ASSERTIONS_PERIOD_S = 3, 3600.0
 # Pause after a failed call, doubled after each further one: a driver may fail for a moment, as
 # when it is reloaded, or when eight GPUs of a node are set at once.
 FIRST_PAUSE_S = 0.05
@@ -52,6 +58,10 @@ class ClockController:
         self._holder = holder
         self._pause_s = FIRST_PAUSE_S
         self._next_read_s = 0.0
+        # Since the clock was requested, and readings of another clock since then.
+        self._requested_s = 0.0
+        self._num_different = 0
+        self._asserted_s: list[float] = []
         # Of a clock that could not be restored, or that a killed governor left.
         self._owes_restore = False
 
@@ -92,6 +102,8 @@ class ClockController:
         words = self._words
         if sm_clock_mhz == words[word.IN_FORCE_MHZ] or self.until_try_s() > 0:
             return
+        if words[word.YIELDED_PLAN] == words[word.PLAN_NUMBER] + 1:
+            return
         is_first = not words[word.MAY_BE_LOCKED]
         if is_first:
             # Before the lock, for the processes that survive this one.
@@ -107,6 +119,7 @@ class ClockController:
         self._owes_restore = False
         words[word.IN_FORCE_MHZ] = sm_clock_mhz
         words[word.NUM_SWITCHES] += 1
+        self._requested_s, self._num_different = time.monotonic(), 0
         self._let_settle()
 
     def _on_failure(self, error: Exception, *, is_first: bool) -> None:
@@ -210,3 +223,27 @@ class ClockController:
             words[word.NUM_MISSES] += 1
             words[word.NUM_POWER_CAPPED] += bool(limits & ClockLimit.POWER)
             words[word.NUM_THERMALLY_CAPPED] += bool(limits & ClockLimit.THERMAL)
+        is_settled = time.monotonic() - self._requested_s >= ASSERT_AFTER_S
+        is_others = abs(real_mhz - asked_mhz) > TOLERANCE_MHZ and not limits
+        self._num_different = self._num_different + 1 if is_settled and is_others else 0
+        if self._num_different >= DIFFERENT_READINGS:
+            self._num_different = 0
+            self._assert(asked_mhz, real_mhz)
+
+    def _assert(self, asked_mhz: int, real_mhz: int) -> None:
+        """Set a clock again that another program has changed, or yield to an administrator's.
+
+        A reset, or a lock in passing, is undone, at most three times an hour. A lower clock that
+        comes back is meant to stay: it is left as it is until the rank's next plan.
+        """
+        words, now_s = self._words, time.monotonic()
+        self._asserted_s = [at_s for at_s in self._asserted_s if now_s - at_s < ASSERTIONS_PERIOD_S]
+        if real_mhz < asked_mhz and self._asserted_s:
+            self._record.clear()
+            words[word.YIELDED_PLAN] = words[word.PLAN_NUMBER] + 1
+            words[word.IN_FORCE_MHZ] = words[word.MAY_BE_LOCKED] = 0
+        elif len(self._asserted_s) < MAX_ASSERTIONS:
+            self._asserted_s.append(now_s)
+            words[word.NUM_ASSERTED] += 1
+            words[word.IN_FORCE_MHZ] = 0
+            self._lock(asked_mhz)

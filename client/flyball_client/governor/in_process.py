@@ -50,6 +50,14 @@ class InProcessGovernor:
         """Return whether clocks are no longer set."""
         return self._is_over
 
+    @property
+    def has_yielded(self) -> bool:
+        """False."""
+        return False
+
+    def begin_plan(self) -> None:
+        """Do nothing."""
+
     def start(self, *, strict: bool = False) -> None:
         """Do nothing."""
 

@@ -101,13 +101,25 @@ class ProcessGovernor:
         self._next_restart_s = 0.0
         self._next_check_s = 0.0
         self._last_report: ClockReport | None = None
-        self._gpu_fails = False
+        self._gpu_fails = self._has_yielded = False
+        self._num_asserted = 0
         self._own_process = OwnProcess(self._forget)
 
     @property
     def is_over(self) -> bool:
         """Return whether clocks are no longer set."""
         return self._is_over
+
+    @property
+    def has_yielded(self) -> bool:
+        """Return whether another program's clock is left as it is until the next plan."""
+        words = self._words
+        return not self._is_closed and words[word.YIELDED_PLAN] == words[word.PLAN_NUMBER] + 1
+
+    def begin_plan(self) -> None:
+        """Begin another plan, whose clocks are set although the last one's were yielded."""
+        if not self._is_over:
+            self._words[word.PLAN_NUMBER] += 1
 
     @property
     def pids(self) -> tuple[int, int]:
@@ -141,6 +153,7 @@ class ProcessGovernor:
             self._log_failing(is_failing=not self._gpu_fails)
         if self._is_over:
             return
+        self._log_others()
         self._renew()
         if words[word.STATE] == word.GIVEN_UP:
             self.give_up(RuntimeError(self._shared_state.text))
@@ -217,6 +230,7 @@ class ProcessGovernor:
             num_misses=words[word.NUM_MISSES],
             num_power_capped=words[word.NUM_POWER_CAPPED],
             num_thermally_capped=words[word.NUM_THERMALLY_CAPPED],
+            num_asserted=words[word.NUM_ASSERTED],
             sm_clock_mhz=words[word.SM_CLOCK_MHZ] or None,
             num_samples=num_samples,
             samples_mhz=samples_mhz,
@@ -282,6 +296,23 @@ class ProcessGovernor:
         else:
             text = "was restored" if self._is_over else "can be changed again"
             _logger.warning("%s: the SM clock %s", self._rank_name, text)
+
+    def _log_others(self) -> None:
+        """Log what another program does to the clock."""
+        num_asserted, has_yielded = self._words[word.NUM_ASSERTED], self.has_yielded
+        if num_asserted > self._num_asserted:
+            _logger.warning(
+                "%s: another program had changed the SM clock; it is set again (%d times so far)",
+                self._rank_name,
+                num_asserted,
+            )
+        if has_yielded and not self._has_yielded:
+            _logger.warning(
+                "%s: another program holds the SM clock at %d MHz; it stays until the next plan",
+                self._rank_name,
+                self._words[word.SM_CLOCK_MHZ],
+            )
+        self._num_asserted, self._has_yielded = num_asserted, has_yielded
 
     def _renew_with_timed(self) -> None:
         """Renew the lease; request a clock that was restored again, ahead of the timed request."""

@@ -24,6 +24,8 @@ TIMED_REQUEST: Final = 3
 """Last timed request, as REQUEST; dropped once that or SERVED has a higher number. 0: none."""
 NOT_BEFORE_NS: Final = 4
 """CLOCK_MONOTONIC at which it is made, ns; see `tagged_ns`."""
+PLAN_NUMBER: Final = 5
+"""Number of plans that have taken effect, from 1: with a new one a yielded clock is set again."""
 
 # ------------------------------------------------------------------ written by the governor
 STATE: Final = 8
@@ -54,6 +56,10 @@ readings a second it overflows after 150 days."""
 
 RETURNED_NS: Final = 24
 """CLOCK_MONOTONIC after the last GPU call that set a clock, ns."""
+NUM_ASSERTED: Final = 26
+"""Number of times that a clock was set again, since another program had changed it."""
+YIELDED_PLAN: Final = 27
+"""Number of the plan whose clocks another program does not let be; 0: none."""
 NEXT_TRY_NS: Final = 25
 """CLOCK_MONOTONIC before which a GPU that fails is not called again, ns; 0: it does not fail."""
 

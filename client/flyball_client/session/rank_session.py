@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, MutableMapping
 from types import TracebackType
 
 from flyball_client.api.planner_client import PlannerClient
@@ -38,6 +39,9 @@ from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
+
+# Started sessions of this process on real GPUs, by UUID.
+_started: MutableMapping[str, RankSession] = weakref.WeakValueDictionary()
 
 
 class RankSession:
@@ -73,8 +77,7 @@ class RankSession:
             default clocks.
         lease_s: Time in s without a hook after which the clock is restored until the next one.
             The start of an instruction at the previous clock does not count as a hook.
-        plans: Received plans, with the choice among them; None: the newest is run. An order of
-            instructions that all ranks must change together waits there.
+        plans: Received plans, with the choice among them; None: the newest is run.
         clock: Monotonic clock in s; None: emulated time on an emulated GPU, else the system's.
         initial_step: Number of the first step, where training resumes.
         history_length: Number of steps that `history` keeps, at least 1.
@@ -120,6 +123,7 @@ class RankSession:
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         self._observer = self._emulated if observer is None else observer
         self._is_emulated = gpu is not None and gpu.is_emulated
+        self._gpu_uuid = None if gpu is None or gpu.address is None else gpu.uuid
         self._is_strict = is_strict(os.environ, strict)
         self._governor = governor or make_governor(
             gpu, self._name, lease_s=lease_s, strict=self._is_strict
@@ -159,6 +163,8 @@ class RankSession:
     def start(self) -> None:
         """Register at the planner and follow its plans; may be called repeatedly.
 
+        An open session of this process on the same GPU is closed, as one of a trial that failed.
+
         Raises:
             OSError, GpuError, RuntimeError: With `strict`, clocks cannot be set, or no thread can
                 be started. The session is closed then.
@@ -167,6 +173,7 @@ class RankSession:
             return
         self._is_started = True
         self._cancel_end = call_at_normal_end(self.close)
+        self._replace_older()
         try:
             self._governor.start(strict=self._is_strict)
             if self._link is not None:
@@ -179,6 +186,15 @@ class RankSession:
             if self._link is not None:
                 self._link.stop()
                 self._link = None
+
+    def _replace_older(self) -> None:
+        if self._gpu_uuid is None:
+            return
+        older, _started[self._gpu_uuid] = _started.get(self._gpu_uuid), self
+        if older is not None and not older._is_closed and older._own_process.is_current():
+            text = "%s: closed, since %s of this process is on the same GPU"
+            _logger.warning(text, older._name, self._name)
+            older.close()
 
     def close(self) -> None:
         """Restore the clock and post the last measurements; may be called repeatedly."""
@@ -213,8 +229,8 @@ class RankSession:
 
     @property
     def active_version(self) -> int | None:
-        """Version of the plan in force; None: none yet, or clocks are no longer set."""
-        if self._cursor is None or self._governor.is_over:
+        """Version of the plan in force; None: none yet, or clocks are not set."""
+        if self._cursor is None or not self._sets_clocks():
             return None
         return self._cursor.plan.version
 
@@ -257,7 +273,8 @@ class RankSession:
             "total_num_clock_changes": float(report.num_switches),
             "total_num_clock_failures": float(report.num_failures),
             "total_num_dropped_measurements": float(self.num_dropped_measurements),
-            "sets_clocks": float(not self._governor.is_over),
+            "total_num_clock_assertions": float(report.num_asserted),
+            "sets_clocks": float(self._sets_clocks()),
             "is_planner_lost": float(self._is_planner_lost()),
             "is_emulated": float(self._is_emulated),
         }
@@ -448,15 +465,20 @@ class RankSession:
         return supported_mhz
 
     def _follow_plan(self) -> None:
-        had_plan = self._cursor is not None
+        before = self._cursor
         self._active_plan.begin_step(
             self._current_step,
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._is_planner_lost(),
         )
-        self._cursor = self._active_plan.cursor
-        if had_plan and self._cursor is None:
+        self._cursor = cursor = self._active_plan.cursor
+        if cursor is None and before is not None:
             self._governor.pause()
+        elif cursor is not None and (before is None or before.plan is not cursor.plan):
+            self._governor.begin_plan()
+
+    def _sets_clocks(self) -> bool:
+        return not (self._governor.is_over or self._governor.has_yielded)
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
@@ -479,7 +501,7 @@ class RankSession:
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
-            were_clocks_set=not self._governor.is_over,
+            were_clocks_set=self._sets_clocks(),
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)

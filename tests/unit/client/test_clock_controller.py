@@ -13,8 +13,12 @@ from tests.unit.client.tiny_profile import HandClock
 from flyball_client.governor import clock_controller
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.clock_controller import (
+    ASSERT_AFTER_S,
+    ASSERTIONS_PERIOD_S,
+    DIFFERENT_READINGS,
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
+    MAX_ASSERTIONS,
     READ_PERIOD_S,
     SETTLE_S,
     TOLERANCE_MHZ,
@@ -365,3 +369,69 @@ def test_misses_are_counted_by_what_held_the_clock_down(
     desk.read_after(2 * SETTLE_S)
     assert desk.counted(*READ_WORDS) == counts
     assert desk.shared_state.words[word.SM_CLOCK_MHZ] == real_mhz
+
+
+# ------------------------------------------------------------------ another program's clocks
+
+
+def read_other(desk: Desk, real_mhz: int, num: int = DIFFERENT_READINGS) -> None:
+    """Have so many readings find the GPU at a clock that another program has set."""
+    desk.gpu.held_mhz = real_mhz
+    for _ in range(num):
+        desk.read_after(READ_PERIOD_S)
+    desk.gpu.held_mhz = None
+
+
+@pytest.mark.parametrize("real_mhz", [600, 1980])
+def test_a_clock_that_another_program_changed_is_set_again_once_it_is_certain(
+    desk: Desk, real_mhz: int
+) -> None:
+    desk.serve(1200)
+    # It may still be about to take effect.
+    read_other(desk, real_mhz, num=int(ASSERT_AFTER_S / READ_PERIOD_S) - 1)
+    read_other(desk, real_mhz, num=DIFFERENT_READINGS - 1)
+    read_other(desk, 1200, num=1)
+    read_other(desk, real_mhz, num=DIFFERENT_READINGS - 1)
+    assert desk.gpu.told == [1200]
+    read_other(desk, real_mhz, num=1)
+    assert desk.gpu.told == [1200, 1200]
+    assert desk.counted(*LOCK_WORDS, word.NUM_ASSERTED) == (1200, 1, 1)
+
+
+@pytest.mark.parametrize("limit", [ClockLimit.POWER, ClockLimit.THERMAL, ClockLimit.OTHER])
+def test_a_clock_that_a_limit_explains_is_nobodys_change(desk: Desk, limit: ClockLimit) -> None:
+    desk.serve(1200)
+    desk.gpu.limits = limit
+    desk.clock.move(ASSERT_AFTER_S)
+    read_other(desk, 900, num=20)
+    assert desk.gpu.told == [1200]
+
+
+def test_a_clock_is_set_again_three_times_an_hour_at_most(desk: Desk) -> None:
+    desk.serve(1200)
+    for _ in range(10):
+        desk.clock.move(ASSERT_AFTER_S)
+        read_other(desk, 1980)
+    assert desk.counted(word.NUM_ASSERTED) == (MAX_ASSERTIONS,)
+    desk.clock.move(ASSERTIONS_PERIOD_S)
+    read_other(desk, 1980, num=2 * DIFFERENT_READINGS)
+    assert desk.counted(word.NUM_ASSERTED) == (MAX_ASSERTIONS + 1,)
+
+
+def test_a_lower_clock_that_comes_back_is_left_as_it_is_until_the_next_plan(desk: Desk) -> None:
+    words = desk.shared_state.words
+    words[word.PLAN_NUMBER] = 1
+    desk.serve(1200)
+    for _ in range(2):
+        desk.clock.move(ASSERT_AFTER_S)
+        read_other(desk, 600)
+    assert desk.gpu.told == [1200, 1200]
+    assert desk.counted(*LOCK_WORDS) == (0, 0)
+    assert desk.record.holder() is None
+    desk.serve(1400)
+    desk.serve(word.RESTORE)
+    # Nor is it given back: it is no longer ours.
+    assert desk.gpu.told == [1200, 1200]
+    words[word.PLAN_NUMBER] = 2
+    desk.serve(1400)
+    assert desk.gpu.told == [1200, 1200, 1400]
