@@ -114,10 +114,10 @@ def _figure(cell: str, truth: Truth, seed: int) -> RunFigure:
         time_percent=errors.time_percent,
         energy_percent=errors.energy_percent,
         covered_percent=errors.covered_percent,
-        plan_percent=plan_excess_percent(truth, setup, result),
-        slowdown_percent=100 * (result.cost.largest_slowdown or 0.0),
-        extra_time_s=result.cost.extra_time_s,
-        extra_energy_j=result.cost.extra_energy_j or 0.0,
+        plan_percent=plan_excess_percent(truth, run.last),
+        slowdown_percent=100 * (result.largest_slowdown or 0.0),
+        extra_time_s=result.extra_time_s or 0.0,
+        extra_energy_j=result.extra_energy_j or 0.0,
         decide_s=decide_s,
     )
 

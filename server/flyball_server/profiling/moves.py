@@ -6,22 +6,20 @@ One pure function of all that is known, so that a planner that starts again goes
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.profiling.findings import StageFindings, find
-from flyball_server.profiling.iterations import (
-    Iteration,
-    baseline_of,
-    iterations,
-    probing_cost,
-    underestimate,
+from flyball_profiles.rank_merge import whole_stages
+from flyball_profiles.stage_profile import (
+    MAX_JITTER,
+    InstructionKind,
+    OperatingPoint,
+    StageProfile,
 )
-from flyball_server.profiling.mixed_model import FloatArray
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.profiling.arms import needed_points, next_arms
 from flyball_server.profiling.observations import (
     MAX_WITH_WAITING,
     Z_95,
@@ -30,217 +28,25 @@ from flyball_server.profiling.observations import (
     ProbeSetup,
     StageStep,
 )
-from flyball_server.profiling.profiling_result import ProfilingResult, result_of
-from flyball_server.profiling.version_design import baseline_plan, probe_plan
-from flyball_server.profiling.walk import Arm, coarse_levels, needed_points, walking_arms
+from flyball_server.profiling.stage_estimates import StageFindings, find
+from flyball_server.profiling.version_design import Baseline, baseline_plan, probe_plan
+from flyball_wire.online_profiling import ProbedPoint, ProfilingResult, ProfilingState
 
 # Of a single instruction's time: with more of it a mean of many says little.
 _MOST_SCATTER = 0.5
-
-
-def _first(
-    findings: Sequence[StageFindings], problem_of: Callable[[StageFindings], str | None]
-) -> str | None:
-    """Return the first stage's problem, in one sentence; None: there is none."""
-    for of_stage in findings:
-        problem = problem_of(of_stage)
-        if problem is not None:
-            return f"stage {of_stage.stage}: {problem}"
-    return None
-
-
-def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
-    """Return what no further step can mend."""
-    known = np.isfinite(findings.table.energy_j)
-    if not known.any():
-        return "no step's energy could be read from its energy counters"
-    if findings.energies is None:
-        return (
-            f"its energy counters have not moved in {int(known.sum())} steps; energy cannot be"
-            " measured there"
-        )
-    worst = int(np.argmax(findings.times.scatter))
-    scatter = float(findings.times.scatter[worst])
-    if scatter > _MOST_SCATTER:
-        named = findings.points.classes[worst].named(setup.schedule.num_chunks)
-        return (
-            f"{named} takes a time that scatters by {100 * scatter:.0f} % from one to the next;"
-            f" at most {100 * _MOST_SCATTER:.0f} % can be averaged out"
-        )
-    return None
-
-
-def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
-    """Return which point is not known well enough."""
-    points, needed = findings.points, needed_points(findings)
-    probed = needed[findings.times.num_probes[needed] > 0]
-    for index, of_class in enumerate(points.classes):
-        if np.count_nonzero(probed // len(points.clocks_mhz) == index) < 2:
-            named = of_class.named(setup.schedule.num_chunks)
-            return (
-                f"{named} could not be run below {points.clocks_mhz[0]} MHz without more than"
-                f" {100 * setup.slowdown_cap:g} % of slowdown, noise included; allow more"
-            )
-    for name, errors, limit in (
-        ("time", findings.time_share_error(), setup.limits.time),
-        ("energy", findings.energy_share_error(), setup.limits.energy),
-    ):
-        worst = int(probed[np.argmax(errors[probed])])
-        error = Z_95 * float(errors[worst])
-        if error > limit:
-            class_index, clock_index = divmod(worst, len(points.clocks_mhz))
-            named = points.classes[class_index].named(setup.schedule.num_chunks)
-            return (
-                f"the {name} of {named} at {points.clocks_mhz[clock_index]} MHz is known within"
-                f" {100 * error:.1f} % only (95 %) after {len(findings.table.step)} steps; the"
-                f" limit is {100 * limit:.1f} %"
-            )
-    return None
-
-
-# Of the limits at 95 %, where probing a point stops: half, so that nearly every one keeps them.
-_GOAL = 0.5
-
-
-def _goals(findings: StageFindings, limits: ErrorLimits) -> tuple[FloatArray, FloatArray]:
-    """Per point, relative variances of time and energy that are small enough."""
-    share = np.where(findings.times.num_probes > 0, _GOAL, 1.0) / Z_95
-    return (share * limits.time) ** 2, (share * limits.energy) ** 2
-
-
-def is_known(findings: StageFindings, limits: ErrorLimits) -> bool:
-    """Return whether every needed point's errors are as small as they have to be."""
-    needed, (time_goal, energy_goal) = needed_points(findings), _goals(findings, limits)
-    return bool(
-        (findings.time_share_error() ** 2 <= time_goal)[needed].all()
-        and (findings.energy_share_error() ** 2 <= energy_goal)[needed].all()
-    )
-
-
-def refining_arms(
-    findings: StageFindings, limits: ErrorLimits, *, num_blocks: int, block: int
-) -> list[Arm | None]:
-    """Return the points to probe, one a block of steps; None: none, for the blocking power.
-
-    One after the other: each block is worth what it takes off the sum of squared error
-    variances, all relative to their goals, after those chosen before it.
-    """
-    energies = findings.energies
-    if energies is None:  # refused before it comes to this
-        return [None] * num_blocks
-    num_clocks = len(findings.points.clocks_mhz)
-    needed, (time_goals, energy_goals) = needed_points(findings), _goals(findings, limits)
-    number, count, readings = _candidates(findings, energies.num_ranks)
-    # Inverse variance of the time's logarithm that a step adds.
-    certainty = count / findings.times.scatter[number // num_clocks] ** 2
-    covariance = energies.covariance
-    energy_goal = energy_goals[needed] * energies.mean_j[needed] ** 2
-    time_variance, time_goal = findings.time_share_error() ** 2, time_goals[number]
-    # A block's mean energy: each step's own scatter, and the counter at the block's two ends.
-    noise = energies.step_noise_j**2 / block + 2 * energies.lateness_noise_j**2 / block**2
-    arms: list[Arm | None] = []
-    for _ in range(num_blocks):
-        effects = covariance @ readings
-        spread = (readings * effects).sum(axis=0) + noise
-        lowered = np.diag(covariance)[needed, None] - effects[needed] ** 2 / spread
-        excess = np.square(np.maximum(lowered, 0.0) / energy_goal[:, None]).sum(axis=0)
-        before = time_variance[number]
-        after = np.where(count > 0, 1 / (1 / before + block * certainty), before)
-        best = int(np.argmin(excess - (before**2 - after**2) / time_goal**2))
-        covariance = covariance - np.outer(effects[:, best], effects[:, best]) / spread[best]
-        time_variance[number[best]] = after[best]
-        arms.append(Arm(*divmod(int(number[best]), num_clocks)) if count[best] else None)
-    return arms
-
-
-def _candidates(
-    findings: StageFindings, num_ranks: int
-) -> tuple[NDArray[np.int64], FloatArray, FloatArray]:
-    """Points that a stage could probe in a step; the last one probes nothing; m of them.
-
-    Returns:
-        Their numbers; how many instructions of a step could run there; and a step's energy as a
-        sum of energies and blocking power, shape (num_points + 1, m).
-    """
-    points, times = findings.points, findings.times
-    tops = points.highest()
-    number = np.array([n for n in needed_points(findings) if n not in tops] + [tops[0]])
-    top = tops[number // len(points.clocks_mhz)]
-    count = _counts_per_step(findings)[number]
-    count[-1] = 0.0
-    columns = np.arange(len(number))
-    readings = np.zeros((points.num_points + 1, len(number)))
-    readings[tops] = _instructions_per_step(findings)[:, None]
-    readings[number, columns] += count
-    readings[top, columns] -= count
-    idle_s = _idle_at_rest_s(findings) - count * (times.mean_s[number] - times.mean_s[top])
-    readings[-1] = num_ranks * np.maximum(idle_s, 0.0)
-    return number, count, readings
-
-
-def _instructions_per_step(findings: StageFindings) -> FloatArray:
-    """Per class, how many instructions a step has."""
-    points = findings.points
-    counts = findings.table.counts[-1]
-    per_class: FloatArray = counts.reshape(len(points.classes), -1).sum(axis=1)
-    return per_class
-
-
-def _idle_at_rest_s(findings: StageFindings) -> float:
-    """Return the stage's idle time in a step where the others probe and it does not, s."""
-    table, times = findings.table, findings.times
-    tops = findings.points.highest()
-    busy_s = (table.counts * times.mean_s).sum(axis=1)
-    at_rest_s = float(_instructions_per_step(findings) @ times.mean_s[tops])
-    below = table.counts.sum(axis=1) > table.counts[:, tops].sum(axis=1)
-    rows = below if below.any() else np.ones(len(table.step), dtype=np.bool_)
-    return float((table.idle_s + busy_s - at_rest_s)[rows].mean())
-
-
-def _counts_per_step(findings: StageFindings) -> FloatArray:
-    """Per point, how many instructions of a step could run at it, from those that did."""
-    counts = findings.table.counts
-    rows = (counts > 0).sum(axis=0)
-    seen = counts.sum(axis=0) / np.maximum(rows, 1)
-    num_clocks = len(findings.points.clocks_mhz)
-    clocks = np.arange(num_clocks)
-    guessed = np.empty_like(seen)
-    for top in findings.points.highest():
-        of_class = seen[top : top + num_clocks]
-        # The highest clock's own count is of steps that had little else.
-        below = np.flatnonzero(of_class)
-        below = below[below > 0]
-        guessed[top : top + num_clocks] = (
-            np.interp(clocks, below, of_class[below]) if len(below) else of_class[0] / 4
-        )
-    counts_per_step: FloatArray = np.maximum(guessed, 1.0)
-    return counts_per_step
-
-
 # Steps at the highest clocks before anything else.
 _BASELINE_STEPS = 12
 # How many steps a change of version is late, counted on.
 _DELAY_STEPS = 6
-_LONGEST_BLOCK = 6
-# A version for fewer steps is not worth its delay.
-_FEWEST_STEPS = 8
-# Of all steps, those planned for the walk down the window.
-_WALK_SHARE = 0.55
-_REFINING_BLOCKS = 6
 # Limit on the wait for a version, as a multiple of its steps, where steps are not clean.
 _PATIENCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """Give the ranks this plan as the next version.
-
-    Attributes:
-        so_far: estimates when it is made; None: none.
-    """
+    """Give the ranks this plan as the next version."""
 
     plan: ProbePlan
-    so_far: ProfilingResult | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,22 +58,21 @@ class KeepWatching:
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """The profile is known as well as it has to be."""
+    """The profile is known as well as it has to be.
+
+    Attributes:
+        profile: with those of its chunks if there are any.
+    """
 
     result: ProfilingResult
+    profile: StageProfile
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """The measurements are not good enough to plan with.
-
-    Attributes:
-        problem: why, in one sentence.
-        so_far: estimates so far; None: none.
-    """
+    """The measurements are not good enough to plan with; `problem` says why, in one sentence."""
 
     problem: str
-    so_far: ProfilingResult | None = None
 
 
 Move = Probe | KeepWatching | Finished | Refused
@@ -282,10 +87,9 @@ def easy_move(
     newest, first_step = versions[-1], versions[0].first_step
     if newest.first_step is None or first_step is None:
         return KeepWatching(num_steps=1)
-    steps = iterations(setup, [step for step in observed if step.step >= first_step])
-    remaining = _remaining_steps(setup, versions, steps)
-    missing = _missing_steps(newest, steps)
-    return KeepWatching(num_steps=min(missing, remaining)) if min(missing, remaining) > 0 else None
+    steps = _iterations(setup, versions, observed)
+    missing = min(_missing_steps(newest, steps), _remaining_steps(setup, versions, steps))
+    return KeepWatching(num_steps=missing) if missing > 0 else None
 
 
 def next_move(
@@ -301,41 +105,128 @@ def next_move(
     easy = easy_move(setup, versions, observed)
     if easy is not None:
         return easy
+    steps = _iterations(setup, versions, observed)
+    num_steps = _num_steps(versions, steps)
     first_step = versions[0].first_step or 0
-    observed = [step for step in observed if step.step >= first_step]
-    steps = iterations(setup, observed)
-    num_steps, remaining = _num_steps(versions, steps), _remaining_steps(setup, versions, steps)
-    baseline = baseline_of(steps)
-    findings = find(setup, observed)
+    baseline = _baseline_of(steps)
+    findings = find(setup, [step for step in observed if step.step >= first_step])
     if baseline is None or len(findings) < setup.schedule.num_stages:
-        return Refused(problem=_no_clean_steps(num_steps))
-    so_far = result_of(setup, findings, num_steps, probing_cost(steps, baseline))
-    problem = _first(findings, lambda of_stage: _unusable(setup, of_stage))
-    design = None if problem else _next_design(setup, findings, remaining)
-    if design is not None:
-        arms, block = design
-        margin = underestimate(steps, baseline, versions)
-        plan = probe_plan(setup, findings, arms, block=block, baseline=baseline, margin=margin)
-        return Probe(plan=plan, so_far=so_far)
-    if problem is None:
-        problem = _first(findings, lambda of_stage: _uncertain(setup, of_stage))
-        newest = versions[-1].version
-        if problem is not None and all(step.version != newest for step in steps):
-            problem = (
-                f"not all ranks ran version {newest} within {num_steps} steps; look into the"
-                " ranks' logs"
+        return Refused(
+            problem=f"none of {num_steps} steps ran at the highest clocks as planned on every"
+            " stage; clocks that cannot be set, or hooks that are not called, leave nothing to"
+            " measure"
+        )
+    problem = _first_problem(_unusable(setup, of_stage) for of_stage in findings)
+    if problem is not None:
+        return Refused(problem=problem)
+    remaining = _remaining_steps(setup, versions, steps) - _DELAY_STEPS
+    arms = next_arms(setup, findings, remaining)
+    if arms is not None:
+        margin = _underestimate(steps, baseline, versions)
+        return Probe(
+            plan=probe_plan(
+                setup, findings, arms[0], block=arms[1], baseline=baseline, margin=margin
             )
-    return Refused(problem=problem, so_far=so_far) if problem else Finished(result=so_far)
+        )
+    problem = _first_problem(_uncertain(setup, of_stage) for of_stage in findings)
+    if problem is None:
+        return _finished(setup, findings, steps, baseline, num_steps)
+    newest = versions[-1].version
+    if all(step.version != newest for step in steps):
+        problem = (
+            f"not all ranks ran version {newest} within {num_steps} steps; look into the ranks'"
+            " logs"
+        )
+    return Refused(problem=problem)
 
 
-def _no_clean_steps(num_steps: int) -> str:
-    return (
-        f"none of {num_steps} steps ran at the highest clocks as planned on every stage; clocks"
-        " that cannot be set, or hooks that are not called, leave nothing to measure"
+@dataclass(frozen=True, kw_only=True)
+class _Iteration:
+    """One step of the whole pipeline.
+
+    Attributes:
+        version: that all stages ran; None: they differ, or ran none.
+        time_s: time of the slowest stage, s.
+        energy_j: energy of all stages, J; None: one is unknown.
+        is_highest: all instructions ran at their stage's highest clock.
+        is_clean: all stages ran as planned.
+    """
+
+    step: int
+    version: int | None
+    time_s: float
+    energy_j: float | None
+    is_highest: bool
+    is_clean: bool
+
+
+def _iterations(
+    setup: ProbeSetup, versions: Sequence[ProbedVersion], observed: Iterable[StageStep]
+) -> list[_Iteration]:
+    """Return the steps since the first version that every stage has reported, by number."""
+    first_step = versions[0].first_step or 0
+    by_step: dict[int, dict[int, StageStep]] = {}
+    for each in observed:
+        if each.step >= first_step:
+            by_step.setdefault(each.step, {})[each.stage] = each
+    return [
+        _iteration(setup, step, list(stages.values()))
+        for step, stages in sorted(by_step.items())
+        if len(stages) == setup.schedule.num_stages
+    ]
+
+
+def _iteration(setup: ProbeSetup, step: int, stages: Sequence[StageStep]) -> _Iteration:
+    versions = {stage.version for stage in stages}
+    energies_j = [stage.energy_j for stage in stages if stage.energy_j is not None]
+    return _Iteration(
+        step=step,
+        version=versions.pop() if len(versions) == 1 else None,
+        time_s=max(stage.iteration_time_s for stage in stages),
+        energy_j=sum(energies_j) if len(energies_j) == len(stages) else None,
+        is_highest=all(
+            times.sm_clock_mhz == setup.clocks_mhz[stage.stage][0]
+            for stage in stages
+            for times in stage.instructions
+        ),
+        is_clean=all(stage.is_clean for stage in stages),
     )
 
 
-def _num_steps(versions: Sequence[ProbedVersion], steps: Sequence[Iteration]) -> int:
+def _baseline_of(steps: Iterable[_Iteration]) -> Baseline | None:
+    """Return the clean steps at the highest clocks; None: fewer than two."""
+    highest = [step for step in steps if step.is_highest and step.is_clean]
+    if len(highest) < 2:
+        return None
+    times_s = np.array([step.time_s for step in highest])
+    energies_j = [step.energy_j for step in highest if step.energy_j is not None]
+    return Baseline(
+        iteration_time_s=float(times_s.mean()),
+        deviation_s=float(times_s.std(ddof=1)),
+        energy_j=float(np.mean(energies_j)) if energies_j else None,
+    )
+
+
+def _underestimate(
+    steps: Iterable[_Iteration], baseline: Baseline, versions: Iterable[ProbedVersion]
+) -> float:
+    """Return by how much the slowest step was beyond its version's prediction, as a share.
+
+    It is at least 0. Versions that probe nothing are left out: nothing could be predicted when
+    they were made.
+    """
+    predicted_s = {
+        each.version: each.plan.iteration_time_s for each in versions if each.plan.num_steps > 1
+    }
+    beyond_s = [
+        step.time_s - predicted_s[step.version]
+        for step in steps
+        if step.is_clean and step.version in predicted_s
+    ]
+    return max(0.0, *beyond_s) / baseline.iteration_time_s if beyond_s else 0.0
+
+
+def _num_steps(versions: Sequence[ProbedVersion], steps: Sequence[_Iteration]) -> int:
     return steps[-1].step - (versions[0].first_step or 0) + 1 if steps else 0
 
 
@@ -344,7 +235,7 @@ def _needed_steps(version: ProbedVersion) -> int:
 
 
 def _remaining_steps(
-    setup: ProbeSetup, versions: Sequence[ProbedVersion], steps: Sequence[Iteration]
+    setup: ProbeSetup, versions: Sequence[ProbedVersion], steps: Sequence[_Iteration]
 ) -> int:
     """Return how many more steps may be probed.
 
@@ -361,7 +252,7 @@ def _remaining_steps(
     return setup.max_steps - max(num_steps - num_waiting, num_steps // MAX_WITH_WAITING)
 
 
-def _missing_steps(newest: ProbedVersion, steps: Sequence[Iteration]) -> int:
+def _missing_steps(newest: ProbedVersion, steps: Sequence[_Iteration]) -> int:
     """Return how many more steps the newest version needs; 0: it has been seen enough."""
     needed = _needed_steps(newest)
     of_version = [step for step in steps if step.version == newest.version]
@@ -369,48 +260,139 @@ def _missing_steps(newest: ProbedVersion, steps: Sequence[Iteration]) -> int:
     return min(needed - clean, _PATIENCE * needed - len(of_version))
 
 
-def _next_design(
-    setup: ProbeSetup, findings: Sequence[StageFindings], remaining: int
-) -> tuple[list[list[Arm | None]], int] | None:
-    """Per stage the points to probe, and in how many steps each; None: nothing more."""
-    block = _block_steps(setup)
-    walking = [walking_arms(of_stage) for of_stage in findings]
-    longest = max(map(len, walking))
-    if not longest and all(is_known(of_stage, setup.limits) for of_stage in findings):
-        return None
-    num_blocks = longest + 1 if longest else _REFINING_BLOCKS
-    affordable = remaining - _DELAY_STEPS
-    if affordable < _FEWEST_STEPS:
-        return None
-    if affordable < num_blocks * block:
-        block = max(1, affordable // num_blocks)
-        num_blocks = min(num_blocks, affordable // block)
-    arms = [
-        _arms_of(setup, of_stage, of_walk[:num_blocks], num_blocks=num_blocks, block=block)
-        for of_walk, of_stage in zip(walking, findings, strict=True)
-    ]
-    return arms, block
-
-
-def _arms_of(
-    setup: ProbeSetup,
-    findings: StageFindings,
-    walking: Sequence[Arm],
-    *,
-    num_blocks: int,
-    block: int,
-) -> list[Arm | None]:
-    """Return a stage's arm in each block: its walk and one block at rest, or what refines most."""
-    arms: list[Arm | None] = [*walking, None][:num_blocks] if walking else []
-    missing = num_blocks - len(arms)
-    return arms + refining_arms(findings, setup.limits, num_blocks=missing, block=block)
-
-
-def _block_steps(setup: ProbeSetup) -> int:
-    """Steps in a row at the same clocks: the counter's lateness counts once in a row."""
-    num_arms = max(
-        len(setup.classes_of(stage))
-        * len(coarse_levels(len(setup.clocks_mhz[stage]), len(setup.classes_of(stage))))
-        for stage in range(setup.schedule.num_stages)
+def _first_problem(problems: Iterable[str | None]) -> str | None:
+    """Return the first stage's problem, in one sentence; None: there is none."""
+    return next(
+        (f"stage {stage}: {problem}" for stage, problem in enumerate(problems) if problem), None
     )
-    return max(1, min(_LONGEST_BLOCK, round(_WALK_SHARE * setup.max_steps / num_arms)))
+
+
+def _unusable(setup: ProbeSetup, findings: StageFindings) -> str | None:
+    """Return what no further step can mend."""
+    num_known = np.count_nonzero(np.isfinite(findings.table.energy_j))
+    if not num_known:
+        return "no step's energy could be read from its energy counters"
+    if findings.energies is None:
+        return (
+            f"its energy counters have not moved in {num_known} steps; energy cannot be"
+            " measured there"
+        )
+    worst = int(np.argmax(findings.times.scatter))
+    scatter = float(findings.times.scatter[worst])
+    if scatter <= _MOST_SCATTER:
+        return None
+    named = findings.points.classes[worst].named(setup.schedule.num_chunks)
+    return (
+        f"{named} takes a time that scatters by {100 * scatter:.0f} % from one to the next;"
+        f" at most {100 * _MOST_SCATTER:.0f} % can be averaged out"
+    )
+
+
+def _uncertain(setup: ProbeSetup, findings: StageFindings) -> str | None:
+    """Return which point is not known well enough."""
+    clocks_mhz, needed = findings.points.clocks_mhz, needed_points(findings)
+    named = [of_class.named(setup.schedule.num_chunks) for of_class in findings.points.classes]
+    probed = needed[findings.times.num_probes[needed] > 0]
+    for index, name in enumerate(named):
+        if np.count_nonzero(probed // len(clocks_mhz) == index) < 2:
+            return (
+                f"{name} could not be run below {clocks_mhz[0]} MHz without more than"
+                f" {100 * setup.slowdown_cap:g} % of slowdown, noise included; allow more"
+            )
+    for quantity, errors, limit in (
+        ("time", findings.time_share_error(), setup.limits.time),
+        ("energy", findings.energy_share_error(), setup.limits.energy),
+    ):
+        worst = int(probed[np.argmax(errors[probed])])
+        error = Z_95 * float(errors[worst])
+        if error > limit:
+            class_index, clock_index = divmod(worst, len(clocks_mhz))
+            return (
+                f"the {quantity} of {named[class_index]} at {clocks_mhz[clock_index]} MHz is known"
+                f" within {100 * error:.1f} % only (95 %) after {len(findings.table.step)} steps;"
+                f" the limit is {100 * limit:.1f} %"
+            )
+    return None
+
+
+def _finished(
+    setup: ProbeSetup,
+    findings: Sequence[StageFindings],
+    steps: Iterable[_Iteration],
+    baseline: Baseline,
+    num_steps: int,
+) -> Finished:
+    """Return the profile with its errors, and the cost of the clean steps below the highest clocks.
+
+    Points go down to each class's floor; interpolated ones are within their limits only.
+    """
+    probing = [step for step in steps if not step.is_highest and step.is_clean]
+    extra_s = [step.time_s - baseline.iteration_time_s for step in probing]
+    extra_j = [
+        step.energy_j - baseline.energy_j
+        for step in probing
+        if step.energy_j is not None and baseline.energy_j is not None
+    ]
+    known = [of_stage.energies for of_stage in findings if of_stage.energies is not None]
+    is_measured = setup.blocking_power_w is None
+    points = tuple(point for of_stage in findings for point in _points_of(of_stage, setup.limits))
+    result = ProfilingResult(
+        state=ProfilingState.FINISHED,
+        num_steps=num_steps,
+        points=points,
+        blocking_power_w=tuple(each.blocking_power_w for each in known) if is_measured else None,
+        blocking_power_error_w=(
+            tuple(each.blocking_power_error_w for each in known) if is_measured else None
+        ),
+        largest_slowdown=max(extra_s) / baseline.iteration_time_s if extra_s else None,
+        extra_time_s=sum(extra_s),
+        extra_energy_j=sum(extra_j) if extra_j else None,
+    )
+    return Finished(result=result, profile=_profile_of(setup, points))
+
+
+def _points_of(findings: StageFindings, limits: ErrorLimits) -> Iterator[ProbedPoint]:
+    points, times, energies = findings.points, findings.times, findings.energies
+    if energies is None:  # refused before it comes to this
+        return
+    is_known = (Z_95 * findings.time_share_error() <= limits.time) & (
+        Z_95 * findings.energy_share_error() <= limits.energy
+    )
+    for number in needed_points(findings):
+        if not (times.num_probes[number] or is_known[number]):
+            continue
+        class_index, clock_index = divmod(int(number), len(points.clocks_mhz))
+        kind, chunk = points.classes[class_index]
+        yield ProbedPoint(
+            stage=findings.stage,
+            instruction=str(kind),
+            chunk=chunk,
+            frequency_mhz=points.clocks_mhz[clock_index],
+            time_s=float(times.mean_s[number]),
+            time_error_s=float(times.error_s[number]),
+            energy_j=float(energies.mean_j[number]),
+            energy_error_j=float(energies.error_j[number]),
+            num_probes=int(times.num_probes[number]),
+            jitter=min(float(times.scatter[class_index]), MAX_JITTER),
+        )
+
+
+def _profile_of(setup: ProbeSetup, points: Iterable[ProbedPoint]) -> StageProfile:
+    chunks: list[dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]]
+    chunks = [{} for _ in range(setup.schedule.num_chunks)]
+    for point in points:
+        key = (point.stage, InstructionKind(point.instruction))
+        chunks[point.chunk][key] = (
+            *chunks[point.chunk].get(key, ()),
+            OperatingPoint(
+                frequency_mhz=point.frequency_mhz,
+                time_s=point.time_s,
+                energy_j=point.energy_j,
+                time_error_s=point.time_error_s,
+                jitter=point.jitter,
+            ),
+        )
+    profiles = tuple(
+        StageProfile(points=of_chunk, num_ranks_per_stage=setup.num_ranks) for of_chunk in chunks
+    )
+    return profiles[0] if len(profiles) == 1 else whole_stages(profiles)

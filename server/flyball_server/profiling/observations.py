@@ -1,14 +1,22 @@
-"""Input of online profiling: the job's shape, the versions it ran, and the measurements."""
+"""Input of online profiling: the job's shape, the versions it ran, and the measurements.
+
+The measurements of a stage are numbered by its points, and its clean steps are arrays over these.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.dag import IndexArray
+from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import MAX_BLOCKING_POWER_W
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Schedule
@@ -166,3 +174,87 @@ class StageStep:
     def busy_s(self) -> float:
         """Return how long instructions ran, s."""
         return math.fsum(times.count * times.mean_s for times in self.instructions)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagePoints:
+    """Points of one stage: class after class, each in falling clocks.
+
+    Attributes:
+        classes: classes of instruction that the stage runs.
+        clocks_mhz: clocks that may be probed, MHz, falling.
+    """
+
+    classes: tuple[InstructionClass, ...]
+    clocks_mhz: tuple[int, ...]
+
+    @property
+    def num_points(self) -> int:
+        """Number of points of all classes."""
+        return len(self.classes) * len(self.clocks_mhz)
+
+    def number(self, class_index: int, clock_index: int) -> int:
+        """Return the number of a point."""
+        return class_index * len(self.clocks_mhz) + clock_index
+
+    def highest(self) -> IndexArray:
+        """Return the number of each class's point at the highest clock."""
+        return np.arange(len(self.classes)) * len(self.clocks_mhz)
+
+    def number_of(self, times: InstructionTimes) -> int | None:
+        """Return the number of the point that instructions ran at; None: not a point."""
+        try:
+            return self.number(
+                self.classes.index(InstructionClass(times.kind, times.chunk)),
+                self.clocks_mhz.index(times.sm_clock_mhz or 0),
+            )
+        except ValueError:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTable:
+    """Clean steps of one stage as arrays; n of them.
+
+    Attributes:
+        step: their numbers, rising; shape (n,).
+        counts: instructions that ran at each point; shape (n, num_points).
+        mean_s: their mean time, 0 where there were none; same shape.
+        variance_s2: variance of single instructions in the step; same shape.
+        idle_s: iteration time that no instruction took; shape (n,).
+        energy_j: energy by the counters, NaN where unknown; shape (n,).
+    """
+
+    step: IndexArray
+    counts: FloatArray
+    mean_s: FloatArray
+    variance_s2: FloatArray
+    idle_s: FloatArray
+    energy_j: FloatArray
+
+    @classmethod
+    def of_steps(cls, points: StagePoints, observed: Iterable[StageStep]) -> StepTable:
+        """Return the clean steps whose instructions all ran at points."""
+        steps = [
+            step
+            for step in sorted(observed, key=lambda step: step.step)
+            if step.is_clean
+            and step.instructions
+            and all(points.number_of(times) is not None for times in step.instructions)
+        ]
+        counts, mean_s, variance_s2 = (np.zeros((len(steps), points.num_points)) for _ in range(3))
+        for row, step in enumerate(steps):
+            for times in step.instructions:
+                at = row, points.number_of(times)
+                counts[at], mean_s[at] = times.count, times.mean_s
+                variance_s2[at] = times.variance_s2
+        return cls(
+            step=np.array([step.step for step in steps], dtype=np.int64),
+            counts=counts,
+            mean_s=mean_s,
+            variance_s2=variance_s2,
+            idle_s=np.array([max(0.0, step.iteration_time_s - step.busy_s) for step in steps]),
+            energy_j=np.array(
+                [np.nan if step.energy_j is None else step.energy_j for step in steps]
+            ),
+        )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from flyball_server.jobs.probing.probing_setup import probing_schedule
+from flyball_server.jobs.probing import probing_schedule
 from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_server.planning.schedules import make_schedule

@@ -11,13 +11,12 @@ from tests.unit.planning.tiny_pipelines import context_of, equal_profile
 
 from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.schedules import make_schedule
-from flyball_server.profiling.findings import StageFindings, find
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbeSetup,
     StageStep,
 )
-from flyball_server.profiling.stage_energies import StageEnergies
+from flyball_server.profiling.stage_estimates import StageEnergies, StageFindings, find
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 CLOCKS = (1400, 1200, 1000)

@@ -1,4 +1,4 @@
-"""Times of instructions, and the mixed model behind them."""
+"""Times of instructions, and the regression behind them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.profiling.instruction_times import StageTimes, estimate_times
-from flyball_server.profiling.mixed_model import (
-    FittedModel,
-    MixedModel,
-    Posterior,
-    VarianceComponent,
+from flyball_server.profiling.observations import (
+    InstructionClass,
+    InstructionTimes,
+    StagePoints,
+    StageStep,
+    StepTable,
 )
-from flyball_server.profiling.observations import InstructionClass, InstructionTimes, StageStep
-from flyball_server.profiling.stage_points import StagePoints, StepTable
+from flyball_server.profiling.regression import Readings, StageFit, VariancePart, fit_stages
+from flyball_server.profiling.stage_estimates import MeasuredStage, StageTimes, estimate_times
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 CLOCKS = tuple(range(1400, 800, -50))
@@ -57,7 +57,9 @@ def estimated(
                 instructions=tuple(rows),
             )
         )
-    return estimate_times(POINTS, StepTable.of_steps(POINTS, steps))
+    table = StepTable.of_steps(POINTS, steps)
+    stage = MeasuredStage(points=POINTS, table=table, num_ranks=1, blocking_power_w=None)
+    return estimate_times({0: stage})[0]
 
 
 def test_the_standard_error_is_the_scatter_over_the_root_of_the_probes() -> None:
@@ -86,44 +88,63 @@ def test_where_whole_steps_scatter_more_instructions_of_a_step_tell_no_more() ->
     assert few.error_s[0] / few.mean_s[0] == pytest.approx(0.03 / np.sqrt(20), rel=0.3)
 
 
+def fitted(
+    *values: list[float],
+    prior: VariancePart,
+    noise: tuple[float, float] = (1.0, 0.0),
+    mean: float = 0.0,
+) -> list[StageFit]:
+    """Stages whose unknowns are read one by one, with independent noise."""
+    stages = [
+        Readings(
+            values=np.array(of_stage), design=np.eye(len(of_stage)), noise=(np.eye(len(of_stage)),)
+        )
+        for of_stage in values
+    ]
+    return fit_stages(stages, np.full(len(values[0]), mean), [prior], [noise])
+
+
 def test_one_reading_and_one_unknown_give_the_textbook_mean() -> None:
     # Prior 10 +- 2, one reading 13 +- 1: the weights are 1/4 and 1.
-    found = FittedModel(
-        readings=np.array([13.0]),
-        design=np.eye(1),
-        noise=np.array([[1.0]]),
-        prior=Posterior(mean=np.array([10.0]), covariance=np.array([[4.0]])),
-        noise_scales=(1.0,),
-    ).posterior()
-    assert found.mean[0] == pytest.approx((10 / 4 + 13) / (1 / 4 + 1))
-    assert found.covariance[0, 0] == pytest.approx(1 / (1 / 4 + 1))
+    (fit,) = fitted([13.0], mean=10.0, prior=VariancePart(covariance=np.eye(1), guess=2.0))
+    assert fit.mean[0] == pytest.approx((10 / 4 + 13) / (1 / 4 + 1))
+    assert fit.covariance[0, 0] == pytest.approx(1 / (1 / 4 + 1))
+
+
+@pytest.mark.parametrize("is_common", [True, False])
+def test_stages_share_common_parts_only(is_common: bool) -> None:
+    """Readings 1 and 3 with unit noise and prior: a common unknown is 4/3, two are 1/2 and 3/2."""
+    prior = VariancePart(covariance=np.eye(1), guess=1.0, is_common=is_common)
+    fits = fitted([1.0], [3.0], prior=prior)
+    assert [fit.mean[0] for fit in fits] == pytest.approx([4 / 3] * 2 if is_common else [0.5, 1.5])
+    assert [fit.covariance[0, 0] for fit in fits] == pytest.approx(
+        [1 / (3 if is_common else 2)] * 2
+    )
+
+
+def test_many_stages_are_fitted_in_linear_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one reading at a time no stage takes anything from another."""
+    prior = VariancePart(covariance=np.eye(1), guess=1.0, is_common=True)
+    monkeypatch.setattr("flyball_server.profiling.regression._MOST_READINGS", 1)
+    assert [fit.mean[0] for fit in fitted([1.0], [3.0], prior=prior)] == pytest.approx([0.5, 1.5])
 
 
 def test_variances_are_found_from_readings_that_show_them() -> None:
     # 40 groups of 5: between groups 3, within 1.
     random = np.random.default_rng(1)
     group = np.repeat(np.arange(40), 5)
-    readings = 3 * random.standard_normal(40)[group] + random.standard_normal(200)
-    model = MixedModel(
-        readings=readings,
-        design=np.eye(40)[group],
-        prior_mean=np.zeros(40),
-        prior=[VarianceComponent(covariance=np.eye(40), guess=1.0, spread=2.0)],
-        noise=[VarianceComponent(covariance=np.eye(200), guess=3.0, spread=2.0)],
-    )
-    fitted = model.fitted()
-    assert fitted.prior.covariance[0, 0] == pytest.approx(3**2, rel=0.5)
-    assert fitted.noise_scales[0] == pytest.approx(1, rel=0.15)
+    values = 3 * random.standard_normal(40)[group] + random.standard_normal(200)
+    readings = Readings(values=values, design=np.eye(40)[group], noise=(np.eye(200),))
+    prior = VariancePart(covariance=np.eye(40), guess=1.0, spread=2.0)
+    (fit,) = fit_stages([readings], np.zeros(40), [prior], [(3.0, 2.0)])
+    assert fit.noise[0] == pytest.approx(1, rel=0.15)
+    # Of a group's mean, the share that the prior takes off: 1 / (1 + 5 * 3^2).
+    means = np.bincount(group, values) / 5
+    assert fit.mean == pytest.approx(means * 45 / 46, rel=0.02)
 
 
-def test_a_component_without_spread_keeps_its_guess() -> None:
-    model = MixedModel(
-        readings=np.array([5.0, -4.0]),
-        design=np.eye(2),
-        prior_mean=np.zeros(2),
-        prior=[VarianceComponent(covariance=np.eye(2), guess=0.5, spread=0.0)],
-        noise=[VarianceComponent(covariance=np.eye(2), guess=0.1, spread=1.0)],
-    )
-    fitted = model.fitted()
-    assert fitted.prior.covariance[0, 0] == pytest.approx(0.5**2)
-    assert fitted.noise_scales[0] > 0.5
+def test_a_part_without_spread_keeps_its_guess() -> None:
+    prior = VariancePart(covariance=np.eye(2), guess=0.5)
+    (fit,) = fitted([5.0, -4.0], prior=prior, noise=(0.1, 1.0))
+    assert fit.noise[0] > 0.5
+    assert fit.covariance[0, 0] == pytest.approx(1 / (1 / 0.5**2 + 1 / fit.noise[0] ** 2))

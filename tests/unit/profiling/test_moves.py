@@ -92,10 +92,11 @@ def test_the_profile_has_probed_and_interpolated_points_with_errors() -> None:
     points = last.result.points
     assert {point.num_probes > 0 for point in points} == {True, False}
     assert all(point.time_error_s > 0 and point.energy_error_j > 0 for point in points)
-    assert last.result.profile(SETUP).num_stages == 2
+    assert last.profile.num_stages == 2
     assert last.result.blocking_power_error_w is not None
-    assert last.result.cost.extra_time_s > 0
-    assert last.result.cost.extra_energy_j is not None
+    assert last.result.extra_time_s is not None
+    assert last.result.extra_time_s > 0
+    assert last.result.extra_energy_j is not None
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from flyball_server.planning.stragglers.slowed_pipelines import (
     make_slowed_plan,
     slowed_model,
 )
+from flyball_server.profiling.moves import Finished
 from flyball_server.profiling.observations import ProbeSetup
-from flyball_server.profiling.profiling_result import ProfilingResult
-from flyball_wire.online_profiling import ProbedPoint
+from flyball_wire.online_profiling import ProbedPoint, ProfilingResult
 from flyball_wire.plan_options import PlanOptions
 
 A100_BLOCKING_POWER_W = 83.64
@@ -141,19 +141,19 @@ def _moved_j(truth: Truth, point: ProbedPoint) -> float:
     return power_w * own_s - own_j
 
 
-def plan_excess_percent(
-    truth: Truth, setup: ProbeSetup, result: ProfilingResult, *slowdowns: Slowdown
-) -> float:
+def plan_excess_percent(truth: Truth, found: Finished, *slowdowns: Slowdown) -> float:
     """Return the energy of the found profile's plan beyond that of the truth's plan, %.
 
     Both of policy `frontier`, target `fastest`, with these slowdowns, evaluated on the truth.
     """
-    found = _plan(truth, result.profile(setup), result.blocking_power_w, slowdowns)
+    power_w = found.result.blocking_power_w
+    assert power_w is not None
+    made = _plan(truth, found.profile, power_w, slowdowns)
     best = _plan(truth, truth.profile, truth.blocking_power_w, slowdowns)
     model = build_model(truth.profile, truth.schedule, truth.blocking_power_w)
     slowed = slowed_model(model, slowdowns, share=1.0)
     found_j, best_j = (
-        simulate(slowed, model_of_plan(truth.profile, plan)[1]).energy_j for plan in (found, best)
+        simulate(slowed, model_of_plan(truth.profile, plan)[1]).energy_j for plan in (made, best)
     )
     return 100 * (found_j / best_j - 1)
 

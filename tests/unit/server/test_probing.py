@@ -14,8 +14,7 @@ from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
 from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
-from flyball_server.jobs.probing.probing_record import PATIENCE, PATIENCE_STEPS
-from flyball_server.jobs.probing.probing_setup import probed_versions
+from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
 from flyball_server.jobs.reconcile.probes import ProbeReconciler
 from flyball_server.jobs.records import StepDetail, StepRecord

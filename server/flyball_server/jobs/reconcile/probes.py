@@ -7,8 +7,7 @@ import logging
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
-from flyball_server.jobs.probing.probing_record import ProbingRecord, probe_plans, read_probing
-from flyball_server.jobs.probing.probing_setup import stored_result
+from flyball_server.jobs.probing import ProbingRecord, probe_plans, read_probing
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, SlottedReconciler
@@ -72,7 +71,7 @@ class ProbeReconciler(SlottedReconciler):
             except SupersededError:
                 services.enqueue_reconcile(job_id)
                 return None
-        _make(services, job, record, setup, move)
+        _make(services, job, record, move)
         return None
 
 
@@ -97,9 +96,7 @@ def _next_move(
         return Refused(problem="unexpected error in the planner; see its log")
 
 
-def _make(
-    services: JobServices, job: JobRecord, record: ProbingRecord, setup: ProbeSetup, move: Move
-) -> None:
+def _make(services: JobServices, job: JobRecord, record: ProbingRecord, move: Move) -> None:
     if isinstance(move, Probe):
         try:
             check_parts_fit(move.plan)
@@ -110,7 +107,7 @@ def _make(
     elif isinstance(move, KeepWatching):
         _LOG.debug("job %s: %d more steps to be measured", job.job_id, move.num_steps)
     elif isinstance(move, Finished):
-        _finish(services, job, setup, move)
+        _finish(services, job, move)
     else:
         _refuse(services, job, move.problem, record)
 
@@ -131,18 +128,17 @@ def _publish(services: JobServices, job: JobRecord, plan: ProbePlan, record: Pro
     _LOG.info("job %s: version %d probes in %d steps", job.job_id, added.version, plan.num_steps)
 
 
-def _finish(services: JobServices, job: JobRecord, setup: ProbeSetup, move: Finished) -> None:
+def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
     """Store the profile; `ReplanReconciler` plans from it."""
     with services.store.writing(job.job_id) as writer:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        result = stored_result(move.result)
-        writer.save_profile(job.job_id, move.result.profile(setup))
-        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=result))
+        writer.save_profile(job.job_id, move.profile)
+        writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=move.result))
         writer.save_job(now.with_change(JobInput.PROFILE))
     services.enqueue_reconcile(job.job_id)
-    _LOG.info("job %s: profiled in %d steps", job.job_id, result.num_steps)
+    _LOG.info("job %s: profiled in %d steps", job.job_id, move.result.num_steps)
 
 
 def _refuse(services: JobServices, job: JobRecord, problem: str, record: ProbingRecord) -> None:

@@ -20,7 +20,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
 from flyball_server.jobs.loop_state import GpuChange, JobLoopState
-from flyball_server.jobs.probing.probing_record import is_never_planned
+from flyball_server.jobs.probing import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
 from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id

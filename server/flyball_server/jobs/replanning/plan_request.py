@@ -10,7 +10,7 @@ from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, 
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
-from flyball_server.jobs.probing.probing_setup import probing_schedule
+from flyball_server.jobs.probing import probing_schedule
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest

@@ -1,0 +1,391 @@
+"""Online profiling of a running job: its setup, its probe plans and the measurements so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import groupby
+
+from flyball_profiles.gpu_windows import GpuWindow
+from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_server.jobs.errors import InvalidFieldError
+from flyball_server.jobs.records import (
+    JobRecord,
+    PlanRecord,
+    RankRecord,
+    StepDetail,
+    StepRecord,
+    ranks_text,
+)
+from flyball_server.jobs.registry.inspection import newest_plan, require_plan
+from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.probe_plan import ProbePlan
+from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.schedules._base import Schedule, ScheduleContext
+from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.profiling.observations import (
+    InstructionTimes,
+    ProbedVersion,
+    ProbeSetup,
+    StageStep,
+)
+from flyball_wire.messages import JobSpec, PlanVersion
+
+# Number of newest steps that may still lack the last rank's measurement.
+_LOOK_BACK_STEPS = 8
+# Number of steps, beyond the cycle, that the other ranks may be ahead of a silent one, and the time
+# that a version may be measured. Both must have passed: ranks post at most every 15 s, so at steps
+# of 10 ms 200 of them say nothing.
+PATIENCE_STEPS = 200
+PATIENCE = timedelta(seconds=60)
+
+_WHOLE = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+_SPLIT = (
+    InstructionKind.FORWARD,
+    InstructionKind.BACKWARD_INPUT,
+    InstructionKind.BACKWARD_WEIGHT,
+)
+_RECOMPUTED = (InstructionKind.FORWARD, InstructionKind.RECOMPUTE, InstructionKind.BACKWARD)
+_STEP = (InstructionKind.STEP,)
+# Schedules by name without a number of chunks in the name.
+_TWO_CHUNKS = frozenset({"zbv", "dualpipev"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbingRecord:
+    """Facts that decide the next move.
+
+    Attributes:
+        versions: probe plans, oldest first.
+        observed: measurements of the stages from the first version's first step on.
+        problem: reason why profiling cannot continue; None: no problem.
+    """
+
+    spec: JobSpec
+    ranks: tuple[RankRecord, ...]
+    versions: tuple[ProbedVersion, ...]
+    observed: tuple[StageStep, ...]
+    problem: str | None = None
+
+    @property
+    def first_step(self) -> int | None:
+        """First step of the first version; None: not set yet."""
+        return self.versions[0].first_step if self.versions else None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps read so far."""
+        return len({step.step for step in self.observed})
+
+    def setup(self, gpu_table: Callable[[str], GpuWindow]) -> ProbeSetup:
+        """Return the setup of the profiling.
+
+        Raises:
+            InvalidFieldError, GpuTableError, PlanningError: the job cannot be profiled.
+        """
+        window = None if self.spec.gpu is None else gpu_table(self.spec.gpu)
+        return probe_setup(self.spec, self.ranks, window)
+
+
+def read_probing(reader: JobReader, job: JobRecord, now: datetime) -> ProbingRecord | None:
+    """Return the record if there may be something to do; None: ranks or steps are pending."""
+    ranks = reader.list_ranks(job.job_id)
+    if len(ranks) < job.spec.num_expected_ranks:
+        return None
+    # Only the newest one, as long as it is being measured: they are large.
+    newest = newest_plan(reader, job.job_id)
+    problem = None
+    has_started_over = _has_started_over(reader.list_versions(job.job_id)[-2:])
+    if newest is not None and not (has_started_over or _is_measured(reader, newest, len(ranks))):
+        problem = _silence(reader, newest, ranks, now)
+        if problem is None:
+            return None
+    plans = _since_last_start(probe_plans(reader, job.job_id))
+    return ProbingRecord(
+        spec=job.spec,
+        ranks=ranks,
+        versions=probed_versions(plans),
+        observed=_observed(reader, job.job_id, ranks, plans),
+        problem=problem,
+    )
+
+
+def probe_plans(reader: JobReader, job_id: str) -> list[PlanRecord]:
+    """Return the versions that measure the job since it was last planned, rising."""
+    plans: list[PlanRecord] = []
+    for entry in reversed(reader.list_versions(job_id)):
+        record = require_plan(reader, job_id, entry.version)
+        if not isinstance(record.plan, ProbePlan):
+            break
+        plans.append(record)
+    return plans[::-1]
+
+
+def is_never_planned(reader: JobReader, job_id: str) -> bool:
+    """Return whether all that the job's ranks were ever given was to measure it."""
+    return len(probe_plans(reader, job_id)) == len(reader.list_versions(job_id))
+
+
+def _since_last_start(plans: list[PlanRecord]) -> list[PlanRecord]:
+    """Return the versions since the run last started over at a lower step.
+
+    Measuring starts again from there, beginning with the highest clocks: the run may have been on
+    other machines before.
+    """
+    first = 0
+    for number in range(1, len(plans)):
+        if _has_started_over(plans[number - 1 : number + 1]):
+            first = number
+    since = plans[first:]
+    return since if not first or _is_highest(since[0]) else since[1:]
+
+
+def _has_started_over(two: Sequence[PlanRecord | PlanVersion]) -> bool:
+    """Return whether the second of two versions holds from no later a step than the first."""
+    before, after = (entry.first_step for entry in two) if len(two) == 2 else (None, None)
+    return before is not None and after is not None and after <= before
+
+
+def _is_highest(record: PlanRecord) -> bool:
+    """Return whether each stage runs at one clock throughout, as the first version does."""
+    plan = record.plan
+    return isinstance(plan, ProbePlan) and all(
+        len(set(of_stage)) == 1 for row in plan.cycle_mhz for of_stage in row
+    )
+
+
+def _is_measured(reader: JobReader, newest: PlanRecord, num_ranks: int) -> bool:
+    """Return whether all ranks have posted the newest version's last step of a cycle, or later."""
+    if newest.first_step is None:
+        return False
+    last_step = newest.first_step + newest.cycle_length - 1
+    counts = Counter(record.step for record in _newest_steps(reader, newest))
+    return any(step >= last_step and count >= num_ranks for step, count in counts.items())
+
+
+def _silence(
+    reader: JobReader, newest: PlanRecord, ranks: tuple[RankRecord, ...], now: datetime
+) -> str | None:
+    """Return which ranks post nothing while others have long passed the newest version's cycle."""
+    newest_steps = _newest_steps(reader, newest)
+    is_young = now - newest.created_at < PATIENCE
+    if newest.first_step is None or not newest_steps or is_young:
+        return None
+    waited_for = newest_steps[-1].step - (newest.first_step + newest.cycle_length)
+    if waited_for < PATIENCE_STEPS:
+        return None
+    silent = sorted({rank.rank for rank in ranks} - {record.rank for record in newest_steps})
+    names = ranks_text(silent) if silent else "some rank"
+    return f"{names} reported no step while others ran {waited_for} more"
+
+
+def _newest_steps(reader: JobReader, newest: PlanRecord) -> tuple[StepRecord, ...]:
+    """Return those of the newest steps that ran this version."""
+    return tuple(
+        record
+        for record in reader.list_newest_steps(newest.job_id, _LOOK_BACK_STEPS)
+        if record.plan_version == newest.version
+    )
+
+
+def _observed(
+    reader: JobReader, job_id: str, ranks: tuple[RankRecord, ...], plans: list[PlanRecord]
+) -> tuple[StageStep, ...]:
+    first_step = plans[0].first_step if plans else None
+    if first_step is None:
+        return ()
+    numbers = {plan.version for plan in plans}
+    newest = reader.list_newest_steps(job_id, 1)
+    steps = reader.list_steps(job_id, first_step, newest[-1].step + 1) if newest else ()
+    details = reader.list_step_details(job_id, first_step)
+    of_versions = [step for step in steps if step.plan_version in numbers]
+    return stage_steps(probed_versions(plans), ranks, of_versions, details)
+
+
+def probing_schedule(spec: JobSpec) -> Schedule:
+    """Return the order that the ranks run while the job is profiled.
+
+    Raises:
+        InvalidFieldError: the order is unknown before there is a profile.
+    """
+    name = spec.schedule
+    num_chunks = 2 if name in _TWO_CHUNKS else 1
+    order = None if spec.order is None else explicit_order(spec.order, spec.virtual_stages)
+    for kinds in (_WHOLE, _SPLIT, _RECOMPUTED, _STEP):
+        context = ScheduleContext(
+            profile=_flat_profile(spec.num_stages, kinds, num_chunks),
+            num_microbatches=spec.num_microbatches,
+            checkpoint=spec.checkpoint,
+            order=order,
+            extra_forwards=spec.extra_forwards,
+        )
+        try:
+            schedule = make_schedule(name, context)
+        except PlanningError:
+            continue
+        if not schedule.is_periodic:
+            return schedule
+    raise InvalidFieldError(
+        "profiling",
+        f"online does not support schedule {name}: its number of chunks, or the end of its"
+        " iterations, is unknown before there is a profile; give the order as schedule explicit, or"
+        " measure the profile with `flyball profile run`",
+    )
+
+
+def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
+    """Return the setup for profiling the job.
+
+    Args:
+        spec: specification of the job.
+        ranks: all ranks of the job.
+        window: entry of the GPU table, if the job names a GPU: clocks below it are not probed.
+
+    Raises:
+        InvalidFieldError: a stage has no rank, or its GPUs share fewer than two clocks.
+    """
+    by_stage = [[rank for rank in ranks if rank.stage == stage] for stage in range(spec.num_stages)]
+    power_w = spec.blocking_power_w
+    if power_w is None and window is not None and window.blocking_power_w is not None:
+        power_w = (window.blocking_power_w,)
+    if power_w is not None and len(power_w) == 1:
+        power_w *= spec.num_stages
+    return ProbeSetup(
+        schedule=probing_schedule(spec),
+        clocks_mhz=tuple(
+            _clocks_mhz(stage, of_stage, window) for stage, of_stage in enumerate(by_stage)
+        ),
+        num_ranks=tuple(len(of_stage) for of_stage in by_stage),
+        slowdown_cap=spec.profiling_slowdown,
+        blocking_power_w=power_w,
+    )
+
+
+def probed_versions(plans: Iterable[PlanRecord]) -> tuple[ProbedVersion, ...]:
+    """Return the probe plans among a job's plan versions."""
+    return tuple(
+        ProbedVersion(version=record.version, first_step=record.first_step, plan=record.plan)
+        for record in plans
+        if isinstance(record.plan, ProbePlan)
+    )
+
+
+def stage_steps(
+    versions: Sequence[ProbedVersion],
+    ranks: Sequence[RankRecord],
+    steps: Sequence[StepRecord],
+    details: Sequence[StepDetail],
+) -> tuple[StageStep, ...]:
+    """Return each stage in each step that all ranks have posted, by step, then stage.
+
+    Args:
+        versions: probed versions.
+        ranks: all ranks of the job.
+        steps: measured steps, by step, then rank.
+        details: details of these steps.
+    """
+    stage_of = {rank.rank: rank.stage for rank in ranks}
+    by_version = {version.version: version for version in versions}
+    by_place = {(detail.step, detail.rank): detail for detail in details}
+    merged: list[StageStep] = []
+    for step, group in groupby(steps, key=lambda record: record.step):
+        records = [record for record in group if record.rank in stage_of]
+        if len(records) < len(ranks):
+            continue
+        ran = {record.plan_version for record in records}
+        is_probed = len(ran) == 1 and not ran.isdisjoint(by_version)
+        by_stage: dict[int, list[StepRecord]] = {}
+        for record in records:
+            by_stage.setdefault(stage_of[record.rank], []).append(record)
+        merged.extend(
+            _stage_step(
+                stage,
+                of_stage,
+                [_instruction_times(by_place.get((step, record.rank))) for record in of_stage],
+                iteration_time_s=max(record.time_s for record in records),
+                is_probed=is_probed,
+            )
+            for stage, of_stage in sorted(by_stage.items())
+        )
+    return tuple(merged)
+
+
+def _stage_step(
+    stage: int,
+    records: Sequence[StepRecord],
+    times: Sequence[tuple[InstructionTimes, ...]],
+    *,
+    iteration_time_s: float,
+    is_probed: bool,
+) -> StageStep:
+    """Return the totals of a stage's ranks, given the instruction times of each."""
+    energies_j = [record.energy_j for record in records if record.energy_j is not None]
+    return StageStep(
+        stage=stage,
+        step=records[0].step,
+        version=records[0].plan_version,
+        iteration_time_s=iteration_time_s,
+        energy_j=sum(energies_j) if len(energies_j) == len(records) else None,
+        instructions=max(times, key=_busy_s),
+        is_clean=is_probed
+        and all(times)
+        and not any(record.num_unplanned or record.num_clock_misses for record in records),
+    )
+
+
+def _instruction_times(detail: StepDetail | None) -> tuple[InstructionTimes, ...]:
+    known = set(map(str, InstructionKind))
+    rows = () if detail is None else detail.by_clock or ()
+    return tuple(
+        InstructionTimes(
+            kind=InstructionKind(kind),
+            chunk=chunk,
+            sm_clock_mhz=clock_mhz,
+            count=count,
+            mean_s=mean_s,
+            variance_s2=variance_s2,
+        )
+        for kind, chunk, clock_mhz, count, mean_s, variance_s2 in rows
+        if kind in known
+    )
+
+
+def _busy_s(times: Sequence[InstructionTimes]) -> float:
+    return sum(entry.count * entry.mean_s for entry in times)
+
+
+def _clocks_mhz(
+    stage: int, ranks: Sequence[RankRecord], window: GpuWindow | None
+) -> tuple[int, ...]:
+    """Return the clocks that all ranks of the stage support within the window, MHz, falling."""
+    supported = [set(rank.sm_clocks_mhz or ()) for rank in ranks]
+    shared = set[int].intersection(*supported) if supported else set[int]()
+    if not shared:
+        raise InvalidFieldError(
+            "profiling", f"the ranks of stage {stage} have no SM clock in common that can be locked"
+        )
+    # Without a table: no frontier of a GPU measured so far is below half of the highest clock.
+    lowest_mhz = max(shared) / 2 if window is None else window.filter_min_mhz
+    highest_mhz = max(shared) if window is None else max(window.filter_max_mhz, lowest_mhz)
+    within = (mhz for mhz in shared if lowest_mhz <= mhz <= highest_mhz)
+    clocks = tuple(sorted(within, reverse=True))
+    if len(clocks) < 2:
+        raise InvalidFieldError(
+            "profiling", f"the GPUs of stage {stage} have fewer than two clocks to choose from"
+        )
+    return clocks
+
+
+def _flat_profile(
+    num_stages: int, kinds: Sequence[InstructionKind], num_chunks: int
+) -> StageProfile:
+    """Return a profile of equal stages, for orders that depend on its shape only."""
+    point = OperatingPoint(frequency_mhz=1, time_s=1.0, energy_j=1.0)
+    whole = StageProfile(
+        points={(stage, kind): (point,) for stage in range(num_stages) for kind in kinds},
+        num_ranks_per_stage=(1,) * num_stages,
+    )
+    return whole if num_chunks == 1 else replace(whole, chunks=(whole,) * num_chunks)

@@ -1,1 +1,0 @@
-"""Online profiling of a running job."""
