@@ -86,6 +86,7 @@ bench: $(VENV)/installed
 	run() { echo; echo "$$*"; $(BIN)/python "$$@" || { [ $$? -ne 130 ] || exit 130; status=1; }; }; \
 	run benchmarks/startup.py; \
 	run benchmarks/envelope_speed.py; \
+	run benchmarks/relaxation_solvers.py; \
 	run benchmarks/frontier_quality.py $(BENCH_ARGS); \
 	run benchmarks/frontier_speed.py $(BENCH_ARGS); \
 	run benchmarks/frontier_scale.py $(BENCH_ARGS); \
