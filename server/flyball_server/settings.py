@@ -185,6 +185,8 @@ class Settings(BaseSettings):
     @field_validator("token")
     @classmethod
     def _check_token(cls, token: str | None) -> str | None:
+        if token is not None:
+            token = token.rstrip("\r\n")  # as a file ends that it was read from
         # An empty token would disable authentication.
         if token is not None and not (token and all("!" <= letter <= "~" for letter in token)):
             raise ValueError("must be printable ASCII without spaces, not empty")

@@ -293,6 +293,8 @@ class PlannerConnection:
     ) -> None:
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        if token is not None:
+            token = token.rstrip("\r\n")  # as a file ends that it was read from
         self._base_url = printable_url(base_url)
         self._timeout_s = timeout_s
         self._retries = Retries() if retries is None else retries

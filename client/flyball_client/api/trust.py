@@ -43,12 +43,27 @@ def trusted_context(base_url: str, ca_file: str | None) -> ssl.SSLContext | bool
     try:
         if file is not None:
             read_bytes(Path(file))  # OpenSSL reads whatever it is, without an end
-        return ssl.create_default_context(cafile=file)
+        return _context(file)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         if isinstance(error, OSError) and error.errno in _EXHAUSTED:
             raise
         why = "no PEM certificates" if isinstance(error, ssl.SSLError) else error
         raise CaFileError(f"{CA_FILE_VARIABLE}: {file}: cannot be used ({why})") from None
+
+
+def _context(file: str | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=file)
+    except OSError as error:
+        if not error.filename or error.filename != os.environ.get("SSLKEYLOGFILE"):
+            raise
+        _logger.warning("SSLKEYLOGFILE: %s; TLS keys are not logged", error)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    if file is None:
+        context.load_default_certs()
+    else:
+        context.load_verify_locations(cafile=file)
+    return context
 
 
 @cache

@@ -129,7 +129,7 @@ class Unlocker:
         try:
             reset_clock(uuid, self._environ)
         except (GpuError, ValueError) as error:
-            text = f"{printable(uuid)}: its SM clock may still be locked: {error}"
+            text = f"{uuid}: its SM clock may still be locked: {error}"
             return Unlocked(gpu=uuid, outcome="failed", rank_name=rank_name, text=text)
         for record in held:
             record.clear()
@@ -149,7 +149,7 @@ def _held(found: FoundRecord, outcome: Outcome) -> Unlocked:
         gpu=found.uuid,
         outcome=outcome,
         rank_name=found.rank_name,
-        text=f"{printable(found.uuid)}: {outcome}: it is used by {rank}; {found.process} of user"
+        text=f"{found.uuid}: {outcome}: it is used by {rank}; {found.process} of user"
         f" {found.owner} is running{advice}",
     )
 
@@ -211,7 +211,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"gpus": gpus, "refusals": refusals, "note": note}, indent=2))
     else:
         lines = [*(each.text for each in unlocked), *refusals, note]
-        print("\n".join(line for line in lines if line))
+        print("\n".join(printable(line) for line in lines if line))
     # A refused record may be of a clock that is locked; a named GPU was reset all the same.
     is_unknown = bool(refusals) and not (arguments.gpu or arguments.all)
     return int(is_unknown or any(each.outcome in {"refused", "failed"} for each in unlocked))

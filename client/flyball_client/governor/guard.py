@@ -140,7 +140,7 @@ class Guard:
         refusals += [record.refusal for record in found if record.refusal]
         for text in refusals:
             if text not in self._refusals:
-                self._say(text)
+                self._say(printable(text))
         self._refusals = set(refusals)
         return found
 
@@ -220,7 +220,7 @@ class Guard:
         if state.worker is None or time.monotonic() < state.worker.until_s:
             return
         text = f"its SM clock may still be locked: the driver has not answered for {DEADLINE_S:g} s"
-        self._once(state, f"{printable(uuid)}: {text}")
+        self._once(state, f"{uuid}: {text}")
         # One that the driver keeps from ending is waited for, and no other is started.
         _kill(state.worker)
 
@@ -229,7 +229,7 @@ class Guard:
         state.pause_s = min(2 * state.pause_s, LONGEST_RETRY_S)
 
     def _once(self, state: _Left, text: str) -> None:
-        line = " ".join(text.split())
+        line = printable(" ".join(text.split()))
         if line not in state.said:
             state.said.add(line)
             self._say(line)

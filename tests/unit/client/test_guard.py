@@ -143,6 +143,15 @@ def test_a_gpu_that_refuses_is_told_once_and_tried_again(watched: Watched) -> No
     assert find_records(watched.own_dir) == []
 
 
+def test_names_that_anyone_can_choose_are_said_without_control_characters(
+    watched: Watched,
+) -> None:
+    leave_record(watched.own_dir, "GPU-\x1b[2J")
+    (line,) = watched.check()
+    assert line.startswith("GPU-?[2J: its SM clock may still be locked")
+    assert line.isprintable()
+
+
 def _another_users_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     os.chown(folder, OTHER_USER, OTHER_USER)

@@ -278,6 +278,24 @@ def test_every_error_of_httpx_is_in_the_table() -> None:
     assert public - groups - set(CAUSES) == set()
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_token_is_sent_without_the_end_of_its_line(end: str) -> None:
+    answers = Answers(as_json(HEALTH))
+    answers.client(token=TOKEN + end).health()
+    assert answers.requests[-1].headers[messages.TOKEN_HEADER] == TOKEN
+
+
+def test_tls_keys_that_cannot_be_logged_cost_no_planner(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SSLKEYLOGFILE", "/no/such/folder/keys")
+    with PlannerClient("https://planner.test") as client:
+        assert client.base_url == "https://planner.test"
+    (line,) = caplog.messages
+    assert line.startswith("SSLKEYLOGFILE: ")
+    assert "TLS keys are not logged" in line
+
+
 @pytest.mark.parametrize("error", [cause for cause in CAUSES if cause is not httpx.InvalidURL])
 def test_every_error_of_httpx_becomes_ours_without_the_token(error: type[Exception]) -> None:
     answers = Answers(error(f"bad {TOKEN}"))
