@@ -76,6 +76,30 @@ def test_beyond_loopback_a_token_of_the_database_is_enough(file: Path) -> None:
         assert served.end(signal.SIGINT) == (0, "")
 
 
+def test_a_clients_token_in_the_environment_makes_no_operator(
+    refused: Refused, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operators, jobs = stored_token(file), stored_token(file, job_id="job")
+    monkeypatch.setenv("FLYBALL_TOKEN", jobs)
+    assert "would be an operator's token, and it is for job job only; unset it" in refused()
+    monkeypatch.setenv("FLYBALL_TOKEN", operators)
+    with serve_process(file, environment=serve_environment(FLYBALL_TOKEN=operators)) as served:
+        assert served.http.get(routes.JOBS, headers={TOKEN_HEADER: operators}).status_code == 200
+        token_id = operators.split("_")[1]
+        revoked = flyball("token", "revoke", token_id, "--database", f"sqlite:///{file}")
+        assert revoked.returncode == 0
+
+        def is_refused() -> bool:
+            answer = served.http.get(routes.JOBS, headers={TOKEN_HEADER: operators})
+            return answer.status_code == 401
+
+        wait_until(is_refused)
+    assert "it was revoked, or is another planner's" in refused()
+    file.unlink()
+    assert "this database does not have it" in refused()
+    assert not file.exists()
+
+
 def test_to_be_open_to_all_has_to_be_said_and_is_warned_of(file: Path) -> None:
     with serve_process(file, *BEYOND, "--allow-open") as served:
         _, errors = served.end(signal.SIGINT)

@@ -7,8 +7,9 @@ import socket
 import sys
 
 from flyball_server.cli.token import command_refusal
-from flyball_server.jobs.auth.access import has_operators, list_tokens
+from flyball_server.jobs.auth.access import has_operators, list_tokens, why_no_operators
 from flyball_server.jobs.errors import StoreError
+from flyball_server.jobs.records import TokenRecord
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.databases import make_job_store, missing_file
 from flyball_server.log_setup import LOG_FORMATS, set_up_logging
@@ -116,13 +117,16 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
     asks = must_ask(listener, settings)
     address = address_of(listener, settings)
     has_operator = settings.token is not None
-    if asks and missing_file(settings.database) is not None:
+    if missing_file(settings.database) is not None:
         # Before the database is made: a planner that does not start leaves nothing behind.
-        check_operator_has_a_token(address, has_operator=has_operator, has_tokens=False)
+        _check_token(settings, ())
+        if asks:
+            check_operator_has_a_token(address, has_operator=has_operator, has_tokens=False)
     try:
         # Before anything listens, so that a bad file is one line and not a failed startup.
         store.open()
         tokens = list_tokens(store)
+        _check_token(settings, tokens)
         has_tokens = has_operator or bool(tokens)
         if asks:
             check_operator_has_a_token(
@@ -138,6 +142,15 @@ def _run_planner(settings: Settings, store: JobStore, listener: socket.socket) -
         serve_planner(settings, store, listener)
     finally:
         store.close()
+
+
+def _check_token(settings: Settings, tokens: tuple[TokenRecord, ...]) -> None:
+    """Check that the token of the settings may be an operator's: a client's may be set there."""
+    why_not = None if settings.token is None else why_no_operators(tokens, settings.token)
+    if why_not is not None:
+        raise SettingsError(
+            f"FLYBALL_TOKEN (or --token) would be an operator's token, and {why_not}; unset it"
+        )
 
 
 def _warn_of(settings: Settings, listener: socket.socket, *, has_tokens: bool) -> None:

@@ -35,7 +35,8 @@ class TokenGate:
 
     Args:
         store: store of the tokens.
-        operator_token: additional operator's token from the settings; None: no such token.
+        operator_token: additional operator's token from the settings; None: no such token. One of
+            `create_token` has the rights of its record, and none once it is revoked.
         clock: monotonic, s.
     """
 
@@ -47,7 +48,8 @@ class TokenGate:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
-        self._operator_digest = None if operator_token is None else digest_of(operator_token)
+        is_additional = operator_token is not None and not _TOKEN.fullmatch(operator_token)
+        self._operator_digest = digest_of(operator_token or "") if is_additional else None
         self._asks = operator_token is not None
         self._clock = clock
         # By digest, and by `_NO_TOKEN`: the rights, and the end of their validity.
@@ -185,6 +187,22 @@ def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
 def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
     """Return whether one of them is an operator's."""
     return any(token.job_id is None for token in tokens)
+
+
+def why_no_operators(tokens: tuple[TokenRecord, ...], token: str) -> str | None:
+    """Return why a token of the settings must not be an operator's; None: it may be.
+
+    Args:
+        tokens: all tokens of the store.
+        token: the token.
+    """
+    matched = _TOKEN.fullmatch(token)
+    if matched is None:
+        return None  # of somebody's choice
+    record = next((each for each in tokens if each.token_id == matched.group(1)), None)
+    if record is None:
+        return "this database does not have it: it was revoked, or is another planner's"
+    return None if record.job_id is None else f"it is for job {record.job_id} only"
 
 
 def revoke_token(store: JobStore, token_id: str) -> None:
