@@ -18,6 +18,7 @@ BIN := $(VENV)/bin
 # The oldest DeepSpeed that is supported, in an environment of its own.
 OLDEST_DEEPSPEED := 0.15.4
 OLDEST := .bench/deepspeed-$(OLDEST_DEEPSPEED)
+LOWEST := .bench/lowest
 # The newest torch, whose Linux build is CUDA's and takes 6 GB, in an environment of its own.
 NEWEST_TORCH := 2.15.0
 NEWEST := .bench/torch-$(NEWEST_TORCH)
@@ -40,7 +41,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 # Set, it would let each of some hundred processes compile every module of ours anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick test-oldest test-newest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
+.PHONY: demo test quick test-oldest test-newest test-lowest check check-dashboard bench soak screenshots docs serve release image clean prerequisites compiler
 
 demo: $(VENV)/installed
 	@$(BIN)/flyball demo $(DEMO_ARGS)
@@ -67,6 +68,10 @@ test-newest: $(NEWEST)/installed
 	  tests/integration/test_envpipe_import.py tests/integration/test_torch*.py \
 	  tests/integration/test_megatron_*.py tests/integration/test_data_parallel.py \
 	  tests/integration/test_emulated_schedules.py tests/integration/test_hand_written_loop.py
+
+# The wheel's commands, on the lowest versions of its dependencies that it allows.
+test-lowest: $(LOWEST)/installed
+	@$(LOWEST)/bin/python tests/release/lowest_versions.py
 
 check: $(VENV)/installed check-dashboard
 	$(BIN)/ruff check .
@@ -203,6 +208,14 @@ $(NEWEST)/installed: pyproject.toml Makefile | prerequisites
 	@touch $@
 
 # The same torch as above: deepspeed comes after it, and takes whatever torch is there.
+# uv chooses the lowest versions, which pip cannot.
+$(LOWEST)/installed: pyproject.toml Makefile | prerequisites
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet $(PIP_ARGS) uv
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST)/bin/python \
+	  --resolution lowest-direct '.[server,terminal]'
+	@touch $@
+
 $(OLDEST)/installed: pyproject.toml Makefile | prerequisites
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet $(PIP_ARGS) $(TORCH)
