@@ -26,6 +26,7 @@ from flyball_profiles.measured_row import (
     REPETITIONS_COLUMN,
     REQUIRED_COLUMNS,
     TIME_ERROR_COLUMN,
+    LeftOutRows,
     MeasuredRow,
     parse_row,
 )
@@ -137,11 +138,14 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
             raise ProfileError(f"row {line}: must be an object with the keys {_HEADER}", line=line)
         cells.append(cast("Mapping[str, object]", row))
     rank_columns = tuple(column for column in RANK_COLUMNS if any(column in row for row in cells))
+    left_out = LeftOutRows()
     try:
         parsed = [
             parse_row(row, line=line, rank_columns=rank_columns)
             for line, row in enumerate(cells, start=1)
+            if not left_out.take(row, line)
         ]
+        left_out.log("row")
         profile = merge_rows(parsed, place="row")
         _check_choice([profile])
         return profile
@@ -270,6 +274,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
             raise ProfileError(f"the column {column} is in the header twice", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
     rows: list[ProfileRow] = []
+    left_out = LeftOutRows()
     for line, values in records:
         if len(values) != len(columns):
             raise ProfileError(
@@ -277,7 +282,9 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
                 line=line,
             )
         cells = dict(zip(columns, values, strict=True))
-        rows.append(ProfileRow(cells, parse_row(cells, line=line, rank_columns=rank_columns)))
+        if not left_out.take(cells, line):
+            rows.append(ProfileRow(cells, parse_row(cells, line=line, rank_columns=rank_columns)))
+    left_out.log("line")
     return columns, rows
 
 

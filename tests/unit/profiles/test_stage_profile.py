@@ -244,3 +244,26 @@ def test_a_stage_scatters_as_its_slowest_rank() -> None:
     # Of equally slow ranks the one that scatters more.
     assert [point.jitter for point in profile.points[0, FORWARD]] == [0.02, 0.03]
     assert [point.jitter for point in profile.points[0, BACKWARD]] == [0.06, 0.08]
+
+
+def test_rows_of_other_instructions_are_left_out_and_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    profile = two_stages()
+    header, *rows = write_stage_profile(profile).splitlines()
+    columns = header.split(",")
+    others = [rows[0].split(","), rows[1].split(",")]
+    for cells in others:
+        cells[columns.index("instruction")] = "load"
+    text = "\n".join([header, rows[0], *(",".join(cells) for cells in others), *rows[1:]])
+    assert parse_stage_profile(text) == profile
+    assert caplog.messages == ["rows of instruction 'load' are left out (2, the first in line 3)"]
+    caplog.clear()
+    of_json = stage_profile_rows(profile)
+    assert parse_stage_profile_rows([*of_json, of_json[0] | {"instruction": "load"}]) == profile
+    assert caplog.messages == [
+        f"rows of instruction 'load' are left out (1, the first in row {len(of_json) + 1})"
+    ]
+    for name in ("Forward", "foward", "fwd", "bwd", "steps", ""):
+        with pytest.raises(ProfileError, match="unknown instruction"):
+            parse_stage_profile_rows([*of_json, of_json[0] | {"instruction": name}])
