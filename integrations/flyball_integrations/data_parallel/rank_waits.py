@@ -114,7 +114,7 @@ class RankWaits:
 
 
 def hook_waits(
-    model: torch.nn.Module, waits: RankWaits, overrides: Overrides
+    model: torch.nn.Module, waits: RankWaits, overrides: Overrides, *, num_ranks: int
 ) -> Callable[[], None]:
     """Time the waits of a model's DistributedDataParallel and FSDP2 modules.
 
@@ -122,6 +122,7 @@ def hook_waits(
         model: module that the training loop calls.
         waits: their timer.
         overrides: restores the methods that are replaced.
+        num_ranks: number of ranks; of several, a model without such modules is warned of.
 
     Returns:
         Function that removes the model's hook.
@@ -130,8 +131,16 @@ def hook_waits(
     replicated = [each for each in modules if isinstance(each, DistributedDataParallel)]
     for module in replicated:
         _override(module, DDP_WAITS, waits, overrides)
-    for group in (group for each in modules for group in _fsdp_groups(each)):
+    groups = [group for each in modules for group in _fsdp_groups(each)]
+    for group in groups:
         _override(group, FSDP_WAITS, waits, overrides)
+    if num_ranks > 1 and not (replicated or groups):
+        _logger.warning(
+            "the model has no DistributedDataParallel or FSDP2 module, and there are %d ranks:"
+            " waits for the others count as computation, and no straggler is found; attach the"
+            " wrapped model",
+            num_ranks,
+        )
     if not replicated:
         return lambda: None
     remove: Callable[[], None]

@@ -103,7 +103,7 @@ def attach(
             initial_step=initial_step,
         )
         session = ends.open_session()
-        steps = _hook(opened, model, session, device)
+        steps = _hook(opened, model, session, device, num_ranks=num_ranks)
         session.start()
         ends.register(registration)
         _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
@@ -152,12 +152,17 @@ def _device_of(model: torch.nn.Module) -> torch.device:
 
 
 def _hook(
-    opened: ExitStack, model: torch.nn.Module, session: RankSession, device: torch.device
+    opened: ExitStack,
+    model: torch.nn.Module,
+    session: RankSession,
+    device: torch.device,
+    *,
+    num_ranks: int,
 ) -> WholeSteps:
     waits = RankWaits(session, device=device)
     overrides = Overrides()
     opened.callback(overrides.remove)
-    opened.callback(hook_waits(model, waits, overrides))
+    opened.callback(hook_waits(model, waits, overrides, num_ranks=num_ranks))
     return WholeSteps(session, synchronize=_synchronize(device), inside=waits.in_step)
 
 

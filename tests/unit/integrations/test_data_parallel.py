@@ -17,7 +17,7 @@ from tests.unit.client.tiny_profile import HandClock
 from torch import nn
 
 from flyball_client.session.rank_session import RankSession
-from flyball_integrations.data_parallel import attach, detach, training_step
+from flyball_integrations.data_parallel import attach, detach, training, training_step
 from flyball_integrations.data_parallel.rank_waits import RankWaits
 from flyball_integrations.data_parallel.training import _warn_unattached
 from flyball_integrations.shared.whole_steps import WholeSteps
@@ -52,6 +52,19 @@ def test_a_single_process_is_a_job_of_one_rank_whose_failed_step_is_not_measured
     assert timing.compute_time_s >= 1.0  # still emulated
     copied = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
     assert torch.equal(copied.weight, model.weight)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_model_that_is_not_wrapped_is_warned_of_where_there_are_several_ranks(
+    model: nn.Module,
+    num_ranks: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(training, "_rank_and_size", lambda: (0, num_ranks))
+    attach(model, job_id="job")
+    warned = [line for line in caplog.messages if "attach the wrapped model" in line]
+    assert len(warned) == num_ranks - 1
 
 
 def test_an_attached_model_can_be_pickled(model: nn.Module) -> None:
