@@ -285,7 +285,7 @@ class TestClockGovernor:
         started.governor.close()
         assert started.nvml.calls(SET) == [(0, 1410)]
         (line,) = warnings_in(caplog)
-        assert line.startswith("rank 3: clocks are no longer set, training goes on")
+        assert line.startswith("rank 3: clocks are no longer set, training continues")
         assert line.endswith("a reason")
 
     # -------------------------------------------------------------- failures

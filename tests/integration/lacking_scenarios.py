@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -34,6 +35,10 @@ class AddressedGpu(RecordingGpu):
     """A GPU whose clock another process would set."""
 
     address = GpuAddress(control="nvml", uuid=RecordingGpu.uuid)  # type: ignore[assignment] # none
+
+    def total_energy_j(self) -> float:
+        """Return a counter that moves."""
+        return 100.0 * time.monotonic()
 
 
 @contextmanager

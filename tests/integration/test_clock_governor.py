@@ -268,7 +268,7 @@ def test_a_governor_that_cannot_start_is_told_once_and_training_goes_on(
 
     wait_until(is_over_after_a_step, "it gives up")
     (line,) = caplog.messages
-    assert line.startswith("rank 0: clocks are no longer set, training goes on")
+    assert line.startswith("rank 0: clocks are no longer set, training continues")
     assert "exit status 1" in line
 
 

@@ -201,4 +201,4 @@ class NoGovernor:
 
 def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> None:
     """Log the one line of `give_up`; it claims nothing of the clock, which may still be locked."""
-    logger.warning("%s: clocks are no longer set, training goes on: %s", rank_name, error)
+    logger.warning("%s: clocks are no longer set, training continues: %s", rank_name, error)
