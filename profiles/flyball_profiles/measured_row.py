@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 from flyball_profiles.stage_profile import (
     MAX_JITTER,
@@ -19,11 +17,6 @@ from flyball_profiles.stage_profile import (
     quantity_fault,
 )
 
-_logger = logging.getLogger(__name__)
-
-# Names that stand for one of ours without being like it.
-_ABBREVIATIONS = {"f", "fw", "b", "bw", "bwd", "i", "w"}
-_OTHER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 REQUIRED_COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
 DP_RANK_COLUMN = "dp_rank"
 RANK_COLUMNS = ("rank", DP_RANK_COLUMN, "pp_rank", "tp_rank")
@@ -106,30 +99,6 @@ def parse_row(
         )
     except ProfileError as error:
         raise ProfileError(error.message, line=line) from None
-
-
-class LeftOutRows:
-    """Rows of instructions that no plan knows, as `load` of a data loader; they are left out."""
-
-    def __init__(self) -> None:
-        self._lines: dict[str, list[int]] = {}
-
-    def take(self, cells: Mapping[str, object], line: int) -> bool:
-        """Return whether a row is left out; one that may be misspelt is not."""
-        name = cells.get("instruction")
-        name = name.strip() if isinstance(name, str) else ""
-        lower = name.lower()
-        is_ours = lower in _ABBREVIATIONS or get_close_matches(lower, list(InstructionKind))
-        is_other = not is_ours and _OTHER_NAME.fullmatch(name) is not None
-        if is_other:
-            self._lines.setdefault(name, []).append(line)
-        return is_other
-
-    def log(self, place: str) -> None:
-        """Log a line for each instruction; `place` is `line` or `row`."""
-        for name, lines in self._lines.items():
-            text = "rows of instruction %r are left out (%d, the first in %s %d)"
-            _logger.warning(text, name, len(lines), place, lines[0])
 
 
 def rank_name(rank: RankKey) -> str:

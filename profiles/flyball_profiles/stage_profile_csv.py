@@ -10,7 +10,10 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -26,14 +29,42 @@ from flyball_profiles.measured_row import (
     REPETITIONS_COLUMN,
     REQUIRED_COLUMNS,
     TIME_ERROR_COLUMN,
-    LeftOutRows,
     MeasuredRow,
     parse_row,
 )
 from flyball_profiles.rank_merge import merge_each, merge_rows
 from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
 
+_logger = logging.getLogger(__name__)
+
+# Names that stand for one of ours without being like it.
+_ABBREVIATIONS = {"f", "fw", "b", "bw", "bwd", "i", "w"}
+_OTHER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _HEADER = ",".join(REQUIRED_COLUMNS)
+
+
+class _LeftOutRows:
+    """Rows of instructions that no plan knows, as `load` of a data loader; they are left out."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[int]] = {}
+
+    def take(self, cells: Mapping[str, object], line: int) -> bool:
+        """Return whether a row is left out; one that may be misspelt is not."""
+        name = cells.get("instruction")
+        name = name.strip() if isinstance(name, str) else ""
+        lower = name.lower()
+        is_ours = lower in _ABBREVIATIONS or get_close_matches(lower, list(InstructionKind))
+        is_other = not is_ours and _OTHER_NAME.fullmatch(name) is not None
+        if is_other:
+            self._lines.setdefault(name, []).append(line)
+        return is_other
+
+    def log(self, place: str) -> None:
+        """Log a line for each instruction; `place` is `line` or `row`."""
+        for name, lines in self._lines.items():
+            text = "rows of instruction %r are left out (%d, the first in %s %d)"
+            _logger.warning(text, name, len(lines), place, lines[0])
 
 
 def read_stage_profile(path: Path) -> StageProfile:
@@ -138,7 +169,7 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
             raise ProfileError(f"row {line}: must be an object with the keys {_HEADER}", line=line)
         cells.append(cast("Mapping[str, object]", row))
     rank_columns = tuple(column for column in RANK_COLUMNS if any(column in row for row in cells))
-    left_out = LeftOutRows()
+    left_out = _LeftOutRows()
     try:
         parsed = [
             parse_row(row, line=line, rank_columns=rank_columns)
@@ -274,7 +305,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
             raise ProfileError(f"the column {column} is in the header twice", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
     rows: list[ProfileRow] = []
-    left_out = LeftOutRows()
+    left_out = _LeftOutRows()
     for line, values in records:
         if len(values) != len(columns):
             raise ProfileError(
