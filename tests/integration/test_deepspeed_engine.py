@@ -177,7 +177,8 @@ def test_a_real_planner_plans_the_order_that_runs_from_the_first_step_on(
         assert found["losses"] == found["as DeepSpeed does"]["losses"]
         assert found["parameters"] == found["as DeepSpeed does"]["parameters"]
         assert set(found["orders"]) == {order}
-        assert found["versions"][found["versions"].index(1) :] == [1] * 4
+        planned = found["versions"][found["versions"].index(1) :]
+        assert (set(planned), len(planned) >= 4) == ({1}, True)
         assert found["num_unplanned"] == [0] * len(found["versions"])
     registration = two_ranks[0]["registration"]
     assert (registration["num_stages"], registration["num_microbatches"]) == (2, 4)
