@@ -52,7 +52,7 @@ MAX_DIFFERENCE_PERCENT = 0.01
 _NUM_GPUS, _GPUS_PER_NODE = 16, 8
 # Of the energy counter: so fine that a step's energy is exact, and the same in every run.
 _COUNTER_PERIOD_S = 1e-9
-_PATIENCE_S, _CALL_TIMEOUT_S, _POLL_S = 60.0, 30.0, 0.01
+_PATIENCE_S, _CALL_TIMEOUT_S = 60.0, 30.0
 # Virtual steps pass so fast that the ranks' own threads would hardly run.
 _YIELD_S = 0.002
 _LINK_TIMES = LinkTimes(poll_wait_s=1.0)
@@ -264,7 +264,9 @@ def emulate(
             ]
             ranks = _make_ranks(planner, job_id, run, orders, settings)
             with _started(ranks):
-                _until_activated(planner, job_id, version)
+                activated = planner.get_first_step(job_id, version, wait_s=_PATIENCE_S)
+                if activated.first_step is None:
+                    raise BenchmarkError(f"{run.title}: not all ranks acknowledged the plan")
                 steps, num_switches = _train(ranks, version, num_steps)
     except PlannerError as error:
         raise BenchmarkError(f"{run.title}: {error}") from None
@@ -288,16 +290,17 @@ def emulate(
 
 def _register(planner: PlannerClient, job_id: str, run: EvaluatedRun, profile: StageProfile) -> int:
     """Register the job with its profile; return the version of its plan."""
-    model, manner = run.model, run.manner
+    manner = run.manner
+    context = ScheduleContext(profile=profile, num_microbatches=run.num_microbatches)
     registration = JobRegistration(
         num_stages=profile.num_stages,
         num_microbatches=run.num_microbatches,
         num_ranks=run.num_pipelines * profile.num_stages,
         schedule=manner.schedule,
-        extra_forwards=_extra_forwards(run, profile),
+        extra_forwards=extra_warmup_forwards(context) if manner.schedule == "envpipe" else None,
         policy=manner.policy,
         reconfigure=manner.reconfigure,
-        blocking_power_w=(model.blocking_power_w,),
+        blocking_power_w=(run.model.blocking_power_w,),
         emulated=True,
     )
     planner.put_job(job_id, registration)
@@ -305,14 +308,6 @@ def _register(planner: PlannerClient, job_id: str, run: EvaluatedRun, profile: S
     if version is None:
         raise BenchmarkError(f"{run.title}: the planner made no plan")
     return version
-
-
-def _extra_forwards(run: EvaluatedRun, profile: StageProfile) -> tuple[int, ...] | None:
-    if run.manner.schedule != "envpipe":
-        return None
-    return extra_warmup_forwards(
-        ScheduleContext(profile=profile, num_microbatches=run.num_microbatches)
-    )
 
 
 def _make_ranks(
@@ -348,10 +343,14 @@ def _make_ranks(
             planner=planner,
             times=_LINK_TIMES,
         )
-        order = orders[stage]
         ranks.append(
             EmulatedRank(
-                pipeline=pipeline, stage=stage, order=order, session=session, gpu=gpu, clock=clock
+                pipeline=pipeline,
+                stage=stage,
+                order=orders[stage],
+                session=session,
+                gpu=gpu,
+                clock=clock,
             )
         )
     return ranks
@@ -368,15 +367,6 @@ def _started(ranks: Sequence[EmulatedRank]) -> Iterator[None]:
         # One after the other they would wait for each other's last calls.
         with ThreadPoolExecutor(len(ranks)) as pool:
             list(pool.map(lambda rank: rank.session.close(), ranks))
-
-
-def _until_activated(planner: PlannerClient, job_id: str, version: int) -> None:
-    """Return once all ranks have acknowledged the plan and its first step is named."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    while planner.get_first_step(job_id, version).first_step is None:
-        if time.monotonic() > deadline_s:
-            raise BenchmarkError(f"job {job_id}: not all ranks acknowledged the plan")
-        time.sleep(_POLL_S)
 
 
 def _train(

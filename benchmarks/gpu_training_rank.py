@@ -55,7 +55,7 @@ ROUNDS_AT_LEAST = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """What the benchmark asks for."""
+    """Arguments of the benchmark."""
 
     framework: str
     model: str

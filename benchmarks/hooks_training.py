@@ -1,4 +1,4 @@
-"""What an attached session takes: memory after millions of hooks, and time of DeepSpeed's steps.
+"""Costs of an attached session: memory after millions of hooks, and time of DeepSpeed's steps.
 
 `python hooks_training.py memory PROBLEM.json RESULT.json` calls the hooks; torchrun starts
 `hooks_training.py train PROBLEM.json FOLDER` as one rank of a real pipeline of two stages, which

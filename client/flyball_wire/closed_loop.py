@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from flyball_wire.energy_factors import EnergyFactors
+from flyball_wire.orders import OrderAdvice
 from flyball_wire.strictness import Sent
 
 
@@ -181,37 +182,6 @@ class MissedTarget:
         return (
             f"target {self.target} can no longer be met; the job runs the nearest plan,"
             f" {self.nearest}"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class OrderAdvice:
-    """An order with which a job would need less energy at the same target, as predicted.
-
-    Attributes:
-        schedule: name of its schedule.
-        instead_of: name of the schedule that the job runs.
-        saving_percent: energy that its plan saves against that of the job's own order, %.
-        most_held: largest number of microbatches that a stage holds activations of.
-        most_held_now: the same of the job's own order.
-        line: line that sets it at the job's next start.
-    """
-
-    schedule: str
-    instead_of: str
-    saving_percent: float
-    most_held: float
-    most_held_now: float
-    line: str
-
-    @property
-    def text(self) -> str:
-        """Line for people."""
-        return (
-            f"order {self.schedule} would need {self.saving_percent:.1f} % less energy than the"
-            f" job's own, {self.instead_of}, predicted at the same target, with activations of"
-            f" {self.most_held:g} microbatches on a stage instead of {self.most_held_now:g}; to run"
-            f" it from the next start on: {self.line}"
         )
 
 

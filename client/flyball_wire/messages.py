@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from flyball_wire.closed_loop import MissedTarget, OrderAdvice
+from flyball_wire.closed_loop import MissedTarget
+from flyball_wire.orders import OrderAdvice, OtherOrder
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
@@ -66,20 +67,6 @@ class MeasurementDetail(StrEnum):
     TOTALS = "totals"
     CLOCKS = "clocks"
     INSTRUCTIONS = "instructions"
-
-
-@dataclass(frozen=True, kw_only=True)
-class OtherOrder(Sent):
-    """An order that a job's framework can run from the job's next start on.
-
-    Attributes:
-        schedule: name of the schedule.
-        line: line that sets it, for people; `{extra_forwards}` in it stands for those of the
-            advised order, with commas between them.
-    """
-
-    schedule: str
-    line: str
 
 
 @dataclass(frozen=True, kw_only=True)

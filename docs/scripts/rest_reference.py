@@ -9,7 +9,7 @@ from typing import Any
 from docs.scripts.openapi_document import openapi_document, schemas
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
-from flyball_wire import closed_loop, messages, online_profiling, read_models
+from flyball_wire import closed_loop, messages, online_profiling, orders, read_models
 from flyball_wire.messages import JobRegistration
 
 # Of all calls, as the page's introduction says.
@@ -108,7 +108,7 @@ def _text_of(name: str, schema: Schema) -> str:
 
 
 def _fields(name: str, schema: Schema) -> str:
-    modules = (messages, read_models, closed_loop, online_profiling)
+    modules = (messages, read_models, closed_loop, orders, online_profiling)
     described = next((found for each in modules if (found := getattr(each, name, None))), None)
     texts = attributes_of(schema.get("description", ""))
     if described is not None:

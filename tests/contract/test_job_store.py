@@ -32,8 +32,9 @@ from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
-from flyball_wire.messages import JobState, MeasurementDetail, OtherOrder
+from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
+from flyball_wire.orders import OtherOrder
 from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
 
 

@@ -64,7 +64,7 @@ class ClockGovernor(Protocol):
       before it.
     - A clock that was never set is not restored: another program's lock stays.
     - A clock that another program has changed is set again; a lower one that comes back is left as
-      it is until the next plan (`has_yielded`). On an emulated GPU there is no other program.
+      it is until the next plan (not `sets_clocks`). On an emulated GPU there is no other program.
     - The clock is read back from time to time, also while none is set; a failed reading changes
       nothing.
     - After `close` no clock is set any more; it may be called repeatedly.
@@ -76,8 +76,8 @@ class ClockGovernor(Protocol):
         ...
 
     @property
-    def has_yielded(self) -> bool:
-        """Return whether another program's clock is left as it is until the next plan."""
+    def sets_clocks(self) -> bool:
+        """Return whether clocks are set; False: it is over, or yields to another program."""
         ...
 
     def begin_plan(self) -> None:
@@ -159,7 +159,7 @@ class NoGovernor:
         return True
 
     @property
-    def has_yielded(self) -> bool:
+    def sets_clocks(self) -> bool:
         """False."""
         return False
 

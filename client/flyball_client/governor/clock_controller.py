@@ -100,9 +100,9 @@ class ClockController:
 
     def _lock(self, sm_clock_mhz: int) -> None:
         words = self._words
-        if sm_clock_mhz == words[word.IN_FORCE_MHZ] or self.until_try_s() > 0:
+        if sm_clock_mhz == words[word.IN_FORCE_MHZ]:
             return
-        if words[word.YIELDED_PLAN] == words[word.PLAN_NUMBER] + 1:
+        if self.until_try_s() > 0 or word.yields(words):
             return
         is_first = not words[word.MAY_BE_LOCKED]
         if is_first:

@@ -51,9 +51,9 @@ class InProcessGovernor:
         return self._is_over
 
     @property
-    def has_yielded(self) -> bool:
-        """False."""
-        return False
+    def sets_clocks(self) -> bool:
+        """Return whether clocks are set."""
+        return not self._is_over
 
     def begin_plan(self) -> None:
         """Do nothing."""

@@ -101,7 +101,7 @@ class ProcessGovernor:
         self._next_restart_s = 0.0
         self._next_check_s = 0.0
         self._last_report: ClockReport | None = None
-        self._gpu_fails = self._has_yielded = False
+        self._gpu_fails = self._yielded = False
         self._num_asserted = 0
         self._own_process = OwnProcess(self._forget)
 
@@ -111,10 +111,9 @@ class ProcessGovernor:
         return self._is_over
 
     @property
-    def has_yielded(self) -> bool:
-        """Return whether another program's clock is left as it is until the next plan."""
-        words = self._words
-        return not self._is_closed and words[word.YIELDED_PLAN] == words[word.PLAN_NUMBER] + 1
+    def sets_clocks(self) -> bool:
+        """Return whether clocks are set; False: it is over, or yields to another program."""
+        return not (self._is_over or self._yields())
 
     def begin_plan(self) -> None:
         """Begin another plan, whose clocks are set although the last one's were yielded."""
@@ -299,20 +298,24 @@ class ProcessGovernor:
 
     def _log_others(self) -> None:
         """Log what another program does to the clock."""
-        num_asserted, has_yielded = self._words[word.NUM_ASSERTED], self.has_yielded
+        num_asserted, yields = self._words[word.NUM_ASSERTED], self._yields()
         if num_asserted > self._num_asserted:
             _logger.warning(
                 "%s: another program had changed the SM clock; it is set again (%d times so far)",
                 self._rank_name,
                 num_asserted,
             )
-        if has_yielded and not self._has_yielded:
+        if yields and not self._yielded:
             _logger.warning(
                 "%s: another program holds the SM clock at %d MHz; it stays until the next plan",
                 self._rank_name,
                 self._words[word.SM_CLOCK_MHZ],
             )
-        self._num_asserted, self._has_yielded = num_asserted, has_yielded
+        self._num_asserted, self._yielded = num_asserted, yields
+
+    def _yields(self) -> bool:
+        """Return whether another program's clock is left as it is until the next plan."""
+        return word.yields(self._words)
 
     def _renew_with_timed(self) -> None:
         """Renew the lease; request a clock that was restored again, ahead of the timed request."""

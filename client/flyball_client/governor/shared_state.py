@@ -56,12 +56,12 @@ readings a second it overflows after 150 days."""
 
 RETURNED_NS: Final = 24
 """CLOCK_MONOTONIC after the last GPU call that set a clock, ns."""
+NEXT_TRY_NS: Final = 25
+"""CLOCK_MONOTONIC before which a GPU that fails is not called again, ns; 0: it does not fail."""
 NUM_ASSERTED: Final = 26
 """Number of times that a clock was set again, since another program had changed it."""
 YIELDED_PLAN: Final = 27
-"""Number of the plan whose clocks another program does not let be; 0: none."""
-NEXT_TRY_NS: Final = 25
-"""CLOCK_MONOTONIC before which a GPU that fails is not called again, ns; 0: it does not fail."""
+"""PLAN_NUMBER plus 1 of the plan whose clocks another program keeps from being set; 0: none."""
 
 STARTING: Final = 0
 READY: Final = 1
@@ -133,6 +133,11 @@ def is_newer(request: int, other: int) -> bool:
     """Return whether a request was made after another one; numbers start again after 2**32."""
     later_by = (request >> _NUMBER_SHIFT) - (other >> _NUMBER_SHIFT) & _NUMBER_MASK
     return 0 < later_by <= _NUMBER_MASK // 2
+
+
+def yields(words: memoryview) -> bool:
+    """Return whether the plan in force leaves the clock to another program."""
+    return words[YIELDED_PLAN] == words[PLAN_NUMBER] + 1
 
 
 def tagged_ns(moment_ns: int, request: int) -> int:

@@ -14,8 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-import weakref
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from types import TracebackType
 
 from flyball_client.api.planner_client import PlannerClient
@@ -23,10 +22,11 @@ from flyball_client.governor import make_governor
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.own_process import OwnProcess, call_at_normal_end
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
-from flyball_client.gpu._base import EmulatedDevice, GpuDevice, GpuError, InstructionObserver
+from flyball_client.gpu._base import EmulatedDevice, GpuDevice, InstructionObserver
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import ActivePlan, PendingPlans
 from flyball_client.session.instruction_timings import Begun, InstructionTiming, Transfer
+from flyball_client.session.one_per_gpu import replace_session
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.rank_settings import (
@@ -34,14 +34,11 @@ from flyball_client.session.rank_settings import (
     check_without_planner,
     is_strict,
 )
-from flyball_client.session.registration import registration_of_rank
+from flyball_client.session.registration import registration_of_rank, supported_clocks_mhz
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
-
-# Started sessions of this process on real GPUs, by UUID.
-_started: MutableMapping[str, RankSession] = weakref.WeakValueDictionary()
 
 
 class RankSession:
@@ -89,6 +86,7 @@ class RankSession:
         ValueError: An argument or `FLYBALL_STRICT` cannot be used.
 
     Attributes:
+        name: Job and rank, for the log.
         plans: Received plans; more may be added.
     """
 
@@ -119,17 +117,17 @@ class RankSession:
         check_without_planner("without_planner", without_planner)
         if history_length < 1:
             raise ValueError(f"history_length must be at least 1, not {history_length}")
-        self._name = f"job {job_id} rank {rank}"
+        self.name = f"job {job_id} rank {rank}"
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         self._observer = self._emulated if observer is None else observer
         self._is_emulated = gpu is not None and gpu.is_emulated
         self._gpu_uuid = None if gpu is None or gpu.address is None else gpu.uuid
         self._is_strict = is_strict(os.environ, strict)
         self._governor = governor or make_governor(
-            gpu, self._name, lease_s=lease_s, strict=self._is_strict
+            gpu, self.name, lease_s=lease_s, strict=self._is_strict
         )
-        supported_mhz = self._read_supported_mhz(gpu)
-        meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self._name)
+        supported_mhz = supported_clocks_mhz(gpu, self._governor.give_up)
+        meter = StepMeter(gpu, self._governor, clock_s=clock, rank_name=self.name)
         self._clock_s = meter.clock_s
         self._recorder = StepRecorder(meter, history_length)
         # Running instruction that is not in the timings yet.
@@ -138,20 +136,18 @@ class RankSession:
         self._is_in_step = self._is_closed = self._is_started = False
         self.plans = PendingPlans() if plans is None else plans
         keeps_plan = without_planner == "last-plan"
-        self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self._name)
+        self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self.name)
         # The active plan's, for the hooks.
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
-            layout = (dp_rank, tp_rank, cp_rank)
+            registration = registration_of_rank(
+                gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)
+            )
+            times = times or LinkTimes()
             self._link = PlannerLink(
                 planner,
-                RankSpec(
-                    job_id=job_id,
-                    rank=rank,
-                    registration=registration_of_rank(gpu, supported_mhz, stage, layout),
-                    times=times or LinkTimes(),
-                ),
+                RankSpec(job_id=job_id, rank=rank, registration=registration, times=times),
                 current_step=lambda: self._current_step,
                 activate=self.plans.put,
             )
@@ -173,7 +169,8 @@ class RankSession:
             return
         self._is_started = True
         self._cancel_end = call_at_normal_end(self.close)
-        self._replace_older()
+        if self._gpu_uuid is not None:
+            replace_session(self._gpu_uuid, self)
         try:
             self._governor.start(strict=self._is_strict)
             if self._link is not None:
@@ -182,23 +179,14 @@ class RankSession:
             if self._is_strict:
                 self.close()
                 raise
-            _logger.warning("%s: no planner is used, training continues: %s", self._name, error)
+            _logger.warning("%s: no planner is used, training continues: %s", self.name, error)
             if self._link is not None:
                 self._link.stop()
                 self._link = None
 
-    def _replace_older(self) -> None:
-        if self._gpu_uuid is None:
-            return
-        older, _started[self._gpu_uuid] = _started.get(self._gpu_uuid), self
-        if older is not None and not older._is_closed and older._own_process.is_current():
-            text = "%s: closed, since %s of this process is on the same GPU"
-            _logger.warning(text, older._name, self._name)
-            older.close()
-
     def close(self) -> None:
         """Restore the clock and post the last measurements; may be called repeatedly."""
-        if self._is_closed or not self._own_process.is_current():
+        if not self.is_open:
             return
         self._turn_off()
         if self._cancel_end is not None:
@@ -223,6 +211,11 @@ class RankSession:
     # ------------------------------------------------------------------ state
 
     @property
+    def is_open(self) -> bool:
+        """Return whether it is this process's, and not closed."""
+        return not self._is_closed and self._own_process.is_current()
+
+    @property
     def current_step(self) -> int:
         """Number of the current step, or between steps of the next one."""
         return self._current_step
@@ -230,7 +223,7 @@ class RankSession:
     @property
     def active_version(self) -> int | None:
         """Version of the plan in force; None: none yet, or clocks are not set."""
-        if self._cursor is None or not self._sets_clocks():
+        if self._cursor is None or not self._governor.sets_clocks:
             return None
         return self._cursor.plan.version
 
@@ -274,7 +267,7 @@ class RankSession:
             "total_num_clock_failures": float(report.num_failures),
             "total_num_dropped_measurements": float(self.num_dropped_measurements),
             "total_num_clock_assertions": float(report.num_asserted),
-            "sets_clocks": float(self._sets_clocks()),
+            "sets_clocks": float(self._governor.sets_clocks),
             "is_planner_lost": float(self._is_planner_lost()),
             "is_emulated": float(self._is_emulated),
         }
@@ -451,19 +444,6 @@ class RankSession:
         self._note_begun()
         self._governor.on_instruction_end()
 
-    def _read_supported_mhz(self, gpu: GpuDevice | None) -> tuple[int, ...]:
-        """Return the SM clocks in MHz, falling; give up and return none on an error."""
-        if gpu is None:
-            return ()
-        try:
-            supported_mhz = gpu.supported_sm_clocks_mhz()
-            if not supported_mhz:
-                raise GpuError("the GPU lists no SM clock that can be locked")
-        except Exception as error:
-            self._governor.give_up(error)
-            return ()
-        return supported_mhz
-
     def _follow_plan(self) -> None:
         before = self._cursor
         self._active_plan.begin_step(
@@ -476,9 +456,6 @@ class RankSession:
             self._governor.pause()
         elif cursor is not None and (before is None or before.plan is not cursor.plan):
             self._governor.begin_plan()
-
-    def _sets_clocks(self) -> bool:
-        return not (self._governor.is_over or self._governor.has_yielded)
 
     def _is_planner_lost(self) -> bool:
         return self._link is not None and self._link.is_lost
@@ -501,7 +478,7 @@ class RankSession:
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
-            were_clocks_set=self._sets_clocks(),
+            were_clocks_set=self._governor.sets_clocks,
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)
@@ -515,4 +492,4 @@ class RankSession:
             observe(*given)
         except Exception as error:
             self._observer = self._emulated = None
-            _logger.warning("%s: instructions are no longer emulated: %s", self._name, error)
+            _logger.warning("%s: instructions are no longer emulated: %s", self.name, error)

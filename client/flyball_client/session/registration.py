@@ -6,13 +6,13 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu._base import GpuDevice
+from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.link import OpenAgent, open_agent
 from flyball_wire.command import flyball_version
@@ -55,6 +55,22 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
         run=None if run is None else run[:_MAX_CHARACTERS],
         restart_count=None if count is None else int(count),
     )
+
+
+def supported_clocks_mhz(
+    gpu: GpuDevice | None, give_up: Callable[[Exception], None]
+) -> tuple[int, ...]:
+    """Return the SM clocks of a GPU in MHz, falling; give up and return none on an error."""
+    if gpu is None:
+        return ()
+    try:
+        supported_mhz = gpu.supported_sm_clocks_mhz()
+        if not supported_mhz:
+            raise GpuError("the GPU lists no SM clock that can be locked")
+    except Exception as error:
+        give_up(error)
+        return ()
+    return supported_mhz
 
 
 def registration_of_rank(

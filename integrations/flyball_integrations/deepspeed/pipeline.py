@@ -40,7 +40,8 @@ from flyball_integrations.shared.stage_orders import (
     envpipe_orders,
 )
 from flyball_integrations.shared.transfer_timers import TransferTimer
-from flyball_wire.messages import JobRegistration, OtherOrder
+from flyball_wire.messages import JobRegistration
+from flyball_wire.orders import OtherOrder
 
 P = ParamSpec("P")
 T = TypeVar("T")

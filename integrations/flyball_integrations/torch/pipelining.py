@@ -44,7 +44,8 @@ from flyball_integrations.torch.private_schedules import (
 )
 from flyball_integrations.torch.rank_places import ParallelPlace, find_place
 from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
-from flyball_wire.messages import JobRegistration, OtherOrder
+from flyball_wire.messages import JobRegistration
+from flyball_wire.orders import OtherOrder
 
 _ATTACHMENT = "_flyball_attachment"
 _ORDERS = ("own", "envpipe")

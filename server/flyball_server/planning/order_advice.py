@@ -13,7 +13,7 @@ from flyball_server.planning.planner import PlanRequest, model_of_request, sched
 from flyball_server.planning.schedule_choice import choose_schedule
 from flyball_server.planning.schedules._base import Schedule, peak_activations
 from flyball_server.planning.schedules.envpipe import ENVPIPE, extra_warmup_forwards
-from flyball_wire.closed_loop import OrderAdvice
+from flyball_wire.orders import OrderAdvice
 from flyball_wire.plan_options import Effort, Policy
 
 # Share of the energy below which an order is not advised. Of recorded runs on GPUs the energy of a

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_wire import closed_loop, messages, plan_options
+from flyball_wire import closed_loop, messages, orders, plan_options
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
 
 WIRE_TYPES = [
     wire_type
-    for module in (messages, closed_loop, plan_options)
+    for module in (messages, closed_loop, orders, plan_options)
     for wire_type in vars(module).values()
     if is_dataclass(wire_type) and wire_type.__module__ == module.__name__
 ]

@@ -26,11 +26,11 @@ from flyball_wire.closed_loop import (
     Headline,
     HeadlineTone,
     JobReport,
-    OrderAdvice,
     VersionSavings,
 )
 from flyball_wire.codec import encode
 from flyball_wire.energy_factors import EnergyFactors
+from flyball_wire.orders import OrderAdvice
 
 NO_FACTORS = EnergyFactors()
 BOTH = EnergyFactors(price_per_kwh=0.3, currency="CHF", co2_g_per_kwh=380)

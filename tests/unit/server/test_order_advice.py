@@ -23,8 +23,9 @@ from flyball_server.jobs.stragglers.announcements import announce_straggler
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.views.report import get_report
-from flyball_wire.closed_loop import OrderAdvice, StragglerAnnouncement
-from flyball_wire.messages import JobSpec, OtherOrder
+from flyball_wire.closed_loop import StragglerAnnouncement
+from flyball_wire.messages import JobSpec
+from flyball_wire.orders import OrderAdvice, OtherOrder
 
 ORDERS = (OtherOrder(schedule="envpipe", line="run [{extra_forwards}]"),)
 

@@ -68,7 +68,7 @@ class Table:
 
     @property
     def aligns(self) -> list[str]:
-        """How each column is aligned."""
+        """Alignment of each column."""
         return [column[0] for column in self.columns]
 
     @property

@@ -20,8 +20,8 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
-from flyball_wire.closed_loop import OrderAdvice
 from flyball_wire.messages import JobState
+from flyball_wire.orders import OrderAdvice
 
 _LOG = logging.getLogger(__name__)
 

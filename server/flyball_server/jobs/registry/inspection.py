@@ -15,9 +15,10 @@ from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_wire.closed_loop import MissedTarget, OrderAdvice
+from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import PlanVersion
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState, ProfilingStatus
+from flyball_wire.orders import OrderAdvice
 
 
 @dataclass(frozen=True, kw_only=True)
