@@ -17,7 +17,7 @@ from flyball_profiles.measured_row import (
 )
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import (
-    ProfileRow,
+    CsvRow,
     csv_text,
     parse_csv,
     parse_stage_profile,
@@ -44,7 +44,7 @@ class _Part:
 
     file: Path
     columns: tuple[str, ...]
-    rows: tuple[ProfileRow, ...]
+    rows: tuple[CsvRow, ...]
 
 
 def merged_text(file: Path) -> str:
@@ -150,7 +150,7 @@ def _read(file: Path) -> _Part:
     except ProfileError as error:
         raise ProfileError(error.located(str(file))) from None
     rows = tuple(
-        ProfileRow({column: cell.strip() for column, cell in cells.items()}, measured)
+        CsvRow({column: cell.strip() for column, cell in cells.items()}, measured)
         for cells, measured in found
     )
     part = _Part(file=file, columns=columns, rows=rows)

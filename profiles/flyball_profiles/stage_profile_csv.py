@@ -263,14 +263,14 @@ def profile_text(path: Path) -> str:
         raise ProfileError("not UTF-8 text; save the profile as UTF-8 CSV", line=line) from None
 
 
-class ProfileRow(NamedTuple):
+class CsvRow(NamedTuple):
     """One row: its cells as in the file, and their values."""
 
     cells: Mapping[str, str]
     measured: MeasuredRow
 
 
-def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
+def parse_csv(text: str) -> tuple[tuple[str, ...], list[CsvRow]]:
     """Return the columns and the rows of CSV text, which may be a part of a profile.
 
     Raises:
@@ -304,7 +304,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
         if columns.count(column) > 1:
             raise ProfileError(f"the column {column} is in the header twice", line=header_line)
     rank_columns = tuple(column for column in RANK_COLUMNS if column in columns)
-    rows: list[ProfileRow] = []
+    rows: list[CsvRow] = []
     left_out = _LeftOutRows()
     for line, values in records:
         if len(values) != len(columns):
@@ -314,7 +314,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[ProfileRow]]:
             )
         cells = dict(zip(columns, values, strict=True))
         if not left_out.take(cells, line):
-            rows.append(ProfileRow(cells, parse_row(cells, line=line, rank_columns=rank_columns)))
+            rows.append(CsvRow(cells, parse_row(cells, line=line, rank_columns=rank_columns)))
     left_out.log("line")
     return columns, rows
 

@@ -19,7 +19,7 @@ from tests.planner.patience import wait_until
 from tests.planner.pretended_planner import Answers, answers_about, pretended_planner
 
 from flyball_client.__main__ import main
-from flyball_client.cli.top.reading import JobReading
+from flyball_client.cli.top.reading import FollowedJob
 from flyball_wire import routes
 from flyball_wire.codec import encode
 
@@ -28,7 +28,7 @@ JOB = PLANNED.job_id
 
 @pytest.fixture
 def answers() -> Answers:
-    new = JobReading(overview=NEW, steps=(), history=(), stragglers=())
+    new = FollowedJob(overview=NEW, steps=(), history=(), stragglers=())
     return answers_about(READING, new)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flyball_client.cli.top.reading import JobReading
+from flyball_client.cli.top.reading import FollowedJob
 from flyball_wire.closed_loop import Estimate, Straggler, StragglerReason, StragglerSource
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
@@ -140,4 +140,4 @@ def stages_of_step(step: int, *, num_ranks: int = NUM_STAGES) -> StagesOfStep:
 
 
 STEPS = tuple(stages_of_step(step) for step in range(NUM_STEPS))
-READING = JobReading(overview=PLANNED, steps=STEPS, history=HISTORY, stragglers=(STRAGGLER,))
+READING = FollowedJob(overview=PLANNED, steps=STEPS, history=HISTORY, stragglers=(STRAGGLER,))

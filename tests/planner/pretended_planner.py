@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from tests.planner.jobs_to_show import READING
 from tests.planner.patience import PATIENCE_S
 
-from flyball_client.cli.top.reading import JobReading
+from flyball_client.cli.top.reading import FollowedJob
 from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.read_models import Overview
@@ -38,7 +38,7 @@ class Answers:
     held: threading.Event | None = None
 
 
-def answers_about(reading: JobReading = READING, *others: JobReading) -> Answers:
+def answers_about(reading: FollowedJob = READING, *others: FollowedJob) -> Answers:
     """A planner with these jobs."""
     answers = Answers()
     readings = (reading, *others)

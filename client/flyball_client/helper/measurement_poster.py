@@ -11,7 +11,7 @@ from flyball_client.helper.planner_calls import (
     PlannerReachability,
     PlannerThread,
     Rank,
-    RankCalls,
+    RankClient,
 )
 from flyball_wire.codec import encode
 from flyball_wire.errors import CodecError, FlyballError
@@ -51,7 +51,7 @@ class MeasurementPoster(PlannerThread):
 
     def __init__(
         self,
-        calls: RankCalls,
+        calls: RankClient,
         rank: Rank,
         *,
         reachability: PlannerReachability,

@@ -133,7 +133,7 @@ class Rank(Owner, Protocol):
         ...
 
 
-class RankCalls:
+class RankClient:
     """Calls of one rank, which carry the run of the job that it is registered in.
 
     Args:

@@ -17,7 +17,7 @@ from flyball_client.helper.planner_calls import (
     PlannerReachability,
     PlannerThread,
     Rank,
-    RankCalls,
+    RankClient,
     UnusablePlanError,
 )
 from flyball_client.session.plan_cursor import CompiledPlan
@@ -93,7 +93,7 @@ class RankAgent:
     """
 
     def __init__(self, spec: RankSpec, planner: PlannerClient, rank: Rank) -> None:
-        calls = RankCalls(planner, spec.job_id, spec.rank, spec.registration, run_id=spec.run_id)
+        calls = RankClient(planner, spec.job_id, spec.rank, spec.registration, run_id=spec.run_id)
         reachability = PlannerReachability(
             calls.name,
             is_lost=spec.is_lost,
@@ -144,7 +144,7 @@ class PlanSubscriber(PlannerThread):
 
     def __init__(
         self,
-        calls: RankCalls,
+        calls: RankClient,
         rank: Rank,
         *,
         reachability: PlannerReachability,

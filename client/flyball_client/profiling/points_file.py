@@ -19,7 +19,7 @@ from flyball_client.profiling.counter_window import Means, WindowEstimate
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import CHUNK_COLUMN, RANK_COLUMNS, REQUIRED_COLUMNS
 from flyball_profiles.stage_profile import InstructionKind, ProfileError
-from flyball_profiles.stage_profile_csv import ProfileRow, csv_text, parse_csv, profile_text
+from flyball_profiles.stage_profile_csv import CsvRow, csv_text, parse_csv, profile_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ class PointsFile:
             )
         return [self._point(row) for row in rows]
 
-    def _point(self, row: ProfileRow) -> MeasuredPoint:
+    def _point(self, row: CsvRow) -> MeasuredPoint:
         measured, cells = row.measured, row.cells
         is_ours = (
             measured.stage == self.measured.stage

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class LaunchedRun:
     """Run of a job, as its launcher names it; None: not known.
 
     Attributes:
@@ -44,14 +44,14 @@ class Launch:
     restart_count: int | None = None
 
 
-def launch_of(environ: Mapping[str, str]) -> Launch:
+def launch_of(environ: Mapping[str, str]) -> LaunchedRun:
     """Return the run that torchrun, Slurm, PBS or LSF name; unusable values are left out."""
     runs = (environ.get(name, "") for name in _RUNS)
     usable = (run for run in runs if run not in {"", _UNNAMED} and run.isprintable())
     counts = (environ.get(name, "") for name in _RESTART_COUNTS)
     digits = (count for count in counts if count.isascii() and count.isdigit() and len(count) < 10)
     run, count = next(usable, None), next(digits, None)
-    return Launch(
+    return LaunchedRun(
         run=None if run is None else run[:_MAX_CHARACTERS],
         restart_count=None if count is None else int(count),
     )

@@ -27,7 +27,7 @@ from flyball_integrations.torch.private_schedules import (
 )
 
 
-class Instruction(NamedTuple):
+class PatchedInstruction(NamedTuple):
     """One computation, as hooks are called with it."""
 
     kind: str
@@ -48,7 +48,7 @@ class WaitTimes:
 
     def __init__(self, timer: TransferTimer) -> None:
         self.timer = timer
-        self._last = Instruction("forward", 0, 0)
+        self._last = PatchedInstruction("forward", 0, 0)
         self._is_waiting = False
 
     @contextmanager
@@ -59,7 +59,7 @@ class WaitTimes:
             yield
         self._end("send", self._last)
 
-    def before(self, instruction: Instruction) -> None:
+    def before(self, instruction: PatchedInstruction) -> None:
         """Call before a computation; its input has arrived, or is launched."""
         self._last = instruction
         self._end("receive", instruction)
@@ -73,7 +73,7 @@ class WaitTimes:
 
         return timed_wait
 
-    def _end(self, transfer: Transfer, instruction: Instruction) -> None:
+    def _end(self, transfer: Transfer, instruction: PatchedInstruction) -> None:
         if self._is_waiting:
             self._is_waiting = False
             kind, microbatch, chunk = instruction
@@ -132,7 +132,7 @@ class SchedulePatch:
         self._synchronize = synchronize
         self._waits = waits
         self._is_stepping = self._is_step_open = False
-        self._running: Instruction | None = None
+        self._running: PatchedInstruction | None = None
         self._awaits_loss = False
         self._overrides = Overrides()
         check_optimizer(optimizer)
@@ -223,7 +223,7 @@ class SchedulePatch:
                 self._end()
             if not self._is_stepping or self._running is not None:
                 return execute(microbatch, *args, **kwargs)
-            self._begin(Instruction(kind, microbatch, chunk))
+            self._begin(PatchedInstruction(kind, microbatch, chunk))
             result = execute(microbatch, *args, **kwargs)
             if has_loss:
                 self._awaits_loss = True
@@ -252,7 +252,7 @@ class SchedulePatch:
 
         return compute_loss_in_forward
 
-    def _begin(self, instruction: Instruction) -> None:
+    def _begin(self, instruction: PatchedInstruction) -> None:
         self._running = instruction
         if self._waits is not None:
             self._waits.before(instruction)

@@ -55,7 +55,7 @@ class Embedding(nn.Module):  # type: ignore[misc] # torch is not typed here
         return self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
 
 
-class Block(nn.TransformerEncoderLayer):  # type: ignore[misc] # torch is not typed here
+class DemoBlock(nn.TransformerEncoderLayer):  # type: ignore[misc] # torch is not typed here
     """Causal self-attention and a feed-forward layer, each with its norm in front."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Block(nn.TransformerEncoderLayer):  # type: ignore[misc] # torch is not ty
 def language_model_layers() -> list[nn.Module]:
     """Return the whole model, randomly initialised, as layers to cut into stages."""
     head = nn.Sequential(nn.LayerNorm(_WIDTH), nn.Linear(_WIDTH, VOCABULARY_SIZE))
-    return [Embedding(), *(Block() for _ in range(_NUM_BLOCKS)), head]
+    return [Embedding(), *(DemoBlock() for _ in range(_NUM_BLOCKS)), head]
 
 
 def next_token_loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ from flyball_server.profiling.observations import (
     StageStep,
 )
 from flyball_server.profiling.stage_estimates import StageFindings, find
-from flyball_server.profiling.version_design import Baseline, baseline_plan, probe_plan
+from flyball_server.profiling.version_design import ProbedBaseline, baseline_plan, probe_plan
 from flyball_wire.online_profiling import ProbedPoint, ProfilingResult, ProfilingState
 
 # Of a single instruction's time: with more of it a mean of many says little.
@@ -193,14 +193,14 @@ def _iteration(setup: ProbeSetup, step: int, stages: Sequence[StageStep]) -> _It
     )
 
 
-def _baseline_of(steps: Iterable[_Iteration]) -> Baseline | None:
+def _baseline_of(steps: Iterable[_Iteration]) -> ProbedBaseline | None:
     """Return the clean steps at the highest clocks; None: fewer than two."""
     highest = [step for step in steps if step.is_highest and step.is_clean]
     if len(highest) < 2:
         return None
     times_s = np.array([step.time_s for step in highest])
     energies_j = [step.energy_j for step in highest if step.energy_j is not None]
-    return Baseline(
+    return ProbedBaseline(
         iteration_time_s=float(times_s.mean()),
         deviation_s=float(times_s.std(ddof=1)),
         energy_j=float(np.mean(energies_j)) if energies_j else None,
@@ -208,7 +208,7 @@ def _baseline_of(steps: Iterable[_Iteration]) -> Baseline | None:
 
 
 def _underestimate(
-    steps: Iterable[_Iteration], baseline: Baseline, versions: Iterable[ProbedVersion]
+    steps: Iterable[_Iteration], baseline: ProbedBaseline, versions: Iterable[ProbedVersion]
 ) -> float:
     """Return by how much the slowest step was beyond its version's prediction, as a share.
 
@@ -319,7 +319,7 @@ def _finished(
     setup: ProbeSetup,
     findings: Sequence[StageFindings],
     steps: Iterable[_Iteration],
-    baseline: Baseline,
+    baseline: ProbedBaseline,
     num_steps: int,
 ) -> Finished:
     """Return the profile with its errors, and the cost of the clean steps below the highest clocks.

@@ -36,7 +36,7 @@ _MAX_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Baseline:
+class ProbedBaseline:
     """Steps at the highest clocks, measured.
 
     Attributes:
@@ -83,7 +83,7 @@ def probe_plan(
     arms: Sequence[Sequence[Arm | None]],
     *,
     block: int,
-    baseline: Baseline,
+    baseline: ProbedBaseline,
     margin: float,
 ) -> ProbePlan:
     """Return a plan of blocks of steps in which each stage probes its arms in turn.
@@ -150,7 +150,11 @@ class NoisyPipeline:
     """
 
     def __init__(
-        self, dag: DependencyDag, durations_s: FloatArray, scatter: FloatArray, baseline: Baseline
+        self,
+        dag: DependencyDag,
+        durations_s: FloatArray,
+        scatter: FloatArray,
+        baseline: ProbedBaseline,
     ) -> None:
         self._dag, self._durations_s, self._baseline = dag, durations_s, baseline
         draws = np.random.default_rng(0).standard_normal((len(durations_s), _NUM_DRAWS))

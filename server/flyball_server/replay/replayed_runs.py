@@ -14,7 +14,7 @@ from flyball_server.replay.energy_fit import FloatArray
 from flyball_server.replay.recorded_runs import PointKey, RecordedRun, Recording, RecordingError
 from flyball_server.replay.runs_fit import (
     MIN_FITTED,
-    PlanPrediction,
+    RunPrediction,
     RunsFit,
     Workload,
     fit_runs,
@@ -114,7 +114,7 @@ class Errors:
         )
 
     def half_widths(
-        self, fit: RunsFit, predicted: PlanPrediction, standard_error_s: float
+        self, fit: RunsFit, predicted: RunPrediction, standard_error_s: float
     ) -> tuple[float, float]:
         """Return half the widths of the intervals of time in s and energy in J.
 
@@ -297,7 +297,7 @@ def _replayed(fit: RunsFit, errors: Errors, run: RecordedRun, *, is_fitted: bool
     )
 
 
-def _notes(fit: RunsFit, run: RecordedRun, predicted: PlanPrediction) -> Iterator[str]:
+def _notes(fit: RunsFit, run: RecordedRun, predicted: RunPrediction) -> Iterator[str]:
     scatter = run.totals.time_s_deviation / run.time_s
     if scatter > _SCATTER:
         longest = f"; longest {max(run.iteration_time_s):.4g} s" if run.iteration_time_s else ""

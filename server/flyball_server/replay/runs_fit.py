@@ -103,7 +103,7 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanPrediction:
+class RunPrediction:
     """Prediction of an iteration under a plan.
 
     Attributes:
@@ -146,14 +146,14 @@ class RunsFit:
     tails_s: FloatArray
     energies: EnergyFit
 
-    def predict(self, clocks_mhz: Sequence[Sequence[int]]) -> PlanPrediction:
+    def predict(self, clocks_mhz: Sequence[Sequence[int]]) -> RunPrediction:
         """Predict time and energy of an iteration under a plan."""
         points = self.workload.points_of(clocks_mhz)
         longest_s = float(_longest_s(self.workload, self.time_s, [points])[0])
         tail_s = self.tail_at(longest_s)
         load = _load(self.workload, self.time_s, points, longest_s + tail_s)
         is_unmeasured = (load[:, :-1] > 0) & ~self.is_measured
-        return PlanPrediction(
+        return RunPrediction(
             iteration_time_s=longest_s + tail_s,
             tail_s=tail_s,
             energy_j=self.energies.energy_of(load),

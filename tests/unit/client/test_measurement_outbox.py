@@ -15,7 +15,7 @@ from flyball_client.api.connection import strict_json
 from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.helper import measurement_poster
 from flyball_client.helper.measurement_poster import MeasurementPoster, bounded_period_s
-from flyball_client.helper.planner_calls import Backoff, PlannerReachability, Rank, RankCalls
+from flyball_client.helper.planner_calls import Backoff, PlannerReachability, Rank, RankClient
 from flyball_client.session.measurement_outbox import MeasurementOutbox
 from flyball_wire.codec import decode
 from flyball_wire.messages import MeasurementBatch, RankRegistration, StepMeasurement
@@ -70,7 +70,7 @@ class Outbox(MeasurementOutbox):
         run_id = "run" if is_registered else None
         self.has_left = threading.Event()
         self.poster = MeasurementPoster(
-            RankCalls(planner, "gpt", 0, registration, run_id=run_id),
+            RankClient(planner, "gpt", 0, registration, run_id=run_id),
             cast("Rank", self),
             reachability=PlannerReachability("rank 0"),
             backoff=Backoff(first_s=0.001, longest_s=0.002),

@@ -16,7 +16,7 @@ from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.gpu.emulated_choice import EmulatedChoice
 from flyball_client.session import rank_settings
 from flyball_client.session.rank_settings import RankSettings
-from flyball_client.session.registration import Launch, launch_of
+from flyball_client.session.registration import LaunchedRun, launch_of
 from flyball_profiles.gpu_windows import load_gpu_window
 
 VARIABLES = {
@@ -132,28 +132,28 @@ def test_where_no_file_can_be_opened_no_planner_is_asked_unless_strictly(
 @pytest.mark.parametrize(
     ("environ", "launch"),
     [
-        ({}, Launch()),
+        ({}, LaunchedRun()),
         (
             {"TORCHELASTIC_RUN_ID": "train", "TORCHELASTIC_RESTART_COUNT": "2"},
-            Launch(run="train", restart_count=2),
+            LaunchedRun(run="train", restart_count=2),
         ),
         # torchrun's name of a run that has none.
         (
             {"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "4711", "SLURM_RESTART_COUNT": "1"},
-            Launch(run="4711", restart_count=1),
+            LaunchedRun(run="4711", restart_count=1),
         ),
-        ({"PBS_JOBID": "7.head"}, Launch(run="7.head")),
-        ({"LSB_JOBID": "8"}, Launch(run="8")),
-        ({"SLURM_JOB_ID": "a\nb"}, Launch()),
-        ({"SLURM_JOB_ID": "a" * 1000}, Launch(run="a" * 256)),
+        ({"PBS_JOBID": "7.head"}, LaunchedRun(run="7.head")),
+        ({"LSB_JOBID": "8"}, LaunchedRun(run="8")),
+        ({"SLURM_JOB_ID": "a\nb"}, LaunchedRun()),
+        ({"SLURM_JOB_ID": "a" * 1000}, LaunchedRun(run="a" * 256)),
         *(
-            ({"TORCHELASTIC_RESTART_COUNT": count}, Launch())
+            ({"TORCHELASTIC_RESTART_COUNT": count}, LaunchedRun())
             for count in ("", "-1", "1.5", "many", "٣", "9" * 30)
         ),
     ],
 )
 def test_the_run_comes_from_the_launcher_and_unusable_values_are_left_out(
-    environ: dict[str, str], launch: Launch
+    environ: dict[str, str], launch: LaunchedRun
 ) -> None:
     assert launch_of(environ) == launch
 

@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from textual.widgets import Static
 
 from flyball_client.cli.top.app import TopApp
-from flyball_client.cli.top.reading import JobReading, Read, Seen, local_time
+from flyball_client.cli.top.reading import FollowedJob, Read, Seen, local_time
 from flyball_wire.read_models import Overview
 
 pytestmark = pytest.mark.slow
@@ -91,7 +91,7 @@ def test_keys_move_the_body_below_the_head_by_lines_pages_and_columns() -> None:
 def test_a_frame_keeps_the_place_and_the_widgets_and_a_new_kind_of_block_is_put_in() -> None:
     moment = iter(range(1000))
 
-    def read() -> JobReading:
+    def read() -> FollowedJob:
         steps = READING.steps if next(moment) < 5 else ()
         return replace(READING, steps=steps)
 

@@ -21,7 +21,7 @@ from flyball_client.api.errors import PlannerError, PlannerRefusedError, Planner
 from flyball_client.cli.figures import power_text
 from flyball_client.cli.top.blocks import ASCII
 from flyball_client.cli.top.pages import page_of
-from flyball_client.cli.top.reading import JobReading, Seen
+from flyball_client.cli.top.reading import FollowedJob, Seen
 from flyball_wire.closed_loop import StragglerReason, StragglerSource
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import JobOverview, Overview, StagesOfStep
@@ -39,7 +39,7 @@ def jobs_text(*jobs: JobOverview, width: int = 200) -> str:
     return text_of(Seen(reading=Overview(jobs=jobs), read_at=NOW), width)
 
 
-def job_text(reading: JobReading = READING, *, width: int = 200) -> str:
+def job_text(reading: FollowedJob = READING, *, width: int = 200) -> str:
     return text_of(Seen(reading=reading, read_at=NOW), width)
 
 
@@ -101,10 +101,10 @@ def test_emulated_and_real_jobs_are_never_added_up_nor_the_power_of_absent_ranks
 
 def test_a_job_without_steps_has_its_prediction_and_no_measured_figure() -> None:
     planned = replace(NEW, predicted=PLANNED.predicted, newest_version=1, state=JobState.PLANNED)
-    empty = job_text(JobReading(overview=NEW, steps=(), history=(), stragglers=()))
+    empty = job_text(FollowedJob(overview=NEW, steps=(), history=(), stragglers=()))
     assert "5 of 8 GPUs present, 6 registered" in empty
     assert "no plan yet" in empty
-    text = job_text(JobReading(overview=planned, steps=(), history=HISTORY[:1], stragglers=()))
+    text = job_text(FollowedJob(overview=planned, steps=(), history=HISTORY[:1], stragglers=()))
     assert "predicted  plan, version 1" in text
     assert "version 1 waits for its ranks" in text
     assert "measured" not in text

@@ -23,7 +23,7 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, schedules
 
 from flyball_integrations.shared.transfer_timers import TransferTimer
-from flyball_integrations.torch.schedule_patch import Instruction, SchedulePatch, WaitTimes
+from flyball_integrations.torch.schedule_patch import PatchedInstruction, SchedulePatch, WaitTimes
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -163,8 +163,8 @@ def test_a_computations_receive_lasts_from_its_first_wait_until_it_begins() -> N
         clock.now_s = 1.0
         schedules._wait_batch_p2p([_Work(clock, 2.0)])
         schedules._wait_batch_p2p([_Work(clock, 0.5)])
-        waits.before(Instruction("forward", 3, 1))
-        waits.before(Instruction("backward", 2, 1))
+        waits.before(PatchedInstruction("forward", 3, 1))
+        waits.before(PatchedInstruction("backward", 2, 1))
         schedules._wait_batch_p2p([_Work(clock, 0.25)])
     assert told == [("receive", "forward", 2.5, 3, 1), ("send", "backward", 0.25, 2, 1)]
 

@@ -17,10 +17,10 @@ from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.policies.measured_reconfigure import (
-    InstructionTimes,
     MeasuredLoop,
     MeasuredPipeline,
     MeasuredStep,
+    StageInstructionTimes,
     decide,
     is_as_ordered,
     measured_critical_path,
@@ -325,7 +325,7 @@ def step_of(model: PipelineModel, computed_s: float, received_s: float = 0.5) ->
     """The same times for all, so that a sum or a median is plain to see."""
     return [
         [
-            InstructionTimes(kind, microbatch, chunk, received_s, computed_s)
+            StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
             for kind, microbatch, chunk in stage
         ]
         for stage in model.schedule.stages

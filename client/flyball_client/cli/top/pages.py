@@ -18,7 +18,7 @@ from flyball_client.cli.figures import (
     power_text,
 )
 from flyball_client.cli.top.blocks import LEVELS, Block, Page, Paragraph, Row, Span, Table, Tone
-from flyball_client.cli.top.reading import JobReading, Seen
+from flyball_client.cli.top.reading import FollowedJob, Seen
 from flyball_wire.closed_loop import Estimate, Straggler
 from flyball_wire.messages import JobState
 from flyball_wire.read_models import (
@@ -60,7 +60,7 @@ def page_of(seen: Seen, address: str, now: datetime, width: int) -> Page:
         since = f"{moment_text(seen.trouble_since, now)} ({_age_text(seen.trouble_since, now)})"
         text = f"{what} since {since}; all figures are of {read_at}. {seen.trouble}"
         head.append((Span(text, Tone.ALARM),))
-    if isinstance(seen.reading, JobReading):
+    if isinstance(seen.reading, FollowedJob):
         head.append((*_title(seen.reading, now), _muted(f"read {read_at}")))
         if (problem := seen.reading.overview.problem) is not None:
             head.append((Span(f"problem: {problem}", Tone.BAD),))
@@ -143,7 +143,7 @@ def _gap(plan: PredictedIteration | None) -> str:
     return number_text(plan.gap_percent if plan else None, _PERCENT)
 
 
-def _title(reading: JobReading, now: datetime) -> list[Span]:
+def _title(reading: FollowedJob, now: datetime) -> list[Span]:
     job, num_stragglers = reading.overview, len(reading.stragglers)
     registered = f", {job.num_registered} registered" if job.num_registered < job.num_ranks else ""
     parts = (
@@ -162,7 +162,7 @@ def _title(reading: JobReading, now: datetime) -> list[Span]:
     return [part for part in parts if part.text]
 
 
-def _job(reading: JobReading, now: datetime, width: int) -> list[Block]:
+def _job(reading: FollowedJob, now: datetime, width: int) -> list[Block]:
     whole = [step for step in reading.steps if step.num_ranks >= reading.overview.num_ranks]
     return [
         *_figures(reading.overview),
@@ -256,7 +256,7 @@ def _held_down(step: StagesOfStep) -> str:
     return "M" if any(stage.num_clock_misses for stage in step.stages) else " "
 
 
-def _stages(reading: JobReading, whole: Sequence[StagesOfStep]) -> list[Block]:
+def _stages(reading: FollowedJob, whole: Sequence[StagesOfStep]) -> list[Block]:
     """Return the stages' means over the planner's window, or the newest steps of one version."""
     same = [step for step in whole if len(step.plan_versions) == 1 and not step.unknown_versions]
     window = [
@@ -325,7 +325,7 @@ def _straggler(straggler: Straggler, now: datetime) -> Paragraph:
     )
 
 
-def _versions(reading: JobReading, now: datetime) -> list[Block]:
+def _versions(reading: FollowedJob, now: datetime) -> list[Block]:
     shown = reading.history[-_SHOWN_VERSIONS:]
     older = len(reading.history) - len(shown)
     note = "newest versions of the plan, * the active one" + (f"; {older} older" if older else "")

@@ -16,7 +16,7 @@ KEPT_STEPS = 120
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobReading:
+class FollowedJob:
     """One job, with its newest steps, of which the last may lack ranks, and its plan versions."""
 
     overview: JobOverview
@@ -25,14 +25,14 @@ class JobReading:
     stragglers: tuple[Straggler, ...]
 
 
-Read = Callable[[], Overview | JobReading]
+Read = Callable[[], Overview | FollowedJob]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
     """Newest reading."""
 
-    reading: Overview | JobReading
+    reading: Overview | FollowedJob
     read_at: datetime
     #: Error of the calls since then; None: the reading is up to date.
     trouble: PlannerError | None = None
@@ -58,9 +58,9 @@ def read_again(seen: Seen, read: Read, now: Callable[[], datetime]) -> Seen:
         return replace(seen, trouble=error, trouble_since=seen.trouble_since or now())
 
 
-def read_job(planner: PlannerClient, job_id: str) -> JobReading:
+def read_job(planner: PlannerClient, job_id: str) -> FollowedJob:
     """Read one job; raises PlannerError, with status 404 where there is no such job."""
-    return JobReading(
+    return FollowedJob(
         overview=planner.get_job_overview(job_id),
         steps=planner.list_stages_of_steps(job_id, limit=KEPT_STEPS),
         history=planner.get_history(job_id),

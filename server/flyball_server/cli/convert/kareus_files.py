@@ -17,7 +17,7 @@ from flyball_profiles.measured_row import (
     REQUIRED_COLUMNS,
 )
 from flyball_profiles.stage_profile import InstructionKind
-from flyball_profiles.stage_profile_csv import ProfileRow, csv_text, parse_csv
+from flyball_profiles.stage_profile_csv import CsvRow, csv_text, parse_csv
 from flyball_server.cli.convert.foreign_plan import (
     ForeignPlan,
     KernelSchedules,
@@ -78,7 +78,7 @@ def kareus_profile(text: str, kept: KeptRow, blocking_power_w: float) -> KareusP
         ProfileError: it is no profile.
     """
     columns, rows = parse_csv(text)
-    best: dict[tuple[object, ...], ProfileRow] = {}
+    best: dict[tuple[object, ...], CsvRow] = {}
     for row in rows:
         measured = row.measured
         key = (measured.rank, measured.chunk, *_key_of(row))
@@ -241,12 +241,12 @@ def _looked_up(found: Mapping[_Key, tuple[str, ...]], key: _Key) -> tuple[str, .
     return found[key]
 
 
-def _key_of(row: ProfileRow) -> _Key:
+def _key_of(row: CsvRow) -> _Key:
     measured = row.measured
     return measured.stage, measured.kind, measured.point.frequency_mhz
 
 
-def _rank(row: ProfileRow, kept: KeptRow, blocking_power_w: float) -> tuple[float, float]:
+def _rank(row: CsvRow, kept: KeptRow, blocking_power_w: float) -> tuple[float, float]:
     point = row.measured.point
     beyond_waiting_j = point.energy_j - blocking_power_w * point.time_s
     return (

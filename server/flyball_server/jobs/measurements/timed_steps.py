@@ -16,7 +16,10 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.detector import clock_times
 from flyball_server.planning.model.dag import DependencyDag, build_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages
-from flyball_server.planning.policies.measured_reconfigure import InstructionTimes, is_as_ordered
+from flyball_server.planning.policies.measured_reconfigure import (
+    StageInstructionTimes,
+    is_as_ordered,
+)
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.schedules._base import Instruction, Schedule, one_chunk_each
 from flyball_server.profiling.change_delays import (
@@ -256,7 +259,7 @@ def _reports(
 
 def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
     times = [
-        InstructionTimes(kind, microbatch, chunk, received_s, computed_s)
+        StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
         for kind, microbatch, chunk, _, computed_s, received_s, _ in reports
     ]
     # Without a recorded end an instruction has no time.

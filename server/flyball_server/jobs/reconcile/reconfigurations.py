@@ -27,10 +27,10 @@ from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import planned_stages
 from flyball_server.planning.policies.measured_reconfigure import (
     Decision,
-    InstructionTimes,
     MeasuredLoop,
     MeasuredPipeline,
     MeasuredStep,
+    StageInstructionTimes,
     decide,
     is_as_ordered,
     pipeline_of_steps,
@@ -42,7 +42,7 @@ from flyball_wire.messages import Adaptation, MeasurementDetail
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
 
-_Ran = tuple[InstructionTimes, ...]
+_Ran = tuple[StageInstructionTimes, ...]
 _Pipeline = list[list[int]]
 
 
@@ -107,7 +107,7 @@ def complete_steps(
 
 def _instruction_times(detail: StepDetail) -> _Ran:
     return tuple(
-        InstructionTimes(kind, microbatch, chunk, received_s, computed_s)
+        StageInstructionTimes(kind, microbatch, chunk, received_s, computed_s)
         for kind, microbatch, chunk, _, computed_s, received_s, _ in detail.instructions or ()
     )
 

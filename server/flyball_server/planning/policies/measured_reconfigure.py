@@ -25,7 +25,7 @@ from flyball_server.planning.schedules._base import Schedule
 from flyball_wire.plan_options import Reconfigure
 
 
-class InstructionTimes(NamedTuple):
+class StageInstructionTimes(NamedTuple):
     """One instruction as one rank ran it; microbatch None: unknown."""
 
     kind: str
@@ -35,7 +35,7 @@ class InstructionTimes(NamedTuple):
     computed_s: float
 
 
-MeasuredStep = Sequence[Sequence[InstructionTimes]]
+MeasuredStep = Sequence[Sequence[StageInstructionTimes]]
 """Per stage, what one of its ranks ran in one step, in the order of execution."""
 
 
@@ -53,7 +53,7 @@ class MeasuredPipeline:
     received_s: tuple[float, ...]
 
 
-def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[InstructionTimes]) -> bool:
+def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[StageInstructionTimes]) -> bool:
     """Return True if a rank of this stage ran the instructions of the order, in that order."""
     ordered = schedule.stages[stage]
     return len(ran) == len(ordered) and all(
