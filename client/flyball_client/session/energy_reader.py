@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 EnergyCallback = Callable[[float | None], None]
 """Called with the energy counter in J; None: it cannot be read, or does not move."""
 
-# Counters move every 20 to 100 ms, whatever the GPU does (docs/measured-on-gpus.md).
+# Counters move every 100 ms, idle and busy (docs/measured-on-gpus.md).
 FROZEN_AFTER_S = 0.5
 # Pause between two readings that only look whether the counter has moved.
 _LOOK_AGAIN_S = 0.02

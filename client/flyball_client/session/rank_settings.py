@@ -32,8 +32,9 @@ class RankSettings:
         lease_s: Time in s without a hook after which the clock is restored (`FLYBALL_LEASE_S`).
         without_planner: Clocks while the planner cannot be reached, `last-plan` or
             `default-clocks` (`FLYBALL_WITHOUT_PLANNER`).
-        local_rank: CUDA device number of this process's GPU, of the launcher (`LOCAL_RANK`,
-            `SLURM_LOCALID`, ...); None: none says it. Where one GPU is visible, it is that.
+        local_rank: CUDA device number of this process's GPU (`LOCAL_RANK`), else as srun or an MPI
+            numbers the ranks of a node; it counts where the framework names no GPU and several are
+            visible; None: no number is known.
         strict: True: a GPU, right or resource that the machine lacks is an error; False: it is
             logged, and the rank trains without it (`FLYBALL_STRICT`).
         timing: Time of the hooks on a GPU: as it reaches an instruction, `stream`, or after a wait
