@@ -27,6 +27,7 @@ from flyball_client import (
     RankSession,
     RankSettings,
 )
+from flyball_integrations.shared.start_exchange import exchange_start
 from flyball_profiles.examples import load_example_profile
 
 BLOCKING_POWER_W = 80.0
@@ -62,7 +63,16 @@ def open_session(
     rank = dist.get_rank()
     gpu = open_gpu(options)
     planner = RankSettings.read(os.environ).open_planner()
-    session = RankSession(gpu=gpu, job_id=options.job, rank=rank, stage=rank, planner=planner)
+    start = exchange_start(options.job, rank)
+    opened.callback(start.close)
+    session = RankSession(
+        gpu=gpu,
+        job_id=options.job,
+        rank=rank,
+        stage=rank,
+        planner=planner,
+        start_id=start.start_id,
+    )
     if planner is not None:
         opened.callback(planner.close)
         is_given = options.profiling == "given"
@@ -76,7 +86,12 @@ def open_session(
             emulated=gpu is not None and gpu.is_emulated,
         )
         if rank == 0:
-            registrar = JobRegistrar(planner, job_id=options.job, registration=registration)
+            registrar = JobRegistrar(
+                planner,
+                job_id=options.job,
+                registration=registration,
+                start_id=start.start_id.result(),
+            )
             opened.callback(registrar.close)
     return opened.enter_context(session), planner
 

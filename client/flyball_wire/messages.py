@@ -113,13 +113,19 @@ class JobRegistration(JobSpec):
     """Registration of a training job by one of its ranks or an operator (PUT, repeatable).
 
     Attributes:
-        run: launcher's identifier of this start of the job (torchrun's run id, Slurm's job id);
-            null: not given.
-        restart_count: number of automatic restarts by the launcher; null: not given.
+        start_id: identity of this start of the training, which all of its ranks name; null: not
+            given, ranks of any start are taken.
+        run: launcher's identifier of the training (torchrun's run id, Slurm's job id); null: not
+            given.
+        restart_count: number of automatic restarts by the launcher; null: not given. A higher one
+            of the same run says that the ranks before it are gone.
+        host: name of the node that registers the job; null: not given.
     """
 
+    start_id: str | None = None
     run: str | None = None
     restart_count: int | None = None
+    host: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +143,7 @@ class RankRegistration(Sent):
         node: ID of the machine that its GPU is in, also in containers, as the boot ID; null:
             unknown, `host` names the machine.
         sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
-        run, restart_count: launcher's fields, as in JobRegistration; a rank from another start
-            of the job is refused.
+        start_id: as in JobRegistration; a rank of another start is refused.
     """
 
     stage: int
@@ -152,8 +157,7 @@ class RankRegistration(Sent):
     cp_rank: int = 0
     node: str | None = None
     sm_clocks_mhz: tuple[int, ...] | None = None
-    run: str | None = None
-    restart_count: int | None = None
+    start_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,12 +203,12 @@ class Acknowledgement(Sent):
     """Acknowledgement of plan `version` by a rank that runs step `current_step`, from 0.
 
     Attributes:
-        run_id: `run_id` in the answer to the rank's registration; null: not given.
+        start_id: `start_id` in the answer to the rank's registration; null: not given.
     """
 
     version: int
     current_step: int
-    run_id: str | None = None
+    start_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +216,10 @@ class Departure(Sent):
     """End of a rank's training.
 
     Attributes:
-        run_id: `run_id` in the answer to the rank's registration; null: not given.
+        start_id: `start_id` in the answer to the rank's registration; null: not given.
     """
 
-    run_id: str | None = None
+    start_id: str | None = None
 
 
 ClockTiming = tuple[str, int, int | None, int, float, float]
@@ -270,10 +274,10 @@ class StepMeasurement(Sent):
 
 @dataclass(frozen=True, kw_only=True)
 class MeasurementBatch(Sent):
-    """Steps measured by one rank since its last post; `run_id` as in Acknowledgement."""
+    """Steps measured by one rank since its last post; `start_id` as in Acknowledgement."""
 
     steps: tuple[StepMeasurement, ...]
-    run_id: str | None = None
+    start_id: str | None = None
 
 
 # ------------------------------------------------------------------ what the planner answers
@@ -331,11 +335,11 @@ class RegisteredRank(RankView):
     """A rank in the answer to its registration.
 
     Attributes:
-        run_id: run of the job that the rank belongs to; the rank sends it with each post, so that
-            posts from an earlier run are refused.
+        start_id: start of the job that the rank belongs to; the rank names it in each call, and
+            calls of another start are refused.
     """
 
-    run_id: str
+    start_id: str
 
 
 @dataclass(frozen=True, kw_only=True)

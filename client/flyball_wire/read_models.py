@@ -188,6 +188,8 @@ class JobOverview:
         is_caught_up: true if these figures include all of the job's steps.
         last_seen_at: time of the ranks' last heartbeat, ISO 8601, UTC.
         delays: times beside the instructions, as in JobReport; null: none.
+        refused: a registration of the job or a rank that was refused lately, and why; null: none,
+            or one was taken since.
     """
 
     job_id: str
@@ -222,6 +224,7 @@ class JobOverview:
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)
     delays: PlannedDelays | None = None
+    refused: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,7 @@ class TestJobStoreThroughRest:
                 "starts_settled": True,
             },
             other_orders=[{"schedule": "envpipe", "line": "run ä"}],
+            start_id="start ä",
             run="run ä",
             restart_count=3,
         )
@@ -155,7 +156,7 @@ class TestJobStoreThroughRest:
             job.put_profile(text)
         told = job.http.get(job.path(routes.PROFILE)).raise_for_status().text
         assert parse_stage_profile(told) == profile(forward_energy_j=energy_j)
-        job.register_rank(0)
+        job.register_rank(0, start_id="start ä")
         # Known from another database: the version is none of this job's.
         largest = step(MAX_COUNT, plan_version=MAX_COUNT, plan_id="other", num_overruns=MAX_COUNT)
         job.measure(0, largest).raise_for_status()

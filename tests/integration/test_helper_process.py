@@ -33,6 +33,7 @@ from tests.planner.hostile import (
     packed_lists,
     whole,
 )
+from tests.planner.live import live_planner
 from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner, plan_of
 
 from flyball_client.api.planner_client import PlannerClient, Retries
@@ -42,7 +43,8 @@ from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.active_plan import compile_plan
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
-from flyball_client.session.registration import JobRegistrar
+from flyball_client.session.registration import JobRegistrar, named_start
+from flyball_wire import routes
 from flyball_wire.codec import encode
 from flyball_wire.messages import JobRegistration, RankRegistration, StepMeasurement
 from flyball_wire.rank_plan import MAX_ANSWER_BYTES, MAX_INSTRUCTIONS, RankPlan
@@ -79,6 +81,7 @@ class HelpedRank:
         self.link = PlannerLink(
             self._planner,
             RankSpec(job_id=JOB_ID, rank=0, registration=REGISTRATION, times=TIMES),
+            named_start({}, None),
             current_step=lambda: 5,
             activate=lambda plan, first_step: self.activated.append((plan, first_step)),
         )
@@ -295,12 +298,13 @@ def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: is_gone(pid), "its end")  # type: ignore[misc] # bound now
             wait_until(lambda end=end: end - 1 in memory.measurements, "the steps")  # type: ignore[misc]
+            wait_until(lambda: not rank.link.is_lost, "the planner")
         rank.measure([4000])
         wait_until(lambda: 4000 in memory.measurements, "the last step")
     assert sorted(memory.measurements) == list(range(4001))
     assert rank.link.outbox.num_dropped == 0
     assert len(rank.activated) == 1, "the plan was not handed over again"
-    assert memory.posting_runs == {"65f1c0"}
+    assert memory.posting_starts == {"65f1c0"}
     assert len(memory.registrations) == 1
     lost = [line for line in log.messages if "planner lost" in line]
     assert len(lost) == len([line for line in log.messages if "planner back" in line]) == 4
@@ -354,7 +358,7 @@ def test_sessions_and_registrars_share_a_helper_that_signals_do_not_end() -> Non
         assert helper_pids(os.getpid()) == [pid]
         rank.close()
         wait_until(lambda: is_gone(pid), "its end with the last agent")
-    assert memory.left_run == "65f1c0"
+    assert memory.left_start == "65f1c0"
     assert "flyball-helper" not in {each.name for each in threading.enumerate()}
 
 
@@ -407,6 +411,43 @@ def test_no_helper_is_left_when_a_rank_with_forked_children_is_killed(when: str)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(rank.pid, signal.SIGKILL)
             send(rank.pid, signal.SIGKILL)
+
+
+LIVE_RANK = """
+import sys, time
+from tests.integration.test_rest_life import PlannerClient, RankSession, TIMES
+planner = PlannerClient(sys.argv[1])
+RankSession(
+    gpu=None, planner=planner, job_id="job", rank=0, stage=0, times=TIMES, start_id=sys.argv[2]
+).start()
+time.sleep(600)
+"""
+
+
+def test_the_planner_is_told_of_a_killed_rank_and_the_next_start_begins_at_once() -> None:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with live_planner() as planner:
+        ranks = routes.fill(routes.JOB, job_id="job")
+        for start in ("first", "second"):
+            planner.put_job(start_id=start).raise_for_status()
+            command = [sys.executable, "-c", LIVE_RANK, str(planner.http.base_url), start]
+            with subprocess.Popen(command, env=environment) as rank:
+                try:
+                    for has_left in (False, True):
+                        wait_until(
+                            lambda has_left=has_left: (
+                                [
+                                    each["has_left"]
+                                    for each in planner.http.get(ranks).json()["ranks"]
+                                ]
+                                == [has_left]
+                            ),
+                            f"a rank with has_left={has_left}",
+                            patience_s=120.0,
+                        )
+                        rank.kill()
+                finally:
+                    rank.kill()
 
 
 def test_a_forked_child_leaves_the_helper_alone() -> None:

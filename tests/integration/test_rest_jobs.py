@@ -153,7 +153,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
     ranks = planner.http.get(JOB).json()["ranks"]
     registered = rank_registration(0)
     # The clocks of thousands of ranks are not shown with a job, nor which start they belong to.
-    hidden = {"sm_clocks_mhz", "run", "restart_count"}
+    hidden = {"sm_clocks_mhz", "start_id"}
     shown = {name: value for name, value in registered.items() if name not in hidden}
     assert ranks[0].pop("last_seen_at") is not None
     assert ranks[0] == {

@@ -10,6 +10,7 @@ from tests.planner.live import LivePlanner, live_planner
 from tests.planner.patience import wait_until
 from tests.planner.samples import profile_csv
 
+from flyball_client.api.errors import PlannerRefusedError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.helper.rank_agent import LinkTimes
@@ -29,14 +30,20 @@ def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def session(planner: LivePlanner, rank: int) -> Iterator[RankSession]:
+def session(planner: LivePlanner, rank: int, start_id: str | None = None) -> Iterator[RankSession]:
     gpu = EmulatedGpu(
         parse_stage_profile(profile_csv()), rank, blocking_power_w=70.0, time_scale=1e-4
     )
     with (
         PlannerClient(str(planner.http.base_url)) as client,
         RankSession(
-            gpu=gpu, planner=client, job_id="job", rank=rank, stage=rank, times=TIMES
+            gpu=gpu,
+            planner=client,
+            job_id="job",
+            rank=rank,
+            stage=rank,
+            times=TIMES,
+            start_id=start_id,
         ) as opened,
     ):
         yield opened
@@ -66,33 +73,56 @@ def test_a_job_ends_with_its_sessions_and_comes_back_with_the_next() -> None:
             wait_until(lambda: state(planner) == "planned")
 
 
-def test_a_restart_with_other_stages_is_known_by_its_launcher(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "train")
+def put_start(client: PlannerClient, start_id: str, *, num_stages: int = 2) -> None:
     registration = JobRegistration(
-        num_stages=2, num_microbatches=2, blocking_power_w=(70.0,), emulated=True
+        num_stages=num_stages,
+        num_microbatches=2,
+        blocking_power_w=(70.0,),
+        emulated=True,
+        start_id=start_id,
+        host="node-0",
     )
+    client.put_job("job", registration)
+
+
+def test_a_rank_of_another_start_waits_until_that_has_begun_and_holds_nothing_up() -> None:
     with live_planner() as planner, PlannerClient(str(planner.http.base_url)) as client:
-
-        def register(num_stages: int, restart_count: int) -> None:
-            told = {"run": "train", "restart_count": restart_count}
-            client.put_job(
-                "job", JobRegistration(**{**vars(registration), **told, "num_stages": num_stages})
-            )
-
-        register(2, 0)
+        put_start(client, "first")
         planner.put_profile().raise_for_status()
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-        with session(planner, 0):
-            wait_until(lambda: len(ranks(planner)) == 1)
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-        # This rank is quicker than the one that registers the job.
-        with session(planner, 1):
-            register(3, 1)
+        with session(planner, 0, "first"), session(planner, 1, "first"):
+            wait_until(lambda: len(ranks(planner)) == 2)
+            # This rank is quicker than the one that registers its start.
+            with session(planner, 1, "second") as early:
+                with pytest.raises(PlannerRefusedError, match="another start on"):
+                    put_start(client, "second", num_stages=3)
+                notes = planner.http.get(JOB).json()["notes"]
+                assert any("refused a registration from node-0" in note for note in notes)
+                overview = client.get_overview().jobs[0]
+                assert (overview.refused or "").startswith("refused a registration from node-0")
+                assert early.active_version is None
+                assert [rank.has_left for rank in ranks(planner)] == [False, False]
+        with session(planner, 1, "second"):
+            wait_until(lambda: all(rank.has_left for rank in ranks(planner)))
+            put_start(client, "second", num_stages=3)
             wait_until(lambda: [rank.rank for rank in ranks(planner)] == [1])
             assert state(planner) == "awaiting-profile"
+            assert planner.http.get(JOB).json()["notes"] == ["waits for ranks 0, 2 to register"]
         kept = planner.http.get(routes.fill(routes.JOB, job_id="job@1")).json()
         assert (kept["state"], kept["newest_version"]) == ("ended", 1)
         # Nobody else can take the name of a run that is kept.
         assert planner.put_job("job@2").status_code == 422
+
+
+def test_a_start_whose_count_is_lower_begins_once_the_ranks_before_it_have_left() -> None:
+    """Agents of torchrun count restarts each for themselves, and a pod made anew begins at 0."""
+    with live_planner() as planner, PlannerClient(str(planner.http.base_url)) as client:
+        planner.put_job().raise_for_status()
+        planner.put_profile().raise_for_status()
+        for number, count in enumerate((0, 1, 0)):
+            start = f"start-{number}"
+            told = {"start_id": start, "run": "train", "restart_count": count}
+            planner.put_job(**told).raise_for_status()
+            with session(planner, 0, start), session(planner, 1, start):
+                wait_until(lambda: [each.has_left for each in ranks(planner)] == [False, False])
+            wait_until(lambda: [each.has_left for each in ranks(planner)] == [True, True])
+        assert client.get_job("job").newest_version == 1

@@ -8,6 +8,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.helper.rank_agent import LinkTimes, RankSpec
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.planner_link import PlannerLink
+from flyball_client.session.registration import named_start
 from flyball_wire.messages import RankRegistration, StepMeasurement
 
 TIMES = LinkTimes(poll_wait_s=1.0, gather_s=0.02, first_retry_s=0.02, longest_retry_s=0.1)
@@ -31,6 +32,7 @@ class LinkedRank:
                 registration=RankRegistration(**rank_registration(rank)),
                 times=TIMES,
             ),
+            named_start({}, None),
             current_step=lambda: 5,
             activate=lambda plan, _: self.activated.append(plan),
         )

@@ -8,7 +8,6 @@ from typing import TypeVar
 from flyball_server.jobs.errors import JobsError
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
-from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.versions.plan_versions import (
@@ -21,7 +20,6 @@ from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
 from flyball_wire.messages import PlanVersion
 from flyball_wire.rank_plan import RankPlan
 
-_UNTOLD = Launch()
 Outcome = TypeVar("Outcome")
 
 
@@ -33,9 +31,9 @@ def unwrap_one(outcomes: Sequence[Outcome | JobsError]) -> Outcome:
     return outcome
 
 
-def register_rank(services: JobServices, rank: RankRecord, launch: Launch = _UNTOLD) -> RankRecord:
+def register_rank(services: JobServices, rank: RankRecord) -> RankRecord:
     """Make it known."""
-    return unwrap_one(register_together(services, rank.job_id, ((rank, launch),))).record
+    return unwrap_one(register_together(services, rank.job_id, (rank,))).record
 
 
 def newer_plan(

@@ -102,6 +102,7 @@ class PlannerClient(PlannerConnection):
         *,
         after_version: int = 0,
         plan_id: str | None = None,
+        start_id: str | None = None,
         wait_s: float = 0.0,
     ) -> RankPlan | None:
         """Return the newest plan of a rank if it is newer than `after_version`.
@@ -111,6 +112,7 @@ class PlannerClient(PlannerConnection):
             rank: Rank within the job.
             after_version: Newest version already received; 0: none.
             plan_id: Its `plan_id`, after which any other plan is newer; None: not given.
+            start_id: Start that the rank is registered in; None: not given.
             wait_s: Time in s that the planner holds the call open, at most 60.
 
         Returns:
@@ -121,7 +123,12 @@ class PlannerClient(PlannerConnection):
             routes.RANK_PLAN,
             job_id=job_id,
             rank=rank,
-            query={"after_version": after_version, "plan_id": plan_id, "wait_s": wait_s},
+            query={
+                "after_version": after_version,
+                "plan_id": plan_id,
+                "start_id": start_id,
+                "wait_s": wait_s,
+            },
             wait_s=wait_s,
         )
         return None if response.status_code == 204 else self.decoded(RankPlan, response)
@@ -159,9 +166,9 @@ class PlannerClient(PlannerConnection):
             Accepted, "POST", routes.RANK_MEASUREMENTS, job_id=job_id, rank=rank, body=batch
         )
 
-    def leave(self, job_id: str, rank: int, *, run_id: str | None = None) -> None:
+    def leave(self, job_id: str, rank: int, *, start_id: str | None = None) -> None:
         """Report the end of a rank's training; its measurements stay."""
-        body = Departure(run_id=run_id)
+        body = Departure(start_id=start_id)
         self.send("POST", routes.RANK_DEPARTURE, job_id=job_id, rank=rank, body=body)
 
     def list_plans(self, job_id: str) -> tuple[PlanView, ...]:

@@ -260,7 +260,9 @@ def _list_as_text(jobs: Sequence[JobOverview]) -> str:
     """Return a line for each job, the most recently active first."""
     if not jobs:
         return "no jobs; a job appears when its ranks register"
-    return "\n".join(aligned([_HEADINGS, *map(_list_row, jobs)], "<" * len(_HEADINGS)))
+    lines = aligned([_HEADINGS, *map(_list_row, jobs)], "<" * len(_HEADINGS))
+    refused = [f"{job.job_id}: {job.refused}" for job in jobs if job.refused is not None]
+    return "\n".join([*lines, *refused])
 
 
 def _job_as_line(job: JobView) -> str:

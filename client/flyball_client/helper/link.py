@@ -305,7 +305,7 @@ class _Link:
                 owner.posted(count_of(header["num_dropped"]))
                 self._backoff.reset()
             case "registered":
-                owner.registered(str(header["run_id"])[:_MAX_NAME_CHARS])
+                owner.registered(str(header["start_id"])[:_MAX_NAME_CHARS])
                 self._backoff.reset()
             case "plan":
                 owner.activate(plan, count_of(header["first_step"]))

@@ -21,8 +21,8 @@ _logger = logging.getLogger(__name__)
 
 _Batch = tuple[StepMeasurement, ...]
 
-# A new run of the job has begun.
-_OTHER_RUN_STATUS = 409
+# Another start of the job has begun.
+_OTHER_START_STATUS = 409
 # Statuses that a retry of the same batch would get again, and perhaps a part of it would not.
 _BAD_CONTENT_STATUSES = frozenset({400, 413, 422})
 # Calls for the parts of one refused batch: enough for a few bad steps among 256.
@@ -69,14 +69,15 @@ class MeasurementPoster(PlannerThread):
         self._backoff = backoff
         self._period_s = period_s
         self._asked_period_s = _FIRST_PERIOD_S
-        self._is_of_other_run = False
+        self._is_of_other_start = False
 
     def _run(self) -> None:
         is_registered = self._calls.is_registered
         while not self._stopping.wait(self._pause_s()):
             if is_registered.is_set() and not self._post_all():
                 self._stopping.wait(self._backoff.next_pause_s())
-        if is_registered.is_set():
+        # A rank that leaves early is not to stay behind as present.
+        if self._calls.is_registered_at_last():
             self._post_all()
             if not self._reachability.is_lost:
                 self._calls.leave()
@@ -106,17 +107,17 @@ class MeasurementPoster(PlannerThread):
         except PlannerRefusedError as error:
             if error.status in _BAD_CONTENT_STATUSES:
                 return self._post_parts(batch, error)
-            if error.status != _OTHER_RUN_STATUS:
+            if error.status != _OTHER_START_STATUS:
                 raise
-            # A process of an earlier run logs the refusal once.
-            self._log_dropped(len(batch), error, self._is_of_other_run)
-            self._is_of_other_run = True
+            # A process of an earlier start logs the refusal once.
+            self._log_dropped(len(batch), error, self._is_of_other_start)
+            self._is_of_other_start = True
             return len(batch)
         return 0
 
     def _post_accepted(self, batch: _Batch) -> None:
         answer = self._calls.post(batch)
-        self._is_of_other_run = False
+        self._is_of_other_start = False
         self._asked_period_s = bounded_period_s(answer.next_post_s)
         self._reachability.back("measurements")
         self._backoff.reset()

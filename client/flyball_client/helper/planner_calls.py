@@ -30,6 +30,8 @@ _logger = logging.getLogger(__name__)
 # Refusals in a row from which on a missing registration is no longer normal.
 _MANY_REFUSALS = 6
 _MAX_NAME_CHARS = 256
+# Longest wait in s of a rank that leaves for the end of its registration.
+_REGISTERING_S = 2.0
 
 
 class PlannerThread(ABC):
@@ -120,8 +122,8 @@ class Rank(Owner, Protocol):
         """Report that the steps taken last are posted, or will never be: so many of them."""
         ...
 
-    def registered(self, run_id: str) -> None:
-        """Report the run that the rank is registered in."""
+    def registered(self, start_id: str) -> None:
+        """Report the start that the rank is registered in."""
         ...
 
     def activate(self, plan: CompiledPlan, first_step: int) -> None:
@@ -134,14 +136,14 @@ class Rank(Owner, Protocol):
 
 
 class RankClient:
-    """Calls of one rank, which carry the run of the job that it is registered in.
+    """Calls of one rank, which name the start of the job that it is registered in.
 
     Args:
         planner: Client of the planner; not closed here.
         job_id: Name of the job.
         rank: Rank within the job.
         registration: Registration of the rank.
-        run_id: Run that it is registered in; None: it is not registered.
+        start_id: Start that it is registered in; None: it is not registered.
 
     Attributes:
         name: Job and rank, for the log.
@@ -156,25 +158,33 @@ class RankClient:
         rank: int,
         registration: RankRegistration,
         *,
-        run_id: str | None = None,
+        start_id: str | None = None,
     ) -> None:
         self.name = f"job {job_id} rank {rank}"
         self.rank = rank
         self.is_registered = threading.Event()
-        if run_id is not None:
+        if start_id is not None:
             self.is_registered.set()
         self._planner = planner
         self._job_id = job_id
-        self._run_id = run_id
+        self._start_id = start_id
+        self._registering = threading.Lock()
         self._registration = registration
 
     def register(self) -> str:
-        """Register the rank, and return the run of the job that it is registered in."""
-        registered = self._planner.put_rank(self._job_id, self.rank, self._registration)
-        self._check_name("run_id", registered.run_id)
-        self._run_id = registered.run_id
-        self.is_registered.set()
-        return registered.run_id
+        """Register the rank, and return the start of the job that it is registered in."""
+        with self._registering:
+            registered = self._planner.put_rank(self._job_id, self.rank, self._registration)
+            self._check_name("start_id", registered.start_id)
+            self._start_id = registered.start_id
+            self.is_registered.set()
+        return registered.start_id
+
+    def is_registered_at_last(self) -> bool:
+        """Return whether the rank is registered, after a registration that is in progress."""
+        if self._registering.acquire(timeout=_REGISTERING_S):
+            self._registering.release()
+        return self.is_registered.is_set()
 
     def newest_plan(self, known: KnownPlan, wait_s: float) -> CompiledPlan | None:
         """Return the newest plan if it is not the known one; None: not within `wait_s`.
@@ -187,6 +197,7 @@ class RankClient:
             self.rank,
             after_version=known.version,
             plan_id=known.plan_id,
+            start_id=self._start_id,
             wait_s=wait_s,
         )
         if plan is None:
@@ -202,7 +213,7 @@ class RankClient:
     def acknowledge(self, version: int, current_step: int, wait_s: float) -> PlanVersion:
         """Acknowledge a plan version, and wait up to `wait_s` for its first step."""
         acknowledgement = Acknowledgement(
-            version=version, current_step=current_step, run_id=self._run_id
+            version=version, current_step=current_step, start_id=self._start_id
         )
         activation = self._planner.acknowledge(
             self._job_id, self.rank, acknowledgement, wait_s=wait_s
@@ -213,13 +224,13 @@ class RankClient:
 
     def post(self, steps: tuple[StepMeasurement, ...]) -> Accepted:
         """Post measured steps."""
-        batch = MeasurementBatch(steps=steps, run_id=self._run_id)
+        batch = MeasurementBatch(steps=steps, start_id=self._start_id)
         return self._planner.post_measurements(self._job_id, self.rank, batch)
 
     def leave(self) -> None:
         """Report the end of the rank's training; a failure is only logged."""
         try:
-            self._planner.leave(self._job_id, self.rank, run_id=self._run_id)
+            self._planner.leave(self._job_id, self.rank, start_id=self._start_id)
         except FlyballError as error:
             _logger.debug("%s: its end was not reported: %s", self.name, error)
 
@@ -307,7 +318,7 @@ class PlannerReachability:
         if count not in ({1, _MANY_REFUSALS} if is_awaited else {1}):
             return
         if is_awaited and count == 1:
-            # Normal at the start, until another rank has registered the job or its new run.
+            # Normal at first, until rank 0 has registered the job for this start.
             _logger.info("%s: waiting for the job's registration: %s", self._rank_name, error)
         else:
             _logger.warning(

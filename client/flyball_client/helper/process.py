@@ -1,9 +1,10 @@
 """The helper process of a rank, which `link` starts: agents that call the planner.
 
-It ends with the rank, however that ends, and when the rank needs it no more. Signals to the rank
-and its terminal do not end it. It ends itself where a call outlasts its deadline, since no timeout
-of HTTP bounds an answer that never stops. Under load it gives way to the training, and where memory
-runs out the kernel kills it first.
+It ends with the rank, however that ends, and when the rank needs it no more. Of a rank that was
+killed it tells the planner, so that another start need not wait until the planner misses it.
+Signals to the rank and its terminal do not end it. It ends itself where a call outlasts its
+deadline, since no timeout of HTTP bounds an answer that never stops. Under load it gives way to the
+training, and where memory runs out the kernel kills it first.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _MOST_EXPENDABLE = "1000"
 # of its end.
 _TICK_S = 0.5
 _MAX_TEXT_CHARS = 1000
+# Time in s in which the planner is told of a rank that was killed.
+_DEPARTURE_S = 5.0
 
 
 def main() -> int:
@@ -98,6 +101,16 @@ class _Helper:
         # AttributeError: a Python built without it.
         with contextlib.suppress(OSError, AttributeError):
             ends.append(os.pidfd_open(self._rank_pid))
+        status = None
+        # A rank that ends closes the connection.
+        with contextlib.suppress(EOFError, OSError):
+            status = self._serve(ends)
+        if status is None and self._has_rank_ended(ends):
+            self._tell_departure()
+        return status or 0
+
+    def _serve(self, ends: list[int]) -> int | None:
+        """Serve as `serve`, whose result is None where the rank has ended."""
         alive_s = 0.0
         # Also after opening: the number may be another process's by now.
         while os.getppid() == self._rank_pid:
@@ -111,7 +124,25 @@ class _Helper:
             if time.monotonic() >= alive_s:
                 alive_s = time.monotonic() + ALIVE_S
                 self.send({"event": "alive"})
-        return 0
+        return None
+
+    def _has_rank_ended(self, ends: list[int]) -> bool:
+        """Return whether the rank has ended, which is soon after its connection."""
+        select.select(ends, (), (), _TICK_S)
+        return os.getppid() != self._rank_pid or bool(select.select(ends, (), (), 0)[0])
+
+    def _tell_departure(self) -> None:
+        """Report to the planner that the rank has left."""
+        threads = [
+            threading.Thread(target=agent.leave, daemon=True)
+            for agent, _ in self._agents.values()
+            if isinstance(agent, RankAgent)
+        ]
+        for thread in threads:
+            thread.start()
+        until_s = time.monotonic() + _DEPARTURE_S
+        for thread in threads:
+            thread.join(max(0.0, until_s - time.monotonic()))
 
     def send(self, header: Header, body: bytes = b"") -> None:
         """Send a frame to the rank."""
@@ -165,8 +196,8 @@ class _RemoteRank:
     def posted(self, num_dropped: int) -> None:
         self._report("posted", num_dropped=num_dropped)
 
-    def registered(self, run_id: str) -> None:
-        self._report("registered", run_id=run_id)
+    def registered(self, start_id: str) -> None:
+        self._report("registered", start_id=start_id)
 
     def activate(self, plan: CompiledPlan, first_step: int) -> None:
         header, body = plan_parts(plan)

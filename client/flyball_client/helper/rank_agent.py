@@ -69,7 +69,7 @@ class RankSpec:
         rank: Rank within the job.
         registration: Registration of the rank.
         times: Timeouts and intervals.
-        run_id: Run that it is registered in; None: it is not registered.
+        start_id: Start that it is registered in; None: it is not registered.
         known: Newest plan that it has.
         is_lost: True: the planner could not be reached last.
     """
@@ -78,7 +78,7 @@ class RankSpec:
     rank: int
     registration: RankRegistration
     times: LinkTimes = field(default_factory=LinkTimes)
-    run_id: str | None = None
+    start_id: str | None = None
     known: KnownPlan = NO_PLAN
     is_lost: bool = False
 
@@ -93,11 +93,13 @@ class RankAgent:
     """
 
     def __init__(self, spec: RankSpec, planner: PlannerClient, rank: Rank) -> None:
-        calls = RankClient(planner, spec.job_id, spec.rank, spec.registration, run_id=spec.run_id)
+        self._calls = calls = RankClient(
+            planner, spec.job_id, spec.rank, spec.registration, start_id=spec.start_id
+        )
         reachability = PlannerReachability(
             calls.name,
             is_lost=spec.is_lost,
-            was_known=spec.run_id is not None,
+            was_known=spec.start_id is not None,
             report=rank.set_lost,
         )
         self._subscriber = PlanSubscriber(
@@ -118,7 +120,14 @@ class RankAgent:
 
     def stop(self) -> None:
         """Begin to post the rest and to report the rank's end; `left` follows."""
+        self._subscriber.stop()
         self._poster.stop()
+
+    def leave(self) -> None:
+        """Report the end of the rank, which can be asked for nothing any more."""
+        self._subscriber.stop()
+        if self._calls.is_registered_at_last():
+            self._calls.leave()
 
     def close(self, timeout_s: float = 0.0) -> None:
         """Stop both threads, and wait at most `timeout_s` for a call in progress."""

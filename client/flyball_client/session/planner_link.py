@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +24,9 @@ class PlannerLink:
 
     Args:
         planner: Client of the planner; not closed here.
-        spec: State of the rank.
+        spec: State of the rank, without its start.
+        start_id: Start that the rank belongs to, known now or later; None: none is named. Nothing
+            is called before it is known. Where it fails, nothing ever is, and its error is logged.
         current_step: Function that returns the current training step.
         activate: Function that receives a plan and its first step, on another thread.
 
@@ -37,6 +40,7 @@ class PlannerLink:
         self,
         planner: PlannerClient,
         spec: RankSpec,
+        start_id: Future[str | None],
         *,
         current_step: Callable[[], int],
         activate: Callable[[CompiledPlan, int], None],
@@ -45,7 +49,10 @@ class PlannerLink:
         self.is_lost = spec.is_lost
         self._planner = planner
         self._spec = spec
-        self._run_id = spec.run_id
+        self._named_start = start_id
+        self._opening = threading.Lock()
+        self._is_stopped = False
+        self._start_id = spec.start_id
         self._known = spec.known
         self._name = f"job {spec.job_id} rank {spec.rank}"
         self.current_step = current_step
@@ -57,21 +64,37 @@ class PlannerLink:
         self._agent: OpenAgent | None = None
 
     def start(self) -> None:
-        """Start the agent; may be called once.
+        """Start the agent, as soon as the start is known; may be called once.
 
         Raises:
             RuntimeError: No thread can be started.
         """
-        self._agent = open_agent(self._planner, self)
+        if self._named_start.done():
+            self._open(self._named_start)
+        else:
+            self._named_start.add_done_callback(self._open)
+
+    def _open(self, named: Future[str | None]) -> None:
+        with self._opening:
+            if self._is_stopped or named.cancelled():
+                return
+            if (error := named.exception()) is not None:
+                _logger.warning("%s: trains without a plan: %s", self._name, error)
+                return
+            registration = replace(self._spec.registration, start_id=named.result())
+            self._spec = replace(self._spec, registration=registration)
+            self._agent = open_agent(self._planner, self)
 
     def stop(self) -> None:
         """Post the rest, report the rank's end, and stop, within about `flush_timeout_s`."""
+        with self._opening:
+            self._is_stopped = True
         if self._agent is not None:
             self._agent.stop()
             self._has_left.wait(self._spec.times.flush_timeout_s)
             self._agent.close()
         num_left = self.outbox.clear()
-        if num_left:
+        if num_left and self._agent is not None:
             _logger.log(
                 # A lost planner has been logged.
                 logging.DEBUG if self.is_lost else logging.WARNING,
@@ -84,12 +107,14 @@ class PlannerLink:
 
     def agent_maker(self) -> partial[RankAgent]:
         """Return what makes an agent that goes on where the last one has ended."""
-        state = replace(self._spec, run_id=self._run_id, known=self._known, is_lost=self.is_lost)
+        state = replace(
+            self._spec, start_id=self._start_id, known=self._known, is_lost=self.is_lost
+        )
         return partial(RankAgent, state)
 
-    def registered(self, run_id: str) -> None:
-        """Keep the run, in which another agent goes on."""
-        self._run_id = run_id
+    def registered(self, start_id: str) -> None:
+        """Keep the start, in which another agent goes on."""
+        self._start_id = start_id
 
     def activate(self, plan: CompiledPlan, first_step: int) -> None:
         """Pass the plan on."""

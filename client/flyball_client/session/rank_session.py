@@ -15,6 +15,7 @@ import logging
 import math
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 
 from flyball_client.api.planner_client import PlannerClient
@@ -34,7 +35,11 @@ from flyball_client.session.rank_settings import (
     check_without_planner,
     is_strict,
 )
-from flyball_client.session.registration import registration_of_rank, supported_clocks_mhz
+from flyball_client.session.registration import (
+    named_start,
+    registration_of_rank,
+    supported_clocks_mhz,
+)
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
 from flyball_wire.messages import StepMeasurement
 
@@ -79,6 +84,8 @@ class RankSession:
         initial_step: Number of the first step, where training resumes.
         history_length: Number of steps that `history` keeps, at least 1.
         times: Timeouts and intervals of the calls to the planner.
+        start_id: Identity of this start of the training, which all of its ranks name; a future:
+            known later, and calls to the planner begin then; None: the launcher's run, if any.
         strict: True: what the machine lacks is raised, here or by `start`; False: it is logged, and
             the rank trains without it; None: as `FLYBALL_STRICT` says.
 
@@ -110,6 +117,7 @@ class RankSession:
         initial_step: int = 0,
         history_length: int = 1024,
         times: LinkTimes | None = None,
+        start_id: str | Future[str | None] | None = None,
         strict: bool | None = None,
     ) -> None:
         if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
@@ -148,6 +156,7 @@ class RankSession:
             self._link = PlannerLink(
                 planner,
                 RankSpec(job_id=job_id, rank=rank, registration=registration, times=times),
+                named_start(os.environ, start_id),
                 current_step=lambda: self._current_step,
                 activate=self.plans.put,
             )

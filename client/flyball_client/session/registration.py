@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,10 @@ from flyball_wire.messages import JobRegistration, RankRegistration
 
 # torchrun's name of a run that has none.
 _UNNAMED = "none"
-_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+_RUNS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PMIX_NAMESPACE")
 _RESTART_COUNTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+# What Slurm sets alike for all tasks of a start, unlike torchrun's count, which each agent has.
+_OF_SLURM_START = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _MAX_CHARACTERS = 256
 # The same in all containers of a machine, unlike its name.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -33,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchedRun:
-    """Run of a job, as its launcher names it; None: not known.
+    """Run of a training, as its launcher names it; None: not known.
 
     Attributes:
         run: Name of the run.
@@ -55,6 +58,29 @@ def launch_of(environ: Mapping[str, str]) -> LaunchedRun:
         run=None if run is None else run[:_MAX_CHARACTERS],
         restart_count=None if count is None else int(count),
     )
+
+
+def start_of(environ: Mapping[str, str]) -> str | None:
+    """Return the identity of this start by its launcher's run; None: the launcher names none.
+
+    It is the same for all ranks, and for another start of the same run too, except for Slurm's: a
+    training that has a store for its ranks should bring an identity to them that way.
+    """
+    run = launch_of(environ).run
+    if run is None or run != environ.get("SLURM_JOB_ID"):
+        return run
+    return ".".join(filter(None, map(environ.get, _OF_SLURM_START)))[:_MAX_CHARACTERS]
+
+
+def named_start(
+    environ: Mapping[str, str], start_id: str | Future[str | None] | None
+) -> Future[str | None]:
+    """Return the start that a rank belongs to: the given one, or else its launcher's run."""
+    if isinstance(start_id, Future):
+        return start_id
+    named = Future[str | None]()
+    named.set_result(start_id or start_of(environ))
+    return named
 
 
 def supported_clocks_mhz(
@@ -79,7 +105,7 @@ def registration_of_rank(
     stage: int,
     layout: tuple[int, int, int],
 ) -> RankRegistration:
-    """Return the registration of the rank of this process.
+    """Return the registration of the rank of this process, without its start.
 
     Args:
         gpu: Its GPU; None: it has none that can be used.
@@ -88,7 +114,6 @@ def registration_of_rank(
         layout: Its ranks in data, tensor and context parallelism.
     """
     dp_rank, tp_rank, cp_rank = layout
-    launch = launch_of(os.environ)
     return RankRegistration(
         stage=stage,
         host=socket.gethostname(),
@@ -101,8 +126,6 @@ def registration_of_rank(
         cp_rank=cp_rank,
         node=_boot_id(),
         sm_clocks_mhz=supported_mhz or None,
-        run=launch.run,
-        restart_count=launch.restart_count,
     )
 
 
@@ -116,25 +139,35 @@ def _boot_id() -> str | None:
 class JobRegistrar:
     """Keeps a job registered until it is closed, from the rank's helper process.
 
-    It retries while the planner cannot be reached, and while ranks of an earlier start are
-    registered differently. Every 15 s it checks that the planner still has the job, and registers
-    it again where the planner returned with an empty database. A job whose values are refused is
-    not registered again. Where no thread can be started, that is logged, and nothing registered.
+    It retries while the planner cannot be reached, and while ranks of another start are present.
+    Every 15 s it checks that the planner still has the job, and registers it again where the
+    planner returned with an empty database. A job whose values are refused is not registered again.
+    Where no thread can be started, that is logged, and nothing registered.
 
     Args:
         planner: Client of the planner; may be used for other calls too.
         job_id: Name of the job.
-        registration: Registration without the launcher's fields, which are read from the
-            environment.
+        registration: Registration without start, host and the launcher's fields, which are read
+            from the environment.
+        start_id: Identity of this start, as of its ranks' sessions; None: the launcher's run.
     """
 
     def __init__(
-        self, planner: PlannerClient, *, job_id: str, registration: JobRegistration
+        self,
+        planner: PlannerClient,
+        *,
+        job_id: str,
+        registration: JobRegistration,
+        start_id: str | None = None,
     ) -> None:
         launch = launch_of(os.environ)
         self._job_id = job_id
         self._registration = replace(
-            registration, run=launch.run, restart_count=launch.restart_count
+            registration,
+            start_id=start_id or start_of(os.environ),
+            run=launch.run,
+            restart_count=launch.restart_count,
+            host=socket.gethostname(),
         )
         self._has_left = threading.Event()
         self.left = self._has_left.set

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ from flyball_client.session.rank_settings import RankSettings
 from flyball_client.session.registration import JobRegistrar
 from flyball_integrations.shared.attach_options import AttachOptions, registered_fields
 from flyball_integrations.shared.device_hooks import DeviceHooks
+from flyball_integrations.shared.start_exchange import exchange_start
 from flyball_integrations.shared.whole_steps import NoInstructions, WholeStepPlans
 from flyball_profiles.gpu_windows import GpuTableError, gpu_folder, load_gpu_window
 from flyball_wire.messages import JobRegistration
@@ -88,8 +90,12 @@ class RankEnds:
             timing=options.get("timing"),
         )
         self._planner = self._settings.open_planner()
+        self._start_id: Future[str | None] | None = None
         if self._planner is not None:
             opened.callback(self._planner.close)
+            exchange = exchange_start(job_id, layout.rank)
+            opened.callback(exchange.close)
+            self._start_id = exchange.start_id
         gpu = options.get("gpu")
         if gpu is None:
             gpu = self._settings.open_gpu(
@@ -114,14 +120,19 @@ class RankEnds:
         Args:
             pipeline: registration without the options.
         """
-        if self._planner is None or not self.registers_job:
+        if self._planner is None or self._start_id is None or not self.registers_job:
             return
         registration = replace(
             pipeline,
             emulated=self._gpu is not None and self._gpu.is_emulated,
             **self._fields,
         )
-        registrar = JobRegistrar(self._planner, job_id=self._job_id, registration=registration)
+        registrar = JobRegistrar(
+            self._planner,
+            job_id=self._job_id,
+            registration=registration,
+            start_id=self._start_id.result(),
+        )
         self.opened.callback(registrar.close)
 
     def device_hooks(self, device: torch.device, *, has_whole_steps: bool = False) -> DeviceHooks:
@@ -158,6 +169,7 @@ class RankEnds:
             initial_step=self._initial_step,
             plans=plans,
             clock=None if hooks is None else hooks.clock_s,
+            start_id=self._start_id,
             strict=self._settings.strict,
             **asdict(self._layout),
         )

@@ -31,7 +31,6 @@ from flyball_server.jobs.records import (
     MAX_RANKS,
     RankRecord,
 )
-from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import KnownRank, register_together
 from flyball_server.jobs.replanning.plan_job import PlanCoalescer
 from flyball_server.jobs.services import JobServices
@@ -57,7 +56,7 @@ class RankCalls:
     """Batchers of the ranks' calls, for all jobs.
 
     Attributes:
-        registrations: registrations, each with its launch.
+        registrations: registrations.
         plans: requests for a newer plan; rendered, None: there is none.
         versions: requests for the first steps of a job's versions.
         acknowledgements: acknowledged versions.
@@ -67,9 +66,7 @@ class RankCalls:
 
     def __init__(self, services: JobServices) -> None:
         rank_plans = RankPlans(functools.partial(rendered, RankPlan))
-        self.registrations: Batcher[tuple[RankRecord, Launch], KnownRank] = _batcher(
-            services, register_together
-        )
+        self.registrations: Batcher[RankRecord, KnownRank] = _batcher(services, register_together)
         self.plans: Batcher[PlanQuestion, bytes | None] = _batcher(services, rank_plans.answer)
         self.versions: Batcher[None, tuple[PlanVersion, ...]] = _batcher(services, _versions)
         self.acknowledgements: Batcher[HeldVersion, PlanVersion] = _batcher(

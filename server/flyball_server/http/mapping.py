@@ -23,7 +23,6 @@ from flyball_server.jobs.replanning.plan_documents import any_plan_document
 from flyball_wire import messages
 from flyball_wire.messages import JobSpec
 
-_LAUNCH_FIELDS = ("run", "restart_count")
 _SPEC_FIELDS = tuple(field.name for field in fields(JobSpec))
 _STEP_FIELDS = tuple(
     field.name
@@ -46,24 +45,28 @@ def job_spec(registration: messages.JobRegistration) -> JobSpec:
     return spec
 
 
-def launch(registration: messages.JobRegistration | messages.RankRegistration) -> Launch:
-    """Return which start of the job somebody registers for."""
-    return Launch(run=registration.run, restart_count=registration.restart_count)
+def launch(registration: messages.JobRegistration) -> Launch:
+    """Return which start of the job somebody registers."""
+    return Launch(
+        start_id=registration.start_id,
+        run=registration.run,
+        restart_count=registration.restart_count,
+        host=registration.host,
+    )
 
 
 def rank_record(job_id: str, rank: int, registration: messages.RankRegistration) -> RankRecord:
     """A rank that has just registered."""
     values = dict(vars(registration))
-    for name in _LAUNCH_FIELDS:
-        del values[name]
-    return RankRecord(job_id=job_id, rank=rank, **values)
+    start_id = values.pop("start_id")
+    return RankRecord(job_id=job_id, rank=rank, start=start_id, **values)
 
 
 def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPost:
     """Return a rank's measured steps, and the instruction times of steps that have them."""
     return RankPost(
         rank=rank,
-        run_id=sent.run_id,
+        start_id=sent.start_id,
         plan_ids={step.step: step.plan_id for step in sent.steps if step.plan_id is not None},
         steps=tuple(
             StepRecord(
@@ -105,7 +108,7 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
         job_id=job.job_id,
         state=job.state,
         registration=messages.JobRegistration(
-            **vars(job.spec), run=job.run, restart_count=job.restart_count
+            **vars(job.spec), start_id=job.start, run=job.run, restart_count=job.restart_count
         ),
         ranks=tuple(rank_view(rank) for rank in summary.ranks),
         newest_version=summary.newest_version,
@@ -120,15 +123,14 @@ def job_view(summary: JobSummary, notes: tuple[str, ...] = ()) -> messages.JobVi
 
 def registered_view(known: KnownRank) -> messages.RegisteredRank:
     """A rank, as its registration is answered."""
-    return messages.RegisteredRank(**vars(rank_view(known.record)), run_id=known.run_id)
+    return messages.RegisteredRank(**vars(rank_view(known.record)), start_id=known.start_id)
 
 
 def rank_view(rank: RankRecord) -> messages.RankView:
     """A rank."""
     # A hundred clocks of thousands of ranks would make every answer about a job long.
-    values = {
-        name: value for name, value in vars(rank).items() if name not in {"job_id", "sm_clocks_mhz"}
-    }
+    hidden = {"job_id", "sm_clocks_mhz", "start"}
+    values = {name: value for name, value in vars(rank).items() if name not in hidden}
     seen_at = rank.last_seen_at
     return messages.RankView(
         **(values | {"last_seen_at": None if seen_at is None else seen_at.isoformat()})

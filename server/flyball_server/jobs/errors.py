@@ -8,7 +8,8 @@ JobsError
 │   └── UnknownTokenError
 ├── WrongStateError               it exists, but not in a state that allows this
 │   ├── RegistrationConflictError
-│   ├── OtherRunError
+│   ├── OtherStartError
+│   ├── JobHeldError
 │   ├── PlaceTakenError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
@@ -86,8 +87,12 @@ class RegistrationConflictError(WrongStateError):
     """Job {job_id} is registered with another {field}; end its ranks, or take another name."""
 
 
-class OtherRunError(WrongStateError):
+class OtherStartError(WrongStateError):
     """Job {job_id} is registered for another start of its training; register it for this one."""
+
+
+class JobHeldError(WrongStateError):
+    """Job {job_id} has ranks of another start on {hosts}; end them, or take another name."""
 
 
 class PlaceTakenError(WrongStateError):

@@ -200,6 +200,28 @@ class GpuChange:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefusedRegistration:
+    """Registration of the job or a rank that was refused, while none was taken since.
+
+    Attributes:
+        rank: rank that registered; None: it was the job.
+        host: node from which it did; None: not reported.
+        problem: why it was refused.
+        at_unix_s: when that was last.
+    """
+
+    rank: int | None
+    host: str | None
+    problem: str
+    at_unix_s: float
+
+    def __str__(self) -> str:
+        who = "a registration" if self.rank is None else f"rank {self.rank}"
+        origin = "" if self.host is None else f" from {self.host}"
+        return f"refused {who}{origin}: {self.problem}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
     """State of one job's reconcile loop.
 
@@ -216,6 +238,7 @@ class JobLoopState(Record):
         gpu_changes: replaced GPUs, the newest last.
         timed_version: newest plan version whose delays were read, or could not be; 0: none.
         order_comparison: newest comparison of its order with others; None: not compared yet.
+        refused: newest refused registration; None: none since the job was registered last.
     """
 
     job_id: str
@@ -231,6 +254,7 @@ class JobLoopState(Record):
     gpu_changes: tuple[GpuChange, ...] = ()
     timed_version: int = 0
     order_comparison: OrderComparison | None = None
+    refused: RefusedRegistration | None = None
 
     @property
     def order_advice(self) -> OrderAdvice | None:

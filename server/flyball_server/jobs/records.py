@@ -155,7 +155,9 @@ class JobRecord(Record):
         changed_input: input that was changed last.
         inputs_revision: number of changes of profile and specification.
         planned_revision: inputs_revision of the newest plan; 0: no plan.
-        run: name of this start of the job, from its launcher; None: not reported.
+        start: identity of the start that its ranks belong to; None: whoever registered the job
+            named none, and ranks of any start are taken.
+        run: name of the training, from its launcher; None: not reported.
         restart_count: number of restarts by the launcher itself; None: not reported.
     """
 
@@ -168,6 +170,7 @@ class JobRecord(Record):
     changed_input: JobInput = JobInput.REGISTRATION
     inputs_revision: int = 0
     planned_revision: int = 0
+    start: str | None = None
     run: str | None = None
     restart_count: int | None = None
 
@@ -179,13 +182,14 @@ class JobRecord(Record):
         for spec in {self.registered, self.spec}:
             check_spec_bounds(spec)
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
+        check_text("start_id", self.start or "")
         check_text("run", self.run or "")
         check_count("restart_count", self.restart_count or 0)
 
     @property
-    def run_id(self) -> str:
-        """Return the job's run as a number, different in an earlier or later one of its name."""
-        return identity_of(self.created_at)
+    def start_id(self) -> str:
+        """Return what its ranks name in their calls: other in each start and each kept run."""
+        return self.start or identity_of(self.created_at)
 
     def with_change(self, changed_input: JobInput, *, spec: JobSpec | None = None) -> JobRecord:
         """Return the job after a change of one of its inputs; it is to be planned again."""
@@ -221,6 +225,7 @@ class RankRecord(Record):
         last_seen_at: time of the last call, UTC, to some seconds; None: no call since it
             registered.
         has_left: true once its training is over.
+        start: identity of the start that it names; None: none.
     """
 
     job_id: str
@@ -240,6 +245,7 @@ class RankRecord(Record):
     sm_clocks_mhz: tuple[int, ...] | None = None
     last_seen_at: datetime | None = None
     has_left: bool = False
+    start: str | None = None
 
     @property
     def place(self) -> RankPlace:
@@ -252,7 +258,7 @@ class RankRecord(Record):
         check_count("stage", self.stage, most=MAX_STAGES - 1)
         for field in LAYOUT_FIELDS:
             check_count(field, getattr(self, field), most=MAX_RANKS - 1)
-        for field in ("host", "gpu_name", "gpu_uuid", "client_version", "node"):
+        for field in ("host", "gpu_name", "gpu_uuid", "client_version", "node", "start"):
             check_text(field, getattr(self, field) or "")
         if self.acknowledged_version is not None:
             check_count("version", self.acknowledged_version, least=1)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign
+from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
@@ -74,6 +74,7 @@ class JobFacts:
         options: policy and target of the version that `prediction` belongs to; None: no version,
             or one of profiling.
         missed: target that the newest plan misses; None: it meets its target.
+        refused: line on a registration that was refused lately; None: none was.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
@@ -96,6 +97,7 @@ class JobFacts:
     is_caught_up: bool = False
     options: tuple[str, str] | None = None
     missed: MissedTarget | None = None
+    refused: str | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
     factors: EnergyFactors = NO_FACTORS
     delays: PlannedDelays | None = None
@@ -245,6 +247,7 @@ def _read_job(
     now = services.now()
     loop_state = reader.find_loop_state(job.job_id)
     facts.missed, facts.gpu_changes = loop_state.missed, loop_state.gpu_changes
+    facts.refused = refused_text(loop_state.refused, now)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
     facts.emulated = is_emulated(job, ranks)
     facts.ranks = RankCounts(

@@ -21,7 +21,7 @@ from flyball_wire.codec import decode, encode
 from flyball_wire.rank_plan import RankPlan, rank_plan
 
 JOB_ID = "gpt"
-RUN_ID = "65f1c0"
+START_ID = "65f1c0"
 _RANK_PATH = re.compile(rf"^/api/v1/jobs/{JOB_ID}/ranks/(\d+)(/\w+)?$")
 QUICK_TIMES = LinkTimes(poll_wait_s=0.1, first_retry_s=0.01, longest_retry_s=0.05)
 SessionMaker = Callable[..., RankSession]
@@ -57,8 +57,8 @@ class MemoryPlanner:
         self.plans: list[RankPlan] = []
         self.first_steps: dict[int, int] = {}
         self.knows_rank = False
-        self.posting_runs: set[str | None] = set()
-        self.left_run: str | None = None
+        self.posting_starts: set[str | None] = set()
+        self.left_start: str | None = None
 
     def client(self) -> PlannerClient:
         """A client without a network between."""
@@ -104,7 +104,7 @@ class MemoryPlanner:
             if rank is None or not self.knows_rank:
                 return 404, {"detail": f"nothing is known of {path}"}
             if rank[2] == "/departure":
-                self.left_run = decode(messages.Departure, data).run_id
+                self.left_start = decode(messages.Departure, data).start_id
                 return 204, None
             if rank[2] == "/plan":
                 return self._newest_plan(int(query["after_version"]), wait_s)
@@ -116,7 +116,7 @@ class MemoryPlanner:
             self.acknowledgements.append(acknowledgement)
             return self._activation(acknowledgement.version, wait_s)
         batch = decode(messages.MeasurementBatch, data)
-        self.posting_runs.add(batch.run_id)
+        self.posting_starts.add(batch.start_id)
         self.measurements |= {step.step: step for step in batch.steps}
         return 200, {"stored": len(batch.steps), "next_post_s": 1.0}
 
@@ -128,7 +128,7 @@ class MemoryPlanner:
             "rank": rank,
             "acknowledged_version": None,
             "current_step": None,
-            "run_id": RUN_ID,
+            "start_id": START_ID,
         }
         return 200, view
 

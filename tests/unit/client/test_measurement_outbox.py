@@ -67,10 +67,10 @@ class Outbox(MeasurementOutbox):
         registration = RankRegistration(
             stage=0, host="", gpu_name="", gpu_uuid="", emulated=True, client_version=""
         )
-        run_id = "run" if is_registered else None
+        start_id = "run" if is_registered else None
         self.has_left = threading.Event()
         self.poster = MeasurementPoster(
-            RankClient(planner, "gpt", 0, registration, run_id=run_id),
+            RankClient(planner, "gpt", 0, registration, start_id=start_id),
             cast("Rank", self),
             reachability=PlannerReachability("rank 0"),
             backoff=Backoff(first_s=0.001, longest_s=0.002),

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.client.memory_planner import (
     JOB_ID,
-    RUN_ID,
+    START_ID,
     MemoryPlanner,
     SessionMaker,
     compiled_plan,
@@ -260,9 +260,9 @@ def test_a_forgotten_rank_is_registered_again_and_every_later_call_carries_its_r
         wait_until(planner, lambda: len(planner.acknowledgements) == 2)
         run_step(session)
         assert session.active_version == 1
-    assert {ack.run_id for ack in planner.acknowledgements} == {RUN_ID}
-    assert planner.posting_runs == {RUN_ID}
-    assert planner.left_run == RUN_ID
+    assert {ack.start_id for ack in planner.acknowledgements} == {START_ID}
+    assert planner.posting_starts == {START_ID}
+    assert planner.left_start == START_ID
 
 
 def test_a_plan_that_cannot_be_read_is_refused_once_and_the_next_one_taken(

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -75,7 +77,7 @@ def _registrar(planner: _Planner) -> Iterator[None]:
     """A registrar that has come to the end of the planner's list, and is closed at the end."""
     transport, once = httpx.MockTransport(planner), Retries(num_attempts=1)
     with PlannerClient("http://planner", transport=transport, retries=once) as client:
-        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
+        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION, start_id="a1")
         try:
             assert planner.over.wait(_TIMEOUT_S)
             yield
@@ -97,7 +99,8 @@ def test_the_job_is_registered_as_it_is_and_closing_ends_a_long_pause(
     with _registrar(planner):
         (request,) = planner.requests
     assert (request.method, request.url.path) == ("PUT", "/api/v1/jobs/gpt")
-    assert decode(JobRegistration, json.loads(request.content)) == _REGISTRATION
+    sent = decode(JobRegistration, json.loads(request.content))
+    assert sent == replace(_REGISTRATION, start_id="a1", host=socket.gethostname())
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,13 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def agreeing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks that are not there, and run the same order as this one."""
-    from flyball_integrations.shared import one_order  # noqa: PLC0415 - needs torch
+    """Ranks that are not there, and run the same order and start as this one."""
+    # They need torch.
+    from flyball_integrations.shared import attachment, one_order  # noqa: PLC0415
+    from flyball_integrations.shared.start_exchange import StartExchange  # noqa: PLC0415
 
     monkeypatch.setattr(one_order, "_texts", lambda mine, timeout_s: [])
+    monkeypatch.setattr(attachment, "exchange_start", StartExchange)
 
 
 @pytest.fixture
@@ -30,7 +33,15 @@ def registered(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> list[JobRe
     registrations: list[JobRegistration] = []
 
     class Registrar:
-        def __init__(self, planner: object, *, job_id: str, registration: JobRegistration) -> None:
+        def __init__(
+            self,
+            planner: object,
+            *,
+            job_id: str,
+            registration: JobRegistration,
+            start_id: str | None,
+        ) -> None:
+            assert start_id
             registrations.append(registration)
 
         def close(self) -> None:

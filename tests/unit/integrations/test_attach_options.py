@@ -26,8 +26,8 @@ from flyball_wire.messages import JobRegistration
 _NOT_PLANNED = {
     *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
     *("extra_forwards", "other_orders", "emulated", "checkpoint"),
-    # The launcher tells those.
-    *("run", "restart_count"),
+    # The registrar tells those.
+    *("start_id", "run", "restart_count", "host"),
 }
 GIVEN: dict[str, Any] = {
     "gpu_type": "a100",

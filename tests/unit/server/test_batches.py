@@ -38,7 +38,6 @@ from flyball_server.jobs.measurements.measurements import (
 )
 from flyball_server.jobs.records import StepDetail
 from flyball_server.jobs.registry.inspection import get_job
-from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.registry.registration import register_together
 from flyball_server.jobs.versions.plan_versions import HeldVersion, acknowledge_together
 from flyball_server.jobs.versions.rank_plans import PlanQuestion, RankPlans
@@ -46,7 +45,6 @@ from flyball_server.kit.batcher import Batcher
 from flyball_wire.messages import JobState
 from flyball_wire.rank_plan import RankPlan
 
-NOBODY = Launch()
 WAIT_S = 30.0
 
 
@@ -66,9 +64,7 @@ def services() -> Services:
 
 
 def test_a_rank_that_has_no_place_does_not_keep_the_others_out(services: Services) -> None:
-    ranks = [
-        (rank_record(rank, stage=rank % 2, dp_rank=1, host="node-2"), NOBODY) for rank in (2, 7, 3)
-    ]
+    ranks = [rank_record(rank, stage=rank % 2, dp_rank=1, host="node-2") for rank in (2, 7, 3)]
     known, refused, other = register_together(services.jobs, "job", ranks)
     assert isinstance(refused, InvalidFieldError)
     assert refused.field == "rank"

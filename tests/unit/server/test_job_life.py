@@ -20,8 +20,9 @@ from tests.planner.stores import TemporaryJobStore
 from tests.planner.use_cases import change_target, put_profile, register_job
 
 from flyball_server.jobs.errors import (
+    JobHeldError,
     JobIsRunningError,
-    OtherRunError,
+    OtherStartError,
     PlaceTakenError,
     RegistrationConflictError,
     UnknownJobError,
@@ -47,8 +48,8 @@ from flyball_wire.messages import JobSpec, JobState
 from flyball_wire.plan_options import Policy, TargetChange
 
 LIFE = LifeTimes(rank_silence_s=90, job_expiry_s=3600, job_retention_s=7200)
-FIRST = Launch(run="42", restart_count=0)
-AGAIN = Launch(run="42", restart_count=1)
+FIRST = Launch(start_id="a1", run="42", restart_count=0)
+AGAIN = Launch(start_id="a2", run="42", restart_count=1)
 
 
 @dataclass
@@ -73,7 +74,8 @@ class Life:
         return register_job(self.services, "job", spec or job_spec(), launch)[1]
 
     def join(self, rank: int, launch: Launch = FIRST, **changes: object) -> RankRecord:
-        return register_rank(self.services, rank_record(rank).evolve(**changes), launch)
+        record = rank_record(rank).evolve(start=launch.start_id, **changes)
+        return register_rank(self.services, record)
 
     def plan(self) -> None:
         put_profile(self.services, "job", profile())
@@ -167,7 +169,7 @@ def test_a_rank_may_move_after_it_died(life: Life, caplog: pytest.LogCaptureFixt
 
 
 def test_the_later_of_two_processes_holds(life: Life, caplog: pytest.LogCaptureFixture) -> None:
-    ranks = [(rank_record(1, host=host), FIRST) for host in ("node-2", "node-3")]
+    ranks = [rank_record(1, host=host, start=FIRST.start_id) for host in ("node-2", "node-3")]
     with caplog.at_level(logging.WARNING):
         register_together(life.services, "job", ranks)
     told = "job job: rank 1 registers from {}, but called from {} recently; the newest is valid"
@@ -192,22 +194,35 @@ def test_a_job_ends_when_its_last_rank_leaves(life: Life) -> None:
     delete_job(life.services, "job")
 
 
-@pytest.mark.parametrize("way", ["ended, registers", "expired, registers", "ended, acknowledges"])
+@pytest.mark.parametrize("way", ["ended", "expired"])
 def test_a_job_that_is_over_comes_back_with_a_rank_of_it(life: Life, way: str) -> None:
-    if way.startswith("ended"):
+    if way == "ended":
         leave_rank(life.services, "job", 0)
         leave_rank(life.services, "job", 1)
     else:
         life.pass_time(3601)
     life.age()
-    assert life.state() in (JobState.ENDED, JobState.EXPIRED)
-    if way.endswith("registers"):
-        life.join(0)
-    else:
-        acknowledge(life.services, "job", 1, version=1, current_step=3)
+    assert life.state() == way
+    life.join(0)
     life.age()
     assert life.state() == JobState.PLANNED
     assert get_job(life.services, "job").newest_version == 1
+
+
+@pytest.mark.parametrize("launch", [Launch(), FIRST])
+def test_a_late_departure_of_an_earlier_process_and_a_late_acknowledgement_change_nothing(
+    launch: Launch,
+) -> None:
+    life = Life()
+    life.register(launch=launch)
+    life.plan()
+    life.join(0, launch)
+    life.join(1, launch)
+    # Of an earlier process where nothing tells them apart, else of this one.
+    leave_rank(life.services, "job", 1)
+    acknowledge(life.services, "job", 1, version=1, current_step=3)
+    has_left = launch is FIRST
+    assert [rank.has_left for rank in get_job(life.services, "job").ranks] == [False, has_left]
 
 
 @pytest.mark.parametrize("problem", [None, "target: no"])
@@ -332,9 +347,12 @@ def test_of_ranks_that_register_together_the_first_has_the_place_also_when_they_
     life.register(_FOUR)
 
     def join_at(*stages: int) -> list[type]:
-        """Ranks 0, 1 and so on at these stages, together: no launcher counts their restarts."""
-        ranks = [rank_record(rank).evolve(stage=stage) for rank, stage in enumerate(stages)]
-        outcomes = register_together(life.services, "job", [(rank, FIRST) for rank in ranks])
+        """Ranks 0, 1 and so on at these stages, together."""
+        ranks = [
+            rank_record(rank, stage=stage, start=FIRST.start_id)
+            for rank, stage in enumerate(stages)
+        ]
+        outcomes = register_together(life.services, "job", ranks)
         return [type(outcome) for outcome in outcomes]
 
     assert join_at(0, 0, 0) == [KnownRank, PlaceTakenError, PlaceTakenError]
@@ -354,11 +372,11 @@ def test_a_job_that_restarts_keeps_its_plan_and_an_older_start_is_refused(life: 
     assert life.join(0, launch=AGAIN).acknowledged_version is None
     summary = get_job(life.services, "job")
     assert (summary.newest_version, summary.job.restart_count) == (1, 1)
-    with pytest.raises(OtherRunError):
+    with pytest.raises(JobHeldError):
         life.register(launch=FIRST)
-    with pytest.raises(OtherRunError):
-        life.join(0, launch=FIRST)
-    life.join(1, launch=Launch())
+    for older in (FIRST, Launch()):
+        with pytest.raises(OtherStartError):
+            life.join(0, launch=older)
 
 
 def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Life) -> None:
@@ -381,19 +399,21 @@ def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Lif
 
 
 def test_other_values_wait_until_the_ranks_of_another_start_are_gone(life: Life) -> None:
-    other = Launch(run="43", restart_count=0)
-    with pytest.raises(RegistrationConflictError, match="num_stages"):
+    other = Launch(start_id="b1", run="43", restart_count=0, host="node-7")
+    with pytest.raises(JobHeldError, match="on node-1; end them"):
         life.register(THREE, other)
+    assert life.notes()[0].startswith("refused a registration from node-7: job job has ranks of")
     # Those of the new start are no sign of life of the old one.
-    with pytest.raises(OtherRunError):
+    with pytest.raises(OtherStartError):
         life.join(0, launch=other)
     life.pass_time(60)
     leave_rank(life.services, "job", 1)
-    with pytest.raises(RegistrationConflictError):
+    with pytest.raises(JobHeldError):
         life.register(THREE, other)
     life.pass_time(31)
     assert life.register(THREE, other)
     assert get_job(life.services, "job").job.run == "43"
+    assert not any("refused" in note for note in life.notes())
 
 
 def test_other_values_of_a_job_without_ranks_are_taken_at_a_restart_alone() -> None:
@@ -412,7 +432,7 @@ def test_the_oldest_kept_run_is_deleted_and_the_newest_has_the_profile(
 ) -> None:
     monkeypatch.setattr(registration, "MAX_KEPT_RUNS", 2)
     for count in (1, 2, 3):
-        launch = Launch(run="42", restart_count=count)
+        launch = Launch(start_id=f"a{count}", run="42", restart_count=count)
         life.register(job_spec(num_microbatches=2 + count), launch)
         life.join(0, launch=launch)
     names = [summary.job.job_id for summary in list_jobs(life.services)]

@@ -113,6 +113,7 @@ export interface JobOverview {
   policy: string;
   predicted: PredictedIteration | null;
   problem: string | null;
+  refused: string | null;
   saved_j: Estimate | null;
   saved_of_j: number | null;
   saving_percent: Estimate | null;

@@ -32,9 +32,10 @@ async def put_job(
 ) -> messages.JobView:
     """Register a job; any rank may do so, and repeating the call changes nothing.
 
-    Other values replace the registration until the job's first plan. After that they start a new
-    run of the job if its ranks have left, or at once if its launcher has restarted it
-    (`restart_count`); earlier runs are kept as `NAME@1`, `NAME@2`, ... While ranks are present
+    Another start (`start_id`) begins when no rank of the one before is present, or at once if its
+    launcher has restarted it (`restart_count`); until then it is a 409 that names the nodes. Other
+    values replace the registration until the job's first plan, and then begin a new run of it if
+    its ranks have left; earlier runs are kept as `NAME@1`, `NAME@2`, ... While ranks are present
     other values are a 409: change the target, or register a new job.
     """
     spec = job_spec(job)

@@ -8,13 +8,12 @@ from fastapi import Query, Response
 
 from flyball_server.http.dependencies import JobId, Rank, State, WaitS
 from flyball_server.http.mapping import (
-    launch,
     rank_post,
     rank_record,
     registered_view,
 )
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
-from flyball_server.jobs.bounds import MAX_COUNT
+from flyball_server.jobs.bounds import MAX_COUNT, MAX_TEXT_CHARACTERS
 from flyball_server.jobs.registry.registration import leave_rank
 from flyball_server.jobs.versions.plan_versions import HeldVersion, version_of
 from flyball_server.jobs.versions.rank_plans import PlanQuestion
@@ -30,8 +29,8 @@ async def put_rank(
     state: State, job_id: JobId, rank: Rank, registration: messages.RankRegistration
 ) -> messages.RegisteredRank:
     """Register a rank; a restarted rank registers again and takes its place, without a plan."""
-    known = (rank_record(job_id, rank, registration), launch(registration))
-    return registered_view(await state.rank_calls.registrations.submit(job_id, known))
+    record = rank_record(job_id, rank, registration)
+    return registered_view(await state.rank_calls.registrations.submit(job_id, record))
 
 
 @ROUTER.get(
@@ -39,7 +38,7 @@ async def put_rank(
     summary="Fetch a rank's newest plan",
     response_model=RankPlan,
     response_description="A newer plan.",
-    responses={204: {"description": "No newer plan within the time to wait."}},
+    responses={204: {"description": "No newer plan within the time to wait."}, **problems(409)},
 )
 async def get_rank_plan(
     state: State,
@@ -54,13 +53,22 @@ async def get_rank_plan(
         str | None,
         Query(max_length=64, description="`plan_id` of the plan that the rank has."),
     ] = None,
+    start_id: Annotated[
+        str | None,
+        Query(
+            max_length=MAX_TEXT_CHARACTERS,
+            description="`start_id` in the answer to the rank's registration.",
+        ),
+    ] = None,
 ) -> Response:
     """Return the newest version if it is newer than `after_version`; else wait (long poll).
 
     With `plan_id`, any other plan is newer than that one: after the planner's database was
     restored to an older state, its newest version may have a lower number.
     """
-    question = PlanQuestion(rank=rank, after_version=after_version, plan_id=plan_id)
+    question = PlanQuestion(
+        rank=rank, after_version=after_version, plan_id=plan_id, start_id=start_id
+    )
 
     async def newer_plan() -> bytes | None:
         return await state.rank_calls.plans.submit(job_id, question)
@@ -92,7 +100,7 @@ async def post_acknowledgement(
         rank=rank,
         version=acknowledgement.version,
         current_step=acknowledgement.current_step,
-        run_id=acknowledgement.run_id,
+        start_id=acknowledgement.start_id,
     )
     acknowledged = await state.rank_calls.acknowledgements.submit(job_id, held)
     state.services.record_heartbeat(job_id, (rank,))
@@ -143,4 +151,4 @@ def post_departure(state: State, job_id: JobId, rank: Rank, departure: messages.
 
     The departure of an unknown rank is no error.
     """
-    leave_rank(state.services, job_id, rank, departure.run_id)
+    leave_rank(state.services, job_id, rank, departure.start_id)

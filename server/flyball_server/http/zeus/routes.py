@@ -39,7 +39,6 @@ from flyball_server.http.zeus.messages import (
 from flyball_server.jobs.errors import InvalidFieldError, PlanningStoppedError
 from flyball_server.jobs.measurements.measurements import RankPost
 from flyball_server.jobs.records import MAX_RANKS, RankRecord, StepRecord
-from flyball_server.jobs.registry.launch import Launch
 from flyball_server.jobs.versions.single_plan_starts import CommonPart, claim_steps, start_job
 from flyball_wire.messages import JobSpec
 
@@ -86,7 +85,7 @@ async def register_rank(state: State, request: Request, job_id: JobId, info: Ran
         client_version=_CLIENT,
         sm_clocks_mhz=info.available_frequencies,
     )
-    await state.rank_calls.registrations.submit(job_id, (record, Launch()))
+    await state.rank_calls.registrations.submit(job_id, record)
 
 
 @ROUTER.get(SCHEDULE)

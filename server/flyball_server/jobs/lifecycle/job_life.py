@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from flyball_server.jobs.job_state import OVER, UNPROFILED, JobInput
+from flyball_server.jobs.loop_state import RefusedRegistration
 from flyball_server.jobs.records import JobRecord, RankRecord, ranks_text
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.messages import JobState, PlanVersion
@@ -17,6 +18,8 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
+# Time in s for which a refused registration is told; whoever still wants one tries again.
+_REFUSED_S = 3600.0
 # Period in s at which heartbeats are stored: thousands of ranks call every step.
 KEEP_PERIOD_S = 5.0
 
@@ -84,18 +87,28 @@ def come_back(reader: JobReader, job: JobRecord) -> JobRecord:
     return job.moved(living_state(reader, job), problem=job.problem)
 
 
+def refused_text(refused: RefusedRegistration | None, now: datetime) -> str | None:
+    """Return a line on a registration that was refused lately; None: there is none."""
+    if refused is None or now.timestamp() - refused.at_unix_s > _REFUSED_S:
+        return None
+    at = datetime.fromtimestamp(refused.at_unix_s, UTC)
+    return f"{refused} ({at:%H:%M:%S} UTC)"
+
+
 def job_notes(
     job: JobRecord,
     ranks: Sequence[RankRecord],
     versions: Sequence[PlanVersion],
+    refused: RefusedRegistration | None,
     *,
     now: datetime,
     times: LifeTimes,
 ) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of a job."""
+    refusal = refused_text(refused, now)
+    notes = [] if refusal is None else [refusal]
     if job.state in OVER:
-        return ()
-    notes: list[str] = []
+        return tuple(notes)
     if _is_being_planned(job):
         notes.append("is being planned")
     missing = sorted(set(range(job.spec.num_expected_ranks)) - {rank.rank for rank in ranks})

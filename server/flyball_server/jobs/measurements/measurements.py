@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherRunError, UnknownError
+from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
@@ -38,14 +38,14 @@ class RankPost:
     """Measurements of a rank since its last post, with details of some of those steps.
 
     Attributes:
-        run_id: ID of the job's run that the post belongs to; None: not reported.
+        start_id: start of the job that the post belongs to; None: not reported.
         plan_ids: by step, the identity of its plan; not reported for others.
     """
 
     rank: int
     steps: tuple[StepRecord, ...]
     details: tuple[StepDetail, ...] = ()
-    run_id: str | None = None
+    start_id: str | None = None
     plan_ids: Mapping[int, str] = field(default_factory=dict[int, str])
 
 
@@ -92,13 +92,13 @@ def _store_together(
         plans = writer.list_plan_times(job_id) if has_plans else {}
         for post in posts:
             try:
-                ranks.check_run_of(post.rank, post.run_id)
+                ranks.check_start_of(post.rank, post.start_id)
                 known = _with_known_plans(post, plans)
                 if checks_ranks or not post.steps or known is None:
                     ranks.require(post.rank)
                 if known is None:
                     raise _unknown_plan(plans)
-            except (InvalidFieldError, OtherRunError, UnknownError) as error:
+            except (InvalidFieldError, OtherStartError, UnknownError) as error:
                 stored.append(error)
                 continue
             newest = {(post.rank, step.step): step for step in known}

@@ -63,7 +63,7 @@ class PlacementReconciler(SlottedReconciler):
             return None
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
-            if now.run_id != job.run_id:
+            if now.start_id != job.start_id:
                 return current
             at_once, in_node = placed
             inputs = replace(current.inputs, gpus_at_once=at_once, gpus_in_node=in_node)

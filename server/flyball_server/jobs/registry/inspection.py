@@ -12,6 +12,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.lifecycle.job_life import job_notes
+from flyball_server.jobs.loop_state import RefusedRegistration
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -31,6 +32,7 @@ class JobSummary:
         versions: all its versions, rising.
         missed: target that the newest plan misses; None: it meets its target.
         order_advice: order that the job would save more with; None: none is known.
+        refused: newest refused registration; None: none since the job was registered last.
     """
 
     job: JobRecord
@@ -40,6 +42,7 @@ class JobSummary:
     versions: tuple[PlanVersion, ...] = ()
     missed: MissedTarget | None = None
     order_advice: OrderAdvice | None = None
+    refused: RefusedRegistration | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -130,6 +133,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         versions=versions,
         missed=loop_state.missed,
         order_advice=loop_state.order_advice,
+        refused=loop_state.refused,
     )
 
 
@@ -140,6 +144,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         summary.job,
         summary.ranks,
         summary.versions,
+        summary.refused,
         now=services.now(),
         times=services.life,
     )

@@ -1,31 +1,33 @@
-"""Launch of a job that a rank belongs to, as reported by its launcher: torchrun, Slurm."""
+"""Start of a job's training that somebody registers for."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from flyball_server.jobs.errors import OtherRunError
+from flyball_server.jobs.errors import OtherStartError
 from flyball_server.jobs.records import JobRecord
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Launch data reported by a launcher; None: not reported.
+    """Start of a training, and what its launcher says of it; None: not reported.
 
     Attributes:
-        run: name of the launch that the user requested.
-        restart_count: number of restarts of that launch by the launcher.
+        start_id: identity of the start, which all of its ranks name.
+        run: name of the training that the user requested.
+        restart_count: number of restarts of that by the launcher. torchrun's agents count each for
+            themselves, so a lower number says nothing.
+        host: node that registers.
     """
 
+    start_id: str | None = None
     run: str | None = None
     restart_count: int | None = None
+    host: str | None = None
 
-    def is_known_by(self, job: JobRecord) -> bool:
-        """Return whether the job stores this very launch, or one of the two is not reported."""
-        return all(
-            mine is None or its is None or mine == its
-            for mine, its in ((self.run, job.run), (self.restart_count, job.restart_count))
-        )
+    def is_another_of(self, job: JobRecord) -> bool:
+        """Return whether it is another start than the one that the job is registered for."""
+        return self.start_id is not None and self.start_id != job.start
 
     def is_restart_of(self, job: JobRecord) -> bool:
         """Return whether the launcher has restarted the job; then its old ranks are gone."""
@@ -39,39 +41,27 @@ class Launch:
     def noted_in(self, job: JobRecord) -> JobRecord:
         """Return the job after this launch has registered it."""
         return job.evolve(
+            start=self.start_id or job.start,
             run=self.run or job.run,
             restart_count=job.restart_count if self.restart_count is None else self.restart_count,
         )
 
 
-def check_not_over(job: JobRecord, launch: Launch) -> None:
-    """Refuse a launch that the job's launcher has restarted since.
+def check_start(job: JobRecord, start_id: str | None) -> None:
+    """Refuse a rank that does not name the start that its job is registered for.
 
     Raises:
-        OtherRunError: the launcher has restarted the job.
+        OtherStartError: the job has a start, and it is another one.
     """
-    match launch.restart_count, job.restart_count:
-        case (int(mine), int(its)) if launch.run == job.run and mine < its:
-            raise OtherRunError(job_id=job.job_id)
-        case _:
-            return
+    if job.start not in (None, start_id):
+        raise OtherStartError(job_id=job.job_id)
 
 
-def check_run(job: JobRecord, launch: Launch) -> None:
-    """Refuse a rank of a launch that is over, or that has not registered the job yet.
+def check_start_id(job: JobRecord, start_id: str | None) -> None:
+    """Refuse a call of a process of another start of the job; None: not reported.
 
     Raises:
-        OtherRunError: the job stores another launch.
+        OtherStartError: the call is another start's.
     """
-    if not launch.is_known_by(job):
-        raise OtherRunError(job_id=job.job_id)
-
-
-def check_run_id(job: JobRecord, run_id: str | None) -> None:
-    """Refuse a request of a process of another run of the job; None: not reported.
-
-    Raises:
-        OtherRunError: the request is another run's.
-    """
-    if run_id not in (None, job.run_id):
-        raise OtherRunError(job_id=job.job_id)
+    if start_id not in (None, job.start_id):
+        raise OtherStartError(job_id=job.job_id)

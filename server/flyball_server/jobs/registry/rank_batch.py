@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable
 
-from flyball_server.jobs.errors import OtherRunError, UnknownJobError, UnknownRankError
+from flyball_server.jobs.errors import OtherStartError, UnknownJobError, UnknownRankError
 from flyball_server.jobs.records import JobRecord, RankPlace, RankRecord
-from flyball_server.jobs.registry.launch import check_run_id
+from flyball_server.jobs.registry.launch import check_start_id
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 
@@ -55,8 +55,8 @@ class RankBatch:
             raise UnknownRankError(job_id=self._job_id, rank=rank)
         return found
 
-    def check_run_of(self, rank: int, run_id: str | None) -> None:
-        """Refuse a request of a process of another run of the job; None: not reported.
+    def check_start_of(self, rank: int, start_id: str | None) -> None:
+        """Refuse a request of a process of another start of the job; None: not reported.
 
         An unknown rank has to register first: its process may not have received yet that its job
         has started a new run.
@@ -64,15 +64,15 @@ class RankBatch:
         Raises:
             UnknownJobError: the job does not exist.
             UnknownRankError: the rank does not exist in the job, and belongs to another run.
-            OtherRunError: the request is another run's.
+            OtherStartError: the request is another run's.
         """
-        if run_id is None:
+        if start_id is None:
             return
         if self.job is None:
             raise UnknownJobError(job_id=self._job_id)
         try:
-            check_run_id(self.job, run_id)
-        except OtherRunError:
+            check_start_id(self.job, start_id)
+        except OtherStartError:
             self.require(rank)
             raise
 

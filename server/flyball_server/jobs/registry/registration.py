@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import (
     InvalidFieldError,
+    JobHeldError,
     JobIsRunningError,
     JobsError,
     PlaceTakenError,
@@ -19,11 +20,11 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
-from flyball_server.jobs.loop_state import GpuChange, JobLoopState
+from flyball_server.jobs.loop_state import GpuChange, JobLoopState, RefusedRegistration
 from flyball_server.jobs.probing import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
-from flyball_server.jobs.registry.launch import Launch, check_not_over, check_run, check_run_id
+from flyball_server.jobs.registry.launch import Launch, check_start, check_start_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.replanning.plan_request import check_spec
 from flyball_server.jobs.services import JobServices
@@ -35,6 +36,10 @@ from flyball_wire.messages import JobSpec, JobState
 MAX_KEPT_RUNS = 16
 # Limit of remembered replacements of GPUs per job; the newest are kept.
 MAX_GPU_CHANGES = 64
+# Nodes that a message names.
+_MOST_HOSTS = 4
+# Time in s after which the same refusal is stored again, with its newer time.
+_NOTED_AGAIN_S = 20.0
 # Limit of a job's name, so that a number suffix still fits.
 _KEPT_CHARACTERS = 112
 
@@ -66,6 +71,7 @@ def new_run(services: JobServices, writer: JobWriter, job: JobRecord, wanted: Jo
         registered=wanted.registered,
         spec=wanted.spec,
         created_at=services.now(),
+        start=wanted.start,
         run=wanted.run,
         restart_count=wanted.restart_count,
     )
@@ -121,20 +127,31 @@ def register_job(
 ) -> tuple[JobSummary, bool]:
     """Register a job; the same again changes nothing. The caller plans it.
 
-    A job without any plan yet may be registered again with other values, and so may one that is
-    waiting for an uploaded profile after its online profiling was refused. If all ranks of a job
-    are gone, or its launcher has restarted it, other values start a new run under its name, and
-    the old one is kept under another.
+    Another start of the training begins once no rank of the one before is left, which its launcher
+    may say. A job without any plan yet may be registered again with other values, and so may one
+    that is waiting for an uploaded profile after its online profiling was refused. If all ranks of
+    a job are gone, other values start a new run under its name, and the old one is kept under
+    another.
 
     Returns:
         The job, and true if it is new.
 
     Raises:
         InvalidFieldError: a value is invalid.
+        JobHeldError: ranks of another start are present.
         RegistrationConflictError: the job has a plan, or ranks, that the values contradict.
-        OtherRunError: the launcher has restarted the job since this launch.
         TooManyJobsError: the job is new, and the limit of stored jobs is reached.
     """
+    try:
+        return _register_job(services, job_id, spec, launch)
+    except (WrongStateError, InvalidFieldError) as error:
+        _note_refused(services, job_id, error, rank=None, host=launch.host)
+        raise
+
+
+def _register_job(
+    services: JobServices, job_id: str, spec: JobSpec, launch: Launch
+) -> tuple[JobSummary, bool]:
     check_spec(spec, services.gpu_window)
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
@@ -147,28 +164,76 @@ def register_job(
             writer.save_job(created)
             return summarise(writer, created), True
         is_new = False
-        check_not_over(job, launch)
+        _end_start_before(services, writer, job, launch)
         # A restarted rank sends its original values, even if the target has changed since.
         if spec not in (job.registered, job.spec):
             is_new = _register_otherwise(services, writer, job, spec, launch)
         elif launch.noted_in(job) != job:
-            if not launch.is_known_by(job):
-                # Ranks of the launch before are gone; new ones may have other places.
-                writer.save_ranks(rank.evolve(has_left=True) for rank in writer.list_ranks(job_id))
             writer.save_job(launch.noted_in(job))
+        loop_state = writer.find_loop_state(job_id)
+        if loop_state.refused is not None:
+            writer.save_loop_state(loop_state.evolve(refused=None))
         return summarise(writer, require_job(writer, job_id)), is_new
+
+
+def _end_start_before(
+    services: JobServices, writer: JobWriter, job: JobRecord, launch: Launch
+) -> None:
+    """Mark the ranks of other starts as left; those of the new one may have other places.
+
+    Raises:
+        JobHeldError: some are present.
+    """
+    is_restart = launch.is_restart_of(job)
+    if not (is_restart or launch.is_another_of(job)):
+        return
+    now = services.now()
+    others = [
+        rank
+        for rank in writer.list_ranks(job.job_id)
+        # A start that has only its run's name has the same one as before.
+        if launch.start_id in (None, job.start) or rank.start != launch.start_id
+    ]
+    hosts = sorted({rank.host for rank in others if not is_gone(rank, now, services.life)})
+    if hosts and not is_restart:
+        more = f" and {len(hosts) - _MOST_HOSTS} more nodes" if len(hosts) > _MOST_HOSTS else ""
+        raise JobHeldError(job_id=job.job_id, hosts=", ".join(hosts[:_MOST_HOSTS]) + more)
+    writer.save_ranks(rank.evolve(has_left=True) for rank in others if not rank.has_left)
+
+
+def _note_refused(
+    services: JobServices, job_id: str, error: JobsError, *, rank: int | None, host: str | None
+) -> None:
+    """Store that a registration of the job or a rank was refused, and log it where that is news."""
+    problem = f"{error.message[:1].lower()}{error.message[1:]}"
+    at_unix_s = services.now().timestamp()
+    refused = RefusedRegistration(rank=rank, host=host, problem=problem, at_unix_s=at_unix_s)
+    with services.store.writing(job_id) as writer:
+        if writer.find_job(job_id) is None:
+            return
+        loop_state = writer.find_loop_state(job_id)
+        before = loop_state.refused
+        is_same = before is not None and str(before) == str(refused)
+        is_recent = before is not None and at_unix_s - before.at_unix_s < _NOTED_AGAIN_S
+        # Ranks of a start that is refused are refused too.
+        is_of_job = before is not None and before.rank is None and rank is not None
+        if is_recent and (is_same or is_of_job):
+            return
+        writer.save_loop_state(loop_state.evolve(refused=refused))
+    if not is_same:
+        _LOG.warning("job %s: %s", job_id, refused)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRank:
-    """Registration of a rank, and the run of its job that it belongs to."""
+    """Registration of a rank, and the start of its job that it belongs to."""
 
     record: RankRecord
-    run_id: str
+    start_id: str
 
 
 def register_together(
-    services: JobServices, job_id: str, ranks: Sequence[tuple[RankRecord, Launch]]
+    services: JobServices, job_id: str, ranks: Sequence[RankRecord]
 ) -> tuple[KnownRank | JobsError, ...]:
     """Register ranks of a job in one transaction.
 
@@ -180,19 +245,20 @@ def register_together(
     """
     outcomes: list[KnownRank | JobsError] = []
     with services.store.writing(job_id) as writer:
-        known = RankBatch(writer, job_id, (rank.rank for rank, _ in ranks))
+        known = RankBatch(writer, job_id, (rank.rank for rank in ranks))
         job = known.job
         if job is None:
             return tuple(UnknownJobError(job_id=job_id) for _ in ranks)
-        before = [known.find(rank.rank) for rank, _ in ranks]
+        before = [known.find(rank.rank) for rank in ranks]
         now = services.now()
         taken = known.present_at(
-            (rank.place for rank, _ in ranks), lambda rank: is_gone(rank, now, services.life)
+            (rank.place for rank in ranks), lambda rank: is_gone(rank, now, services.life)
         )
-        for rank, launch in ranks:
+        for rank in ranks:
             try:
-                record = _take_rank(services, known, job, rank, launch, taken=taken)
-                outcomes.append(KnownRank(record=record, run_id=job.run_id))
+                check_start(job, rank.start)
+                record = _take_rank(services, known, job, rank, taken=taken)
+                outcomes.append(KnownRank(record=record, start_id=job.start_id))
             except (WrongStateError, InvalidFieldError) as error:
                 outcomes.append(error)
         _note_other_gpus(writer, job_id, before, outcomes)
@@ -201,6 +267,10 @@ def register_together(
         if returned != job and not all(isinstance(outcome, JobsError) for outcome in outcomes):
             writer.save_job(returned)
     services.enqueue_reconcile(job_id)
+    for rank, outcome in zip(ranks, outcomes, strict=True):
+        if isinstance(outcome, JobsError):
+            _note_refused(services, job_id, outcome, rank=rank.rank, host=rank.host)
+            break  # one of a batch is enough
     return tuple(outcomes)
 
 
@@ -232,15 +302,15 @@ def _gpu_of(rank: RankRecord) -> tuple[str, str]:
     return rank.gpu_name, "" if rank.emulated else rank.gpu_uuid
 
 
-def leave_rank(services: JobServices, job_id: str, rank: int, run_id: str | None = None) -> None:
+def leave_rank(services: JobServices, job_id: str, rank: int, start_id: str | None = None) -> None:
     """Mark a rank as left at the end of its training; idempotent. Its measurements are kept.
 
     Raises:
         UnknownJobError: the job does not exist.
-        OtherRunError: a new run of the job has started.
+        OtherStartError: another start of the job has begun.
     """
     with services.store.writing(job_id) as writer:
-        check_run_id(require_job(writer, job_id), run_id)
+        check_start_id(require_job(writer, job_id), start_id)
         known = find_rank(writer, job_id, rank)
         if known is None or known.has_left:
             return
@@ -253,11 +323,9 @@ def _take_rank(
     known: RankBatch,
     job: JobRecord,
     rank: RankRecord,
-    launch: Launch,
     *,
     taken: dict[RankPlace, int],
 ) -> RankRecord:
-    check_run(job, launch)
     _check_place(rank, job.spec)
     other = taken.setdefault(rank.place, rank.rank)
     if other != rank.rank:
@@ -305,7 +373,7 @@ def _register_otherwise(
     if conflict is None:
         _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
         return False
-    if not (launch.is_restart_of(job) or can_begin_anew(services, writer, job)):
+    if not can_begin_anew(services, writer, job):
         raise RegistrationConflictError(job_id=job.job_id, field=conflict)
     new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, spec=spec)))
     return True

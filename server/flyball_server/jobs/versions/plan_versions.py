@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
-    OtherRunError,
+    OtherStartError,
     UnknownError,
     UnknownPlanError,
 )
@@ -74,13 +74,13 @@ class HeldVersion:
     """Acknowledgement: a rank holds this plan version and is in step `current_step`.
 
     Attributes:
-        run_id: ID of the job's run that it belongs to; None: not reported.
+        start_id: start of the job that it belongs to; None: not reported.
     """
 
     rank: int
     version: int
     current_step: int
-    run_id: str | None = None
+    start_id: str | None = None
 
 
 def list_versions(services: JobServices, job_id: str) -> tuple[PlanVersion, ...]:
@@ -151,7 +151,7 @@ def _note_held(
 ) -> JobsError | None:
     """Return the error of an acknowledgement, or store it."""
     try:
-        ranks.check_run_of(held.rank, held.run_id)
+        ranks.check_start_of(held.rank, held.start_id)
         record = ranks.require(held.rank)
         version_of(versions, job_id, held.version)
         # A late repetition of an older acknowledgement changes nothing.
@@ -161,9 +161,10 @@ def _note_held(
                 # Nor does one of the same: a run that starts over registers first.
                 step = max(step, record.current_step or 0)
             changed = record.evolve(acknowledged_version=held.version, current_step=step)
-            # Then an earlier process of this rank sent the leave request, which arrived late.
-            ranks.change(changed.evolve(has_left=False))
-    except (UnknownError, InvalidFieldError, OtherRunError) as error:
+            # Without a start, an earlier process may have sent the departure, which came late. With
+            # one it was this process, whose acknowledgement comes late.
+            ranks.change(changed.evolve(has_left=record.has_left and record.start is not None))
+    except (UnknownError, InvalidFieldError, OtherStartError) as error:
         return error
     return None
 

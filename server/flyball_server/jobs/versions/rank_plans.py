@@ -17,6 +17,7 @@ from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, Stag
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     JobsError,
+    OtherStartError,
     PlannerFaultError,
     UnknownJobError,
     UnknownRankError,
@@ -208,11 +209,13 @@ class PlanQuestion:
         plan_id: identity of the plan that it holds; None: not reported. If the newest version is
             another plan, it is news whatever its number: the store may have been restored to an
             older state.
+        start_id: start of the job that the rank belongs to; None: not reported.
     """
 
     rank: int
     after_version: int
     plan_id: str | None = None
+    start_id: str | None = None
 
 
 class RankPlans:
@@ -255,6 +258,8 @@ class RankPlans:
         return tuple(
             UnknownRankError(job_id=job_id, rank=asked.rank)
             if asked.rank not in ranks
+            else OtherStartError(job_id=job_id)
+            if asked.start_id not in (None, job.start_id)
             else self._part(job_id, version, ranks[asked.rank])
             if has_news and version is not None
             else None

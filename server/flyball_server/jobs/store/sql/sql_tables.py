@@ -144,6 +144,7 @@ JOBS = Table(
     Column("changed_input", String(32), nullable=False),
     Column("inputs_revision", _WHOLE, nullable=False),
     Column("planned_revision", _WHOLE, nullable=False),
+    Column("start", Text),
     Column("run", Text),
     Column("restart_count", BigInteger),
     Column("name", String(128)),
@@ -179,6 +180,7 @@ RANKS = Table(
     Column("sm_clocks_mhz", Text),
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),
+    Column("start", Text),
 )
 
 PLANS = Table(
