@@ -427,25 +427,19 @@ time.sleep(600)
 def test_the_planner_is_told_of_a_killed_rank_and_the_next_start_begins_at_once() -> None:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with live_planner() as planner:
-        ranks = routes.fill(routes.JOB, job_id="job")
+
+        def have_left() -> list[bool]:
+            job = planner.http.get(routes.fill(routes.JOB, job_id="job")).json()
+            return [rank["has_left"] for rank in job["ranks"]]
+
         for start in ("first", "second"):
             planner.put_job(start_id=start).raise_for_status()
             command = [sys.executable, "-c", LIVE_RANK, str(planner.http.base_url), start]
             with subprocess.Popen(command, env=environment) as rank:
                 try:
-                    for has_left in (False, True):
-                        wait_until(
-                            lambda has_left=has_left: (
-                                [
-                                    each["has_left"]
-                                    for each in planner.http.get(ranks).json()["ranks"]
-                                ]
-                                == [has_left]
-                            ),
-                            f"a rank with has_left={has_left}",
-                            patience_s=120.0,
-                        )
-                        rank.kill()
+                    wait_until(lambda: have_left() == [False], "the rank", patience_s=120.0)
+                    rank.kill()
+                    wait_until(lambda: have_left() == [True], "its departure")
                 finally:
                     rank.kill()
 

@@ -120,8 +120,7 @@ def test_a_start_whose_count_is_lower_begins_once_the_ranks_before_it_have_left(
         planner.put_profile().raise_for_status()
         for number, count in enumerate((0, 1, 0)):
             start = f"start-{number}"
-            told = {"start_id": start, "run": "train", "restart_count": count}
-            planner.put_job(**told).raise_for_status()
+            planner.put_job(start_id=start, run="train", restart_count=count).raise_for_status()
             with session(planner, 0, start), session(planner, 1, start):
                 wait_until(lambda: [each.has_left for each in ranks(planner)] == [False, False])
             wait_until(lambda: [each.has_left for each in ranks(planner)] == [True, True])

@@ -185,8 +185,15 @@ class PendingPlans:
 _logger = logging.getLogger(__name__)
 
 
+# Plans of other numbers of microbatches that are kept for when those return, and the newest one.
+_MAX_KEPT = 4
+
+
 class ActivePlan:
     """Plan in force of a rank, with the cursor in it.
+
+    The newest plan for the number of microbatches that the steps have is in force; while there is
+    none, no plan is.
 
     Args:
         plans: Received plans.
@@ -208,22 +215,37 @@ class ActivePlan:
         self._plans = plans
         self._keeps_plan = keeps_plan
         self._rank_name = rank_name
-        # Newest plan that was taken up, and its first step; not in force while the planner is lost,
-        # unless plans are kept.
+        # Plan for the steps as they are, and its first step; not in force while the planner is
+        # lost, unless plans are kept.
         self._plan: tuple[CompiledPlan, int] | None = None
+        # The newest plan for each number of microbatches, the newest last.
+        self._kept: dict[int | None, tuple[CompiledPlan, int]] = {}
         self._last_version_with_surprise: int | None = None
 
-    def begin_step(self, step: int, *, sets_clocks: bool, is_planner_lost: bool) -> None:
+    def begin_step(
+        self,
+        step: int,
+        *,
+        sets_clocks: bool,
+        is_planner_lost: bool,
+        num_microbatches: int | None = None,
+    ) -> None:
         """Put a due plan into force, and move the cursor to the step's first instruction.
 
         Args:
             step: Step that begins.
             sets_clocks: False: the rank no longer sets clocks, and no plan takes effect.
             is_planner_lost: True: the planner cannot be reached.
+            num_microbatches: Number that the steps have; None: not known.
         """
         if sets_clocks:
-            due = self._plans.take_due(step)
-            self._take_up(due, step, is_planner_lost=is_planner_lost)
+            self._keep(self._plans.take_due(step))
+            self._choose(step, num_microbatches)
+            if is_planner_lost and not self._keeps_plan:
+                self.cursor = None
+            elif self._plan is not None and self.cursor is None:
+                plan, first_step = self._plan
+                self.cursor = PlanCursor(plan, first_step=first_step)
         if self.cursor is not None:
             self.cursor.begin_step(step)
 
@@ -245,13 +267,17 @@ class ActivePlan:
                 cursor.surprise,
             )
 
-    def first_clock_mhz(self, step: int, *, is_planner_lost: bool) -> int | None:
+    def first_clock_mhz(
+        self, step: int, *, is_planner_lost: bool, num_microbatches: int | None = None
+    ) -> int | None:
         """Return the clock in MHz to request for the first instruction of a step to come.
 
         None: no plan is in force then, it has no instruction, or the step before has a timed
         request for this clock, which stays.
         """
-        plan_and_first_step = self._plans.newest_due(step) or self._plan
+        due = self._plans.newest_due(step)
+        is_due = due is not None and _fits(due[0], num_microbatches)
+        plan_and_first_step = due if is_due else self._fitting(num_microbatches)
         if plan_and_first_step is None or (is_planner_lost and not self._keeps_plan):
             return None
         plan, first_step = plan_and_first_step
@@ -264,16 +290,42 @@ class ActivePlan:
         if self.cursor is not None:
             self.cursor.end_step()
 
-    def _take_up(
-        self, due: tuple[CompiledPlan, int] | None, step: int, *, is_planner_lost: bool
-    ) -> None:
-        if due is not None:
-            self._plan = due
-            _logger.info(
-                "%s: plan version %d in force from step %d", self._rank_name, due[0].version, step
+    def _keep(self, due: tuple[CompiledPlan, int] | None) -> None:
+        """Keep a due plan in place of the one for the same number of microbatches."""
+        if due is None:
+            return
+        num_microbatches = due[0].num_microbatches
+        self._kept.pop(num_microbatches, None)
+        self._kept[num_microbatches] = due
+        for oldest in tuple(self._kept)[: -_MAX_KEPT - 1]:
+            del self._kept[oldest]
+
+    def _choose(self, step: int, num_microbatches: int | None) -> None:
+        """Choose the plan for steps of this number of microbatches."""
+        chosen = self._fitting(num_microbatches)
+        if chosen is self._plan:
+            return
+        self._plan, self.cursor = chosen, None
+        if chosen is None:
+            _logger.warning(
+                "%s: steps have %d microbatches, for which there is no plan yet: no clock is set"
+                " from step %d on",
+                self._rank_name,
+                num_microbatches,
+                step,
             )
-        if is_planner_lost and not self._keeps_plan:
-            self.cursor = None
-        elif self._plan is not None and (self.cursor is None or due is not None):
-            plan, first_step = self._plan
-            self.cursor = PlanCursor(plan, first_step=first_step)
+        else:
+            _logger.info(
+                "%s: plan version %d in force from step %d",
+                self._rank_name,
+                chosen[0].version,
+                step,
+            )
+
+    def _fitting(self, num_microbatches: int | None) -> tuple[CompiledPlan, int] | None:
+        kept = reversed(self._kept.values())
+        return next((each for each in kept if _fits(each[0], num_microbatches)), None)
+
+
+def _fits(plan: CompiledPlan, num_microbatches: int | None) -> bool:
+    return num_microbatches is None or plan.num_microbatches in (None, num_microbatches)

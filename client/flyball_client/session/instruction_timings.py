@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from flyball_client.session.plan_cursor import number_of_microbatches
+
 Transfer = Literal["receive", "send"]
 
 Begun = tuple[str, int | None, int, int | None, float]
@@ -157,6 +159,12 @@ class TimingRecorder:
             if is_it and name == kind and of_chunk == chunk:
                 rows.send_s[row] += time_s
                 return
+
+    @property
+    def num_microbatches(self) -> int | None:
+        """Return the number of microbatches of the last completed step; None: not known."""
+        rows = self._ended
+        return number_of_microbatches(begun[:2] for begun in rows.begun[: rows.num_rows])
 
     def last_step(self) -> tuple[InstructionTiming, ...]:
         """Return the timings of the last completed step, in the order of execution."""

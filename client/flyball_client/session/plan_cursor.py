@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import compress
 from operator import ne
 
 from flyball_wire.messages import MeasurementDetail
+
+_FORWARD = "forward"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,11 @@ class CompiledPlan:
     num_timed_steps: int = 0
     plan_id: str | None = None
 
+    @cached_property
+    def num_microbatches(self) -> int | None:
+        """Number of microbatches of a step; None: it has no forwards, as of whole steps."""
+        return number_of_microbatches(zip(self.kinds, self.microbatches, strict=True))
+
     @property
     def num_clocks(self) -> int:
         """Number of clocks, those of a whole cycle where it has one."""
@@ -58,6 +66,16 @@ class CompiledPlan:
         if self.cycle_mhz is None:
             return self.sm_clocks_mhz
         return self.cycle_mhz[num_steps % len(self.cycle_mhz)]
+
+
+def number_of_microbatches(instructions: Iterable[tuple[str, int | None]]) -> int | None:
+    """Return how many microbatches the forwards of a step are of; None: not known.
+
+    Args:
+        instructions: Kind and microbatch of each instruction.
+    """
+    numbers = {microbatch for kind, microbatch in instructions if kind == _FORWARD}
+    return None if None in numbers else len(numbers) or None
 
 
 def clock_changes(clocks_mhz: Sequence[int]) -> dict[int, int]:

@@ -41,6 +41,7 @@ from flyball_client.session.registration import (
     supported_clocks_mhz,
 )
 from flyball_client.session.step_recorder import StepMeter, StepRecorder
+from flyball_client.session.step_shape import StepShape
 from flyball_wire.messages import StepMeasurement
 
 _logger = logging.getLogger(__name__)
@@ -145,6 +146,7 @@ class RankSession:
         self.plans = PendingPlans() if plans is None else plans
         keeps_plan = without_planner == "last-plan"
         self._active_plan = ActivePlan(self.plans, keeps_plan=keeps_plan, rank_name=self.name)
+        self._shape = StepShape()
         # The active plan's, for the hooks.
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
@@ -281,6 +283,13 @@ class RankSession:
             "is_emulated": float(self._is_emulated),
         }
         return {f"{prefix}{name}": value for name, value in figures.items()}
+
+    def watch_shape(self, tell: Callable[[int], None]) -> None:
+        """Have a function called with the steps' number of microbatches where that has changed.
+
+        It is called on the thread of the hooks, and at first once.
+        """
+        self._shape.tell = tell
 
     # ------------------------------------------------------------------ the hooks
 
@@ -459,6 +468,7 @@ class RankSession:
             self._current_step,
             sets_clocks=not self._governor.is_over,
             is_planner_lost=self._is_planner_lost(),
+            num_microbatches=self._shape.num_microbatches,
         )
         self._cursor = cursor = self._active_plan.cursor
         if cursor is None and before is not None:
@@ -473,7 +483,9 @@ class RankSession:
         """Request the clock of the first instruction of the step that comes next."""
         try:
             first_mhz = self._active_plan.first_clock_mhz(
-                self._current_step, is_planner_lost=self._is_planner_lost()
+                self._current_step,
+                is_planner_lost=self._is_planner_lost(),
+                num_microbatches=self._shape.num_microbatches,
             )
             if first_mhz is not None:
                 self._governor.set_mhz(first_mhz)
@@ -491,6 +503,9 @@ class RankSession:
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)
+        as_planned = cursor is not None and cursor.surprise is None
+        plan = cursor.plan if as_planned and cursor is not None else self._recorder.timings
+        self._shape.end_step(plan.num_microbatches)
 
     def _post(self, measurement: StepMeasurement) -> None:
         if self._link is not None:
