@@ -15,6 +15,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
+from flyball_client.session.registration import JobRegistrar
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_wire import routes
 from flyball_wire.messages import JobRegistration, RankView
@@ -125,3 +126,49 @@ def test_a_start_whose_count_is_lower_begins_once_the_ranks_before_it_have_left(
                 wait_until(lambda: [each.has_left for each in ranks(planner)] == [False, False])
             wait_until(lambda: [each.has_left for each in ranks(planner)] == [True, True])
         assert client.get_job("job").newest_version == 1
+
+
+# Of two stages, by the number of microbatches: what each stage runs.
+_ORDERS = {
+    1: ("F0 B0", "F0 B0"),
+    2: ("F0 F1 B0 B1", "F0 B0 F1 B1"),
+}
+
+
+def run_step(sessions: tuple[RankSession, RankSession], num_microbatches: int) -> set[int | None]:
+    """Run a step on both ranks; return the plan versions that were in force in it."""
+    versions: set[int | None] = set()
+    for opened, order in zip(sessions, _ORDERS[num_microbatches], strict=True):
+        opened.on_step_begin()
+        versions.add(opened.active_version)
+        for kind, microbatch in map(tuple, order.split()):
+            name = {"F": "forward", "B": "backward"}[kind]
+            opened.on_instruction_begin(name, microbatch=int(microbatch))
+            opened.on_instruction_end(name)
+        opened.on_step_end()
+    return versions
+
+
+def test_a_training_that_changes_its_microbatches_is_planned_for_each_number() -> None:
+    with live_planner() as planner, PlannerClient(str(planner.http.base_url)) as client:
+        registration = JobRegistration(
+            num_stages=2, num_microbatches=2, blocking_power_w=(70.0,), emulated=True
+        )
+        registrar = JobRegistrar(client, job_id="job", registration=registration, start_id="a1")
+        wait_until(lambda: planner.http.get(JOB).is_success)
+        planner.put_profile().raise_for_status()
+        with session(planner, 0, "a1") as first, session(planner, 1, "a1") as second:
+            first.watch_shape(registrar.take_microbatches)
+            both = (first, second)
+            wait_until(lambda: run_step(both, 2) == {1})
+            # The first steps of another number leave the plan, and the next ones have none.
+            assert [run_step(both, 1) for _ in range(3)] == [{1}, {1}, {None}]
+            wait_until(lambda: run_step(both, 1) == {2})
+            options = planner.http.get(JOB).json()["registration"]
+            assert (options["num_microbatches"], state(planner)) == (1, "planned")
+            # The plan for two is kept, and replaced by a version of its own.
+            assert [run_step(both, 2) for _ in range(3)] == [{2}, {2}, {1}]
+            wait_until(lambda: run_step(both, 2) == {3})
+        registrar.close()
+        steps = planner.http.get(routes.fill(routes.STEPS, job_id="job")).json()
+        assert not any(step["num_unplanned"] for step in steps if step["plan_versions"] == [3])

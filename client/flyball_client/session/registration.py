@@ -150,6 +150,8 @@ class JobRegistrar:
         registration: Registration without start, host and the launcher's fields, which are read
             from the environment.
         start_id: Identity of this start, as of its ranks' sessions; None: the launcher's run.
+        for_microbatches: Function that returns the registration for another number of microbatches,
+            or raises ValueError; None: it is the same with that number, unless it names an order.
     """
 
     def __init__(
@@ -159,16 +161,15 @@ class JobRegistrar:
         job_id: str,
         registration: JobRegistration,
         start_id: str | None = None,
+        for_microbatches: Callable[[int], JobRegistration] | None = None,
     ) -> None:
-        launch = launch_of(os.environ)
         self._job_id = job_id
-        self._registration = replace(
-            registration,
-            start_id=start_id or start_of(os.environ),
-            run=launch.run,
-            restart_count=launch.restart_count,
-            host=socket.gethostname(),
-        )
+        self._start_id = start_id or start_of(os.environ)
+        self._registration = self._of_this_start(registration)
+        self._for_microbatches = for_microbatches or self._with_microbatches
+        self._changing = threading.Lock()
+        self._is_closed = False
+        self._planner = planner
         self._has_left = threading.Event()
         self.left = self._has_left.set
         self._agent: OpenAgent | None = None
@@ -176,6 +177,59 @@ class JobRegistrar:
             self._agent = open_agent(planner, self)
         except RuntimeError as error:  # no thread can be started
             logger.warning("job %s is not registered, training continues: %s", job_id, error)
+
+    def take_microbatches(self, num_microbatches: int) -> None:
+        """Register the job for this number of microbatches a step, in the background."""
+        if num_microbatches == self._registration.num_microbatches:
+            return
+        try:
+            threading.Thread(
+                target=self._change, args=(num_microbatches,), name="flyball-shape", daemon=True
+            ).start()
+        except RuntimeError as error:  # no thread can be started
+            self._warn_unplanned(num_microbatches, error)
+
+    def _change(self, num_microbatches: int) -> None:
+        try:
+            registration = self._for_microbatches(num_microbatches)
+        except ValueError as error:
+            self._warn_unplanned(num_microbatches, error)
+            return
+        with self._changing:
+            if self._is_closed or self._agent is None:
+                return
+            logger.info(
+                "job %s is registered for %d microbatches a step, after %d",
+                self._job_id,
+                num_microbatches,
+                self._registration.num_microbatches,
+            )
+            self._agent.close()
+            self._registration = self._of_this_start(registration)
+            self._agent = open_agent(self._planner, self)
+
+    def _warn_unplanned(self, num_microbatches: int, error: Exception) -> None:
+        logger.warning(
+            "job %s: steps of %d microbatches run without a plan: %s",
+            self._job_id,
+            num_microbatches,
+            error,
+        )
+
+    def _with_microbatches(self, num_microbatches: int) -> JobRegistration:
+        if self._registration.order is not None:
+            raise ValueError("its order is registered for another number")
+        return replace(self._registration, num_microbatches=num_microbatches)
+
+    def _of_this_start(self, registration: JobRegistration) -> JobRegistration:
+        launch = launch_of(os.environ)
+        return replace(
+            registration,
+            start_id=self._start_id,
+            run=launch.run,
+            restart_count=launch.restart_count,
+            host=socket.gethostname(),
+        )
 
     def agent_maker(self) -> partial[JobAgent]:
         """Return what makes the job's agent."""
@@ -186,6 +240,8 @@ class JobRegistrar:
 
     def close(self, *, timeout_s: float = 2.0) -> None:
         """End the registrar, and wait at most `timeout_s` for a call in progress."""
+        with self._changing:
+            self._is_closed = True
         if self._agent is not None:
             self._agent.stop()
             self._has_left.wait(timeout_s)

@@ -105,7 +105,7 @@ def attach(
         session = ends.open_session()
         steps = _hook(opened, model, session, device, num_ranks=num_ranks)
         session.start()
-        ends.register(registration)
+        ends.register(registration, session)
         _attachments[model] = _Attachment(opened=opened.pop_all(), steps=steps)
     return session
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Literal, ParamSpec, TypeVar, Unpack
 
 import torch.distributed
@@ -251,7 +253,7 @@ def attach(
             session = ends.open_session(hooks=hooks)
             session.start()
         _hook(ends, engine, session, hooks, orders=orders, p2p=p2p)
-        ends.register(registration)
+        ends.register(registration, session, partial(_with_microbatches, registration))
         # `detach` closes all of it, the last first.
         vars(engine)[_ATTACHMENT] = opened.pop_all()
     return session
@@ -292,6 +294,15 @@ def _registration(
         schedule=schedule,
         extra_forwards=extra,
         other_orders=_OTHER_ORDERS,
+    )
+
+
+def _with_microbatches(registration: JobRegistration, num_microbatches: int) -> JobRegistration:
+    """Return the registration for another number of microbatches, which runs DeepSpeed's order."""
+    if num_microbatches == registration.num_microbatches:
+        return registration
+    return replace(
+        registration, num_microbatches=num_microbatches, schedule="1f1b", extra_forwards=None
     )
 
 

@@ -232,7 +232,11 @@ def attach(
             step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
             step = _hooked_step(opened, config, orders, session, device_hooks, hooks=hooks)
-        ends.register(registration)
+        ends.register(
+            registration,
+            session,
+            lambda number: registration_of(_orders(config, number), number, num_ranks),
+        )
         # `detach` closes all of it, the last first.
         attachment = _Attachment(opened=opened.pop_all(), training_step=step)
         setattr(schedules, _ATTACHMENT, attachment)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
@@ -114,26 +114,40 @@ class RankEnds:
         """True on rank 0 where there is a planner."""
         return self._planner is not None and self._layout.rank == 0
 
-    def register(self, pipeline: JobRegistration) -> None:
+    def register(
+        self,
+        pipeline: JobRegistration,
+        session: RankSession,
+        for_microbatches: Callable[[int], JobRegistration] | None = None,
+    ) -> None:
         """Register the job with these options, in the background; only rank 0 does.
 
         Args:
             pipeline: registration without the options.
+            session: of this rank; where its steps have another number of microbatches, the job is
+                registered for that.
+            for_microbatches: returns the registration for another number, without the options, or
+                raises ValueError; None: the number is always the same.
         """
         if self._planner is None or self._start_id is None or not self.registers_job:
             return
-        registration = replace(
-            pipeline,
-            emulated=self._gpu is not None and self._gpu.is_emulated,
-            **self._fields,
-        )
+        is_emulated = self._gpu is not None and self._gpu.is_emulated
+
+        def with_options(pipeline: JobRegistration) -> JobRegistration:
+            return replace(pipeline, emulated=is_emulated, **self._fields)
+
         registrar = JobRegistrar(
             self._planner,
             job_id=self._job_id,
-            registration=registration,
+            registration=with_options(pipeline),
             start_id=self._start_id.result(),
+            for_microbatches=None
+            if for_microbatches is None
+            else lambda number: with_options(for_microbatches(number)),
         )
         self.opened.callback(registrar.close)
+        if for_microbatches is not None:
+            session.watch_shape(registrar.take_microbatches)
 
     def device_hooks(self, device: torch.device, *, has_whole_steps: bool = False) -> DeviceHooks:
         """Return what calls the hooks, of a session that is opened next.

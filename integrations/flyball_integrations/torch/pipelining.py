@@ -138,7 +138,7 @@ def attach(
         )
         opened.callback(patch.remove)
         _set_order(opened, schedule, orders)
-        ends.register(registration)
+        ends.register(registration, session)
         schedule.__dict__[_ATTACHMENT] = opened.pop_all()  # `detach` closes it, last first
     return session
 

@@ -10,6 +10,7 @@ JobsError
 │   ├── RegistrationConflictError
 │   ├── OtherStartError
 │   ├── JobHeldError
+│   ├── ProfiledShapeError
 │   ├── PlaceTakenError
 │   ├── JobIsRunningError
 │   ├── MissingProfileError
@@ -93,6 +94,10 @@ class OtherStartError(WrongStateError):
 
 class JobHeldError(WrongStateError):
     """Job {job_id} has ranks of another start on {hosts}; end them, or take another name."""
+
+
+class ProfiledShapeError(WrongStateError):
+    """Job {job_id} is measured with {num} microbatches; another number has to wait until then."""
 
 
 class PlaceTakenError(WrongStateError):

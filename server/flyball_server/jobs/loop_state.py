@@ -222,6 +222,25 @@ class RefusedRegistration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShapeChange:
+    """Change of the number of microbatches that a training runs in a step.
+
+    Attributes:
+        num_before, num_microbatches: their number before and since.
+        after_version: newest plan version then; later ones are for the new number.
+        at_unix_s: when it was registered.
+    """
+
+    num_before: int
+    num_microbatches: int
+    after_version: int
+    at_unix_s: float
+
+    def __str__(self) -> str:
+        return f"runs {self.num_microbatches} microbatches a step, after {self.num_before}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobLoopState(Record):
     """State of one job's reconcile loop.
 
@@ -239,6 +258,7 @@ class JobLoopState(Record):
         timed_version: newest plan version whose delays were read, or could not be; 0: none.
         order_comparison: newest comparison of its order with others; None: not compared yet.
         refused: newest refused registration; None: none since the job was registered last.
+        shape_change: newest change of the number of microbatches; None: none in this run.
     """
 
     job_id: str
@@ -255,6 +275,7 @@ class JobLoopState(Record):
     timed_version: int = 0
     order_comparison: OrderComparison | None = None
     refused: RefusedRegistration | None = None
+    shape_change: ShapeChange | None = None
 
     @property
     def order_advice(self) -> OrderAdvice | None:

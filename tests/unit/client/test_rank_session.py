@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from unittest.mock import Mock
 
@@ -125,6 +126,38 @@ def test_a_plan_takes_effect_at_its_first_step_and_not_before(
         assert session.active_version == version
         assert [step.plan_version for step in session.history] == [None, None, None, version]
     assert gpu.told == [1200, 900, 1200, RESET]
+
+
+def run_microbatches(session: RankSession, num_microbatches: int) -> int | None:
+    """Run a step of a single stage; return the plan version that was in force in it."""
+    session.on_step_begin()
+    version = session.active_version
+    for microbatch in range(num_microbatches):
+        for kind in ("forward", "backward"):
+            session.on_instruction_begin(kind, microbatch=microbatch)
+            session.on_instruction_end(kind)
+    session.on_step_end()
+    return version
+
+
+def test_each_number_of_microbatches_has_its_own_plan_and_none_runs_another_ones(
+    planner: MemoryPlanner, planned: RankSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    planned.watch_shape(told.append)
+    caplog.set_level(logging.INFO)
+    assert [run_microbatches(planned, 1) for _ in range(3)] == [1, 1, 1]
+    # A single step of another number, as at the end of a loader, changes nothing.
+    assert [run_microbatches(planned, number) for number in (2, 1, 2, 1)] == [1, 1, 1, 1]
+    assert [run_microbatches(planned, 2) for _ in range(4)] == [1, 1, None, None]
+    assert "steps have 2 microbatches, for which there is no plan yet" in caplog.text
+    two = [(kind, number, 1410) for number in range(2) for kind in ("forward", "backward")]
+    planner.name_first_step(planner.publish(*two), 0)
+    wait_until(planner, lambda: len(planned.plans) > 0)
+    assert [run_microbatches(planned, 2) for _ in range(2)] == [2, 2]
+    assert [run_microbatches(planned, 1) for _ in range(4)] == [2, 2, 1, 1]
+    assert told == [1, 2, 1]
+    assert planned.last_step_timings[0].sm_clock_mhz == 1200
 
 
 def test_unplanned_instructions_run_at_the_highest_clock_and_are_counted_and_logged_once(

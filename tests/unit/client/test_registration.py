@@ -137,3 +137,27 @@ def test_a_job_is_registered_until_the_planner_has_it_and_each_problem_is_logged
         assert planner.methods == methods.split()
     for text, message in zip(logged, caplog.messages, strict=True):
         assert text in message
+
+
+def test_another_number_of_microbatches_is_registered_and_an_order_of_its_own_has_only_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(job_agent, "_CHECK_PERIOD_S", 1000.0)
+    created, number = httpx.Response(201, json=_JOB), _REGISTRATION.num_microbatches + 1
+    planner = _Planner(created, created)
+    transport, once = httpx.MockTransport(planner), Retries(num_attempts=1)
+    with PlannerClient("http://planner", transport=transport, retries=once) as client:
+        registrar = JobRegistrar(client, job_id="gpt", registration=_REGISTRATION)
+        registrar.take_microbatches(number - 1)
+        registrar.take_microbatches(number)
+        assert planner.over.wait(_TIMEOUT_S)
+        registrar.close(timeout_s=_TIMEOUT_S)
+    sent = [decode(JobRegistration, json.loads(each.content)) for each in planner.requests]
+    assert [each.num_microbatches for each in sent] == [number - 1, number]
+    order = ((("forward", 0), ("backward", 0)),)
+    one = JobRegistration(num_stages=1, num_microbatches=1, schedule="explicit", order=order)
+    with PlannerClient("http://planner", transport=httpx.MockTransport(lambda _: _KNOWN)) as client:
+        registrar = JobRegistrar(client, job_id="gpt", registration=one)
+        registrar._change(2)
+        registrar.close()
+    assert "job gpt: steps of 2 microbatches run without a plan: its order is" in caplog.text

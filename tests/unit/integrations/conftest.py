@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from flyball_wire.messages import JobRegistration
@@ -40,9 +42,16 @@ def registered(no_settings: None, monkeypatch: pytest.MonkeyPatch) -> list[JobRe
             job_id: str,
             registration: JobRegistration,
             start_id: str | None,
+            for_microbatches: Callable[[int], JobRegistration] | None,
         ) -> None:
             assert start_id
+            if for_microbatches is not None:
+                number = registration.num_microbatches
+                assert for_microbatches(number) == registration
             registrations.append(registration)
+
+        def take_microbatches(self, num_microbatches: int) -> None:
+            pass
 
         def close(self) -> None:
             pass

@@ -379,6 +379,30 @@ def test_a_job_that_restarts_keeps_its_plan_and_an_older_start_is_refused(life: 
             life.join(0, launch=older)
 
 
+def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life: Life) -> None:
+    acknowledge(life.services, "job", 0, version=1, current_step=3)
+    acknowledge(life.services, "job", 1, version=1, current_step=3)
+    ramped = replace(job_spec(), num_microbatches=8)
+    other = replace(FIRST, start_id="b1")
+    with pytest.raises(JobHeldError):
+        life.register(ramped, other)
+    with pytest.raises(RegistrationConflictError, match="another num_microbatches"):
+        life.register(ramped, Launch())
+    with pytest.raises(RegistrationConflictError):
+        life.register(replace(ramped, num_stages=3), FIRST)
+    assert not life.register(ramped, FIRST)
+    summary = get_job(life.services, "job")
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 2)
+    assert [rank.has_left for rank in summary.ranks] == [False, False]
+    (note,) = [each for each in life.notes() if "microbatches" in each]
+    assert note.startswith("runs 8 microbatches a step, after ")
+    for rank in (0, 1):
+        acknowledge(life.services, "job", rank, version=2, current_step=9)
+    assert not [each for each in life.notes() if "microbatches" in each]
+    assert not life.register(job_spec(), FIRST)
+    assert get_job(life.services, "job").newest_version == 3
+
+
 def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Life) -> None:
     store_measurements(life.services, "job", 1, [step_record(5, 1)])
     windows = (TimetableWindow(from_time="22:00", until_time="06:00", target="least-energy"),)
@@ -424,7 +448,7 @@ def test_other_values_of_a_job_without_ranks_are_taken_at_a_restart_alone() -> N
     life.plan()
     life.pass_time(1000)
     with pytest.raises(RegistrationConflictError):
-        life.register(job_spec(num_microbatches=9), AGAIN)
+        life.register(job_spec(num_microbatches=9), replace(AGAIN, start_id="a3"))
 
 
 def test_the_oldest_kept_run_is_deleted_and_the_newest_has_the_profile(
@@ -432,7 +456,7 @@ def test_the_oldest_kept_run_is_deleted_and_the_newest_has_the_profile(
 ) -> None:
     monkeypatch.setattr(registration, "MAX_KEPT_RUNS", 2)
     for count in (1, 2, 3):
-        launch = Launch(start_id=f"a{count}", run="42", restart_count=count)
+        launch = Launch(start_id=f"c{count}", run="42", restart_count=count)
         life.register(job_spec(num_microbatches=2 + count), launch)
         life.join(0, launch=launch)
     names = [summary.job.job_id for summary in list_jobs(life.services)]

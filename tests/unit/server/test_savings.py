@@ -9,7 +9,7 @@ import pytest
 
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.savings.savings import ON_THEIR_WAY_S, JobSavings, SavingsFold
-from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
 
 PLAIN = StepKinds()
 ABBA = (False, False, True, True, True, True, False, False)
@@ -180,6 +180,26 @@ def test_the_nearest_baseline_of_enough_steps_counts(num_default: int, baseline_
 
 
 # ------------------------------------------------------------------ deviations
+
+
+def test_steps_of_another_number_of_microbatches_are_no_baseline() -> None:
+    """Eight microbatches take twice as much as four, and that is no loss."""
+    measured = [
+        *default_steps(range(20)),
+        *steps(range(20, 40), 1, energy_j=90.0),
+        *steps(range(40, 50), None, energy_j=200.0),
+        *steps(range(50, 70), 2, energy_j=180.0),
+    ]
+    four, eight = StepKinds(num_microbatches=4), StepKinds(num_microbatches=8)
+    first, second = fold(measured, v1=four, v2=eight).versions
+    assert mean(first.saving_percent) == pytest.approx(10.0)
+    assert second.baseline == BaselineOrigin.NONE
+    highest = StepKinds(baseline_cycle=(True,), num_microbatches=8)
+    more = [*measured, *steps(range(70, 90), 3, energy_j=200.0)]
+    _, compared, _ = fold(more, v1=four, v2=eight, v3=highest).versions
+    assert mean(compared.saving_percent) == pytest.approx(10.0)
+    assert compared.baseline_energy_j is not None
+    assert compared.baseline_energy_j.mean == pytest.approx(200.0)
 
 
 def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None:

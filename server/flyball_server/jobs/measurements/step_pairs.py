@@ -226,11 +226,13 @@ class StepKinds:
         first_step: step of the first entry of `baseline_cycle`.
         baseline_cycle: repeated pattern, as in PlanRecord; `(True,)`: all steps; empty: none.
         is_probe: true for a version of online profiling.
+        num_microbatches: microbatches of its steps; 0: not known.
     """
 
     first_step: int = 0
     baseline_cycle: tuple[bool, ...] = ()
     is_probe: bool = False
+    num_microbatches: int = 0
 
     def is_baseline(self, step: int) -> bool:
         """Return whether this step runs at the highest clocks."""

@@ -31,7 +31,12 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
     else:
         is_probe = False
         cycle = (True,) if record.plan.policy == _BASELINE else record.baseline_cycle
-    return StepKinds(first_step=record.first_step or 0, baseline_cycle=cycle, is_probe=is_probe)
+    return StepKinds(
+        first_step=record.first_step or 0,
+        baseline_cycle=cycle,
+        is_probe=is_probe,
+        num_microbatches=record.plan.num_microbatches,
+    )
 
 
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:

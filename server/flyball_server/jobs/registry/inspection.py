@@ -12,7 +12,7 @@ from flyball_server.jobs.errors import (
     UnknownRankError,
 )
 from flyball_server.jobs.lifecycle.job_life import job_notes
-from flyball_server.jobs.loop_state import RefusedRegistration
+from flyball_server.jobs.loop_state import RefusedRegistration, ShapeChange
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -33,6 +33,7 @@ class JobSummary:
         missed: target that the newest plan misses; None: it meets its target.
         order_advice: order that the job would save more with; None: none is known.
         refused: newest refused registration; None: none since the job was registered last.
+        shape_change: newest change of the number of microbatches; None: none in this run.
     """
 
     job: JobRecord
@@ -43,6 +44,7 @@ class JobSummary:
     missed: MissedTarget | None = None
     order_advice: OrderAdvice | None = None
     refused: RefusedRegistration | None = None
+    shape_change: ShapeChange | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -134,12 +136,16 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         missed=loop_state.missed,
         order_advice=loop_state.order_advice,
         refused=loop_state.refused,
+        shape_change=loop_state.shape_change,
     )
 
 
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
     of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
+    change = summary.shape_change
+    if change is not None and (summary.active_version or 0) <= change.after_version:
+        of_plan.append(f"{change}: no plan for that is in force yet, and no clock is set")
     of_job = job_notes(
         summary.job,
         summary.ranks,

@@ -13,6 +13,7 @@ from flyball_server.jobs.errors import (
     JobIsRunningError,
     JobsError,
     PlaceTakenError,
+    ProfiledShapeError,
     RegistrationConflictError,
     TooManyJobsError,
     UnknownJobError,
@@ -20,7 +21,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.job_state import OVER, JobInput
 from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
-from flyball_server.jobs.loop_state import GpuChange, JobLoopState, RefusedRegistration
+from flyball_server.jobs.loop_state import GpuChange, JobLoopState, RefusedRegistration, ShapeChange
 from flyball_server.jobs.probing import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankPlace, RankRecord
 from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
@@ -36,6 +37,8 @@ from flyball_wire.messages import JobSpec, JobState
 MAX_KEPT_RUNS = 16
 # Limit of remembered replacements of GPUs per job; the newest are kept.
 MAX_GPU_CHANGES = 64
+# What may change while ranks train, together with the number of microbatches.
+_SHAPE_FIELDS = {"num_microbatches", "schedule", "order", "extra_forwards"}
 # Nodes that a message names.
 _MOST_HOSTS = 4
 # Time in s after which the same refusal is stored again, with its newer time.
@@ -370,6 +373,11 @@ def _register_otherwise(
 ) -> bool:
     """Store other values for a known job; return whether that starts a new run of it."""
     conflict = _conflict(writer, job, spec)
+    if conflict is not None and _is_other_shape(job, spec, launch):
+        if job.state == JobState.PROFILING:
+            raise ProfiledShapeError(job_id=job.job_id, num=job.spec.num_microbatches)
+        _note_shape(services, writer, job, spec)
+        conflict = None
     if conflict is None:
         _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
         return False
@@ -377,6 +385,28 @@ def _register_otherwise(
         raise RegistrationConflictError(job_id=job.job_id, field=conflict)
     new_run(services, writer, job, launch.noted_in(job.evolve(registered=spec, spec=spec)))
     return True
+
+
+def _is_other_shape(job: JobRecord, spec: JobSpec, launch: Launch) -> bool:
+    """Return whether the training runs other microbatches from now on, and else what it ran."""
+    changed = {
+        field.name
+        for field in fields(spec)
+        if getattr(spec, field.name) != getattr(job.spec, field.name)
+    }
+    is_same_start = launch.start_id is not None and launch.start_id == job.start
+    return is_same_start and "num_microbatches" in changed and changed <= _SHAPE_FIELDS
+
+
+def _note_shape(services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
+    change = ShapeChange(
+        num_before=job.spec.num_microbatches,
+        num_microbatches=spec.num_microbatches,
+        after_version=max((entry.version for entry in writer.list_versions(job.job_id)), default=0),
+        at_unix_s=services.now().timestamp(),
+    )
+    writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(shape_change=change))
+    _LOG.info("job %s: %s", job.job_id, change)
 
 
 def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:

@@ -116,6 +116,9 @@ class SavingsFold:
     def __init__(self, kinds: Mapping[int, StepKinds]) -> None:
         self._kinds = kinds
         self._tallies: dict[int | None, _Tally] = {}
+        # Steps before the first version, which have its number of microbatches.
+        self._before = _Tally(DEFAULT_CLOCKS)
+        self._first_version: int | None = None
         self._rule = CountingRule()
         self._on_their_way: deque[tuple[_Tally, float]] = deque()
         self._on_their_way_s = 0.0
@@ -143,8 +146,12 @@ class SavingsFold:
             self._energy_j = None
         elif self._energy_j is not None:
             self._energy_j += step.energy_j
+        if self._first_version is None:
+            self._first_version = step.version
         if counts:
             tally.add(step)
+            if self._first_version is None:
+                self._before.add(step)
         else:
             tally.leave_out(step)
         if step.version is None:
@@ -172,9 +179,8 @@ class SavingsFold:
         Args:
             gpu_changes: GPUs that were replaced during the job.
         """
-        baselines = self._baselines()
         versions = tuple(
-            self._version_savings(version, baselines, gpu_changes)
+            self._version_savings(version, self._baselines(version), gpu_changes)
             for version in sorted(version for version in self._tallies if version is not None)
             if not self._tallies[version].kinds.is_probe
         )
@@ -223,9 +229,23 @@ class SavingsFold:
             caveats=against.caveats,
         )
 
-    def _baselines(self) -> list[_Tally]:
-        """Return the versions with steps at the highest clocks to compare with."""
-        measured = [tally for tally in self._tallies.values() if tally.at_baseline.num_steps]
+    def _baselines(self, version: int) -> list[_Tally]:
+        """Return what has steps at the highest clocks to compare a version with.
+
+        Where the number of microbatches has changed, it is compared with steps of its own number.
+        """
+        shapes = {
+            each: tally.kinds.num_microbatches
+            for each, tally in self._tallies.items()
+            if each is not None
+        }
+        tallies = list(self._tallies.values())
+        if len(set(shapes.values())) > 1:
+            wanted = shapes[version]
+            tallies = [self._tallies[each] for each, shape in shapes.items() if shape == wanted]
+            if self._first_version is not None and shapes[self._first_version] == wanted:
+                tallies.append(self._before)
+        measured = [tally for tally in tallies if tally.at_baseline.num_steps]
         enough = [tally for tally in measured if tally.at_baseline.num_steps >= MIN_BASELINE_STEPS]
         return enough or measured
 
