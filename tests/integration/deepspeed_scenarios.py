@@ -45,6 +45,8 @@ _WIDTH = 8
 JOB_ID = "orders"
 # Of plans that are put by hand.
 FIRST_PLANNED_STEP = 10
+# Microbatches of a step after the batch has grown from 4.
+GROWN = 6
 _LARGER_STEPS = MappingProxyType(dict.fromkeys(range(8, 11), 6))
 _TWO_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 2, "num_microbatches": 4})
 _FOUR_STAGES: Mapping[str, Any] = MappingProxyType({"num_stages": 4, "num_microbatches": 6})
@@ -286,7 +288,10 @@ def attached_in_other_orders() -> Findings:
 
 
 def order_beside_a_real_planner() -> Findings:
-    """The planner has no profile before step 3; clocks are set once all ranks have the plan."""
+    """The planner has no profile before step 3; clocks are set once all ranks have the plan.
+
+    Then the batch grows, and there is another plan for that.
+    """
     training = Training(**_TWO_STAGES)
     engine = training.engine
     url = os.environ["PLANNER_URL"]
@@ -300,24 +305,29 @@ def order_beside_a_real_planner() -> Findings:
         blocking_power_w=[BLOCKING_POWER_W],
         effort="low",
     )
-    num_planned, is_profiled, is_over = 0, False, False
-    give_up_s = time.monotonic() + 120.0
+    sizes: list[int] = []
+    is_profiled = False
     with PlannerClient(url) as planner:
-        while not is_over:
-            training.step()
-            if engine.global_rank == 0 and not is_profiled and len(training.losses) >= 3:
-                is_profiled = takes_profile(planner, JOB_ID, alike_stages(2))
-            num_planned += session.active_version is not None
-            # On a busy machine a rank may learn later than the other of the first step.
-            fewest = torch.tensor(num_planned)
-            torch.distributed.all_reduce(fewest, op=torch.distributed.ReduceOp.MIN)
-            is_over = rank_0_says(fewest.item() >= 4 or time.monotonic() > give_up_s)
-            time.sleep(0.002)
+        for version, num_microbatches in ((1, 4), (2, GROWN)):
+            num_planned, is_over = 0, False
+            give_up_s = time.monotonic() + 120.0
+            while not is_over:
+                training.step(num_microbatches)
+                sizes.append(num_microbatches)
+                if engine.global_rank == 0 and not is_profiled and len(sizes) >= 3:
+                    is_profiled = takes_profile(planner, JOB_ID, alike_stages(2))
+                num_planned += session.active_version == version
+                # On a busy machine a rank may learn later than the other of the first step.
+                fewest = torch.tensor(num_planned)
+                torch.distributed.all_reduce(fewest, op=torch.distributed.ReduceOp.MIN)
+                is_over = rank_0_says(fewest.item() >= 4 or time.monotonic() > give_up_s)
+                time.sleep(0.002)
     detach(engine)
     stock = Training(**_TWO_STAGES)
-    for _ in training.losses:
-        stock.step()
-    return training.findings() | steps_of(session) | {"as DeepSpeed does": stock.findings()}
+    for num_microbatches in sizes:
+        stock.step(num_microbatches)
+    found = {"as DeepSpeed does": stock.findings(), "sizes": sizes}
+    return training.findings() | steps_of(session) | found
 
 
 def scenarios() -> Iterator[tuple[str, Findings]]:

@@ -20,6 +20,7 @@ _NUM_STEPS = 20
 # Written by hand: the forwards in front, alternation, and the backwards that are left.
 _FOUR_STAGES = ["FFFFFFBBBBBB", "FFFFFBFBBBBB", "FFFBFBFBFBBB", "FBFBFBFBFBFB"]
 _TWO_STAGES = ["FFFBFBBB", "FBFBFBFB"]
+_TWO_STAGES_GROWN = ["FFBFBFBFBFBB", "FBFBFBFBFBFB"]
 _TWO_PIPELINES = ["FFFFBBBB", "FFFFBBBB", "FBFBFBFB", "FBFBFBFB"]
 
 
@@ -169,20 +170,29 @@ def test_ranks_that_attach_in_different_orders_are_all_refused_and_can_try_again
         assert found["orders"] == [order]
 
 
-def test_a_real_planner_plans_the_order_that_runs_from_the_first_step_on(
+def test_a_real_planner_plans_the_order_that_runs_and_another_one_when_the_batch_grows(
     two_ranks: list[Findings],
 ) -> None:
-    for rank, order in zip(two_ranks, _TWO_STAGES, strict=True):
+    for rank, order, grown in zip(two_ranks, _TWO_STAGES, _TWO_STAGES_GROWN, strict=True):
         found = rank["planner"]
+        num_before = found["sizes"].index(6)
         assert found["losses"] == found["as DeepSpeed does"]["losses"]
         assert found["parameters"] == found["as DeepSpeed does"]["parameters"]
-        assert set(found["orders"]) == {order}
-        planned = found["versions"][found["versions"].index(1) :]
+        assert set(found["orders"][:num_before]) == {order}
+        assert set(found["orders"][num_before:]) == {grown}
+        planned = found["versions"][found["versions"].index(1) : num_before]
         assert (set(planned), len(planned) >= 4) == ({1}, True)
-        assert found["num_unplanned"] == [0] * len(found["versions"])
+        # Two steps leave the plan, and none is in force until there is one for them.
+        after = found["versions"][num_before:]
+        num_waited = after.index(2) - 2
+        assert after[:2] == [1, 1]
+        assert after[2:] == [None] * num_waited + [2] * (len(after) - 2 - num_waited)
+        unplanned = found["num_unplanned"]
+        assert not any(unplanned[:num_before] + unplanned[num_before + 2 :])
     registration = two_ranks[0]["registration"]
-    assert (registration["num_stages"], registration["num_microbatches"]) == (2, 4)
+    assert (registration["num_stages"], registration["num_microbatches"]) == (2, 6)
     assert (registration["num_ranks"], registration["effort"]) == (2, "low")
     assert registration["blocking_power_w"] == [80.0]
-    assert (registration["schedule"], registration["extra_forwards"]) == ("envpipe", [1, 0])
+    # EnvPipe's order was built for 4.
+    assert (registration["schedule"], registration["extra_forwards"]) == ("1f1b", None)
     assert {other["schedule"] for other in registration["other_orders"]} == {"1f1b", "envpipe"}
