@@ -218,11 +218,12 @@ class Estimate:
 
 
 class HeadlineTone(StrEnum):
-    """Tone of a headline: energy saved, energy saved at the cost of time, or energy lost."""
+    """Tone of a headline: energy saved, saved at the cost of time, lost, or no sure change."""
 
     GAIN = "gain"
     TRADE = "trade"
     LOSS = "loss"
+    NONE = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,8 +231,10 @@ class Headline:
     """Saving of a job in one line, on steps with a plan, and its cost in time.
 
     Attributes:
-        text: saving and time, such as `25.1 % less energy at 9.1 % more time`.
-        time_text: the part of `text` about time.
+        text: saving and time, measured ones with their 95 % intervals, such as
+            `25.1 % less energy (24.9 to 25.3) at 9.1 % more time (8.9 to 9.3)`. A change whose
+            interval includes zero is no measurable change.
+        time_text: the part of `text` about time, without its interval.
         is_measured: true: measured, on the newest version with counted steps; false: predicted.
         caveats: limits of the comparison, a sentence each, such as a baseline measured at another
             time or on other GPUs.

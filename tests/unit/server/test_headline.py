@@ -60,19 +60,23 @@ def headline(
 @pytest.mark.parametrize(
     ("saving", "slower", "text", "tone"),
     [
-        (25.1, 9.1, "25.1 % less energy at 9.1 % more time", "trade"),
-        (12.0, 0.04, "12.0 % less energy in the same time", "gain"),
-        (12.0, 0.1, "12.0 % less energy at 0.1 % more time", "gain"),  # as likely noise
-        (12.0, -1.0, "12.0 % less energy in 1.0 % less time", "gain"),
-        (-3.0, 9.1, "3.0 % more energy at 9.1 % more time", "loss"),
+        (25.1, 9.1, "25.1 % less energy (24.9 to 25.3) at 9.1 % more time (8.9 to 9.3)", "trade"),
+        (12.0, 0.04, "12.0 % less energy (11.8 to 12.2) at no measurable change in time", "gain"),
+        (12.0, 0.1, "12.0 % less energy (11.8 to 12.2) at no measurable change in time", "gain"),
+        (12.0, -1.0, "12.0 % less energy (11.8 to 12.2) in 1.0 % less time (0.8 to 1.2)", "gain"),
+        (-3.0, 9.1, "3.0 % more energy (2.8 to 3.2) at 9.1 % more time (8.9 to 9.3)", "loss"),
+        (0.1, 0.0, "no measurable change in energy at no measurable change in time", "none"),
+        (0.1, 2.0, "no measurable change in energy at 2.0 % more time (1.8 to 2.2)", "none"),
     ],
 )
-def test_a_saving_and_its_time_are_said_in_one_breath(
+def test_a_saving_and_its_time_are_said_with_what_was_measured_of_them(
     saving: float, slower: float, text: str, tone: str
 ) -> None:
     found = headline(saving, slower)
     assert (found.text, found.tone, found.is_measured) == (text, tone, True)
-    assert found.text.endswith(found.time_text)
+    assert found.time_text in found.text
+    same = headline(saving, slowdown_percent=estimate(0.0, 0.01))
+    assert same.time_text == "in the same time"
     assert found.caveats == ()
     [caveat] = headline(saving, slower, active_version=2).caveats
     assert "version 1; version 2, which is active now" in caveat
@@ -85,6 +89,10 @@ def test_a_saving_and_its_time_are_said_in_one_breath(
         ({"baseline": BaselineOrigin.ITSELF}, "as a baseline"),
         ({"baseline": BaselineOrigin.APART}, "cannot read the energy"),
         ({"num_steps": 0}, "No step on a plan"),
+        (
+            {"saving_percent": Estimate(mean=9.9, low=None, high=None, num_steps=1)},
+            "Too few steps have been measured",
+        ),
     ],
 )
 def test_a_predicted_headline_says_why_it_is_not_measured(

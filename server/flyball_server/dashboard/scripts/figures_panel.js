@@ -9,6 +9,7 @@ import {
   percent,
   percentAbove,
   seconds,
+  sureMean,
   wattHours,
   watts,
 } from "./format.js";
@@ -72,17 +73,15 @@ function captionOf({ measured, emulated }) {
  * Return the job's saving with the time that it takes, and what limits the comparison.
  * @param {JobOverview} job
  */
-function headlineOf({ headline, saving_percent: saving, emulated }) {
+function headlineOf({ headline, emulated }) {
   if (headline === null) return [make("p.note", "No plan yet.")];
   const how = headline.is_measured ? `measured${emulated ? " on emulated GPUs" : ""}` : "predicted";
-  const bounds = headline.is_measured && saving ? intervalNote(saving, percent) : "";
   return [
     make(
       "p",
       { class: `headline-text tone-${headline.tone}` },
       make("strong.figure", headline.text),
       make("small.tag", how),
-      make("span.note", bounds),
     ),
     ...headline.caveats.map((caveat) => make("p.caveat", caveat)),
   ];
@@ -204,8 +203,8 @@ function nowText({ clocks, version }) {
 export function figureRows(job) {
   const { measured, predicted } = job;
   const isPlans = isOnPlan(job);
-  const slower = isPlans ? job.slowdown_percent?.mean : null;
-  const saved = isPlans ? job.saving_percent?.mean : null;
+  const slower = isPlans ? sureMean(job.slowdown_percent) : null;
+  const saved = isPlans ? sureMean(job.saving_percent) : null;
   const now = { time_s: measured?.iteration_time_s, energy_j: measured?.energy_j };
   const base = {
     time_s: job.measured_baseline_time_s?.mean,
@@ -234,7 +233,7 @@ export function figureRows(job) {
     },
     {
       name: "Mean power",
-      measured: figures(watts, power, basePower, isPlans ? change(power, basePower) : null),
+      measured: figures(watts, power, basePower, saved === null ? null : change(power, basePower)),
       predicted: figures(watts, planPower, planBasePower, change(planPower, planBasePower)),
     },
   ];

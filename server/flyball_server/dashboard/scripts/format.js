@@ -114,6 +114,15 @@ export function interval(estimate, format) {
 }
 
 /**
+ * Return the mean of a change that was measured; null: its interval includes zero, or it has none.
+ * @param {import("./wire_types.js").Estimate | null | undefined} estimate
+ */
+export function sureMean(estimate) {
+  if (estimate == null || estimate.low === null || estimate.high === null) return null;
+  return estimate.low > 0 || estimate.high < 0 ? estimate.mean : null;
+}
+
+/**
  * Return the difference of a value to a reference in per cent.
  * @param {number} value
  * @param {number} reference

@@ -1,7 +1,16 @@
 // One row of the table of jobs; each figure is marked as measured or predicted.
 
 import { make, makeSvg } from "./elements.js";
-import { count, interval, jobTarget, joules, percent, seconds, wattHours } from "./format.js";
+import {
+  count,
+  interval,
+  jobTarget,
+  joules,
+  percent,
+  seconds,
+  sureMean,
+  wattHours,
+} from "./format.js";
 import { clocksText, emulatedBadge, gapWord, isOnPlan, progressText, stateBadge } from "./job_words.js";
 
 /** @import { Estimate, Headline, JobOverview } from "./wire_types.js" */
@@ -43,7 +52,7 @@ function timeCell(job) {
     format: seconds,
     measured: job.measured?.iteration_time_s ?? null,
     baseline: job.measured_baseline_time_s,
-    change: job.slowdown_percent?.mean ?? null,
+    change: sureMean(job.slowdown_percent),
     predicted: job.predicted?.iteration_time_s,
     predictedBaseline: job.predicted?.baseline_iteration_time_s,
   });
@@ -51,12 +60,12 @@ function timeCell(job) {
 
 /** @param {JobOverview} job */
 function energyCell(job) {
-  const saving = job.saving_percent;
+  const saved = sureMean(job.saving_percent);
   return iterationCell("Energy", job, {
     format: joules,
     measured: job.measured?.energy_j ?? null,
     baseline: job.measured_baseline_energy_j,
-    change: saving && -saving.mean,
+    change: saved && -saved,
     predicted: job.predicted?.energy_j,
     predictedBaseline: job.predicted?.baseline_energy_j,
   });
@@ -98,7 +107,7 @@ function iterationCell(label, job, figures) {
 
 /** @param {JobOverview} job */
 function savedCell({ saving_percent: saving, headline, saved_j, predicted, is_caught_up }) {
-  if (saving !== null && headline !== null) {
+  if (saving !== null && headline?.is_measured) {
     const bounds = interval(saving, percent);
     const total = saved_j && `${wattHours(saved_j.mean)} in all`;
     const mean = figure(percent(saving.mean), `tone-${headline.tone}`);

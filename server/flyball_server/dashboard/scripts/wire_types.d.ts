@@ -72,7 +72,7 @@ export interface Headline {
   tone: HeadlineTone;
 }
 
-export type HeadlineTone = "gain" | "trade" | "loss";
+export type HeadlineTone = "gain" | "trade" | "loss" | "none";
 
 export interface JobFrontier {
   baseline: ComparedPlan;

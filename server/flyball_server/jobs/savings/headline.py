@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepSeries
 from flyball_server.jobs.records import ranks_text
-from flyball_wire.closed_loop import BaselineOrigin, Headline, HeadlineTone, MeasuredSavings
+from flyball_server.jobs.savings.intervals import scaled
+from flyball_wire.closed_loop import (
+    BaselineOrigin,
+    Estimate,
+    Headline,
+    HeadlineTone,
+    MeasuredSavings,
+)
 from flyball_wire.read_models import PredictedIteration
 
-# Change of time in % that is shown as none.
+# Change of time in % that is said to be none.
 _SAME_TIME_PERCENT = 0.05
 
 
@@ -33,42 +40,41 @@ def headline_of(
     with_steps = [version for version in versions if version.num_steps]
     newest = with_steps[-1] if with_steps else None
     if newest is not None and newest.saving_percent is not None:
-        slower = newest.slowdown_percent
-        is_surely_slower = slower is not None and (slower.low is None or slower.low > 0)
-        return _headline(
-            newest.saving_percent.mean,
-            0.0 if slower is None else slower.mean,
-            is_surely_slower=is_surely_slower,
-            is_measured=True,
-            caveats=(*newest.caveats, *_of_another_version(newest.version, active_version)),
-        )
+        saving, slower = newest.saving_percent, newest.slowdown_percent
+        if saving.low is not None and slower is not None and slower.low is not None:
+            caveats = (*newest.caveats, *_of_another_version(newest.version, active_version))
+            return _headline(saving, slower, is_measured=True, caveats=caveats)
     if predicted is None:
         return None
+    slower_percent = 100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1)
     return _headline(
-        predicted.saving_percent,
-        100 * (predicted.iteration_time_s / predicted.baseline_iteration_time_s - 1),
-        is_surely_slower=True,
+        _exactly(predicted.saving_percent),
+        _exactly(slower_percent),
         is_measured=False,
         caveats=_why_predicted(newest),
     )
 
 
+def _exactly(percent: float) -> Estimate:
+    return Estimate(mean=percent, low=percent, high=percent, num_steps=0)
+
+
 def _headline(
-    saving_percent: float,
-    slower_percent: float,
-    *,
-    is_surely_slower: bool,
-    is_measured: bool,
-    caveats: tuple[str, ...],
+    saving: Estimate, slower: Estimate, *, is_measured: bool, caveats: tuple[str, ...]
 ) -> Headline:
-    tone = HeadlineTone.GAIN
-    if saving_percent < 0:
-        tone = HeadlineTone.LOSS
-    elif is_surely_slower and slower_percent >= _SAME_TIME_PERCENT:
-        tone = HeadlineTone.TRADE
-    time_text = _time_text(slower_percent)
+    energy_text = (
+        f"{_change(scaled(saving, -1))} energy{_bounds(saving)}"
+        if _is_change(saving)
+        else "no measurable change in energy"
+    )
+    time_text = _time_text(slower)
+    tone = HeadlineTone.NONE
+    if _is_change(saving):
+        is_slower = _is_change(slower) and slower.mean >= _SAME_TIME_PERCENT
+        gain = HeadlineTone.TRADE if is_slower else HeadlineTone.GAIN
+        tone = gain if saving.mean > 0 else HeadlineTone.LOSS
     return Headline(
-        text=f"{abs(saving_percent):.1f} % {_more_or_less(-saving_percent)} energy {time_text}",
+        text=f"{energy_text} {time_text}{_bounds(slower) if _is_told(slower) else ''}",
         time_text=time_text,
         tone=tone,
         is_measured=is_measured,
@@ -76,15 +82,31 @@ def _headline(
     )
 
 
-def _time_text(slower_percent: float) -> str:
-    if abs(slower_percent) < _SAME_TIME_PERCENT:
+def _is_change(percent: Estimate) -> bool:
+    """Return whether zero lies outside of the interval, which it has."""
+    return (percent.low or 0.0) > 0 or (percent.high or 0.0) < 0
+
+
+def _is_told(slower: Estimate) -> bool:
+    return _is_change(slower) and abs(slower.mean) >= _SAME_TIME_PERCENT
+
+
+def _time_text(slower: Estimate) -> str:
+    if _is_told(slower):
+        return f"{'at' if slower.mean > 0 else 'in'} {_change(slower)} time"
+    if max(abs(slower.low or 0.0), abs(slower.high or 0.0)) < _SAME_TIME_PERCENT:
         return "in the same time"
-    preposition = "at" if slower_percent > 0 else "in"
-    return f"{preposition} {abs(slower_percent):.1f} % {_more_or_less(slower_percent)} time"
+    return "at no measurable change in time"
 
 
-def _more_or_less(change: float) -> str:
-    return "more" if change > 0 else "less"
+def _change(percent: Estimate) -> str:
+    return f"{abs(percent.mean):.1f} % {'more' if percent.mean > 0 else 'less'}"
+
+
+def _bounds(percent: Estimate) -> str:
+    """Return the interval of a change, of the same sign throughout; empty: it is exact."""
+    ends = sorted(abs(end) for end in (percent.low or 0.0, percent.high or 0.0))
+    return "" if ends[0] == ends[1] else f" ({ends[0]:.1f} to {ends[1]:.1f})"
 
 
 def _of_another_version(version: int, active_version: int | None) -> tuple[str, ...]:
@@ -99,6 +121,8 @@ def _of_another_version(version: int, active_version: int | None) -> tuple[str, 
 def _why_predicted(newest: MeasuredSavings | None) -> tuple[str, ...]:
     if newest is None:
         return ("No step on a plan has been counted yet.",)
+    if newest.saving_percent is not None:
+        return ("Too few steps have been measured to tell the real saving.",)
     if newest.baseline == BaselineOrigin.ITSELF:
         return ("The active version runs at the highest clocks only, as a baseline.",)
     if newest.baseline == BaselineOrigin.NONE:
