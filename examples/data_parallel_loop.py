@@ -58,7 +58,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--fsdp", action="store_true", help="FSDP2 (fully_shard) instead of DDP")
     parser.add_argument("--tiny", action="store_true", help="a model small enough for any CPU")
     parser.add_argument("--job", default="data-parallel", help="default: data-parallel")
-    parser.add_argument("--target", default="slowdown:0.05", help="default: slowdown:0.05")
+    parser.add_argument("--target", default="slowdown:5%", help="default: slowdown:5%%")
     parser.add_argument(
         "--profiling",
         choices=("given", "online"),

@@ -93,7 +93,7 @@ class TimetableWindow(Sent):
     Attributes:
         from_time: start: `22:00` every day (or on `days`), or ISO 8601 with an offset, once.
         until_time: end in the same form; a time of day not after `from_time` is on the next day.
-        target: target as in PlanOptions, for example `power:8000` or `slowdown:0.05`.
+        target: target as in PlanOptions, for example `power:8000` or `slowdown:5%`.
         days: weekdays on which a daily window begins; null: all.
     """
 

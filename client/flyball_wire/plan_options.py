@@ -67,7 +67,7 @@ class PlanOptions(Sent):
         policy: rule that gives each instruction its clock.
         reconfigure: EnvPipe's reconfiguration, for EnvPipe's policies only; `default`: none. Null:
             `default` for policy `uniform`, else `balanced`, as in EnvPipe's evaluation.
-        target: `fastest`, `slowdown:0.05` or `slowdown:5%`, `deadline:2.9` (s), `least-energy` or
+        target: `fastest`, `slowdown:5%`, `deadline:2.9` (s), `least-energy` or
             `power:8000` (average W); EnvPipe's policies support `fastest` only.
         effort: search effort of policy `frontier`.
         reserve: share by which instructions may take longer than profiled without making the

@@ -41,6 +41,8 @@ _logger = logging.getLogger(__name__)
 _ABBREVIATIONS = {"f", "fw", "b", "bw", "bwd", "i", "w"}
 _OTHER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 _HEADER = ",".join(REQUIRED_COLUMNS)
+# Time in s of a forward at the highest clock from which on it is thought to be in ms.
+_LONG_S = 5.0
 
 
 class _LeftOutRows:
@@ -93,7 +95,7 @@ def parse_stage_profile(text: str) -> StageProfile:
         ProfileError: with the 1-based line where one applies.
     """
     profile = merge_rows(_measured_rows(text), place="line")
-    _check_choice([profile])
+    _check_whole([profile])
     return profile
 
 
@@ -126,11 +128,28 @@ def parse_pipeline_profiles(text: str) -> tuple[StageProfile, ...]:
         of_chunk = [row for row in rows if row.chunk == chunk]
         _check_same_instructions(of_pipelines, of_chunk, f"chunk {chunk} of ")
     _check_same_instructions(profiles, rows, "")
-    _check_choice(profiles)
+    _check_whole(profiles)
     return profiles
 
 
-def _check_choice(profiles: Sequence[StageProfile]) -> None:
+def _check_whole(profiles: Sequence[StageProfile]) -> None:
+    """Refuse a profile without a choice of clocks, and warn of one whose times look like ms.
+
+    Raises:
+        ProfileError: every instruction has a single frequency.
+    """
+    forwards_s = [
+        points[0].time_s
+        for profile in profiles
+        for (_, kind), points in profile.points.items()
+        if kind == InstructionKind.FORWARD
+    ]
+    if forwards_s and min(forwards_s) >= _LONG_S:
+        _logger.warning(
+            "every forward takes %g s or more: time is in s and energy in J; if these are ms and"
+            " mJ, divide both columns by 1000",
+            min(forwards_s),
+        )
     if all(len(points) == 1 for profile in profiles for points in profile.points.values()):
         raise ProfileError(
             "every instruction has a single frequency; at least one needs two to choose from"
@@ -178,7 +197,7 @@ def parse_stage_profile_rows(rows: object) -> StageProfile:
         ]
         left_out.log("row")
         profile = merge_rows(parsed, place="row")
-        _check_choice([profile])
+        _check_whole([profile])
         return profile
     except ProfileError as error:
         if error.line is None:

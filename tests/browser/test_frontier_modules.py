@@ -75,7 +75,7 @@ def test_a_point_has_its_figures_its_slowdown_and_its_exact_deadline(modules: Mo
     )
     assert sentence == "2.200 s, 800.0 J; saves 20.0 %, +10.00 % time; gap 2.04 %; predicted"
     assert float(deadline.removeprefix("deadline:")) == 2.8290389777777794
-    share = float(slowdown.removeprefix("slowdown:"))
+    share = float(slowdown.removeprefix("slowdown:").removesuffix("%")) / 100
     assert 2.0 * (1 + share) == pytest.approx(2.8290389777777794, rel=1e-9)
     assert faster == "deadline:1.5"
 
@@ -221,7 +221,7 @@ def test_a_plan_chosen_while_another_is_planned_can_be_run_after_it(modules: Mod
     found, targets, progress = on_panel(modules, body)
     assert progress == ["Version 4 is made. It waits until 2 ranks have it.", False]
     assert found == [[False, True, "Cancel"], [False, False, "Cancel"]]
-    assert targets == ["slowdown:0", "slowdown:0.1"]
+    assert targets == ["slowdown:0%", "slowdown:10%"]
 
 
 def test_an_outdated_frontier_says_so_and_offers_no_plan(modules: Modules) -> None:

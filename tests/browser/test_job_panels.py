@@ -113,7 +113,7 @@ def test_a_target_is_chosen_by_name(
 ) -> None:
     browser_page.add_init_script(HOLD_EVENTS)
     open_job(browser_page, planner).points.first.wait_for()
-    targets = (("slowdown", "5", "slowdown:0.05"), ("deadline", "0.95", "deadline:0.95"))
+    targets = (("slowdown", "5", "slowdown:5%"), ("deadline", "0.95", "deadline:0.95"))
     for version, (name, figure, target) in enumerate([*targets, ("fastest", "", "fastest")], 2):
         progress = plan_for(browser_page, name, figure)
         expect(progress).to_contain_text(f"Version {version} is made.")

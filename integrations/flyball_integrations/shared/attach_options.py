@@ -1,6 +1,6 @@
 """The options that `attach` of every integration takes, described once.
 
-    attach(engine, job_id="gpt", target="slowdown:0.05", profiling="online", lease_s=60)
+    attach(engine, job_id="gpt", target="slowdown:5%", profiling="online", lease_s=60)
 
 Each is a keyword. One that is None counts as not given.
 """

@@ -267,3 +267,18 @@ def test_rows_of_other_instructions_are_left_out_and_named(
     for name in ("Forward", "foward", "fwd", "bwd", "steps", ""):
         with pytest.raises(ProfileError, match="unknown instruction"):
             parse_stage_profile_rows([*of_json, of_json[0] | {"instruction": name}])
+
+
+def test_times_that_look_like_milliseconds_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    header = "stage,instruction,frequency,time,energy"
+    rows = [
+        f"{stage},{kind},{mhz},{factor * time},{factor * 3}"
+        for stage in (0, 1)
+        for kind, time in (("forward", 5000), ("backward", 9000))
+        for mhz, factor in ((1410, 1), (1200, 1.1))
+    ]
+    parse_stage_profile("\n".join([header, *rows]))
+    assert caplog.messages == [
+        "every forward takes 5000 s or more: time is in s and energy in J; if these are ms and mJ,"
+        " divide both columns by 1000"
+    ]

@@ -188,8 +188,8 @@ export function pointSentence(point, baseline) {
   return `${time}, ${energy}; saves ${saving}, ${slowdown} time; gap ${gap}; predicted`;
 }
 
-/** Slowdowns are rounded up to these digits, but for rounding errors: the point's plan fits. */
-const SLOWDOWN_DIGITS = 9;
+/** Slowdowns in % are rounded up to these digits, but for rounding errors: the point's plan fits. */
+const SLOWDOWN_DIGITS = 7;
 
 /**
  * Return the target that gives a point's plan, in time relative to the highest clocks: it can still
@@ -198,10 +198,10 @@ const SLOWDOWN_DIGITS = 9;
  * @param {ComparedPlan} baseline
  */
 export function targetOf({ deadline_s }, baseline) {
-  const slowdown = deadline_s / baseline.iteration_time_s - 1;
+  const slowdown = 100 * (deadline_s / baseline.iteration_time_s - 1);
   if (slowdown < 0) return deadlineOf({ deadline_s });
   const scale = 10 ** SLOWDOWN_DIGITS;
-  return `slowdown:${Math.ceil(slowdown * scale - 1e-3) / scale}`;
+  return `slowdown:${Math.ceil(slowdown * scale - 1e-3) / scale}%`;
 }
 
 /**

@@ -12,13 +12,13 @@ import { isOver } from "./job_words.js";
  * @import { FrontierPoint, JobFrontier, JobOverview, TimetableStatus } from "./wire_types.js"
  */
 
-/** Targets by name; those with a unit take a figure in it, `factor` of the API's unit. */
+/** Targets by name; those with a unit take a figure in it. */
 const TARGETS = [
-  { name: "fastest", words: "as fast as the baseline", unit: "", factor: 1 },
-  { name: "slowdown", words: "at most slower by", unit: "%", factor: 0.01 },
-  { name: "deadline", words: "at most this iteration time", unit: "s", factor: 1 },
-  { name: "power", words: "at most this mean power", unit: "W", factor: 1 },
-  { name: "least-energy", words: "least energy, whatever the time", unit: "", factor: 1 },
+  { name: "fastest", words: "as fast as the baseline", unit: "" },
+  { name: "slowdown", words: "at most slower by", unit: "%" },
+  { name: "deadline", words: "at most this iteration time", unit: "s" },
+  { name: "power", words: "at most this mean power", unit: "W" },
+  { name: "least-energy", words: "least energy, whatever the time", unit: "" },
 ];
 
 export class FrontierTarget {
@@ -228,8 +228,8 @@ export class FrontierTarget {
     const form = make("form.frontier-form", selectLabel, figureLabel, submit, this._inForce);
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      const { name, unit, factor } = TARGETS[select.selectedIndex];
-      const value = Number((figure.valueAsNumber * factor).toPrecision(12));
+      const { name, unit } = TARGETS[select.selectedIndex];
+      const value = `${figure.valueAsNumber}${unit === "%" ? unit : ""}`;
       if (!this._isBusy) void this._put(unit === "" ? name : `${name}:${value}`);
     });
     return form;

@@ -22,10 +22,11 @@ class Target:
 
 
 def parse_target(text: str) -> Target:
-    """Return the target that `text` names; a slowdown is a share or, with `%`, in percent.
+    """Return the target that `text` names; a slowdown is in percent with `%`, else a share.
 
     Raises:
-        PlanningError: it names none; the message lists the forms.
+        PlanningError: it names none, where the message lists the forms, or a share above 1, which
+            is taken for percent without the sign.
     """
     kind, colon, value_text = text.partition(":")
     forms = {form.partition(":")[0]: ":" in form for form in TARGET_FORMS}
@@ -43,6 +44,12 @@ def parse_target(text: str) -> Target:
         raise PlanningError(
             f"{text!r} needs a number after the colon, as in"
             f" {next(form for form in TARGET_FORMS if form.startswith(kind))!r}",
+            field="target",
+        )
+    if kind == "slowdown" and value > 1 and number_text == value_text:
+        raise PlanningError(
+            f"{text!r} would be {100 * value:g} %; write 'slowdown:{value_text}%' or"
+            f" 'slowdown:{100 * value:g}%'",
             field="target",
         )
     return Target(kind=kind, value=value)

@@ -45,7 +45,7 @@ def test_the_least_energy_is_every_instruction_at_its_valley() -> None:
     assert least.energy_j == pytest.approx(4 * 28 + 5 * (2 * 11.25 - 2 * 7.5))
 
 
-@pytest.mark.parametrize("target", ["slowdown:9", "deadline:1000"])
+@pytest.mark.parametrize("target", ["slowdown:900%", "deadline:1000"])
 def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).energy_j == pytest.approx(plan("least-energy").energy_j)
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
@@ -53,6 +53,15 @@ def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
 
 def test_a_slowdown_may_be_given_in_percent() -> None:
     assert parse_target("slowdown:10%") == parse_target("slowdown:0.1")
+    assert parse_target("slowdown:100%") == parse_target("slowdown:1")
+
+
+def test_a_share_above_one_is_taken_for_percent_without_its_sign() -> None:
+    with pytest.raises(PlanningError) as refused:
+        parse_target("slowdown:5")
+    assert refused.value.message == (
+        "'slowdown:5' would be 500 %; write 'slowdown:5%' or 'slowdown:500%'"
+    )
 
 
 @pytest.mark.parametrize(
