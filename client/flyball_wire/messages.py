@@ -18,6 +18,8 @@ from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
 TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
+# In the planner's answers to a read-only token.
+ACCESS_HEADER, READ_ONLY = "Flyball-Access", "read-only"
 
 
 # ------------------------------------------------------------------ what clients send

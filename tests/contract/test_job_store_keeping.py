@@ -149,7 +149,7 @@ def test_tokens_come_out_as_they_went_in_are_replaced_listed_and_forgotten(
     store: JobStore,
 ) -> None:
     narrow = token("t2", job_id="job", note="ä")
-    later = token("A", created_at=LATER)
+    later = token("A", created_at=LATER, is_read_only=True)
     with store.writing(TOKENS) as writer:
         for each in (later, narrow, token(), token(note="changed"), token("gone")):
             writer.save_token(each)

@@ -424,7 +424,8 @@ class TokenRecord(Record):
     Attributes:
         token_id: the token's public part, by which it is found and listed.
         digest: SHA-256 of the whole token, hexadecimal.
-        job_id: ID of the only job that it grants access to; None: an operator's token.
+        job_id: ID of the only job that it grants access to; None: all jobs.
+        is_read_only: true if it permits no change; such a token has no job.
         created_at: creation time, UTC.
         note: description for the list of tokens.
     """
@@ -432,11 +433,19 @@ class TokenRecord(Record):
     token_id: str
     digest: str
     job_id: str | None
+    is_read_only: bool = False
     created_at: datetime
     note: str = ""
 
     def __post_init__(self) -> None:
         check_text("note", self.note)
+        if self.is_read_only and self.job_id is not None:
+            raise InvalidFieldError("job_id", "must not be given for a read-only token")
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether it grants access to everything."""
+        return self.job_id is None and not self.is_read_only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -291,6 +291,7 @@ TOKENS = Table(
     Column("token_id", String(64), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("job_id", String(128)),
+    Column("is_read_only", Boolean, nullable=False),
     Column("created_at", String(40), nullable=False),
     Column("note", Text, nullable=False),
 )
