@@ -251,6 +251,7 @@ class DeviationKind(StrEnum):
     CAPPED = "capped"
     UNPLANNED = "unplanned"
     CLOCK_LOST = "clock-lost"
+    NO_CLOCKS = "no-clocks"
     UNSETTLED = "unsettled"
     MISSING = "missing"
     DEFAULT_CLOCKS = "default-clocks"
@@ -263,9 +264,9 @@ class Deviation:
     Attributes:
         kind: `overrun`: an emulated computation took longer than its profile; `capped`: power or
             heat held a clock down; `unplanned`: instructions were not in the plan; `clock-lost`:
-            another program set a clock; `unsettled`: the first step after a change of version, or
-            a step on several versions; `missing`: not posted by all ranks; `default-clocks`: no
-            plan was in force.
+            another program set a clock; `no-clocks`: a rank set no clocks; `unsettled`: the first
+            step after a change of version, or a step on several versions; `missing`: not posted by
+            all ranks; `default-clocks`: no plan was in force.
         num_steps: number of these steps.
         num_events: number of overruns, readings or instructions in these steps; for other kinds
             the number of steps.
@@ -432,7 +433,8 @@ class JobReport:
             for profiling.
         num_unknown_steps: number of further steps, in which a rank ran a plan version that is not
             in the planner's database, since that was restored to an older state.
-        deviations: steps at default clocks.
+        deviations: steps without a plan.
+        no_clocks: ranks that set no clocks now, with the reason, a line for each reason.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
             null: `saved_j` is.
@@ -453,6 +455,7 @@ class JobReport:
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
+    no_clocks: tuple[str, ...] = ()
     headline: Headline | None = None
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)

@@ -253,6 +253,9 @@ class StepMeasurement(Sent):
         by_clock: times of the instructions by kind, chunk and clock; null: not requested by the
             rank's plan.
         instructions: times of each instruction, in the order of execution; null: not requested.
+        no_clocks: reason why the rank sets no clocks, in one line of at most 256 characters; null:
+            it sets those of its plan, or would. With a reason its clocks are not known, and the
+            step is compared with no other.
     """
 
     step: int
@@ -268,6 +271,7 @@ class StepMeasurement(Sent):
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
     plan_id: str | None = None
+    no_clocks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,6 +313,7 @@ class RankView:
         last_seen_at: time of the rank's last call, to within a few seconds, ISO 8601, UTC; null:
             not recorded.
         has_left: true if the rank has reported the end of its training.
+        no_clocks: reason why the rank sets no clocks, by its newest step; null: it sets them.
     """
 
     rank: int
@@ -326,6 +331,7 @@ class RankView:
     node: str | None = None
     last_seen_at: str | None = None
     has_left: bool = False
+    no_clocks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -417,6 +423,7 @@ class JobStep:
         energy_j: sum over the ranks in J; null: one of them could not read it.
         num_unplanned, num_overruns, num_clock_misses, num_power_capped, num_thermally_capped: sum
             over the ranks, as in StepMeasurement.
+        num_without_clocks: number of ranks that set no clocks.
     """
 
     step: int
@@ -430,6 +437,7 @@ class JobStep:
     num_power_capped: int = 0
     num_thermally_capped: int = 0
     unknown_versions: tuple[int, ...] = ()
+    num_without_clocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

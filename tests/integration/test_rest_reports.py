@@ -28,6 +28,43 @@ def report(planner: LivePlanner) -> Any:  # noqa: ANN401 - JSON
     return answer.json()
 
 
+def test_who_sets_no_clocks_is_in_the_notes_and_the_report_until_the_next_step_that_has_them(
+    planner: LivePlanner,
+) -> None:
+    planner.put_planned_job()
+    for rank in (0, 1):
+        planner.acknowledge(rank, 1, 0)
+    why = "another program holds the SM clock at 600 MHz; it stays until the next plan"
+    planner.post_steps(0, 3, plan_version=1)
+    planner.post_steps(1, 3, no_clocks=why)
+
+    def said() -> tuple[list[str], list[str], list[str | None]]:
+        job = planner.http.get(routes.fill(routes.JOB, job_id="job")).json()
+        whys = [rank["no_clocks"] for rank in job["ranks"]]
+        return job["notes"], report(planner)["no_clocks"], whys
+
+    line = f"rank 1 sets no clocks: {why}"
+    assert said() == ([line], [line], [None, why])
+    planner.post_steps(0, 4, no_clocks=why)
+    assert said()[0] == [f"ranks 0, 1 set no clocks: {why}"]
+    deviations = report(planner)["versions"][0]["deviations"]
+    assert [each["text"] for each in deviations] == [
+        "Left out: 1 step in which a rank set no clocks."
+    ]
+    planner.post_steps(0, 5, plan_version=1)
+    planner.post_steps(1, 5, plan_version=1)
+    assert said() == ([], [], [None, None])
+    planner.post_steps(1, 6, no_clocks=why)
+    planner.put_ranks()  # restarted
+    assert said()[2] == [None, None]
+    path = routes.fill(routes.RANK_MEASUREMENTS, job_id="job", rank=1)
+    for bad in ("two\nlines", "x" * 257):
+        step = {"step": 7, "plan_version": None, "time_s": 1.0, "energy_j": None, "no_clocks": bad}
+        answer = planner.http.post(path, json={"steps": [step]})
+        assert answer.status_code == 422
+        assert "no_clocks" in answer.json()["detail"]
+
+
 def holds(estimate: dict[str, float], truth: float) -> bool:
     return estimate["low"] < truth < estimate["high"]
 

@@ -110,6 +110,7 @@ def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
             f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"
             " database does not have (restored to an older state)"
         )
+    lines += report.no_clocks
     lines += [deviation.text for deviation in report.deviations]
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)

@@ -221,6 +221,8 @@ class RankRecord(Record):
         last_seen_at: time of the last call, UTC, to some seconds; None: no call since it
             registered.
         has_left: true once its training is over.
+        no_clocks: reason why it sets no clocks, by its newest step; None: it sets them, or has
+            posted no step since it registered.
     """
 
     job_id: str
@@ -240,6 +242,7 @@ class RankRecord(Record):
     sm_clocks_mhz: tuple[int, ...] | None = None
     last_seen_at: datetime | None = None
     has_left: bool = False
+    no_clocks: str | None = None
 
     @property
     def place(self) -> RankPlace:
@@ -318,6 +321,7 @@ _STEP_COUNTS = (
     "num_clock_misses",
     "num_power_capped",
     "num_thermally_capped",
+    "num_without_clocks",
 )
 
 
@@ -329,6 +333,7 @@ class StepRecord(Record):
         plan_version: version of one of the job's plans; None: default clocks, or unknown.
         unknown_version: version that the rank ran and that is no plan of this job here; None: the
             rank ran `plan_version`.
+        num_without_clocks: 1 if the rank set no clocks, else 0.
     """
 
     job_id: str
@@ -342,6 +347,7 @@ class StepRecord(Record):
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    num_without_clocks: int = 0
     sm_clock_mhz: float | None = None
     unknown_version: int | None = None
 
@@ -371,6 +377,7 @@ class StepTotals(Record):
         num_unknown: number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
         time_s: time of the slowest rank, s.
         energy_j: sum over the ranks, J; None: a rank could not read it.
+        num_without_clocks: number of ranks that set no clocks.
     """
 
     step: int
@@ -386,6 +393,7 @@ class StepTotals(Record):
     num_thermally_capped: int
     num_unknown: int = 0
     num_overruns: int = 0
+    num_without_clocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -121,6 +121,14 @@ def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> N
     assert "saves 11.10 %" in table["difference", "predicted"]
 
 
+def test_ranks_that_set_no_clocks_are_named_above_the_figures() -> None:
+    line = "rank 1 sets no clocks: a reason"
+    view = report(no_clocks=(line,))
+    for text in (report_as_text(view, NO_FACTORS), report_as_markdown(view, NO_FACTORS)):
+        head, _, _ = text.partition("Version 2")
+        assert line in head
+
+
 def test_an_order_that_would_save_more_is_a_line_above_the_figures() -> None:
     advice = OrderAdvice(
         schedule="envpipe",

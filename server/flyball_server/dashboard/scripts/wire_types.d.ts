@@ -41,7 +41,7 @@ export interface Deviation {
   text: string;
 }
 
-export type DeviationKind = "overrun" | "capped" | "unplanned" | "clock-lost" | "unsettled" | "missing" | "default-clocks";
+export type DeviationKind = "overrun" | "capped" | "unplanned" | "clock-lost" | "no-clocks" | "unsettled" | "missing" | "default-clocks";
 
 export interface EnergyFactors {
   co2_g_per_kwh: number | null;

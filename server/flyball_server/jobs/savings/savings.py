@@ -22,6 +22,7 @@ from flyball_server.jobs.savings.deviations import (
     DeviationTally,
     Undisturbed,
     default_clocks_deviation,
+    no_clocks_deviation,
 )
 from flyball_server.jobs.savings.headline import caveats_of
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
@@ -66,7 +67,7 @@ class JobSavings:
             versions share baselines. If none has an interval: over those with a baseline.
         saved_of_j: energy of these steps at the highest clocks, J; None: `saved_j` is.
         num_unknown: number of steps in which a rank ran an unknown plan, in no other figure.
-        deviations: steps at default clocks.
+        deviations: steps without a plan.
     """
 
     num_steps: int
@@ -124,6 +125,7 @@ class SavingsFold:
         self._time_s = 0.0
         self._energy_j: float | None = 0.0
         self._at_default = StepSeries()
+        self._num_without_clocks = 0
 
     def add(self, step: WholeStep) -> None:
         """Add the next step, in rising order."""
@@ -147,7 +149,9 @@ class SavingsFold:
             tally.add(step)
         else:
             tally.leave_out(step)
-        if step.version is None:
+        if step.version is None and step.num_without_clocks:
+            self._num_without_clocks += 1
+        elif step.version is None:
             self._at_default.add(step)
 
     def _await(self, tally: _Tally, time_s: float) -> None:
@@ -186,7 +190,7 @@ class SavingsFold:
             saved_of_j=_saved_of_j(versions),
             versions=versions,
             num_unknown=self._num_unknown,
-            deviations=self._default_clocks(),
+            deviations=(*self._default_clocks(), *no_clocks_deviation(self._num_without_clocks)),
         )
 
     def _default_clocks(self) -> tuple[Deviation, ...]:

@@ -111,6 +111,7 @@ _SUMS = (
     "num_clock_misses",
     "num_power_capped",
     "num_thermally_capped",
+    "num_without_clocks",
 )
 RecordT = TypeVar("RecordT", bound=Record)
 

@@ -179,6 +179,7 @@ RANKS = Table(
     Column("sm_clocks_mhz", Text),
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),
+    Column("no_clocks", Text),
 )
 
 PLANS = Table(
@@ -196,7 +197,7 @@ PLANS = Table(
 
 # Counts of a rank's step, which totals add up.
 COUNTED_BY_STAGE = ("num_clock_misses", "num_power_capped", "num_thermally_capped")
-COUNTED = ("num_unplanned", "num_overruns", *COUNTED_BY_STAGE)
+COUNTED = ("num_unplanned", "num_overruns", "num_without_clocks", *COUNTED_BY_STAGE)
 
 
 def _counts(names: Iterable[str]) -> Iterator[Column[int]]:
