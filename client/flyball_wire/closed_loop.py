@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.strictness import Sent
@@ -434,7 +435,8 @@ class JobReport:
         num_unknown_steps: number of further steps, in which a rank ran a plan version that is not
             in the planner's database, since that was restored to an older state.
         deviations: steps without a plan.
-        no_clocks: ranks that set no clocks now, with the reason, a line for each reason.
+        notes: remarks for people: ranks that set no clocks, energies that are not comparable.
+        energy_scope: what the energy counters of all ranks count; null: not known, or several.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
             null: `saved_j` is.
@@ -455,7 +457,8 @@ class JobReport:
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
-    no_clocks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    energy_scope: EnergyScope | None = None
     headline: Headline | None = None
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.orders import OrderAdvice, OtherOrder
 from flyball_wire.plan_options import PlanOptions
@@ -141,6 +142,7 @@ class RankRegistration(Sent):
         sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
         run, restart_count: launcher's fields, as in JobRegistration; a rank from another start
             of the job is refused.
+        energy_scope: what the GPU's energy counter counts; null: not known.
     """
 
     stage: int
@@ -156,6 +158,7 @@ class RankRegistration(Sent):
     sm_clocks_mhz: tuple[int, ...] | None = None
     run: str | None = None
     restart_count: int | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +173,7 @@ class ProfileRow(Sent):
             from `time_error` and `num_repetitions`, or unknown.
         num_repetitions: number of runs averaged in `time`; null: unknown.
         chunk: model chunk of the stage, from 0; null: the whole stage.
+        energy_scope: what the energy counts, the same in all rows; null: not recorded.
     """
 
     stage: int
@@ -187,6 +191,7 @@ class ProfileRow(Sent):
     jitter: float | None = None
     num_repetitions: int | None = None
     chunk: int | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -314,6 +319,7 @@ class RankView:
             not recorded.
         has_left: true if the rank has reported the end of its training.
         no_clocks: reason why the rank sets no clocks, by its newest step; null: it sets them.
+        energy_scope: what the GPU's energy counter counts; null: not known.
     """
 
     rank: int
@@ -332,6 +338,7 @@ class RankView:
     last_seen_at: str | None = None
     has_left: bool = False
     no_clocks: str | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
@@ -223,6 +224,7 @@ class RankRecord(Record):
         has_left: true once its training is over.
         no_clocks: reason why it sets no clocks, by its newest step; None: it sets them, or has
             posted no step since it registered.
+        energy_scope: what its GPU's energy counter counts; None: not known.
     """
 
     job_id: str
@@ -243,6 +245,7 @@ class RankRecord(Record):
     last_seen_at: datetime | None = None
     has_left: bool = False
     no_clocks: str | None = None
+    energy_scope: EnergyScope | None = None
 
     @property
     def place(self) -> RankPlace:

@@ -205,6 +205,13 @@ def test_the_model_needs_volta_and_a_counter_and_persistence_mode_should_be_on(
     assert "did not move within" in gpu_checks("0")["GPU 0 energy"].found
 
 
+def test_a_counter_of_a_whole_module_is_named(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_module_w(150)
+    checks = gpu_checks("0", "1")
+    assert "counts the whole module" in checks["GPU 0 energy"].found
+    assert checks["GPU 1 energy"].found == "the energy counter moves"
+
+
 # ------------------------------------------------------------------ clocks and who holds them
 
 

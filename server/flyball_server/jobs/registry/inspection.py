@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
@@ -13,6 +13,7 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.savings.energy_scopes import scope_notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.closed_loop import MissedTarget
@@ -31,6 +32,7 @@ class JobSummary:
         versions: all its versions, rising.
         missed: target that the newest plan misses; None: it meets its target.
         order_advice: order that the job would save more with; None: none is known.
+        profile_scope: what the energies of its profile count; None: not known.
     """
 
     job: JobRecord
@@ -40,6 +42,7 @@ class JobSummary:
     versions: tuple[PlanVersion, ...] = ()
     missed: MissedTarget | None = None
     order_advice: OrderAdvice | None = None
+    profile_scope: EnergyScope | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -130,6 +133,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         versions=versions,
         missed=loop_state.missed,
         order_advice=loop_state.order_advice,
+        profile_scope=reader.profile_scope(job.job_id),
     )
 
 
@@ -143,7 +147,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         now=services.now(),
         times=services.life,
     )
-    return (*of_plan, *of_job)
+    return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
 
 
 def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:

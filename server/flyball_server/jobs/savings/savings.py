@@ -24,7 +24,7 @@ from flyball_server.jobs.savings.deviations import (
     default_clocks_deviation,
     no_clocks_deviation,
 )
-from flyball_server.jobs.savings.headline import caveats_of
+from flyball_server.jobs.savings.headline import caveats_of, is_across_scopes, scope_caveats
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
 from flyball_wire.closed_loop import BaselineOrigin, Deviation, Estimate, MeasuredSavings
 
@@ -242,6 +242,8 @@ def _undisturbed(tally: _Tally, against: _Against) -> Undisturbed:
     at_baseline = against.undisturbed_baseline
     time_ratio = _ratio(times_s, at_baseline.times_s.estimate())
     energy_ratio = _ratio(energies_j, at_baseline.energies_j.estimate())
+    if against.energy_ratio is None:
+        energy_ratio = None
     return Undisturbed(
         num_steps=on_plan.num_steps,
         slowdown_percent=_percent(time_ratio, sign=1),
@@ -256,14 +258,16 @@ def _against(
         return _Against(origin=BaselineOrigin.ITSELF)
     pairs = None if tally.pairs is None else tally.pairs.so_far()
     if pairs is not None and pairs.times_s.num_pairs:
-        per_step = pairs.energies_j.difference()
+        is_across = is_across_scopes(tally.on_plan, tally.at_baseline, gpu_changes)
+        per_step = None if is_across else pairs.energies_j.difference()
         return _Against(
             origin=BaselineOrigin.INTERLEAVED,
             baseline=tally.at_baseline,
             undisturbed_baseline=tally.deviations.undisturbed_at_baseline,
             time_ratio=pairs.times_s.ratio(),
-            energy_ratio=pairs.energies_j.ratio(),
+            energy_ratio=None if is_across else pairs.energies_j.ratio(),
             saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
+            caveats=scope_caveats(tally.on_plan, tally.at_baseline, gpu_changes),
         )
     on_plan = tally.on_plan
     if not baselines or not on_plan.num_steps:
@@ -272,12 +276,15 @@ def _against(
     nearest_tally = min(
         baselines,
         key=lambda other: (
+            is_across_scopes(on_plan, other.at_baseline, gpu_changes),
             other.at_baseline.distance_to(on_plan),
             -other.at_baseline.num_steps,
         ),
     )
     nearest = nearest_tally.at_baseline
     energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
+    if is_across_scopes(on_plan, nearest, gpu_changes):
+        energies_j = None, None
     return _Against(
         origin=BaselineOrigin.APART,
         baseline=nearest,

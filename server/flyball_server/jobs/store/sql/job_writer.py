@@ -104,7 +104,8 @@ class JobWriter(JobReader):
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         """Store this profile, replacing any older one."""
         document = json.dumps(profile_document(profile))
-        self._upsert(PROFILES, [self._of_job({"job_id": job_id, "document": document})])
+        values = {"job_id": job_id, "document": document, "energy_scope": profile.energy_scope}
+        self._upsert(PROFILES, [self._of_job(values)])
 
     def delete_profile(self, job_id: str) -> None:
         """Delete the job's profile; nothing if it has none."""

@@ -157,6 +157,7 @@ PROFILES = Table(
     METADATA,
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
     Column("document", Text, nullable=False),
+    Column("energy_scope", String(16)),
 )
 
 RANKS = Table(
@@ -180,6 +181,7 @@ RANKS = Table(
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),
     Column("no_clocks", Text),
+    Column("energy_scope", String(16)),
 )
 
 PLANS = Table(
