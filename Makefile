@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 # BENCH_ARGS="--profiles DIR" names the folder of published stage profiles.
 BENCH_ARGS ?=
 TAG ?=
-# SOAK_ARGS="--kills 5000 --seed 2".
+# SOAK_ARGS="--events 5000 --seed 2".
 SOAK_ARGS ?=
 TORCH := torch==2.13.0
 VENV := .venv
@@ -114,9 +114,10 @@ bench: $(VENV)/installed
 	run benchmarks/hooks.py; \
 	exit $$status
 
-# A thousand kills of ranks, launchers, governors and standbys: some seven minutes.
+# A thousand kills of ranks, launchers, governors and standbys, and faults of drivers, energy counters
+# and planners: some 20 minutes.
 soak: $(VENV)/installed
-	@$(BIN)/python -m tests.soak.soak_clocks $(SOAK_ARGS)
+	@$(BIN)/python -m tests.soak.soak $(SOAK_ARGS)
 
 # The pictures in docs/images, taken of a planner with emulated jobs: some three minutes.
 screenshots: $(VENV)/installed

@@ -36,8 +36,8 @@ MAX_BUSY_S = 1.0
 _MOMENT = datetime(2026, 1, 1, tzinfo=UTC)
 _INSERT = (
     "INSERT INTO steps (job_id, rank, step, plan_version, time_s, energy_j, num_unplanned,"
-    " num_overruns, num_clock_misses, num_power_capped, num_thermally_capped, stored_at)"
-    " VALUES (?, ?, ?, 1, 0.9, 100.0, 0, 0, 0, 0, 0, unixepoch())"
+    " num_overruns, num_clock_misses, num_power_capped, num_thermally_capped,"
+    " num_without_clocks, stored_at) VALUES (?, ?, ?, 1, 0.9, 100.0, 0, 0, 0, 0, 0, 0, unixepoch())"
 )
 
 

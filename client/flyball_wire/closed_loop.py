@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.strictness import Sent
@@ -254,6 +255,7 @@ class DeviationKind(StrEnum):
     CAPPED = "capped"
     UNPLANNED = "unplanned"
     CLOCK_LOST = "clock-lost"
+    NO_CLOCKS = "no-clocks"
     UNSETTLED = "unsettled"
     MISSING = "missing"
     DEFAULT_CLOCKS = "default-clocks"
@@ -266,9 +268,9 @@ class Deviation:
     Attributes:
         kind: `overrun`: an emulated computation took longer than its profile; `capped`: power or
             heat held a clock down; `unplanned`: instructions were not in the plan; `clock-lost`:
-            another program set a clock; `unsettled`: the first step after a change of version, or
-            a step on several versions; `missing`: not posted by all ranks; `default-clocks`: no
-            plan was in force.
+            another program set a clock; `no-clocks`: a rank set no clocks; `unsettled`: the first
+            step after a change of version, or a step on several versions; `missing`: not posted by
+            all ranks; `default-clocks`: no plan was in force.
         num_steps: number of these steps.
         num_events: number of overruns, readings or instructions in these steps; for other kinds
             the number of steps.
@@ -435,7 +437,9 @@ class JobReport:
             for profiling.
         num_unknown_steps: number of further steps, in which a rank ran a plan version that is not
             in the planner's database, since that was restored to an older state.
-        deviations: steps at default clocks.
+        deviations: steps without a plan.
+        notes: remarks for people: ranks that set no clocks, energies that are not comparable.
+        energy_scope: what the energy counters of all ranks count; null: not known, or several.
         headline: saving in one line; null: nothing is measured and nothing predicted.
         saved_of_j: energy that the steps of `saved_j` would have taken at the highest clocks, J;
             null: `saved_j` is.
@@ -456,6 +460,8 @@ class JobReport:
     versions: tuple[VersionSavings, ...]
     num_unknown_steps: int = 0
     deviations: tuple[Deviation, ...] = ()
+    notes: tuple[str, ...] = ()
+    energy_scope: EnergyScope | None = None
     headline: Headline | None = None
     saved_of_j: float | None = None
     factors: EnergyFactors = field(default_factory=EnergyFactors)

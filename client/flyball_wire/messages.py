@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.orders import OrderAdvice, OtherOrder
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
 
 TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
+# In the planner's answers to a read-only token.
+ACCESS_HEADER, READ_ONLY = "Flyball-Access", "read-only"
 
 
 # ------------------------------------------------------------------ what clients send
@@ -144,6 +147,7 @@ class RankRegistration(Sent):
             unknown, `host` names the machine.
         sm_clocks_mhz: SM clocks that the rank's GPU supports in MHz; null: not given.
         start_id: as in JobRegistration; a rank of another start is refused.
+        energy_scope: what the GPU's energy counter counts; null: not known.
     """
 
     stage: int
@@ -158,6 +162,7 @@ class RankRegistration(Sent):
     node: str | None = None
     sm_clocks_mhz: tuple[int, ...] | None = None
     start_id: str | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +177,7 @@ class ProfileRow(Sent):
             from `time_error` and `num_repetitions`, or unknown.
         num_repetitions: number of runs averaged in `time`; null: unknown.
         chunk: model chunk of the stage, from 0; null: the whole stage.
+        energy_scope: what the energy counts, the same in all rows; null: not recorded.
     """
 
     stage: int
@@ -189,6 +195,7 @@ class ProfileRow(Sent):
     jitter: float | None = None
     num_repetitions: int | None = None
     chunk: int | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,6 +262,9 @@ class StepMeasurement(Sent):
         by_clock: times of the instructions by kind, chunk and clock; null: not requested by the
             rank's plan.
         instructions: times of each instruction, in the order of execution; null: not requested.
+        no_clocks: reason why the rank sets no clocks, in one line of at most 256 characters; null:
+            it sets those of its plan, or would. With a reason its clocks are not known, and the
+            step is compared with no other.
     """
 
     step: int
@@ -270,6 +280,7 @@ class StepMeasurement(Sent):
     by_clock: tuple[ClockTiming, ...] | None = None
     instructions: tuple[InstructionReport, ...] | None = None
     plan_id: str | None = None
+    no_clocks: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -311,6 +322,8 @@ class RankView:
         last_seen_at: time of the rank's last call, to within a few seconds, ISO 8601, UTC; null:
             not recorded.
         has_left: true if the rank has reported the end of its training.
+        no_clocks: reason why the rank sets no clocks, by its newest step; null: it sets them.
+        energy_scope: what the GPU's energy counter counts; null: not known.
     """
 
     rank: int
@@ -328,6 +341,8 @@ class RankView:
     node: str | None = None
     last_seen_at: str | None = None
     has_left: bool = False
+    no_clocks: str | None = None
+    energy_scope: EnergyScope | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -419,6 +434,7 @@ class JobStep:
         energy_j: sum over the ranks in J; null: one of them could not read it.
         num_unplanned, num_overruns, num_clock_misses, num_power_capped, num_thermally_capped: sum
             over the ranks, as in StepMeasurement.
+        num_without_clocks: number of ranks that set no clocks.
     """
 
     step: int
@@ -432,6 +448,7 @@ class JobStep:
     num_power_capped: int = 0
     num_thermally_capped: int = 0
     unknown_versions: tuple[int, ...] = ()
+    num_without_clocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,15 +49,18 @@ class PlanKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRequest(Sent):
-    """Request for a token of one job, or of an operator.
+    """Request for a token of one job, a read-only token, or an operator's.
 
     Attributes:
-        job_id: the only job that the token gives access to; null: requires `operator`.
+        job_id: the only job that the token gives access to; null: requires `read_only` or
+            `operator`.
+        read_only: true for a token that reads everything and changes nothing.
         operator: true for a token that gives access to everything.
         note: description for people.
     """
 
     job_id: str | None = None
+    read_only: bool = False
     operator: bool = False
     note: str = ""
 
@@ -69,11 +72,13 @@ class TokenView:
     Attributes:
         token_id: public part of the token, used to revoke it.
         job_id: the only job that it gives access to; null: all.
+        read_only: true if it changes nothing.
         created_at: time of its creation, ISO 8601, UTC.
     """
 
     token_id: str
     job_id: str | None
+    read_only: bool
     note: str
     created_at: str
 

@@ -11,6 +11,7 @@ from flyball_profiles.stage_profile import (
     MAX_JITTER,
     MAX_RANK_WAITING_S,
     MAX_TIME_ERROR_S,
+    EnergyScope,
     InstructionKind,
     OperatingPoint,
     ProfileError,
@@ -30,6 +31,8 @@ RANK_WAITING_COLUMN = "rank_waiting"
 # share by which single runs scatter about it, which without a column of its own follows from the
 # standard error of the mean of so many repetitions.
 TIME_ERROR_COLUMN, JITTER_COLUMN, REPETITIONS_COLUMN = "time_error", "jitter", "num_repetitions"
+# What the energy counts, `gpu` or `module`, the same in all rows; empty or absent: not recorded.
+SCOPE_COLUMN = "energy_scope"
 # Model chunk of the stage; empty or absent: the whole stage.
 CHUNK_COLUMN = "chunk"
 
@@ -53,6 +56,7 @@ class MeasuredRow:
         num_ranks: ranks whose energy the row holds, at least 1.
         chunk: the model chunk measured, from 0; None: the whole stage.
         point: clock, time and energy.
+        energy_scope: what the energy counts; None: not recorded.
     """
 
     line: int
@@ -62,6 +66,7 @@ class MeasuredRow:
     num_ranks: int
     chunk: int | None
     point: OperatingPoint
+    energy_scope: EnergyScope | None = None
 
     @property
     def named(self) -> str:
@@ -96,6 +101,7 @@ def parse_row(
             num_ranks=num_ranks,
             chunk=_chunk(cells),
             point=_point(cells),
+            energy_scope=_scope(cells),
         )
     except ProfileError as error:
         raise ProfileError(error.message, line=line) from None
@@ -124,6 +130,17 @@ def _chunk(cells: Mapping[str, object]) -> int | None:
     if _is_empty(cells.get(CHUNK_COLUMN)):
         return None
     return _count(cells, CHUNK_COLUMN)
+
+
+def _scope(cells: Mapping[str, object]) -> EnergyScope | None:
+    value = cells.get(SCOPE_COLUMN)
+    if _is_empty(value):
+        return None
+    try:
+        return EnergyScope(value.strip() if isinstance(value, str) else "")
+    except ValueError:
+        known = " or ".join(EnergyScope)
+        raise ProfileError(f"{SCOPE_COLUMN} must be {known}, not {_shown(value)}") from None
 
 
 def _optional(cells: Mapping[str, object], column: str, most: float) -> float:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
-from flyball_profiles.measured_row import MeasuredRow, RankKey, rank_name
+from flyball_profiles.measured_row import SCOPE_COLUMN, MeasuredRow, RankKey, rank_name
 from flyball_profiles.stage_profile import (
+    EnergyScope,
     InstructionKind,
     OperatingPoint,
     ProfileError,
@@ -32,6 +33,7 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         ProfileError: a key stands twice, ranks were measured at different clocks, or the
             profile as a whole cannot be used; with the first line concerned where there is one.
     """
+    scope = _scope_of(rows)
     by_chunk: dict[int, list[MeasuredRow]] = {}
     whole: list[MeasuredRow] = []
     for row in rows:
@@ -39,8 +41,8 @@ def merge_rows(rows: Sequence[MeasuredRow], *, place: str) -> StageProfile:
         own.append(row)
     chunks = merge_each(by_chunk, "chunk", "chunks", partial(_merge, place=place))
     if chunks and not whole:
-        return whole_stages(chunks)
-    return replace(_merge(whole, place), chunks=chunks)
+        return replace(whole_stages(chunks), energy_scope=scope)
+    return replace(_merge(whole, place), chunks=chunks, energy_scope=scope)
 
 
 def merge_each(
@@ -107,6 +109,20 @@ def _summed_point(points: Sequence[OperatingPoint]) -> OperatingPoint:
         time_error_s=math.hypot(*(point.time_error_s for point in points)),
         jitter=math.hypot(*(point.jitter * point.time_s for point in points)) / time_s,
     )
+
+
+def _scope_of(rows: Sequence[MeasuredRow]) -> EnergyScope | None:
+    """Return what the energies of all rows count; None: of some it is not recorded."""
+    scopes: set[EnergyScope | None] = set()
+    for row in rows:
+        scopes.add(row.energy_scope)
+        if len(scopes - {None}) > 1:
+            raise ProfileError(
+                f"{SCOPE_COLUMN} must be the same in all rows: energies of GPUs and of whole"
+                " modules are not comparable",
+                line=row.line,
+            )
+    return scopes.pop() if len(scopes) == 1 else None
 
 
 def _merge(rows: Sequence[MeasuredRow], place: str) -> StageProfile:

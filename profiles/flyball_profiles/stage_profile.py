@@ -27,6 +27,17 @@ class InstructionKind(StrEnum):
     STEP = "step"
 
 
+class EnergyScope(StrEnum):
+    """What an energy counter counts.
+
+    `gpu`: the GPU with its memory. `module`: all of its module, as of a GH200: the CPU and its
+    memory too.
+    """
+
+    GPU = "gpu"
+    MODULE = "module"
+
+
 class ProfileError(ValueError):
     """A stage profile that cannot be used; the message names the fix.
 
@@ -129,6 +140,7 @@ class StageProfile:
             pipeline.
         chunks: the profile of each model chunk, where stages hold several (interleaving) and
             they were measured one by one; else empty. `points` are always of the whole stage.
+        energy_scope: what the energies count; None: not recorded.
 
     Raises:
         ProfileError: a stage number is skipped, a stage without `step` has neither `backward` nor
@@ -139,6 +151,7 @@ class StageProfile:
     points: Mapping[tuple[int, InstructionKind], tuple[OperatingPoint, ...]]
     num_ranks_per_stage: tuple[int, ...]
     chunks: tuple[StageProfile, ...] = ()
+    energy_scope: EnergyScope | None = None
 
     def __post_init__(self) -> None:
         ordered = {
@@ -155,7 +168,8 @@ class StageProfile:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle the mapping instead of its view, which cannot be pickled."""
-        return _profile_of, (dict(self.points), self.num_ranks_per_stage, self.chunks)
+        parts = (dict(self.points), self.num_ranks_per_stage, self.chunks, self.energy_scope)
+        return _profile_of, parts
 
     def _check_stages(self) -> None:
         stages = sorted({stage for stage, _ in self.points})
@@ -241,6 +255,7 @@ class StageProfile:
             },
             num_ranks_per_stage=tuple(self.num_ranks_per_stage[old] for old in stages),
             chunks=tuple(chunk.select_stages(stages) for chunk in self.chunks),
+            energy_scope=self.energy_scope,
         )
 
 
@@ -257,5 +272,11 @@ def _profile_of(
     points: dict[tuple[int, InstructionKind], tuple[OperatingPoint, ...]],
     num_ranks_per_stage: tuple[int, ...],
     chunks: tuple[StageProfile, ...],
+    energy_scope: EnergyScope | None,
 ) -> StageProfile:
-    return StageProfile(points=points, num_ranks_per_stage=num_ranks_per_stage, chunks=chunks)
+    return StageProfile(
+        points=points,
+        num_ranks_per_stage=num_ranks_per_stage,
+        chunks=chunks,
+        energy_scope=energy_scope,
+    )

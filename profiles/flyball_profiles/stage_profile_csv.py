@@ -28,6 +28,7 @@ from flyball_profiles.measured_row import (
     RANK_WAITING_COLUMN,
     REPETITIONS_COLUMN,
     REQUIRED_COLUMNS,
+    SCOPE_COLUMN,
     TIME_ERROR_COLUMN,
     MeasuredRow,
     parse_row,
@@ -212,7 +213,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
     Rows run by stage, then instruction, then falling frequency; those of the whole stages come
     first, then chunk after chunk. Where a stage holds the energy of several ranks, every row has
     `num_ranks` too, and where these wait for one another `rank_waiting`; where the scatter of times
-    is known, `time_error` and `jitter`; where there are chunks, every row has `chunk`, None (an
+    is known, `time_error` and `jitter`; where it is known what the energies count, `energy_scope`;
+    where there are chunks, every row has `chunk`, None (an
     empty cell) for the whole stage.
     """
     every_point = [
@@ -243,6 +245,8 @@ def stage_profile_rows(profile: StageProfile) -> list[dict[str, int | float | st
                     if with_scatter:
                         row[TIME_ERROR_COLUMN] = point.time_error_s
                         row[JITTER_COLUMN] = point.jitter
+                    if profile.energy_scope is not None:
+                        row[SCOPE_COLUMN] = profile.energy_scope.value
                     if profile.chunks:
                         row[CHUNK_COLUMN] = chunk
                     rows.append(row)
@@ -319,6 +323,7 @@ def parse_csv(text: str) -> tuple[tuple[str, ...], list[CsvRow]]:
         TIME_ERROR_COLUMN,
         JITTER_COLUMN,
         REPETITIONS_COLUMN,
+        SCOPE_COLUMN,
     ):
         if columns.count(column) > 1:
             raise ProfileError(f"the column {column} is in the header twice", line=header_line)

@@ -103,6 +103,27 @@ def test_a_jobs_token_shows_that_job_until_it_is_revoked(
     expect(browser_page.get_by_text("does not accept this token")).to_be_visible()
 
 
+def test_a_read_only_token_shows_the_frontier_and_offers_no_change(
+    browser_page: Page, page_watch: PageWatch, guarded: LivePlanner
+) -> None:
+    page_watch.allow("status of 401")
+    created = guarded.http.post(routes.TOKENS, json={"read_only": True}).json()
+    dashboard = dashboard_of(guarded, browser_page).open()
+    dashboard.give_token(created["token"])
+    expect(dashboard.rows).to_have_count(2)
+    dashboard.open_job("job")
+    dashboard.wait_for_pictures()
+    panel = browser_page.locator("#panel-frontier")
+    expect(panel.get_by_text("This token is read-only")).to_be_visible()
+    expect(panel.get_by_text("choose one to run it")).to_be_hidden()
+    expect(panel.locator("form")).to_be_hidden()
+    expect(dashboard.points.last).to_be_disabled()
+    browser_page.get_by_role("button", name="Forget token").click()
+    dashboard.give_token(OPERATOR)
+    expect(panel.locator("form")).to_be_visible()
+    expect(panel.get_by_text("This token is read-only")).to_be_hidden()
+
+
 # ------------------------------------------------------------------ foreign texts
 
 

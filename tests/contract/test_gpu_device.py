@@ -32,6 +32,7 @@ CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "sm_clock_mhz": lambda gpu: gpu.sm_clock_mhz(),
     "clock_limits": lambda gpu: gpu.clock_limits(),
     "total_energy_j": lambda gpu: gpu.total_energy_j(),
+    "energy_scope": lambda gpu: gpu.energy_scope(),
 }
 
 # With their noise.

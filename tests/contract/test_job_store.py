@@ -277,6 +277,8 @@ class TestJobStore:
                 (
                     step_record(9, 1, plan_version=2, time_s=1 / 3, energy_j=0.5, num_unplanned=2),
                     step_record(9, 0, plan_version=1, time_s=0.25, energy_j=0.25, num_unplanned=1),
+                    step_record(5, 0, num_without_clocks=1),
+                    step_record(5, 1, num_without_clocks=1),
                     step_record(7, 0, num_clock_misses=3, num_power_capped=2),
                     step_record(8, 0, energy_j=None, plan_version=4, num_thermally_capped=1),
                     step_record(8, 1, unknown_version=3),
@@ -323,7 +325,9 @@ class TestJobStore:
             ),
         )
         with store_with_job.reading() as reader:
-            assert reader.list_step_totals("job", after_step=-1, limit=10) == expected
+            assert reader.list_step_totals("job", after_step=5, limit=10) == expected
+            (first, *_) = reader.list_step_totals("job", after_step=-1, limit=1)
+            assert (first.step, first.num_without_clocks) == (5, 2)
             assert reader.list_step_totals("job", after_step=7, limit=1) == expected[1:2]
             assert reader.list_step_totals("other", after_step=-1, limit=10) == ()
 

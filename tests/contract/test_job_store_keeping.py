@@ -130,6 +130,19 @@ def test_ranks_that_were_heard_of_say_when_and_nothing_else_of_them_changes(
         assert {rank.last_seen_at for rank in reader.list_ranks("other")} == {MOMENT}
 
 
+def test_why_ranks_set_no_clocks_is_kept_until_they_do(store: JobStore) -> None:
+    with store.writing("job") as writer:
+        writer.save_job(job_record())
+        writer.save_ranks([rank_record(rank) for rank in range(3)])
+        writer.note_clocks("job", {0: "a reason", 1: "another", 2: None, 9: "a reason"})
+    with store.writing("job") as writer:
+        writer.note_clocks("job", {1: None, 2: "a reason"})
+        writer.note_clocks("other", {0: None})
+    with store.reading() as reader:
+        whys = [rank.no_clocks for rank in reader.list_ranks("job")]
+    assert whys == ["a reason", None, "a reason"]
+
+
 def test_whole_numbers_up_to_the_largest_are_asked_for_and_kept(store: JobStore) -> None:
     job = job_record(inputs_revision=MAX_COUNT, planned_revision=MAX_COUNT)
     with store.writing("job") as writer:
@@ -149,7 +162,7 @@ def test_tokens_come_out_as_they_went_in_are_replaced_listed_and_forgotten(
     store: JobStore,
 ) -> None:
     narrow = token("t2", job_id="job", note="ä")
-    later = token("A", created_at=LATER)
+    later = token("A", created_at=LATER, is_read_only=True)
     with store.writing(TOKENS) as writer:
         for each in (later, narrow, token(), token(note="changed"), token("gone")):
             writer.save_token(each)

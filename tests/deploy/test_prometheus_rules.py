@@ -21,7 +21,7 @@ def test_promtool_takes_the_configuration_and_its_rules(tmp_path: Path) -> None:
     config, token = tmp_path / CONFIG.name, tmp_path / "token"
     token.write_text("token")
     shutil.copy(RULES, tmp_path)
-    config.write_text(CONFIG.read_text().replace("/run/secrets/flyball_token", str(token)))
+    config.write_text(CONFIG.read_text().replace("/run/secrets/prometheus_token", str(token)))
     said = promtool("check", "config", str(config))
     assert said.returncode == 0, said.stdout + said.stderr
     assert f"{len(alerts())} rules found" in said.stdout

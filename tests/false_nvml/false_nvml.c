@@ -26,7 +26,10 @@
 #define FIRST_PCI_BUS 0x1a
 #define COUNTER_PERIOD_NS 25000000LL
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6,
+       INSUFFICIENT_SIZE = 7 };
+/* NVML_FI_DEV_POWER_INSTANT, NVML_POWER_SCOPE_GPU and NVML_POWER_SCOPE_MODULE */
+enum { POWER_INSTANT = 186, SCOPE_GPU = 0, SCOPE_MODULE = 1 };
 
 struct gpu {
     int64_t lowest_mhz;    /* the range that is set; 0: none, the driver's default */
@@ -38,6 +41,7 @@ struct gpu {
     int64_t counted_ns;
     int64_t computing_pid; /* a process that computes on it; 0: none */
     int64_t is_frozen;     /* the energy counter does not move */
+    int64_t module_mw;     /* what the rest of the module draws, counted too; 0: there is none */
 };
 
 /* Fault of calls between two moments of CLOCK_MONOTONIC. */
@@ -54,6 +58,14 @@ struct process {
     unsigned pid;
     unsigned long long used_memory;
     unsigned gpu_instance, compute_instance;
+};
+
+/* nvmlFieldValue_t */
+struct field {
+    unsigned field_id, scope_id;
+    long long timestamp, latency_us;
+    int value_type, code;
+    union { unsigned uint; unsigned long long ull; } value;
 };
 
 /* nvmlPciInfo_t */
@@ -145,7 +157,7 @@ static unsigned long long event_reasons(const struct gpu *gpu) {
 static void count_energy(struct gpu *gpu) {
     int64_t until = now_ns() / COUNTER_PERIOD_NS * COUNTER_PERIOD_NS;
     if (!gpu->counted_ns) gpu->counted_ns = until;
-    int64_t power_mw = 50000 + 100 * clock_mhz(gpu);
+    int64_t power_mw = 50000 + 100 * clock_mhz(gpu) + gpu->module_mw;
     if (!gpu->is_frozen) gpu->energy_uj += power_mw * ((until - gpu->counted_ns) / 1000000);
     gpu->counted_ns = until;
 }
@@ -319,5 +331,19 @@ EXPORT int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long 
     count_energy(device);
     *millijoules = ((struct gpu *)device)->energy_uj / 1000;
     flock(state_fd, LOCK_UN);
+    return SUCCESS;
+}
+
+/* The power of the GPU, and of its module where there is one; no other fields. */
+EXPORT int nvmlDeviceGetFieldValues(void *device, int count, struct field *values) {
+    ENTER(INDEX(device), count);
+    const struct gpu *gpu = device;
+    for (int i = 0; i < count; i++) {
+        int is_module = values[i].scope_id == SCOPE_MODULE && gpu->module_mw;
+        int is_known = values[i].scope_id == SCOPE_GPU || is_module;
+        values[i].code = values[i].field_id == POWER_INSTANT && is_known ? SUCCESS : NOT_SUPPORTED;
+        values[i].value_type = 1; /* unsigned int */
+        values[i].value.uint = 50000 + 100 * clock_mhz(gpu) + (is_module ? gpu->module_mw : 0);
+    }
     return SUCCESS;
 }

@@ -21,7 +21,7 @@ SUPPORTED_MHZ = tuple(range(HIGHEST_MHZ, LOWEST_MHZ - 1, -15))
 
 # The layout of `struct state` in false_nvml.c.
 _HEAD = struct.Struct("=qqq")
-_GPU = struct.Struct("=qqqqqqqqq")
+_GPU = struct.Struct("=qqqqqqqqqq")
 _FAULT = struct.Struct("=qqqq64s")
 _FIELD = struct.Struct("=q")
 _MAX_GPUS = _MAX_FAULTS = 8
@@ -37,6 +37,7 @@ _GPU_FIELDS = (
     "counted_ns",
     "computing_pid",
     "is_frozen",
+    "module_mw",
 )
 _COUNTER_PERIOD_NS = 25_000_000
 
@@ -178,6 +179,13 @@ class FalseNvml:
             self._count_energy(index)
             self._set_gpu(index, is_frozen=int(is_frozen))
 
+    def set_module_w(self, power_w: int, index: int = 0) -> None:
+        """Let the GPU be part of a module, whose energy it counts; the rest draws this much, W."""
+        with self._state_file.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._count_energy(index)
+            self._set_gpu(index, module_mw=power_w * 1000)
+
     def set_latency_us(self, latency_us: int, *, queues: bool = False) -> None:
         """From now on every call takes this long; those that lock clocks at once, or in turn."""
         _HEAD.pack_into(self._map, 0, self.num_gpus, latency_us, queues)
@@ -204,7 +212,7 @@ class FalseNvml:
         until_ns = time.monotonic_ns() // _COUNTER_PERIOD_NS * _COUNTER_PERIOD_NS
         elapsed_ms = (until_ns - (gpu["counted_ns"] or until_ns)) // 10**6
         clock_mhz = min(gpu["highest_mhz"] or HIGHEST_MHZ, gpu["held_mhz"] or HIGHEST_MHZ)
-        power_mw = 0 if gpu["is_frozen"] else 50_000 + 100 * clock_mhz
+        power_mw = 0 if gpu["is_frozen"] else 50_000 + 100 * clock_mhz + gpu["module_mw"]
         energy_uj = gpu["energy_uj"] + power_mw * elapsed_ms
         self._set_gpu(index, energy_uj=energy_uj, counted_ns=until_ns)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -43,8 +44,9 @@ class Part:
     num_kills_each: int = 1
     is_guarded: bool = False
 
-    def strike(self, rank: GovernedRank) -> float:
+    def strike(self, rank: GovernedRank, chooser: random.Random) -> float:
         """Kill this part and see to what follows; how long the clock took to be given back, s."""
+        del chooser  # of the moment alone
         num_resets = rank.num_resets()
         self.kill(rank)
         return self.check(rank, num_resets)

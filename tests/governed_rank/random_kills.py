@@ -1,4 +1,4 @@
-"""Kills of one part at random moments, a few ranks at a time."""
+"""Kills of one part, or faults of the driver, at random moments, a few ranks at a time."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.false_nvml.library import FalseNvml
+from tests.governed_rank.driver_faults import DriverFault
 from tests.governed_rank.governed_rank import GovernedRank, node_dir_in
 from tests.governed_rank.kills import Part
 from tests.governed_rank.running_guard import RunningGuard
@@ -25,11 +26,11 @@ RUNNING_S = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Strike:
-    """One kill and what came of it.
+    """One kill or fault and what came of it.
 
     Attributes:
-        part: the name of what was killed.
-        restored_s: how long the clock took to be given back, s.
+        part: the name of what was killed, or of the fault.
+        restored_s: how long the clock took to be given back, or all to be well again, s.
         failure: what did not hold; empty: all did.
     """
 
@@ -39,12 +40,12 @@ class Strike:
 
 
 def strike_at_random(
-    part: Part, num_kills: int, *, library: Path, folder: Path, seed: int
+    part: Part | DriverFault, num_kills: int, *, library: Path, folder: Path, seed: int
 ) -> list[Strike]:
-    """Kill one part so often, each time at a random moment.
+    """Kill one part, or let the driver fail, so often, each time at a random moment.
 
     Args:
-        part: what to kill.
+        part: what to kill, or how the driver fails.
         num_kills: how often.
         library: the false NVML, built.
         folder: for each rank's GPU and log; must not exist yet.
@@ -66,7 +67,7 @@ def strike_at_random(
 
 
 def _strike_rank(
-    part: Part, num_kills: int, library: Path, folder: Path, seed: int
+    part: Part | DriverFault, num_kills: int, library: Path, folder: Path, seed: int
 ) -> Iterator[Strike]:
     """Kill the part of one rank, several times where the rank outlives it."""
     chooser = random.Random(seed)
@@ -82,7 +83,7 @@ def _strike_rank(
             for number in range(num_kills):
                 if number:
                     time.sleep(chooser.uniform(0, RUNNING_S))
-                yield Strike(part=part.name, restored_s=part.strike(rank))
+                yield Strike(part=part.name, restored_s=part.strike(rank, chooser))
             if part.leaves_rank:
                 rank.end()
     except AssertionError as error:

@@ -16,6 +16,7 @@ import pytest
 from tests.false_nvml.fixtures import false_nvml, false_nvml_library, loaded_nvml
 from tests.false_nvml.library import FalseNvml
 from tests.governed_rank.cgroup import cgroup_fault
+from tests.governed_rank.driver_faults import FAULTS, DriverFault
 from tests.governed_rank.governed_rank import CONTAINER, GovernedRank, node_dir_in
 from tests.governed_rank.kills import CGROUP, PARTS, STOPPED_GOVERNOR, Part
 from tests.governed_rank.processes import send, wait_until
@@ -59,6 +60,17 @@ def test_no_clock_stays_locked_whatever_is_killed_and_whenever(
     print(f"{part.name}: {len(strikes)} kills, given back within {slowest_s:.3f} s")
     assert [strike.failure for strike in strikes if strike.failure] == []
     assert len(strikes) == num_kills
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.name for fault in FAULTS])
+def test_no_clock_stays_locked_however_the_driver_fails_and_whenever(
+    fault: DriverFault, false_nvml_library: Path, tmp_path: Path
+) -> None:
+    strikes = strike_at_random(
+        fault, fault.num_kills_each, library=false_nvml_library, folder=tmp_path / "f", seed=SEED
+    )
+    assert [strike.failure for strike in strikes if strike.failure] == []
+    assert len(strikes) == fault.num_kills_each
 
 
 def test_a_pair_killed_with_its_rank_leaves_a_record_for_the_next_start(

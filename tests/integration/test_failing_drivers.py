@@ -16,11 +16,18 @@ from tests.governed_rank.governed_rank import GovernedRank, node_dir_in
 from tests.governed_rank.pretended_rank import leave_record
 from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.running_guard import RunningGuard
+from tests.planner.live import live_planner
+from tests.planner.samples import profile_csv
 
+from flyball_client.api.planner_client import PlannerClient
 from flyball_client.cli.doctor.machine_checks import check_records
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
 from flyball_client.gpu._base import GpuAddress
+from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.helper.rank_agent import LinkTimes
+from flyball_client.session.rank_session import RankSession
+from flyball_wire import routes
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
@@ -75,6 +82,7 @@ def test_a_driver_that_fails_for_half_a_second_costs_no_more_clocks_than_that(
     assert time.monotonic() < began_s + OFF_S + WITHIN_S
     assert failed.num_failures > 0
     assert not own_governor.is_over
+    assert own_governor.no_clocks is None
     train_until(own_governor, lambda: len(caplog.messages) == 2, "it is logged")
     assert "cannot be changed for now, and is tried again" in caplog.messages[0]
     assert "can be changed again" in caplog.messages[1]
@@ -201,11 +209,67 @@ def test_another_programs_clock_is_undone_once_and_then_left_until_the_next_plan
     loaded_nvml.set_range_mhz(0, 0)  # nvidia-smi -rgc
     compute_until(lambda: loaded_nvml.locked_mhz() == 1605, "a reset is undone")
     loaded_nvml.set_range_mhz(600, 600)
-    compute_until(lambda: not own_governor.sets_clocks, "it yields")
+    compute_until(lambda: own_governor.no_clocks is not None, "it yields")
     assert own_governor.report().num_asserted == 1
     compute_until(lambda: len(caplog.messages) == 2, "both are logged")
     assert "holds the SM clock at 600 MHz" in caplog.messages[1]
+    assert "holds the SM clock at 600 MHz" in (own_governor.no_clocks or "")
     assert loaded_nvml.locked_mhz() == 600
     own_governor.begin_plan()
     compute_until(lambda: loaded_nvml.locked_mhz() == 1605, "the next plan's clock is set")
-    assert own_governor.sets_clocks
+    assert own_governor.no_clocks is None
+
+
+def test_an_administrators_clock_is_in_the_jobs_notes_until_the_next_version(
+    loaded_nvml: FalseNvml, tmp_path: Path
+) -> None:
+    address = GpuAddress(control="nvml", uuid=loaded_nvml.uuid(0))
+    with ExitStack() as opened:
+        served = opened.enter_context(live_planner())
+        served.put_job(num_stages=1, num_ranks=1, policy="uniform").raise_for_status()
+        served.put_profile(profile_csv(1)).raise_for_status()
+        planner = opened.enter_context(PlannerClient(str(served.http.base_url)))
+        governor = ProcessGovernor(address, "rank 0", state_dir=tmp_path / "state")
+        session = RankSession(
+            gpu=opened.enter_context(closing(NvmlGpu.open(uuid=address.uuid))),
+            job_id="job",
+            rank=0,
+            stage=0,
+            planner=planner,
+            governor=governor,
+            times=LinkTimes(gather_s=0.05),
+        )
+        opened.enter_context(session)
+        path = routes.fill(routes.JOB, job_id="job")
+
+        def train_until(is_so: Callable[[], object], what: str) -> None:
+            def is_so_after_a_step() -> bool:
+                session.on_step_begin()
+                for kind in ("forward", "backward") * 2:
+                    session.on_instruction_begin(kind)
+                    time.sleep(0.01)
+                    session.on_instruction_end(kind)
+                session.on_step_end()
+                return bool(is_so())
+
+            wait_until(is_so_after_a_step, what)
+
+        def notes() -> list[str]:
+            found: list[str] = served.http.get(path).json()["notes"]
+            return found
+
+        train_until(lambda: session.active_version == 1, "on its plan")
+        assert notes() == []
+        loaded_nvml.set_range_mhz(600, 600)
+        train_until(lambda: session.clock_report.num_asserted, "set again")
+        loaded_nvml.set_range_mhz(600, 600)
+        train_until(notes, "in the notes")
+        assert notes() == [
+            "rank 0 sets no clocks: another program holds the SM clock at 600 MHz; it stays until"
+            " the next plan"
+        ]
+        assert session.active_version is None
+        target = routes.fill(routes.TARGET, job_id="job")
+        served.http.put(target, json={"policy": "baseline"}).raise_for_status()
+        train_until(lambda: session.active_version == 2 and not notes(), "on the next version")
+    wait_until(reap_left_behind, "its governor has ended")

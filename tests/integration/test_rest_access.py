@@ -11,13 +11,15 @@ from tests.fuzz.raw_call import answers, call, send
 from tests.planner.live import NO_AUTHORITIES, LivePlanner, live_planner
 from tests.planner.samples import job_record, registration
 
-from flyball_server.http.middleware.token_access import DOCS
+from flyball_server.http.middleware.token_access import DOCS, OPENAPI
 from flyball_server.http.problem_handlers import API_HEADERS
+from flyball_server.http.zeus.messages import REGISTER_JOB, SCHEDULE
 from flyball_server.jobs.auth.access import create_token
+from flyball_server.jobs.lifecycle.heartbeats import Heartbeats
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire import routes
-from flyball_wire.messages import TOKEN_HEADER
+from flyball_wire.messages import ACCESS_HEADER, READ_ONLY, TOKEN_HEADER
 
 JOB = routes.fill(routes.JOB, job_id="job")
 OTHER = routes.fill(routes.JOB, job_id="other")
@@ -76,6 +78,67 @@ def test_a_token_opens_only_its_job(planner: LivePlanner, jobs: str) -> None:
         assert "permits job job only" in detail(http.get(f"{OTHER}@1"), 403)
         for path in (routes.TOKENS, "/api/v1/nothing", "/nothing", "/dashboard/nothing"):
             assert detail(http.get(path), 403), path
+
+
+@pytest.fixture(scope="module")
+def reader(planner: LivePlanner, jobs: str) -> str:
+    """A read-only token, in a planner that has the jobs `job` and `other`."""
+    assert jobs
+    token = create_token(planner.state.services.store, job_id=None, is_read_only=True)[1]
+    planner.state.gate.forget()
+    return token
+
+
+def test_a_read_only_token_reads_everything(planner: LivePlanner, reader: str) -> None:
+    with as_bearer(planner, reader) as http:
+        for path in (JOB, OTHER, f"{OTHER}/steps", f"{JOB}/report", routes.METRICS, routes.TOKENS):
+            answer = http.get(path)
+            assert answer.status_code == 200, path
+            assert answer.headers[ACCESS_HEADER] == READ_ONLY
+        assert {each["job_id"] for each in http.get(routes.JOBS).json()} == {"job", "other"}
+        assert len(http.get(routes.OVERVIEW).json()["jobs"]) == 2
+        for path in (routes.EVENTS, routes.fill(routes.JOB_EVENTS, job_id="other")):
+            assert "event: overview" in http.get(path, params={"wait_s": 0}).text, path
+    with as_bearer(planner, reader.replace("fb_", "fb_0", 1)) as http:
+        assert ACCESS_HEADER not in http.get(JOB).headers
+
+
+def test_a_read_only_token_changes_nothing(
+    planner: LivePlanner, operators: str, reader: str
+) -> None:
+    changes = [
+        (method.upper(), path)
+        for path, calls in planner.http.get(OPENAPI).json()["paths"].items()
+        for method in calls
+        if method != "get"
+    ]
+    assert len(changes) > 15
+    parts = {"job_id": "job", "rank": 0, "token_id": reader.split("_")[1]}
+    zeus = [("POST", REGISTER_JOB), ("GET", SCHEDULE)]
+    with as_bearer(planner, operators) as known, as_bearer(planner, reader) as http:
+        before = known.get(routes.JOBS).text
+        for method, path in (*changes, *zeus, ("PATCH", JOB)):
+            answer = http.request(method, path.format_map(parts), json=registration())
+            assert "This token is read-only" in detail(answer, 403), (method, path)
+        assert known.get(routes.JOBS).text == before
+
+
+def test_who_polls_a_ranks_plan_with_a_read_only_token_is_not_the_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    beats: list[tuple[str, tuple[int, ...]]] = []
+    monkeypatch.setattr(Heartbeats, "note", lambda _, job_id, ranks: beats.append((job_id, ranks)))
+    with live_planner(token="t") as planner:  # noqa: S106 - a test's
+        planner.http.headers[TOKEN_HEADER] = "t"
+        planner.put_planned_job()
+        made = planner.http.post(routes.TOKENS, json={"read_only": True}).json()
+        rank_plan = routes.fill(routes.RANK_PLAN, job_id="job", rank=1)
+        with as_bearer(planner, made["token"]) as http:
+            beats.clear()
+            assert http.get(rank_plan).status_code == 200
+            assert beats == []
+        assert planner.http.get(rank_plan).status_code == 200
+        assert beats == [("job", (1,))]
 
 
 def test_no_other_way_of_writing_an_address_opens_another_job(

@@ -162,6 +162,7 @@ def test_ranks_run_a_plan_from_the_step_that_is_named(planner: LivePlanner) -> N
         "acknowledged_version": 1,
         "current_step": 11,
         "has_left": False,
+        "no_clocks": None,
     }
     again = planner.http.put(routes.fill(routes.RANK, job_id="job", rank=0), json=registered)
     assert again.status_code == 200

@@ -43,11 +43,14 @@ def refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> Refused:
     return lambda *arguments: refusal(flyball(*command, *arguments))
 
 
-def stored_token(file: Path, *, job_id: str | None = None) -> str:
-    """A token in this database; of an operator, if it is of no job."""
+def stored_token(file: Path, *, job_id: str | None = None, is_read_only: bool = False) -> str:
+    """A token in this database; an operator's, if it is of no job and not read-only."""
     with closing(make_job_store(f"sqlite:///{file}")) as store:
         store.open()
-        return create_token(store, job_id=job_id, has_operator=job_id is not None)[1]
+        has_operator = job_id is not None or is_read_only
+        return create_token(
+            store, job_id=job_id, is_read_only=is_read_only, has_operator=has_operator
+        )[1]
 
 
 # ------------------------------------------------------------------ beyond loopback
@@ -63,7 +66,7 @@ def test_beyond_loopback_it_does_not_listen_without_an_operators_token(
     assert "--allow-open or FLYBALL_ALLOW_OPEN=1" in line
     stored_token(file, job_id="job")
     line = refused(*BEYOND)
-    assert "all tokens are jobs' tokens" in line
+    assert "no token is an operator's" in line
     assert "flyball token create --operator" in line
 
 
@@ -82,6 +85,8 @@ def test_a_clients_token_in_the_environment_makes_no_operator(
     operators, jobs = stored_token(file), stored_token(file, job_id="job")
     monkeypatch.setenv("FLYBALL_TOKEN", jobs)
     assert "would be an operator's token, and it is for job job only; unset it" in refused()
+    monkeypatch.setenv("FLYBALL_TOKEN", stored_token(file, is_read_only=True))
+    assert "would be an operator's token, and it is read-only; unset it" in refused()
     monkeypatch.setenv("FLYBALL_TOKEN", operators)
     with serve_process(file, environment=serve_environment(FLYBALL_TOKEN=operators)) as served:
         assert served.http.get(routes.JOBS, headers={TOKEN_HEADER: operators}).status_code == 200

@@ -69,6 +69,9 @@ def test_the_token_is_printed_once_and_listed_with_what_it_opens(
     assert [line[0] for line in lines] == ["ID", first["token_id"], public]
     assert (lines[1][1], lines[1][-1]) == ("operator", "ada")
     assert lines[2][1:3] == ["job", "night"]
+    done = token("create", "--read-only")
+    assert "reads everything and changes nothing" in done.stdout
+    assert token("list").stdout.splitlines()[3].split()[1] == "read-only"
     listed = token("list", "--json")
     assert secret not in listed.stdout
     del first["token"]
@@ -88,7 +91,8 @@ def test_a_revoked_token_is_gone_and_may_be_named_as_a_whole(token: Token) -> No
     for nothing in ("", "fb_"):
         assert "give the token's ID" in refusal(token("revoke", nothing))
     made(token, "--operator")
-    assert "--operator --job" in refusal(token("create"))
+    assert "--operator --job --read-only" in refusal(token("create"))
+    assert "not allowed with" in refusal(token("create", "--job", "night", "--read-only"))
     assert "job_id" in refusal(token("create", "--job", "a/b"))
     assert "note" in refusal(token("create", "--operator", "--note", "two\nlines"))
     assert "ACTION" in refusal(flyball("token"))

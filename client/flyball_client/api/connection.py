@@ -29,7 +29,7 @@ from flyball_client.api.trust import trusted_context, warn_of_plain_token
 from flyball_wire import routes
 from flyball_wire.codec import decode, decode_list, encode
 from flyball_wire.errors import CodecError
-from flyball_wire.messages import TOKEN_HEADER, Problem
+from flyball_wire.messages import ACCESS_HEADER, READ_ONLY, TOKEN_HEADER, Problem
 
 # Texts for httpx's exceptions; the most specific class in the exception's MRO is used.
 CAUSES: dict[type[Exception], str] = {
@@ -91,7 +91,9 @@ def error_from_response(base_url: str, response: httpx.Response) -> PlannerError
     status = response.status_code
     if 400 <= status < 500:
         return PlannerRefusedError(
-            f"the planner at {base_url} refused ({status}): {_detail(response)}", status=status
+            f"the planner at {base_url} refused ({status}): {_detail(response)}",
+            status=status,
+            is_read_only=response.headers.get(ACCESS_HEADER) == READ_ONLY,
         )
     if status == 503 and (retry_after_s := _retry_after_s(response)) is not None:
         return PlannerBusyError(

@@ -44,8 +44,9 @@ class PlannerCutOffError(PlannerUnavailableError):
 
 
 class PlannerRefusedError(PlannerError):
-    """The planner refused the call, with HTTP status `status`."""
+    """The planner refused the call, with HTTP status `status`; `is_read_only`: of the token."""
 
-    def __init__(self, message: str, *, status: int) -> None:
+    def __init__(self, message: str, *, status: int, is_read_only: bool = False) -> None:
         super().__init__(message)
         self.status = status
+        self.is_read_only = is_read_only

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from flyball_client.cli.figures import aligned, energy_text, interval_text
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import BaselineOrigin, Estimate, JobReport, VersionSavings
 from flyball_wire.energy_factors import EnergyFactors, kwh_of
 
@@ -110,6 +111,7 @@ def _sums(report: JobReport, factors: EnergyFactors) -> list[str]:
             f"not counted: {_steps(report.num_unknown_steps)} on plan versions that the planner's"
             " database does not have (restored to an older state)"
         )
+    lines += report.notes
     lines += [deviation.text for deviation in report.deviations]
     if report.saved_j is not None:
         saved = _amounts(report.saved_j, factors)
@@ -187,7 +189,8 @@ def _baseline_note(report: JobReport, version: VersionSavings) -> str:
         how_to = ""
     match version.baseline:
         case BaselineOrigin.INTERLEAVED:
-            return "Steps at the highest clocks were run in turn with steps on the plan."
+            in_turn = "Steps at the highest clocks were run in turn with steps on the plan."
+            return " ".join((in_turn, *version.caveats))
         case BaselineOrigin.APART:
             return f"{' '.join(version.caveats)}{how_to}"
         case BaselineOrigin.ITSELF:
@@ -197,10 +200,13 @@ def _baseline_note(report: JobReport, version: VersionSavings) -> str:
 
 
 def _remarks(report: JobReport) -> list[str]:
-    lines = [
-        "[ ] is the 95 % confidence interval. Energy is that of the GPUs, without hosts, network"
-        " and cooling."
-    ]
+    interval = "[ ] is the 95 % confidence interval. Energy is that of"
+    lines = [f"{interval} the GPUs, without hosts, network and cooling."]
+    if report.energy_scope == EnergyScope.MODULE:
+        lines = [
+            f"{interval} whole modules, with their CPUs and memory, as the GPUs' counters count it;"
+            " a module of several GPUs may count once for each."
+        ]
     if report.emulated:
         lines.append("The GPUs are emulated: no figure here is a real GPU's.")
     return lines

@@ -32,7 +32,7 @@ def make_governor(
         OSError, AttributeError: With `strict`, the machine or this Python lacks something.
     """
     if gpu is None:
-        return NoGovernor()
+        return NoGovernor("it has no GPU that can be used; its log says why")
     if gpu.address is None:
         return InProcessGovernor(gpu, rank_name)
     try:
@@ -40,5 +40,4 @@ def make_governor(
     except (OSError, AttributeError) as error:  # the latter: a Python built without eventfd
         if strict:
             raise
-        log_given_up(_logger, rank_name, error)
-        return NoGovernor()
+        return NoGovernor(log_given_up(_logger, rank_name, error))

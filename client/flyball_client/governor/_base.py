@@ -8,6 +8,11 @@ from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall
 
+# Characters of a text that the planner stores.
+_MAX_CHARACTERS = 256
+# `no_clocks` of a governor that was closed.
+CLOSED = "its session is closed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClockReport:
@@ -64,7 +69,7 @@ class ClockGovernor(Protocol):
       before it.
     - A clock that was never set is not restored: another program's lock stays.
     - A clock that another program has changed is set again; a lower one that comes back is left as
-      it is until the next plan (not `sets_clocks`). On an emulated GPU there is no other program.
+      it is until the next plan (`no_clocks` says so). On an emulated GPU there is no other program.
     - The clock is read back from time to time, also while none is set; a failed reading changes
       nothing.
     - After `close` no clock is set any more; it may be called repeatedly.
@@ -76,8 +81,8 @@ class ClockGovernor(Protocol):
         ...
 
     @property
-    def sets_clocks(self) -> bool:
-        """Return whether clocks are set; False: it is over, or yields to another program."""
+    def no_clocks(self) -> str | None:
+        """Return why requested clocks are not set, in one line; None: they are."""
         ...
 
     def begin_plan(self) -> None:
@@ -151,17 +156,19 @@ class ClockGovernor(Protocol):
 
 
 class NoGovernor:
-    """ClockGovernor that is over from the beginning; the reason is logged by its maker."""
+    """ClockGovernor that is over from the beginning; the reason is logged by its maker.
+
+    Args:
+        no_clocks: The reason, in one line.
+    """
+
+    def __init__(self, no_clocks: str) -> None:
+        self.no_clocks = no_clocks
 
     @property
     def is_over(self) -> bool:
         """True."""
         return True
-
-    @property
-    def sets_clocks(self) -> bool:
-        """False."""
-        return False
 
     def begin_plan(self) -> None:
         """Do nothing."""
@@ -199,6 +206,16 @@ class NoGovernor:
         """Do nothing."""
 
 
-def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> None:
-    """Log the one line of `give_up`; it claims nothing of the clock, which may still be locked."""
+def log_given_up(logger: logging.Logger, rank_name: str, error: Exception) -> str:
+    """Log the one line of `give_up`, and return its reason.
+
+    It claims nothing of the clock, which may still be locked.
+    """
     logger.warning("%s: clocks are no longer set, training continues: %s", rank_name, error)
+    return shown(str(error)) or type(error).__name__
+
+
+def shown(text: str) -> str:
+    """Return a text in one printable line that the planner stores."""
+    line = " ".join(text.split())[:_MAX_CHARACTERS]
+    return "".join(each if each.isprintable() else "?" for each in line)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flyball_client.governor._base import ClockReport, log_given_up
+from flyball_client.governor._base import CLOSED, ClockReport, log_given_up
 from flyball_client.governor.clock_controller import READ_PERIOD_S, REFUSALS, SETTLE_S
 from flyball_client.gpu._base import (
     ClockCall,
@@ -38,6 +38,7 @@ class InProcessGovernor:
         self._in_force_mhz: int | None = None
         self._may_be_locked = False
         self._is_over = False
+        self._no_clocks: str | None = None
         self._clock_s = gpu.emulated_time_s if isinstance(gpu, EmulatedDevice) else time.monotonic
         self._next_read_s = 0.0
         self._report = ClockReport()
@@ -51,9 +52,9 @@ class InProcessGovernor:
         return self._is_over
 
     @property
-    def sets_clocks(self) -> bool:
-        """Return whether clocks are set."""
-        return not self._is_over
+    def no_clocks(self) -> str | None:
+        """Return why clocks are not set; None: they are."""
+        return self._no_clocks
 
     def begin_plan(self) -> None:
         """Do nothing."""
@@ -127,7 +128,7 @@ class InProcessGovernor:
     def give_up(self, error: Exception) -> None:
         """Restore the clock permanently, and log the error."""
         if not self._is_over:
-            log_given_up(_logger, self._rank_name, error)
+            self._no_clocks = log_given_up(_logger, self._rank_name, error)
             self.close()
 
     def report(self) -> ClockReport:
@@ -146,6 +147,7 @@ class InProcessGovernor:
     def close(self) -> None:
         """Restore the clock permanently, if it may be locked."""
         self._is_over = True
+        self._no_clocks = self._no_clocks or CLOSED
         self._timed = None
         if not self._may_be_locked:
             return

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flyball_client.governor import shared_state as word
-from flyball_client.governor._base import ClockReport, log_given_up
+from flyball_client.governor._base import CLOSED, ClockReport, log_given_up, shown
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.lock_record import RankLock
 from flyball_client.governor.own_process import OwnProcess
@@ -96,6 +96,7 @@ class ProcessGovernor:
         self._process: subprocess.Popen[bytes] | None = None
         self._rank_lock: RankLock | None = None
         self._is_over = False
+        self._given_up: str | None = None
         self._is_closed = False
         self._restart_pause_s = _FIRST_RESTART_PAUSE_S
         self._next_restart_s = 0.0
@@ -111,9 +112,15 @@ class ProcessGovernor:
         return self._is_over
 
     @property
-    def sets_clocks(self) -> bool:
-        """Return whether clocks are set; False: it is over, or yields to another program."""
-        return not (self._is_over or self._yields())
+    def no_clocks(self) -> str | None:
+        """Return why clocks are not set; None: they are."""
+        if self._is_over:
+            return self._given_up or CLOSED
+        if self._yields():
+            return self._others_clock()
+        if self._words[word.NEXT_TRY_NS]:
+            return shown(f"its GPU fails for now, and is tried again: {self._shared_state.text}")
+        return None
 
     def begin_plan(self) -> None:
         """Begin another plan, whose clocks are set although the last one's were yielded."""
@@ -212,7 +219,7 @@ class ProcessGovernor:
     def give_up(self, error: Exception) -> None:
         """Have the clock restored permanently, and log the error."""
         if not self._is_over:
-            log_given_up(_logger, self._rank_name, error)
+            self._given_up = log_given_up(_logger, self._rank_name, error)
             self._is_over = True
             self._request(word.QUIT)
 
@@ -306,16 +313,16 @@ class ProcessGovernor:
                 num_asserted,
             )
         if yields and not self._yielded:
-            _logger.warning(
-                "%s: another program holds the SM clock at %d MHz; it stays until the next plan",
-                self._rank_name,
-                self._words[word.SM_CLOCK_MHZ],
-            )
+            _logger.warning("%s: %s", self._rank_name, self._others_clock())
         self._num_asserted, self._yielded = num_asserted, yields
 
     def _yields(self) -> bool:
         """Return whether another program's clock is left as it is until the next plan."""
         return word.yields(self._words)
+
+    def _others_clock(self) -> str:
+        now_mhz = self._words[word.SM_CLOCK_MHZ]
+        return f"another program holds the SM clock at {now_mhz} MHz; it stays until the next plan"
 
     def _renew_with_timed(self) -> None:
         """Renew the lease; request a clock that was restored again, ahead of the timed request."""

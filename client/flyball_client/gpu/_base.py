@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Flag, auto
 from typing import Literal, Protocol, runtime_checkable
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.errors import FlyballError
 
 GPU_VARIABLE = "FLYBALL_GPU"
@@ -171,6 +172,10 @@ class GpuDevice(Protocol):
 
     def total_energy_j(self) -> float:
         """Return the energy counter, J since some fixed moment."""
+        ...
+
+    def energy_scope(self) -> EnergyScope | None:
+        """Return what the energy counter counts; None: not known."""
         ...
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from flyball_client.gpu.emulated_execution import (
     points_by_clock,
     profiled_clocks_mhz,
 )
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import EnergyScope, StageProfile
 
 __all__ = [
     "COUNTER_PERIOD_S",
@@ -134,6 +134,7 @@ class EmulatedGpu:
         check("counter_period_s", counter_period_s)
         check("blocking_power_w", blocking_power_w, may_be_zero=True)
         self._stage = stage
+        self._energy_scope = profile.energy_scope
         chunks = profile.by_chunk(num_chunks)
         self._clocks_mhz = profiled_clocks_mhz(chunks, stage)
         self._points = points_by_clock(chunks, stage, self._clocks_mhz)
@@ -280,6 +281,11 @@ class EmulatedGpu:
         self._check_open()
         self._advance()
         return self._execution.shown_j
+
+    def energy_scope(self) -> EnergyScope | None:
+        """Return what the profile's energies count; None: not recorded."""
+        self._check_open()
+        return self._energy_scope
 
     def close(self) -> None:
         """Restore the clock; time, energy and overruns can still be read."""

@@ -20,11 +20,13 @@ from flyball_client.gpu.nvml_facts import (
     event_reasons,
     handle_at,
     handle_of,
+    module_power_code,
     num_gpus,
     nvml_session,
     pynvml,
     uuid_at,
 )
+from flyball_profiles.stage_profile import EnergyScope
 
 
 def select_visible(number: int, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
@@ -288,6 +290,20 @@ class NvmlGpu:
         """Return the energy counter, J since the driver was loaded."""
         doing = f"reading the energy of {self.uuid}"
         return int(self._call(doing, "nvmlDeviceGetTotalEnergyConsumption")) / _MJ_PER_J
+
+    def energy_scope(self) -> EnergyScope | None:
+        """Return what the energy counter counts: the module, where NVML has the module's power.
+
+        No call of NVML says what the counter counts. On a GH200 it counts the whole module
+        (zeus#172), and power can be read by the scope of a module too; a GPU without a module
+        answers NOT_SUPPORTED for that scope, and so does GB10 (zeus#242), whose counter is of the
+        GPU. None: the driver failed, or knows no scopes.
+        """
+        self._check_open()
+        code = module_power_code(self.handle, self.uuid)
+        if code == pynvml.NVML_SUCCESS:
+            return EnergyScope.MODULE
+        return EnergyScope.GPU if code == pynvml.NVML_ERROR_NOT_SUPPORTED else None
 
     def close(self) -> None:
         """Restore a clock that was locked here, and end NVML for this object."""

@@ -216,6 +216,17 @@ def event_reasons(handle: object, uuid: str) -> int:
         return int(call_nvml(doing, "nvmlDeviceGetCurrentClocksThrottleReasons", handle))
 
 
+def module_power_code(handle: object, uuid: str) -> int | None:
+    """Return NVML's code for the power of the GPU's whole module; None: the call failed."""
+    field = (pynvml.NVML_FI_DEV_POWER_INSTANT, pynvml.NVML_POWER_SCOPE_MODULE)
+    doing = f"reading the module's power of {uuid}"
+    try:
+        (value,) = call_nvml(doing, "nvmlDeviceGetFieldValues", handle, [field])
+    except GpuError:
+        return None
+    return int(value.nvmlReturn)
+
+
 def has_chosen_clocks(uuid: str) -> bool:
     """Return whether the driver reports a clock setting as the limit of the clock."""
     return bool(event_reasons(handle_of(uuid), uuid) & _CHOSEN_CLOCKS)

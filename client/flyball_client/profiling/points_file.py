@@ -17,8 +17,13 @@ from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import Means, WindowEstimate
 from flyball_profiles.limited_file import read_bytes
-from flyball_profiles.measured_row import CHUNK_COLUMN, RANK_COLUMNS, REQUIRED_COLUMNS
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.measured_row import (
+    CHUNK_COLUMN,
+    RANK_COLUMNS,
+    REQUIRED_COLUMNS,
+    SCOPE_COLUMN,
+)
+from flyball_profiles.stage_profile import EnergyScope, InstructionKind, ProfileError
 from flyball_profiles.stage_profile_csv import CsvRow, csv_text, parse_csv, profile_text
 
 
@@ -72,6 +77,7 @@ _EXTRA_COLUMNS = (
     "held_by",
     "settled",
     "gpu",
+    SCOPE_COLUMN,
 )
 
 
@@ -84,12 +90,14 @@ class Measured:
         chunk: Chunk of the stage; None: the whole stage.
         rank: Rank columns and their values; empty: a profile of one pipeline.
         gpu_name: Name of the GPU.
+        energy_scope: What its energy counter counts; None: not known.
     """
 
     stage: int
     chunk: int | None = None
     rank: Mapping[str, int] = field(default_factory=dict[str, int])
     gpu_name: str
+    energy_scope: EnergyScope | None = None
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -209,6 +217,7 @@ class PointsFile:
             "held_by": point.held_by,
             "settled": int(point.is_settled),
             "gpu": self.measured.gpu_name,
+            SCOPE_COLUMN: self.measured.energy_scope,
         }
 
     def _points_in(self, file: Path) -> list[MeasuredPoint]:
@@ -229,6 +238,7 @@ class PointsFile:
             and measured.chunk == self.measured.chunk
             and dict(measured.rank) == dict(self.measured.rank)
             and cells["gpu"] == self.measured.gpu_name
+            and measured.energy_scope == self.measured.energy_scope
         )
         if not is_ours:
             raise ProfileError(

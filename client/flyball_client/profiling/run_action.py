@@ -333,6 +333,7 @@ def _measure(arguments: argparse.Namespace, gpu: GpuDevice, workload: Workload) 
         chunk=arguments.chunk,
         rank=labels_of(arguments),
         gpu_name=gpu.name,
+        energy_scope=gpu.energy_scope(),
     )
     file = PointsFile(arguments.output, measured, keep_held=arguments.keep_held)
     known = _begin(file, resume=arguments.resume)

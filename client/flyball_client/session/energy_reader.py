@@ -17,6 +17,8 @@ EnergyCallback = Callable[[float | None], None]
 
 # Counters move every 100 ms, idle and busy (docs/measured-on-gpus.md).
 FROZEN_AFTER_S = 0.5
+# Age of a request above which a reading is late: readings take up to 16 ms.
+LATE_AFTER_S = 0.25
 # Pause between two readings that only look whether the counter has moved.
 _LOOK_AGAIN_S = 0.02
 # Pause after a reading that failed, doubled after each further one.
@@ -26,10 +28,11 @@ LONGEST_PAUSE_S = 60.0
 
 @dataclass(frozen=True)
 class _Reading:
-    """Reading, and who waits for it."""
+    """Reading, and who waits for it; of a late one nothing is measured."""
 
     energy_j: float | None
     then: list[EnergyCallback]
+    is_late: bool = False
 
 
 class EnergyReader:
@@ -38,8 +41,9 @@ class EnergyReader:
     A driver may take many milliseconds for a reading (docs/measured-on-gpus.md). One reading
     serves all requests that came before its end, as those of a step's end and the next one's
     begin. It is given out once the counter has moved on: one that stands still has stopped at an
-    unknown moment, and its last value is not measured either. After an error the counter is read
-    again after a pause, which grows. Both are logged, and their end.
+    unknown moment, and its last value is not measured either. Nor is one that comes late, of a call
+    that hangs: steps that ended meanwhile would have no energy, and one of them that of all. After
+    an error the counter is read again after a pause, which grows. All are logged, and their end.
 
     Args:
         gpu: GPU; None: there is none.
@@ -52,7 +56,8 @@ class EnergyReader:
         # One without an address is computed in this process: its counter is read at once.
         self._is_immediate = gpu is None or gpu.address is None
         self._changed = threading.Condition()
-        self._requests: list[EnergyCallback] = []
+        # With the moment of each, s.
+        self._requests: list[tuple[EnergyCallback, float]] = []
         self._is_calling = self._is_closed = False
         # Waited for: the counter is read again although nobody asks for it.
         self._num_waiting = 0
@@ -74,7 +79,7 @@ class EnergyReader:
         with self._changed:
             if self._is_closed:
                 return
-            self._requests.append(then)
+            self._requests.append((then, time.monotonic()))
             self._changed.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -107,11 +112,14 @@ class EnergyReader:
                     return
                 if not self._requests:
                     self._changed.wait(_LOOK_AGAIN_S)
-            energy_j = self._read()
+            energy_j, ended_s = self._read(), time.monotonic()
             with self._changed:
                 requests, self._requests = self._requests, []
                 self._is_calling = True
-            self._note(_Reading(energy_j, requests))
+            is_late = bool(requests) and ended_s - requests[0][1] > LATE_AFTER_S
+            self._note(_Reading(energy_j, [then for then, _ in requests], is_late))
+            if is_late and energy_j is not None:
+                self._miss(1, "energy is not measured for now: its counter is read late")
             with self._changed:
                 self._is_calling = False
                 self._changed.notify_all()
@@ -134,15 +142,13 @@ class EnergyReader:
             # Held readings are of a counter that moved when it was last seen.
             self._give_out(are_measured=not is_old)
         elif is_old:
-            if not self._num_missed:
-                self._log("energy is not measured for now: its counter does not move")
-            self._num_missed += 1
+            self._miss(1, "energy is not measured for now: its counter does not move")
             self._give_out(are_measured=False)
 
     def _give_out(self, *, are_measured: bool) -> None:
         held, self._held = self._held, []
         for reading in held:
-            energy_j = reading.energy_j if are_measured else None
+            energy_j = reading.energy_j if are_measured and not reading.is_late else None
             for then in reading.then:
                 try:
                     then(energy_j)
@@ -172,6 +178,12 @@ class EnergyReader:
         missed, self._num_missed = self._num_missed, 0
         if missed:
             self._log(f"energy is measured again; {missed} readings were missed")
+
+    def _miss(self, number: int, why: str) -> None:
+        """Count readings that are not measured; log why, of the first."""
+        if not self._num_missed:
+            self._log(why)
+        self._num_missed += number
 
     def _log(self, text: str) -> None:
         _logger.warning("%s: %s", self._rank_name, text)

@@ -234,7 +234,7 @@ class RankSession:
     @property
     def active_version(self) -> int | None:
         """Version of the plan in force; None: none yet, or clocks are not set."""
-        if self._cursor is None or not self._governor.sets_clocks:
+        if self._cursor is None or self._governor.no_clocks is not None:
             return None
         return self._cursor.plan.version
 
@@ -278,7 +278,7 @@ class RankSession:
             "total_num_clock_failures": float(report.num_failures),
             "total_num_dropped_measurements": float(self.num_dropped_measurements),
             "total_num_clock_assertions": float(report.num_asserted),
-            "sets_clocks": float(self._governor.sets_clocks),
+            "sets_clocks": float(self._governor.no_clocks is None),
             "is_planner_lost": float(self._is_planner_lost()),
             "is_emulated": float(self._is_emulated),
         }
@@ -499,7 +499,7 @@ class RankSession:
             step=self._current_step,
             plan_version=self.active_version,
             num_unplanned=0 if cursor is None else cursor.num_unplanned,
-            were_clocks_set=self._governor.sets_clocks,
+            no_clocks=self._governor.no_clocks,
             then=self._post,
         )
         self._active_plan.end_step(self._current_step)

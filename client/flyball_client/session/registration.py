@@ -16,6 +16,7 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu._base import GpuDevice, GpuError
 from flyball_client.helper.job_agent import JobAgent
 from flyball_client.helper.link import OpenAgent, open_agent
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.command import flyball_version
 from flyball_wire.messages import JobRegistration, RankRegistration
 
@@ -126,7 +127,15 @@ def registration_of_rank(
         cp_rank=cp_rank,
         node=_boot_id(),
         sm_clocks_mhz=supported_mhz or None,
+        energy_scope=_energy_scope(gpu),
     )
+
+
+def _energy_scope(gpu: GpuDevice | None) -> EnergyScope | None:
+    try:
+        return None if gpu is None else gpu.energy_scope()
+    except GpuError:
+        return None
 
 
 def _boot_id() -> str | None:

@@ -117,7 +117,13 @@ class StepMeter:
         self._began_s = self.clock_s()
 
     def end(
-        self, *, step: int, plan_version: int | None, plan_id: str | None, num_unplanned: int
+        self,
+        *,
+        step: int,
+        plan_version: int | None,
+        plan_id: str | None,
+        num_unplanned: int,
+        no_clocks: str | None,
     ) -> StepMeasurement:
         """End the step, and return its totals without the energy."""
         time_s = self.clock_s() - self._began_s
@@ -134,6 +140,7 @@ class StepMeter:
             num_thermally_capped=report.num_thermally_capped - began.num_thermally_capped,
             sm_clock_mhz=report.mean_sm_clock_mhz(began),
             plan_id=plan_id,
+            no_clocks=no_clocks,
         )
 
     def request_energy(self, then: EnergyCallback) -> None:
@@ -156,8 +163,6 @@ def with_details(
     measurement: StepMeasurement,
     timings: Sequence[InstructionTiming],
     detail: MeasurementDetail,
-    *,
-    were_clocks_set: bool,
 ) -> StepMeasurement:
     """Return the measurement with the details that the rank's plan requests.
 
@@ -165,8 +170,8 @@ def with_details(
         measurement: Totals of the step.
         timings: Timings of its instructions, in the order of execution.
         detail: Detail that the rank's plan requests, not the totals alone.
-        were_clocks_set: False: clocks were given up within the step, and are reported as None.
     """
+    were_clocks_set = measurement.no_clocks is None  # else clocks are reported as None
     return replace(
         measurement,
         by_clock=_by_clock(timings, were_clocks_set=were_clocks_set),
@@ -254,7 +259,7 @@ class StepRecorder:
         step: int,
         plan_version: int | None,
         num_unplanned: int,
-        were_clocks_set: bool,
+        no_clocks: str | None,
         then: Callable[[StepMeasurement], None],
     ) -> None:
         """End the step.
@@ -263,7 +268,7 @@ class StepRecorder:
             step: Number of the step.
             plan_version: Version of the plan in force.
             num_unplanned: Number of instructions that did not match the plan.
-            were_clocks_set: False: clocks were given up within the step.
+            no_clocks: Reason why clocks are not set; None: they are.
             then: Called with the totals and the details that the plan requests, once the energy is
                 read; on a real GPU by the thread that reads it.
         """
@@ -273,14 +278,13 @@ class StepRecorder:
             plan_version=plan_version,
             plan_id=None if plan is None or plan_version is None else plan.plan_id,
             num_unplanned=num_unplanned,
+            no_clocks=no_clocks,
         )
         self.timings.end_step()
         detail = MeasurementDetail.TOTALS if plan is None else self._detail(plan)
         measured = totals
         if detail != MeasurementDetail.TOTALS:
-            measured = with_details(
-                totals, self.timings.last_step(), detail, were_clocks_set=were_clocks_set
-            )
+            measured = with_details(totals, self.timings.last_step(), detail)
 
         def with_energy(energy_j: float | None) -> None:
             step_totals = replace(totals, energy_j=energy_j)

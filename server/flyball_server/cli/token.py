@@ -49,9 +49,6 @@ def command_refusal(error: JobsError) -> CommandError:
     return CommandError(error.message, status=NOT_NOW if is_passing else BAD_INPUT)
 
 
-_OPERATOR = "operator"
-
-
 def _configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, (summary, configure, _) in _ACTIONS.items():
@@ -68,6 +65,11 @@ def _configure_create(parser: argparse.ArgumentParser) -> None:
         help="create an operator's token, with access to everything",
     )
     opens.add_argument("--job", metavar="JOB", help="create a token with access to this job only")
+    opens.add_argument(
+        "--read-only",
+        action="store_true",
+        help="create a token that reads everything and changes nothing, as for Prometheus",
+    )
     parser.add_argument("--note", default="", help="description, shown in the list of tokens")
 
 
@@ -83,6 +85,7 @@ def _create(store: JobStore, arguments: argparse.Namespace) -> None:
     record, token = create_token(
         store,
         job_id=arguments.job,
+        is_read_only=arguments.read_only,
         note=arguments.note,
         has_operator=checked_settings(arguments.database).token is not None,
     )
@@ -148,15 +151,15 @@ def _check_may_be_made(file: Path, settings: Settings, arguments: argparse.Names
     """Check that this command may create the database.
 
     Raises:
-        CommandError: only the first operator's token may, or a job's with one in the settings.
-        NoOperatorsTokenError: the token is for a job, and no operator's token exists.
+        CommandError: only the first operator's token may, or another with one in the settings.
+        NoOperatorsTokenError: the token is not an operator's, and no operator's token exists.
     """
     if arguments.action != "create":
         raise CommandError(
             f"{file} does not exist; give the planner's database with --database or"
             " FLYBALL_DATABASE"
         )
-    if arguments.job is not None and settings.token is None:
+    if not arguments.operator and settings.token is None:
         raise NoOperatorsTokenError
 
 
@@ -170,10 +173,11 @@ def _opened_store(database: str) -> Iterator[JobStore]:
         store.close()
 
 
-def _as_json(record: TokenRecord) -> dict[str, str | None]:
+def _as_json(record: TokenRecord) -> dict[str, str | bool | None]:
     return {
         "token_id": record.token_id,
         "job_id": record.job_id,
+        "read_only": record.is_read_only,
         "note": record.note,
         "created_at": record.created_at.isoformat(),
     }
@@ -181,14 +185,21 @@ def _as_json(record: TokenRecord) -> dict[str, str | None]:
 
 def _row(record: TokenRecord) -> tuple[str, str, str, str]:
     created = record.created_at.isoformat(sep=" ", timespec="seconds")
-    opens = _OPERATOR if record.job_id is None else f"job {record.job_id}"
-    return record.token_id, opens, created, record.note
+    return record.token_id, _kind(record), created, record.note
+
+
+def _kind(record: TokenRecord) -> str:
+    if record.job_id is not None:
+        return f"job {record.job_id}"
+    return "read-only" if record.is_read_only else "operator"
 
 
 def _opens(record: TokenRecord) -> str:
-    if record.job_id is None:
-        return "An operator's token, which opens everything"
-    return f"A token that opens job {record.job_id} and nothing else"
+    if record.job_id is not None:
+        return f"A token that opens job {record.job_id} and nothing else"
+    if record.is_read_only:
+        return "A token that reads everything and changes nothing"
+    return "An operator's token, which opens everything"
 
 
 _Action = tuple[

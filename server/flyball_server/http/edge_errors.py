@@ -3,6 +3,7 @@
 EdgeError
 ├── TokenError            no token, or an invalid one
 ├── AccessError           a job's token, for anything but its job
+├── ReadOnlyError         a read-only token, for a change
 ├── HostError             a call without a token, to a foreign name of the planner
 ├── FirstTokenError       a change of tokens by a caller without one
 ├── CrossSiteError        a change requested by another site's page
@@ -44,6 +45,10 @@ class TokenError(EdgeError):
 
 class AccessError(EdgeError):
     """This token permits job {job_id} only; use an operator's."""
+
+
+class ReadOnlyError(EdgeError):
+    """This token is read-only; use an operator's, or a job's for its ranks."""
 
 
 class HostError(EdgeError):
@@ -91,6 +96,7 @@ ERROR_STATUS: MappingProxyType[type[Exception], int] = MappingProxyType(
         FramingError: 400,
         TokenError: 401,
         AccessError: 403,
+        ReadOnlyError: 403,
         HostError: 403,
         FirstTokenError: 403,
         CrossSiteError: 403,

@@ -27,7 +27,7 @@ _SPEC_FIELDS = tuple(field.name for field in fields(JobSpec))
 _STEP_FIELDS = tuple(
     field.name
     for field in fields(StepRecord)
-    if field.name not in {"job_id", "rank", "unknown_version"}
+    if field.name not in {"job_id", "rank", "unknown_version", "num_without_clocks"}
 )
 
 # ------------------------------------------------------------------ from the wire
@@ -72,10 +72,12 @@ def rank_post(job_id: str, rank: int, sent: messages.MeasurementBatch) -> RankPo
             StepRecord(
                 job_id=job_id,
                 rank=rank,
+                num_without_clocks=int(step.no_clocks is not None),
                 **{name: getattr(step, name) for name in _STEP_FIELDS},
             )
             for step in sent.steps
         ),
+        no_clocks=max(sent.steps, key=lambda step: step.step).no_clocks if sent.steps else None,
         details=tuple(
             StepDetail(
                 job_id=job_id,

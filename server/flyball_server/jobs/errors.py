@@ -133,7 +133,7 @@ class TimelineTooLongError(WrongStateError):
 
 
 class NoOperatorsTokenError(WrongStateError):
-    """A job's token alone would lock operators out; first `flyball token create --operator`."""
+    """This token alone would lock operators out; first `flyball token create --operator`."""
 
 
 class NothingToCompareError(WrongStateError):

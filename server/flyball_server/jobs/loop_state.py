@@ -193,10 +193,15 @@ class OrderComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuChange:
-    """Replacement of a rank's GPU, after this step."""
+    """Replacement of a rank's GPU, after this step.
+
+    Attributes:
+        changes_scope: true if the energy counter of the new GPU counts something else.
+    """
 
     rank: int
     after_step: int
+    changes_scope: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
@@ -226,6 +227,9 @@ class RankRecord(Record):
             registered.
         has_left: true once its training is over.
         start: identity of the start that it names; None: none.
+        no_clocks: reason why it sets no clocks, by its newest step; None: it sets them, or has
+            posted no step since it registered.
+        energy_scope: what its GPU's energy counter counts; None: not known.
     """
 
     job_id: str
@@ -246,6 +250,8 @@ class RankRecord(Record):
     last_seen_at: datetime | None = None
     has_left: bool = False
     start: str | None = None
+    no_clocks: str | None = None
+    energy_scope: EnergyScope | None = None
 
     @property
     def place(self) -> RankPlace:
@@ -324,6 +330,7 @@ _STEP_COUNTS = (
     "num_clock_misses",
     "num_power_capped",
     "num_thermally_capped",
+    "num_without_clocks",
 )
 
 
@@ -335,6 +342,7 @@ class StepRecord(Record):
         plan_version: version of one of the job's plans; None: default clocks, or unknown.
         unknown_version: version that the rank ran and that is no plan of this job here; None: the
             rank ran `plan_version`.
+        num_without_clocks: 1 if the rank set no clocks, else 0.
     """
 
     job_id: str
@@ -348,6 +356,7 @@ class StepRecord(Record):
     num_clock_misses: int = 0
     num_power_capped: int = 0
     num_thermally_capped: int = 0
+    num_without_clocks: int = 0
     sm_clock_mhz: float | None = None
     unknown_version: int | None = None
 
@@ -377,6 +386,7 @@ class StepTotals(Record):
         num_unknown: number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
         time_s: time of the slowest rank, s.
         energy_j: sum over the ranks, J; None: a rank could not read it.
+        num_without_clocks: number of ranks that set no clocks.
     """
 
     step: int
@@ -392,6 +402,7 @@ class StepTotals(Record):
     num_thermally_capped: int
     num_unknown: int = 0
     num_overruns: int = 0
+    num_without_clocks: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -430,7 +441,8 @@ class TokenRecord(Record):
     Attributes:
         token_id: the token's public part, by which it is found and listed.
         digest: SHA-256 of the whole token, hexadecimal.
-        job_id: ID of the only job that it grants access to; None: an operator's token.
+        job_id: ID of the only job that it grants access to; None: all jobs.
+        is_read_only: true if it permits no change; such a token has no job.
         created_at: creation time, UTC.
         note: description for the list of tokens.
     """
@@ -438,11 +450,19 @@ class TokenRecord(Record):
     token_id: str
     digest: str
     job_id: str | None
+    is_read_only: bool = False
     created_at: datetime
     note: str = ""
 
     def __post_init__(self) -> None:
         check_text("note", self.note)
+        if self.is_read_only and self.job_id is not None:
+            raise InvalidFieldError("job_id", "must not be given for a read-only token")
+
+    @property
+    def is_operators(self) -> bool:
+        """Whether it grants access to everything."""
+        return self.job_id is None and not self.is_read_only
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,7 +69,7 @@ def check_operator_has_a_token(address: str, *, has_operator: bool, has_tokens: 
     make = "create a token with `flyball token create --operator` or set FLYBALL_TOKEN"
     if has_tokens:
         raise CommandError(
-            f"all tokens are jobs' tokens, so nobody could operate the planner at {address}: {make}"
+            f"no token is an operator's, so nobody could operate the planner at {address}: {make}"
         )
     raise CommandError(
         f"anyone who reaches {address} could change plans: {make}; --allow-open or"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from flyball_server.jobs.lifecycle.job_life import is_emulated
+from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
 from flyball_server.jobs.registry.inspection import require_job, summarise
+from flyball_server.jobs.savings.energy_scopes import common_scope, scope_notes
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import SavingsFold
 from flyball_server.jobs.services import JobServices
@@ -58,6 +59,11 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         ),
         num_unknown_steps=savings.num_unknown,
         deviations=savings.deviations,
+        notes=(
+            *no_clocks_notes(summary.ranks),
+            *scope_notes(summary.ranks, summary.profile_scope),
+        ),
+        energy_scope=common_scope(summary.ranks),
         saved_of_j=savings.saved_of_j,
         factors=services.factors,
         delays=planned_delays(job.spec, loop_state.planned_inputs),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from flyball_client.gpu._base import ClockLimit, GpuError, GpuPermissionError
+from flyball_profiles.stage_profile import EnergyScope
 
 SUPPORTED_MHZ = (1400, 1200, 900)
 RESET = "reset"
@@ -52,6 +53,10 @@ class RecordingGpu:
         if self.energy_j is None:
             raise GpuError("no energy counter")
         return self.energy_j
+
+    def energy_scope(self) -> EnergyScope | None:
+        """Unknown."""
+        return None
 
     def close(self) -> None:
         """Give the clock back."""

@@ -205,6 +205,13 @@ def test_the_model_needs_volta_and_a_counter_and_persistence_mode_should_be_on(
     assert "did not move within" in gpu_checks("0")["GPU 0 energy"].found
 
 
+def test_a_counter_of_a_whole_module_is_named(loaded_nvml: FalseNvml) -> None:
+    loaded_nvml.set_module_w(150)
+    checks = gpu_checks("0", "1")
+    assert "counts the whole module" in checks["GPU 0 energy"].found
+    assert checks["GPU 1 energy"].found == "the energy counter moves"
+
+
 # ------------------------------------------------------------------ clocks and who holds them
 
 
@@ -458,6 +465,19 @@ def test_a_jobs_token_is_taken_and_another_version_of_the_planner_is_a_warning(
     assert "one job" in checks["planner token"]["found"]
     assert checks["planner"]["state"] == "warning"
     assert "here it is 7.0" in checks["planner"]["found"]
+
+
+def test_a_read_only_token_is_a_problem_since_no_rank_registers_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with live_planner(token=KEY) as planner:
+        planner.http.headers[TOKEN_HEADER] = KEY
+        made = planner.http.post(routes.TOKENS, json={"read_only": True}).json()
+        monkeypatch.setenv("FLYBALL_TOKEN", made["token"])
+        status, checks = doctor("--planner-only", "--planner", str(planner.http.base_url))
+    assert (status, checks["planner token"]["state"]) == (1, "problem")
+    assert "FLYBALL_TOKEN is read-only" in checks["planner token"]["found"]
+    assert "flyball token create --job JOB" in checks["planner token"]["advice"]
 
 
 def test_a_token_that_the_planner_does_not_take_is_a_problem_and_not_shown(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.governed_rank.processes import wait_until
 
 from flyball_client.session import energy_reader
 from flyball_client.session.energy_reader import EnergyReader, _Reading
@@ -48,7 +49,10 @@ def reader_of(gpu: Any) -> EnergyReader:  # noqa: ANN401 - stands for a GpuDevic
     return EnergyReader(gpu, rank_name="job j rank 0")
 
 
-def test_requests_return_at_once_and_one_reading_serves_those_that_came_before_its_end() -> None:
+def test_requests_return_at_once_and_one_reading_serves_those_that_came_before_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(energy_reader, "LATE_AFTER_S", TIMEOUT_S)  # on a busy computer
     gpu, read = SlowGpu(), list[tuple[str, float | None]]()
     reader = reader_of(gpu)
     reader.request(lambda energy_j: read.append(("end", energy_j)))
@@ -66,6 +70,31 @@ def test_requests_return_at_once_and_one_reading_serves_those_that_came_before_i
     reader.wait(TIMEOUT_S)
     assert read[2:] == [("end", 160.0)]
     assert gpu.num_calls == 4
+
+
+def test_a_call_that_hangs_measures_nothing_of_the_moments_before_its_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps that end meanwhile would have 0 J, and one of them the energy of all."""
+    now_s = 100.0
+    gpu, read = SlowGpu(), list[float | None]()
+    reader = reader_of(gpu)
+    monkeypatch.setattr(energy_reader, "time", SimpleNamespace(monotonic=lambda: now_s))
+    for number in range(3):
+        reader.request(read.append)
+        gpu.wait_for_call(1)
+        now_s += 0.2 * (number < 2)  # two of before, one of its end
+    gpu.answer(50.0)
+    wait_until(lambda: caplog.messages, "it is noted")
+    reader.request(read.append)
+    gpu.answer(60.0)
+    gpu.answer(70.0)
+    reader.wait(TIMEOUT_S)
+    assert read == [None, None, None, 60.0]
+    assert caplog.messages == [
+        "job j rank 0: energy is not measured for now: its counter is read late",
+        "job j rank 0: energy is measured again; 1 readings were missed",
+    ]
 
 
 class Counter:

@@ -172,7 +172,7 @@ def ran(
 def by_clock(
     *timings: InstructionTiming,
 ) -> dict[tuple[str, int, int | None], tuple[int, float, float]]:
-    detailed = with_details(TOTALS, timings, MeasurementDetail.CLOCKS, were_clocks_set=True)
+    detailed = with_details(TOTALS, timings, MeasurementDetail.CLOCKS)
     assert detailed.by_clock is not None
     assert detailed.instructions is None
     return {row[:3]: row[3:] for row in detailed.by_clock}
@@ -206,7 +206,7 @@ def test_count_mean_and_variance_are_those_of_the_times(times_s: list[float]) ->
 
 def test_each_instruction_is_told_where_it_is_asked_for_and_the_totals_stay() -> None:
     timings = (ran("forward", 0.0, None), ran("backward", 2.0, 900, microbatch=5, chunk=1))
-    detailed = with_details(TOTALS, timings, MeasurementDetail.INSTRUCTIONS, were_clocks_set=True)
+    detailed = with_details(TOTALS, timings, MeasurementDetail.INSTRUCTIONS)
     assert detailed.instructions == (
         ("forward", 0, 0, 1.0, 0.0, 0.25, 0.125),
         ("backward", 5, 1, 1.0, 2.0, 0.25, 0.125),

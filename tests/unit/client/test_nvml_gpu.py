@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
@@ -23,6 +24,7 @@ from flyball_client.gpu.nvml import (
     visible_gpu_uuid,
 )
 from flyball_client.gpu.nvml_facts import NVML_ERRORS, gpu_error, pynvml
+from flyball_profiles.stage_profile import EnergyScope
 
 NO_PERMISSION = 4
 NOT_SUPPORTED = 3
@@ -104,6 +106,26 @@ def test_closing_ends_nvml_even_if_the_clock_cannot_be_given_back(loaded_nvml: F
         gpu.close()
     gpu.close()
     assert len(loaded_nvml.calls("nvmlShutdown")) == 1
+
+
+def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
+    loaded_nvml: FalseNvml,
+) -> None:
+    loaded_nvml.set_module_w(150, 1)
+    alone, of_module = (NvmlGpu.open(index=index) for index in (0, 1))
+    assert (alone.energy_scope(), of_module.energy_scope()) == (EnergyScope.GPU, EnergyScope.MODULE)
+    for code in (GPU_IS_LOST, UNKNOWN_TO_US):
+        loaded_nvml.fail("nvmlDeviceGetFieldValues", code)
+        assert of_module.energy_scope() is None
+    loaded_nvml.work_again()
+    began_j = [gpu.total_energy_j() for gpu in (alone, of_module)]
+    time.sleep(0.2)
+    used_j = [
+        gpu.total_energy_j() - then for gpu, then in zip((alone, of_module), began_j, strict=True)
+    ]
+    assert used_j[1] > used_j[0]
+    for gpu in (alone, of_module):
+        gpu.close()
 
 
 def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:

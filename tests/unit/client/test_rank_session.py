@@ -104,6 +104,7 @@ def test_without_a_gpu_plans_are_acknowledged_since_other_ranks_wait_and_steps_a
     (measured,) = planner.measurements.values()
     assert measured.time_s > 0
     assert (measured.plan_version, measured.energy_j, measured.sm_clock_mhz) == (None, None, None)
+    assert measured.no_clocks == "it has no GPU that can be used; its log says why"
 
 
 def test_a_plan_takes_effect_at_its_first_step_and_not_before(
@@ -320,6 +321,9 @@ def test_a_clock_that_cannot_be_set_ends_governing_and_not_training(
         run_step(planned)
     assert planned.active_version is None
     assert [step.plan_version for step in planned.history] == [1, None, None]
+    set_clocks, *others = [step.no_clocks for step in planned.history]
+    assert set_clocks is None
+    assert all(why is not None and why.endswith("run as root") for why in others)
     planned.close()
     assert gpu.told == [1200, 900, 1200, RESET]
     (line,) = [m for m in caplog.messages if "clocks are no longer set" in m]

@@ -16,6 +16,7 @@ from flyball_client.cli.report_text import (
     report_as_markdown,
     report_as_text,
 )
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import (
     BaselineOrigin,
     ComparisonState,
@@ -119,6 +120,23 @@ def test_measured_and_predicted_stand_beside_each_other_and_are_called_so() -> N
     assert "+0.10 % [+0.01, +0.19]" in table["difference", "measured"]
     assert "saves 10.87 % [10.36, 11.38]" in table["difference", "measured"]
     assert "saves 11.10 %" in table["difference", "predicted"]
+
+
+def test_ranks_that_set_no_clocks_are_named_above_the_figures() -> None:
+    line = "rank 1 sets no clocks: a reason"
+    view = report(notes=(line,))
+    for text in (report_as_text(view, NO_FACTORS), report_as_markdown(view, NO_FACTORS)):
+        head, _, _ = text.partition("Version 2")
+        assert line in head
+
+
+def test_energies_of_modules_are_called_so() -> None:
+    of_gpus, of_modules = (
+        report_as_text(report(energy_scope=scope), NO_FACTORS)
+        for scope in (None, EnergyScope.MODULE)
+    )
+    assert "Energy is that of the GPUs, without hosts" in of_gpus
+    assert "Energy is that of whole modules, with their CPUs" in of_modules
 
 
 def test_an_order_that_would_save_more_is_a_line_above_the_figures() -> None:

@@ -148,6 +148,16 @@ def test_what_is_no_positive_number_is_refused(column: str, value: str, rule: st
     assert error.line == 6
 
 
+def test_energies_of_modules_and_of_gpus_are_in_no_profile_together() -> None:
+    scoped = GOOD.replace("\n", ",gpu\n").replace("energy,gpu", "energy,energy_scope")
+    mixed = refusal(scoped.replace("1200,0.4,30,gpu", "1200,0.4,30,module"))
+    assert mixed.line == 5
+    assert "energy_scope must be the same in all rows" in mixed.message
+    unknown = refusal(scoped.replace("1200,0.4,30,gpu", "1200,0.4,30,board"))
+    assert unknown.message == "energy_scope must be gpu or module, not 'board'"
+    assert unknown.line == 5
+
+
 @pytest.mark.parametrize(
     ("content", "line"), [("é,x".encode("latin-1"), 1), (GOOD.encode() + b"\xff\xfe", 6)]
 )

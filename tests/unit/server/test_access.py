@@ -12,6 +12,7 @@ from tests.planner.stores import TemporaryJobStore
 from flyball_server.jobs.auth.access import (
     ANYBODY,
     OPERATOR,
+    READER,
     REMEMBERED_S,
     Access,
     TokenGate,
@@ -20,6 +21,7 @@ from flyball_server.jobs.auth.access import (
     list_tokens,
     revoke_token,
     stored_access,
+    why_no_operators,
 )
 from flyball_server.jobs.errors import InvalidFieldError, NoOperatorsTokenError, UnknownTokenError
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -95,6 +97,22 @@ def test_a_token_opens_only_its_job(store: CountingStore) -> None:
     assert opened != OPERATOR
     assert stored_access(store, operators) == OPERATOR
     assert OPERATOR.opens("job")
+
+
+def test_a_read_only_token_opens_all_jobs_and_is_no_operators(store: CountingStore) -> None:
+    with pytest.raises(NoOperatorsTokenError):
+        create_token(store, job_id=None, is_read_only=True)
+    create_token(store, job_id=None)
+    record, token = create_token(store, job_id=None, is_read_only=True)
+    assert stored_access(store, token) == READER
+    assert READER.opens("job")
+    assert READER != OPERATOR
+    assert not record.is_operators
+    why = why_no_operators(list_tokens(store), token)
+    assert why == "it is read-only"
+    with pytest.raises(InvalidFieldError, match=r"^job_id"):
+        create_token(store, job_id="job", is_read_only=True)
+    assert len(list_tokens(store)) == 2
 
 
 def test_whatever_differs_from_a_token_opens_nothing(store: CountingStore) -> None:

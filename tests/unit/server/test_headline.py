@@ -18,6 +18,7 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import register_job
 
+from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.loop_state import GpuChange
 from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
 from flyball_server.jobs.savings.headline import headline_of
@@ -152,14 +153,46 @@ def test_a_baseline_of_another_time_or_of_other_gpus_is_named(
     assert others == ([said] if is_said else [])
 
 
-def test_steps_in_turn_have_no_caveat() -> None:
-    kinds = StepKinds(baseline_cycle=(False, False, True, True))
-    measured = [
+IN_TURN = StepKinds(baseline_cycle=(False, False, True, True))
+
+
+def in_turn() -> list[WholeStep]:
+    return [
         step
         for number in range(80)
-        for step in steps([number], 1, 100.0 if kinds.is_baseline(number) else 90.0)
+        for step in steps([number], 1, 100.0 if IN_TURN.is_baseline(number) else 90.0)
     ]
-    assert caveats(measured, GpuChange(rank=0, after_step=40), kinds=kinds) == ()
+
+
+def test_steps_in_turn_have_no_caveat() -> None:
+    assert caveats(in_turn(), GpuChange(rank=0, after_step=40), kinds=IN_TURN) == ()
+
+
+@pytest.mark.parametrize("is_in_turn", [True, False])
+def test_energies_of_modules_and_of_gpus_are_not_compared(is_in_turn: bool) -> None:
+    measured, kinds = (in_turn(), IN_TURN) if is_in_turn else (APART, StepKinds())
+    folded = SavingsFold({1: kinds})
+    for step in measured:
+        folded.add(step)
+    for changes_scope in (False, True):
+        change = GpuChange(rank=0, after_step=40, changes_scope=changes_scope)
+        savings = folded.so_far((change,))
+        [version] = savings.versions
+        assert version.slowdown_percent is not None  # times are
+        assert (savings.saved_j is None, version.saving_percent is None) == (changes_scope,) * 2
+        said = "counters of some of these GPUs count whole modules" in " ".join(version.caveats)
+        assert said == changes_scope
+
+
+def test_a_baseline_of_the_same_counter_is_preferred_to_a_nearer_one() -> None:
+    measured = [*steps(range(20), None, 300.0), *steps(range(40, 71), 1, 90.0)]
+    folded = SavingsFold({1: StepKinds(), 2: StepKinds(baseline_cycle=(True,))})
+    for step in [*measured, *steps(range(170, 191), 2, 100.0)]:
+        folded.add(step)
+    change = GpuChange(rank=0, after_step=30, changes_scope=True)
+    version = folded.so_far((change,)).versions[0]
+    assert version.saving_percent is not None
+    assert version.saving_percent.mean == pytest.approx(10.0)
 
 
 def test_steps_without_a_plan_are_in_no_headline() -> None:
@@ -198,7 +231,8 @@ def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replac
     register_rank(services, rank_record(1, emulated=False, host="other"))
     with services.store.reading() as reader:
         assert reader.find_loop_state("job").gpu_changes == ()
-    register_rank(services, rank_record(1, emulated=False, gpu_uuid="GPU-other"))
+    other = rank_record(1, emulated=False, gpu_uuid="GPU-other", energy_scope=EnergyScope.MODULE)
+    register_rank(services, other)
     measure(range(10, 30), 1)
     report = get_report(services, "job").headline
     shared = SharedReading(JobReading(services, max_labelled=20))
@@ -206,3 +240,9 @@ def test_the_page_and_the_report_have_one_headline_and_say_that_a_gpu_was_replac
     assert report == shared.overview_of("job").headline
     assert report.is_measured
     assert "rank 1 got another one after step 9" in report.caveats[1]
+    third = other.evolve(gpu_uuid="GPU-third", energy_scope=EnergyScope.GPU)
+    register_rank(services, third)
+    with services.store.reading() as reader:
+        changes = reader.find_loop_state("job").gpu_changes
+    # Whether the first one counted the same is not known.
+    assert [change.changes_scope for change in changes] == [False, True]

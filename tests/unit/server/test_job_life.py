@@ -27,7 +27,7 @@ from flyball_server.jobs.errors import (
     RegistrationConflictError,
     UnknownJobError,
 )
-from flyball_server.jobs.lifecycle.job_life import LifeTimes
+from flyball_server.jobs.lifecycle.job_life import LifeTimes, no_clocks_notes
 from flyball_server.jobs.measurements.measurements import list_steps
 from flyball_server.jobs.reconcile.expiry import ExpiryReconciler
 from flyball_server.jobs.reconcile.plans import ReplanReconciler, TimetableReconciler
@@ -152,6 +152,17 @@ def test_a_rank_that_dies_is_told_of_and_the_version_in_force_stays(life: Life) 
     acknowledge(life.services, "job", 1, version=2, current_step=9)
     assert get_job(life.services, "job").active_version == 2
     assert life.notes() == ()
+
+
+def test_of_many_reasons_to_set_no_clocks_three_are_named() -> None:
+    whys = ["a", "a", "b", None, "c", "d", "e"]
+    ranks = [rank_record(rank, no_clocks=why) for rank, why in enumerate(whys)]
+    assert no_clocks_notes([*ranks, rank_record(7, no_clocks="a", has_left=True)]) == [
+        "ranks 0, 1 set no clocks: a",
+        "rank 2 sets no clocks: b",
+        "rank 4 sets no clocks: c",
+        "ranks 5, 6 set no clocks either, for other reasons",
+    ]
 
 
 # ------------------------------------------------------------------ a rank that registers twice

@@ -56,6 +56,7 @@ TOTALS = StepTotals(
         ({"num_with_plan": 1}, True, False),
         ({"lowest_version": None, "newest_version": None, "num_with_plan": 0}, False, False),
         ({"num_unplanned": 1}, False, True),
+        ({"num_without_clocks": 1}, False, True),
         # Clocks held down by power or heat belong to the plan.
         ({"num_clock_misses": 3, "num_power_capped": 2}, False, True),
         (

@@ -12,7 +12,12 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, profile, 
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import (
+    EnergyScope,
+    InstructionKind,
+    OperatingPoint,
+    StageProfile,
+)
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
@@ -77,7 +82,10 @@ class ProbedJob:
 
     def register_ranks(self) -> None:
         for rank in (0, 1):
-            register_rank(self.services.jobs, rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ))
+            register_rank(
+                self.services.jobs,
+                rank_record(rank, sm_clocks_mhz=CLOCKS_MHZ, energy_scope=EnergyScope.MODULE),
+            )
 
     def reconcile(self) -> None:
         assert ProbeReconciler()(self.services.jobs, "job") is None
@@ -184,6 +192,7 @@ def test_a_profile_is_found_and_planned_from(
     job.profile_to_the_end()
     assert job.state() == JobState.PLANNED
     (request,) = planner.requests
+    assert request.profile.energy_scope == EnergyScope.MODULE
     true = truth_profile()
     for (stage, kind), points in request.profile.points.items():
         for point in points:

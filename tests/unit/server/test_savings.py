@@ -234,7 +234,7 @@ def test_the_steps_left_out_are_all_named_by_reason() -> None:
         *steps([4], 1, left_plan=True, num_unplanned=3),
         *steps([5], 1, left_plan=True, num_lost_clocks=2),
         *steps([6, 7], 1, is_complete=False),
-        *steps([8], 1, is_mixed=True),
+        *steps([8], 1, is_mixed=True, num_without_clocks=1),
         *steps(range(9, 12), 1, num_capped=5),
     ]
     savings = fold(measured, v1=PLAIN)
@@ -245,11 +245,26 @@ def test_the_steps_left_out_are_all_named_by_reason() -> None:
         "capped": (2, 10),
         "unplanned": (1, 3),
         "clock-lost": (1, 2),
-        "unsettled": (3, 3),
+        "no-clocks": (1, 1),
+        "unsettled": (2, 2),
         "missing": (2, 2),
     }
     left_out = [each for each in version.deviations if not each.is_counted]
     assert sum(each.num_steps for each in left_out) == version.num_left_out == 7
+
+
+def test_steps_of_a_rank_that_sets_no_clocks_are_no_baseline() -> None:
+    """An administrator's 600 MHz would make a saving of 50 % of the plan's 0 %."""
+    held = steps(range(20), None, energy_j=200.0, left_plan=True, num_without_clocks=1)
+    on_plan = steps(range(20, 40), 1, energy_j=100.0)
+    savings = fold([*held, *on_plan], v1=PLAIN)
+    assert only(savings).baseline == "none"
+    assert savings.saved_j is None
+    (deviation,) = savings.deviations
+    assert (deviation.kind, deviation.num_steps) == ("no-clocks", 20)
+    assert savings.num_steps == 40
+    again = fold([*held, *on_plan, *default_steps(range(40, 60))], v1=PLAIN)
+    assert mean(only(again).baseline_energy_j) == 100
 
 
 # ------------------------------------------------------------------ interleaved

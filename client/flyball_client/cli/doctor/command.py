@@ -170,6 +170,9 @@ def _token_result(planner: PlannerClient, *, has_token: bool) -> CheckResult:
         planner.get_job(_PROBED_JOB)
     except PlannerError as error:
         status = error.status if isinstance(error, PlannerRefusedError) else None
+        if isinstance(error, PlannerRefusedError) and error.is_read_only:
+            advice = "set it to the job's on every rank: flyball token create --job JOB"
+            return problem(_TOKEN, "FLYBALL_TOKEN is read-only, so no rank registers", advice)
         if status == 401:
             found = "the planner requires a token, and FLYBALL_TOKEN is not set"
             if has_token:

@@ -35,6 +35,7 @@ from flyball_client.gpu.open_gpu import (
 )
 from flyball_client.gpu.zeusd import discover, read_energy
 from flyball_client.gpu.zeusd_connection import ZeusdConnection
+from flyball_profiles.stage_profile import EnergyScope
 
 _HOW_TO_GET_IT = (
     "run the ranks as root, give their container --cap-add SYS_ADMIN, or run zeusd and set"
@@ -263,13 +264,17 @@ def _check_rights(name: str) -> CheckResult:
     )
 
 
+_OF_MODULE = ", and counts the whole module with its CPU and memory, as on a GH200"
+
+
 def _check_energy(gpu: NvmlGpu, name: str) -> CheckResult:
     """Check that the energy counter moves; a GPU always draws power."""
     before_j = gpu.total_energy_j()
     give_up_s = time.monotonic() + _COUNTER_TIMEOUT_S
     while time.monotonic() < give_up_s:
         if gpu.total_energy_j() > before_j:
-            return ok(name, "the energy counter moves")
+            is_module = gpu.energy_scope() == EnergyScope.MODULE
+            return ok(name, f"the energy counter moves{_OF_MODULE if is_module else ''}")
         time.sleep(_COUNTER_PAUSE_S)
     return problem(
         name,

@@ -9,10 +9,12 @@ import { followEvents } from "./event_stream.js";
  */
 
 const TOKEN_HEADER = "Flyball-Token";
+const ACCESS_HEADER = "Flyball-Access";
 
 /**
  * Calls of the API; each rejects with an ApiError. The caller names the type of the answer.
  * @typedef {object} Api
+ * @property {boolean} isReadOnly the token of the newest answer permits no change
  * @property {<T>(path: string, init?: {signal?: AbortSignal}) => Promise<T>} get
  * @property {<T>(path: string, body: unknown) => Promise<T>} put
  * @property {<E>(path: string, follower: Follower<E>) => () => void} follow returns what ends it
@@ -24,11 +26,14 @@ const TOKEN_HEADER = "Flyball-Token";
  * @returns {Api}
  */
 export function createApi(tokens) {
+  let isReadOnly = false;
+
   /** @param {string} path @param {RequestInit} init */
   async function call(path, init) {
     for (;;) {
       const token = tokens.token;
       const answer = await send(path, init, token);
+      isReadOnly = answer.headers.get(ACCESS_HEADER) === "read-only";
       if (answer.ok) return answer;
       const error = await ApiError.of(answer);
       // A 401 of a proxy asks for something other than a token of the planner.
@@ -38,6 +43,9 @@ export function createApi(tokens) {
   }
 
   return {
+    get isReadOnly() {
+      return isReadOnly;
+    },
     get: async (path, { signal } = {}) => readAnswer(await call(path, { signal })),
     async put(path, content) {
       const headers = { "Content-Type": "application/json" };

@@ -89,7 +89,7 @@ export class FrontierPanel {
   /** @param {JobPageState} state */
   update(state) {
     this._state = state;
-    this._target.update(state, !isOver(state.overview));
+    this._target.update(state, this._canChange());
     const reason = reasonForNone(state);
     if (reason !== null) {
       // Empty: the history comes in a moment.
@@ -121,8 +121,13 @@ export class FrontierPanel {
     return this._frontier !== null && this._foundKey !== this._key;
   }
 
+  _canChange() {
+    const { _state: state, _context: context } = this;
+    return state !== null && !isOver(state.overview) && !context.api.isReadOnly;
+  }
+
   _canChoose() {
-    return this._state !== null && !isOver(this._state.overview) && !this._isStale();
+    return this._canChange() && !this._isStale();
   }
 
   /** Compute the frontier, or offer that where it takes long. @param {JobPageState} state */

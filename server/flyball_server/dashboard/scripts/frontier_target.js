@@ -49,7 +49,10 @@ export class FrontierTarget {
     this._progress = make("p.frontier-progress", { role: "status" });
     this._inForce = make("span.note");
     this._form = this._makeForm();
-    this.element = make("div.frontier-target", this._strip, this._progress, this._form);
+    const words = "This token is read-only: it shows the job and cannot change its target.";
+    this._readOnly = make("p.note", { hidden: true }, words);
+    const parts = [this._strip, this._progress, this._readOnly, this._form];
+    this.element = make("div.frontier-target", ...parts);
   }
 
   destroy() {
@@ -60,6 +63,7 @@ export class FrontierTarget {
   update(state, canChange) {
     this._state = state;
     this._form.hidden = !canChange;
+    this._readOnly.hidden = !this._context.api.isReadOnly;
     if (!canChange) this.drop();
     const { overview } = state;
     const inForce = `In force: policy ${overview.policy}, target ${jobTarget(overview)}`;

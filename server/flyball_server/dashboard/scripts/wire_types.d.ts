@@ -41,13 +41,15 @@ export interface Deviation {
   text: string;
 }
 
-export type DeviationKind = "overrun" | "capped" | "unplanned" | "clock-lost" | "unsettled" | "missing" | "default-clocks";
+export type DeviationKind = "overrun" | "capped" | "unplanned" | "clock-lost" | "no-clocks" | "unsettled" | "missing" | "default-clocks";
 
 export interface EnergyFactors {
   co2_g_per_kwh: number | null;
   currency: string;
   price_per_kwh: number | null;
 }
+
+export type EnergyScope = "gpu" | "module";
 
 export interface Estimate {
   high: number | null;
@@ -128,9 +130,11 @@ export interface JobReport {
   deviations: Deviation[];
   emulated: boolean;
   energy_j: number | null;
+  energy_scope: EnergyScope | null;
   factors: EnergyFactors;
   headline: Headline | null;
   job_id: string;
+  notes: string[];
   num_ranks: number;
   num_steps: number;
   num_unknown_steps: number;

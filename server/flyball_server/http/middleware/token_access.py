@@ -12,7 +12,8 @@ import anyio
 import anyio.to_thread
 from fastapi import Depends, Request
 from fastapi.security import APIKeyHeader
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flyball_server.http.edge_errors import (
     AccessError,
@@ -20,6 +21,7 @@ from flyball_server.http.edge_errors import (
     EdgeError,
     FirstTokenError,
     HostError,
+    ReadOnlyError,
     TokenError,
 )
 from flyball_server.http.middleware.host_check import AllowedHosts
@@ -28,7 +30,7 @@ from flyball_server.http.zeus.messages import REGISTER_JOB, is_zeus_path, job_of
 from flyball_server.jobs.auth.access import ANYBODY, Access, TokenGate
 from flyball_server.jobs.errors import StoreError
 from flyball_wire import routes
-from flyball_wire.messages import TOKEN_HEADER
+from flyball_wire.messages import ACCESS_HEADER, READ_ONLY, TOKEN_HEADER
 
 DOCS = "/docs"
 DOCS_SCRIPT = "/docs/swagger-ui-bundle.js"
@@ -96,7 +98,7 @@ class AccessCheck:
             await response(scope, receive, send)
             return
         scope[_ACCESS] = access
-        await self._app(scope, receive, send)
+        await self._app(scope, receive, _naming_access(send) if access.is_read_only else send)
 
     async def _access(self, scope: Scope) -> Access:
         """Return the caller's access.
@@ -147,17 +149,32 @@ def _check(scope: Scope, access: Access) -> None:
     """Check that the token permits the call.
 
     Raises:
+        ReadOnlyError: the token is read-only, and the call is a change or a rank's.
         AccessError: the token is another job's.
     """
+    path = _route_path(scope)
+    # Zeus's client has no calls that only read.
+    if access.is_read_only and (scope["method"] not in {"GET", "HEAD"} or is_zeus_path(path)):
+        raise ReadOnlyError
     if access.job_id is None:
         return
-    path = _route_path(scope)
     if path in _ABOUT_OWN_JOBS and scope["method"] == "GET":
         return  # the route answers with the permitted jobs
     if path == REGISTER_JOB:
         return  # the body names the job, and the route checks it
     if not access.opens(_job_of(path)):
         raise AccessError(job_id=access.job_id)
+
+
+def _naming_access(send: Send) -> Send:
+    """Return a `send` that says in the answer that the token is read-only, for the dashboard."""
+
+    async def send_with_access(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)[ACCESS_HEADER] = READ_ONLY
+        await send(message)
+
+    return send_with_access
 
 
 def _job_of(path: str) -> str:

@@ -12,6 +12,7 @@ from flyball_server.http.mapping import (
     rank_record,
     registered_view,
 )
+from flyball_server.http.middleware.token_access import CallerAccess
 from flyball_server.http.openapi.documentation import JSON, call_router, problems
 from flyball_server.jobs.bounds import MAX_COUNT, MAX_TEXT_CHARACTERS
 from flyball_server.jobs.registry.registration import leave_rank
@@ -49,6 +50,7 @@ async def get_rank_plan(
         int, Query(ge=0, le=MAX_COUNT, description="Version that the rank has; 0: none.")
     ] = 0,
     *,
+    access: CallerAccess,
     plan_id: Annotated[
         str | None,
         Query(max_length=64, description="`plan_id` of the plan that the rank has."),
@@ -74,7 +76,8 @@ async def get_rank_plan(
         return await state.rank_calls.plans.submit(job_id, question)
 
     found = await state.waiters.until(job_id, newer_plan, wait_s=wait_s)
-    state.services.record_heartbeat(job_id, (rank,))
+    if not access.is_read_only:  # a reader is not the rank
+        state.services.record_heartbeat(job_id, (rank,))
     return Response(status_code=204) if found is None else Response(found, media_type=JSON)
 
 

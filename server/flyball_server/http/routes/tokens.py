@@ -34,17 +34,18 @@ TokenId = Annotated[
     dependencies=[Depends(require_token)],
 )
 def post_token(state: State, request: TokenRequest) -> NewToken:
-    """Create a token for one job, registered or not, or an operator's token.
+    """Create a token for one job, registered or not, a read-only token, or an operator's.
 
     From the first token on the planner requires one in each call. The first must be an
-    operator's: a job's is a 409. Each call creates another token: revoke one if its answer was
+    operator's: another is a 409. Each call creates another token: revoke one if its answer was
     lost.
     """
-    if request.operator == (request.job_id is not None):
-        raise InvalidFieldError("job_id", "give either this or operator: true")
+    if (request.job_id is not None) + request.read_only + request.operator != 1:
+        raise InvalidFieldError("job_id", "give either this, read_only: true or operator: true")
     record, token = create_token(
         state.services.store,
         job_id=request.job_id,
+        is_read_only=request.read_only,
         note=request.note,
         now=state.services.now,
         has_operator=state.settings.token is not None,
@@ -80,6 +81,7 @@ def _view(record: TokenRecord) -> TokenView:
     return TokenView(
         token_id=record.token_id,
         job_id=record.job_id,
+        read_only=record.is_read_only,
         note=record.note,
         created_at=record.created_at.isoformat(),
     )

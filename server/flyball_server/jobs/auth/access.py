@@ -116,12 +116,13 @@ class Access:
     """Rights of a caller.
 
     Attributes:
-        job_id: ID of the only accessible job, with its earlier runs; None: an operator, with
-            access to all.
+        job_id: ID of the only accessible job, with its earlier runs; None: access to all.
+        is_read_only: true if it permits no change.
         has_token: false where no token exists, so that none was asked for.
     """
 
     job_id: str | None
+    is_read_only: bool = False
     has_token: bool = True
 
     def opens(self, job_id: str) -> bool:
@@ -130,6 +131,7 @@ class Access:
 
 
 OPERATOR = Access(job_id=None)
+READER = Access(job_id=None, is_read_only=True)
 ANYBODY = Access(job_id=None, has_token=False)
 
 
@@ -142,15 +144,17 @@ def create_token(
     store: JobStore,
     *,
     job_id: str | None,
+    is_read_only: bool = False,
     note: str = "",
     now: Callable[[], datetime] = utc_now,
     has_operator: bool = False,
 ) -> tuple[TokenRecord, str]:
-    """Create a token, an operator's if no job is given; the job need not be registered yet.
+    """Create a token, an operator's if it is neither a job's nor read-only.
 
     Args:
         store: store of the token.
-        job_id: ID of the only job that it grants access to; None: all jobs.
+        job_id: ID of the only job that it grants access to, registered or not; None: all jobs.
+        is_read_only: true for a token that changes nothing; it has no job.
         note: description for the list of tokens.
         now: current time.
         has_operator: true if there is an operator's token outside the store.
@@ -160,7 +164,7 @@ def create_token(
 
     Raises:
         InvalidFieldError: the job ID is invalid, or the note is not printable text.
-        NoOperatorsTokenError: the token is for a job, and no operator's token exists.
+        NoOperatorsTokenError: the token is not an operator's, and no operator's token exists.
     """
     if job_id is not None and re.fullmatch(JOB_ID_PATTERN, job_id) is None:
         raise InvalidFieldError(
@@ -169,10 +173,15 @@ def create_token(
     token_id = secrets.token_hex(_ID_BYTES)
     token = f"{_PREFIX}_{token_id}_{secrets.token_urlsafe(_SECRET_BYTES)}"
     record = TokenRecord(
-        token_id=token_id, digest=digest_of(token), job_id=job_id, created_at=now(), note=note
+        token_id=token_id,
+        digest=digest_of(token),
+        job_id=job_id,
+        is_read_only=is_read_only,
+        created_at=now(),
+        note=note,
     )
     with store.writing(TOKENS) as writer:
-        if not (job_id is None or has_operator or has_operators(writer.list_tokens())):
+        if not (record.is_operators or has_operator or has_operators(writer.list_tokens())):
             raise NoOperatorsTokenError
         writer.save_token(record)
     return record, token
@@ -186,7 +195,7 @@ def list_tokens(store: JobStore) -> tuple[TokenRecord, ...]:
 
 def has_operators(tokens: tuple[TokenRecord, ...]) -> bool:
     """Return whether one of them is an operator's."""
-    return any(token.job_id is None for token in tokens)
+    return any(token.is_operators for token in tokens)
 
 
 def why_no_operators(tokens: tuple[TokenRecord, ...], token: str) -> str | None:
@@ -202,7 +211,9 @@ def why_no_operators(tokens: tuple[TokenRecord, ...], token: str) -> str | None:
     record = next((each for each in tokens if each.token_id == matched.group(1)), None)
     if record is None:
         return "this database does not have it: it was revoked, or is another planner's"
-    return None if record.job_id is None else f"it is for job {record.job_id} only"
+    if record.is_operators:
+        return None
+    return "it is read-only" if record.is_read_only else f"it is for job {record.job_id} only"
 
 
 def revoke_token(store: JobStore, token_id: str) -> None:
@@ -230,4 +241,6 @@ def stored_access(store: JobStore, token: str) -> Access | None:
         record = reader.find_token(matched.group(1))
     kept = _NO_DIGEST if record is None else record.digest
     is_right = hmac.compare_digest(digest_of(token), kept)
-    return Access(job_id=record.job_id) if is_right and record is not None else None
+    if record is None or not is_right:
+        return None
+    return Access(job_id=record.job_id, is_read_only=record.is_read_only)

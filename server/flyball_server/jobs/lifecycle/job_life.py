@@ -42,6 +42,8 @@ class LifeTimes:
 
 
 DEFAULT_LIFE = LifeTimes()
+# Reasons that notes on clocks name.
+_MOST_REASONS = 3
 
 
 def is_gone(rank: RankRecord, now: datetime, times: LifeTimes) -> bool:
@@ -129,10 +131,29 @@ def job_notes(
     left = [rank.rank for rank in ranks if rank.has_left]
     if left and len(left) < len(ranks):
         notes.append(f"{ranks_text(left)} ended before the others")
+    notes += no_clocks_notes(ranks)
     clients = sorted({rank.client_version for rank in ranks})
     if len(clients) > 1:
         notes.append(f"ranks run different versions of Flyball: {', '.join(clients)}")
     return tuple(notes)
+
+
+def no_clocks_notes(ranks: Iterable[RankRecord]) -> list[str]:
+    """Return a line for each reason for which ranks in training set no clocks, a few at most."""
+    by_reason: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.no_clocks is not None and not rank.has_left:
+            by_reason.setdefault(rank.no_clocks, []).append(rank.rank)
+    reasons = list(by_reason)
+    notes = [
+        f"{ranks_text(by_reason[reason])} set{'s' * (len(by_reason[reason]) == 1)} no clocks:"
+        f" {reason}"
+        for reason in reasons[:_MOST_REASONS]
+    ]
+    others = sorted(rank for reason in reasons[_MOST_REASONS:] for rank in by_reason[reason])
+    if others:
+        notes.append(f"{ranks_text(others)} set no clocks either, for other reasons")
+    return notes
 
 
 def _all_silent(last: datetime, times: LifeTimes) -> str:

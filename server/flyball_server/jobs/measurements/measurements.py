@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_server.jobs.bounds import check_text
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
@@ -40,6 +41,7 @@ class RankPost:
     Attributes:
         start_id: start of the job that the post belongs to; None: not reported.
         plan_ids: by step, the identity of its plan; not reported for others.
+        no_clocks: reason why the rank sets no clocks, by the newest of the steps; None: it does.
     """
 
     rank: int
@@ -47,6 +49,10 @@ class RankPost:
     details: tuple[StepDetail, ...] = ()
     start_id: str | None = None
     plan_ids: Mapping[int, str] = field(default_factory=dict[int, str])
+    no_clocks: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("no_clocks", self.no_clocks or "")
 
 
 def post_period_s(num_ranks: int, *, is_watched: bool) -> float:
@@ -85,6 +91,7 @@ def _store_together(
 ) -> tuple[Accepted | JobsError, ...]:
     steps: dict[tuple[int, int], StepRecord] = {}
     details: dict[tuple[int, int], StepDetail] = {}
+    no_clocks: dict[int, str | None] = {}
     stored: list[int | JobsError] = []
     with services.store.writing(job_id) as writer:
         ranks = RankBatch(writer, job_id, (post.rank for post in posts))
@@ -103,6 +110,8 @@ def _store_together(
                 continue
             newest = {(post.rank, step.step): step for step in known}
             steps |= newest
+            if newest:
+                no_clocks[post.rank] = post.no_clocks
             unknown = {step.step for step in known if step.unknown_version is not None}
             details |= {
                 (post.rank, detail.step): detail
@@ -115,6 +124,7 @@ def _store_together(
             details.pop(pruned, None)
         merge_instructions(writer, job_id, kept, details.values(), ranks.stages)
         writer.save_steps(tuple(kept.values()), stored_at=services.now())
+        writer.note_clocks(job_id, no_clocks)
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
         is_reconciled = job is not None and services.is_reconciled_after_posts(writer, job)

@@ -179,6 +179,7 @@ class WholeStep:
         num_overruns: emulated instructions whose computation took longer than profiled.
         num_capped: clock readings that power or heat held below the plan's clock.
         num_lost_clocks: other readings below the plan's clock.
+        num_without_clocks: ranks that set no clocks, so that theirs are not known.
     """
 
     step: int
@@ -193,6 +194,7 @@ class WholeStep:
     num_overruns: int = 0
     num_capped: int = 0
     num_lost_clocks: int = 0
+    num_without_clocks: int = 0
 
 
 class CountingRule:

@@ -73,7 +73,9 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
         or 0 < totals.num_with_plan < totals.num_ranks,
         # Power and heat limit the highest clocks too: such steps belong to the comparison. A clock
         # missed for another reason was set by another program, and the step was not on the plan.
-        left_plan=totals.num_unplanned > 0 or totals.num_clock_misses > num_held_down,
+        left_plan=totals.num_unplanned > 0
+        or totals.num_without_clocks > 0
+        or totals.num_clock_misses > num_held_down,
         time_s=totals.time_s,
         energy_j=totals.energy_j,
         is_unknown=totals.num_unknown > 0,
@@ -81,6 +83,7 @@ def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
         num_overruns=totals.num_overruns,
         num_capped=num_held_down,
         num_lost_clocks=max(totals.num_clock_misses - num_held_down, 0),
+        num_without_clocks=totals.num_without_clocks,
     )
 
 

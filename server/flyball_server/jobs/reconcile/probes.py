@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
@@ -12,6 +13,7 @@ from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.replanning.plan_job import SLOT_RETRY_S, SlottedReconciler
 from flyball_server.jobs.replanning.solve import SupersededError, is_same_work, solve
+from flyball_server.jobs.savings.energy_scopes import common_scope
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -134,7 +136,8 @@ def _finish(services: JobServices, job: JobRecord, move: Finished) -> None:
         now = _still_unprofiled(writer, job)
         if now is None:
             return
-        writer.save_profile(job.job_id, move.profile)
+        scope = common_scope(writer.list_ranks(job.job_id))
+        writer.save_profile(job.job_id, replace(move.profile, energy_scope=scope))
         writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(profiling=move.result))
         writer.save_job(now.with_change(JobInput.PROFILE))
     services.enqueue_reconcile(job.job_id)

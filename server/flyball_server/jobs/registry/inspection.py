@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.errors import (
     MissingProfileError,
     UnknownJobError,
@@ -14,6 +14,7 @@ from flyball_server.jobs.errors import (
 from flyball_server.jobs.lifecycle.job_life import job_notes
 from flyball_server.jobs.loop_state import RefusedRegistration, ShapeChange
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
+from flyball_server.jobs.savings.energy_scopes import scope_notes
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_wire.closed_loop import MissedTarget
@@ -34,6 +35,7 @@ class JobSummary:
         order_advice: order that the job would save more with; None: none is known.
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
+        profile_scope: what the energies of its profile count; None: not known.
     """
 
     job: JobRecord
@@ -45,6 +47,7 @@ class JobSummary:
     order_advice: OrderAdvice | None = None
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
+    profile_scope: EnergyScope | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -137,6 +140,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         order_advice=loop_state.order_advice,
         refused=loop_state.refused,
         shape_change=loop_state.shape_change,
+        profile_scope=reader.profile_scope(job.job_id),
     )
 
 
@@ -154,7 +158,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         now=services.now(),
         times=services.life,
     )
-    return (*of_plan, *of_job)
+    return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
 
 
 def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:

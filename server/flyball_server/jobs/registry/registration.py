@@ -285,7 +285,7 @@ def _note_other_gpus(
 ) -> None:
     """Store which ranks have another GPU than before: savings say so if it lies in between."""
     changed = [
-        outcome.record.rank
+        (outcome.record.rank, _changes_scope(rank, outcome.record))
         for rank, outcome in zip(before, outcomes, strict=True)
         if rank is not None
         and isinstance(outcome, KnownRank)
@@ -295,9 +295,17 @@ def _note_other_gpus(
     if newest_step is None:
         return
     loop_state = writer.find_loop_state(job_id)
-    noted = [GpuChange(rank=rank, after_step=newest_step) for rank in changed]
+    noted = [
+        GpuChange(rank=rank, after_step=newest_step, changes_scope=changes_scope)
+        for rank, changes_scope in changed
+    ]
     changes = (*loop_state.gpu_changes, *noted)[-MAX_GPU_CHANGES:]
     writer.save_loop_state(loop_state.evolve(gpu_changes=changes))
+
+
+def _changes_scope(before: RankRecord, now: RankRecord) -> bool:
+    scopes = (before.energy_scope, now.energy_scope)
+    return None not in scopes and scopes[0] != scopes[1]
 
 
 def _gpu_of(rank: RankRecord) -> tuple[str, str]:

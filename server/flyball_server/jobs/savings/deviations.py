@@ -12,6 +12,16 @@ from flyball_wire.closed_loop import Deviation, DeviationKind, Estimate
 _COUNTED = (DeviationKind.OVERRUN, DeviationKind.CAPPED)
 
 
+_LEFT_OUT = {
+    DeviationKind.CLOCK_LOST: " in which a clock was not held, though neither power nor heat held"
+    " it down: another program set it",
+    DeviationKind.NO_CLOCKS: " in which a rank set no clocks",
+    DeviationKind.UNSETTLED: ", the first after a change of version, or with ranks on several"
+    " versions",
+    DeviationKind.MISSING: " that not all ranks posted",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Undisturbed:
     """Figures of a version without the counted steps that deviated.
@@ -51,7 +61,9 @@ class DeviationTally:
 
     def add_left_out(self, step: WholeStep) -> None:
         """Add a step that all ranks have posted and that does not count."""
-        if step.num_unplanned:
+        if step.num_without_clocks:
+            self._add(DeviationKind.NO_CLOCKS, step.num_without_clocks)
+        elif step.num_unplanned:
             self._add(DeviationKind.UNPLANNED, step.num_unplanned)
         elif step.left_plan:
             self._add(DeviationKind.CLOCK_LOST, max(step.num_lost_clocks, 1))
@@ -103,20 +115,8 @@ class DeviationTally:
                     f"Left out: {steps} with {_counted(num_events, 'instruction')} that the plan"
                     " does not have; such a step ends at the highest clocks."
                 )
-            case DeviationKind.CLOCK_LOST:
-                return (
-                    f"Left out: {steps} in which a clock was not held, though neither power nor"
-                    " heat held it down: another program set it."
-                )
-            case DeviationKind.UNSETTLED:
-                return (
-                    f"Left out: {steps}, the first after a change of version, or with ranks on"
-                    " several versions."
-                )
-            case DeviationKind.MISSING:
-                return f"Left out: {steps} that not all ranks posted."
-            case DeviationKind.DEFAULT_CLOCKS:
-                raise AssertionError("no version runs at default clocks")
+            case _:  # no version runs at default clocks
+                return f"Left out: {steps}{_LEFT_OUT[kind]}."
 
     def _without(self, undisturbed: Undisturbed) -> str:
         if not undisturbed.num_steps:
@@ -128,6 +128,24 @@ class DeviationTally:
         ]
         rest = f"; {_counted(undisturbed.num_steps, 'step')} on the plan had none"
         return f"{rest}: {', '.join(figures)}." if figures else f"{rest}."
+
+
+def no_clocks_deviation(num_steps: int) -> tuple[Deviation, ...]:
+    """Return what steps did to a job's sums on which no rank ran a plan, and some set no clocks."""
+    if not num_steps:
+        return ()
+    return (
+        Deviation(
+            kind=DeviationKind.NO_CLOCKS,
+            num_steps=num_steps,
+            num_events=num_steps,
+            is_counted=True,
+            text=(
+                f"{_counted(num_steps, 'step')} ran without a plan, and a rank set no clocks: they"
+                " are in the sum of all steps, and no baseline, since its clocks are not known."
+            ),
+        ),
+    )
 
 
 def default_clocks_deviation(

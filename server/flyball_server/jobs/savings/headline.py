@@ -150,16 +150,42 @@ def caveats_of(
         f"The baseline, steps {baseline.first_step} to {baseline.last_step},{ran} is of another"
         f" time{_distance(on_plan, baseline)}: what changed in between counts as saving."
     ]
-    first = min(on_plan.first_step, baseline.first_step)
-    last = max(on_plan.last_step, baseline.last_step)
-    changed = [change for change in gpu_changes if first <= change.after_step < last]
+    changed = _changes_between(on_plan, baseline, gpu_changes)
     if changed:
         ranks = ranks_text(sorted({change.rank for change in changed}))
         step = min(change.after_step for change in changed)
         caveats.append(
             f"The baseline ran on other GPUs: {ranks} got another one after step {step}."
         )
-    return tuple(caveats)
+    return (*caveats, *scope_caveats(on_plan, baseline, gpu_changes))
+
+
+def scope_caveats(
+    on_plan: StepSeries, baseline: StepSeries, gpu_changes: Sequence[GpuChange]
+) -> tuple[str, ...]:
+    """Return why energies of these steps are not compared; nothing where they are."""
+    if not is_across_scopes(on_plan, baseline, gpu_changes):
+        return ()
+    return (
+        "Energies are not compared: the counters of some of these GPUs count whole modules, those"
+        " of others the GPU alone.",
+    )
+
+
+def is_across_scopes(
+    on_plan: StepSeries, baseline: StepSeries, gpu_changes: Sequence[GpuChange]
+) -> bool:
+    """Return whether energies of these steps count different things: modules, and GPUs alone."""
+    changed = _changes_between(on_plan, baseline, gpu_changes)
+    return any(change.changes_scope for change in changed)
+
+
+def _changes_between(
+    on_plan: StepSeries, baseline: StepSeries, gpu_changes: Sequence[GpuChange]
+) -> list[GpuChange]:
+    first = min(on_plan.first_step, baseline.first_step)
+    last = max(on_plan.last_step, baseline.last_step)
+    return [change for change in gpu_changes if first <= change.after_step < last]
 
 
 def _distance(on_plan: StepSeries, baseline: StepSeries) -> str:

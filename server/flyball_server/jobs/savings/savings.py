@@ -22,8 +22,9 @@ from flyball_server.jobs.savings.deviations import (
     DeviationTally,
     Undisturbed,
     default_clocks_deviation,
+    no_clocks_deviation,
 )
-from flyball_server.jobs.savings.headline import caveats_of
+from flyball_server.jobs.savings.headline import caveats_of, is_across_scopes, scope_caveats
 from flyball_server.jobs.savings.intervals import MeanEstimate, combined, ratio_of, scaled
 from flyball_wire.closed_loop import BaselineOrigin, Deviation, Estimate, MeasuredSavings
 
@@ -66,7 +67,7 @@ class JobSavings:
             versions share baselines. If none has an interval: over those with a baseline.
         saved_of_j: energy of these steps at the highest clocks, J; None: `saved_j` is.
         num_unknown: number of steps in which a rank ran an unknown plan, in no other figure.
-        deviations: steps at default clocks.
+        deviations: steps without a plan.
     """
 
     num_steps: int
@@ -127,6 +128,7 @@ class SavingsFold:
         self._time_s = 0.0
         self._energy_j: float | None = 0.0
         self._at_default = StepSeries()
+        self._num_without_clocks = 0
 
     def add(self, step: WholeStep) -> None:
         """Add the next step, in rising order."""
@@ -154,7 +156,9 @@ class SavingsFold:
                 self._before.add(step)
         else:
             tally.leave_out(step)
-        if step.version is None:
+        if step.version is None and step.num_without_clocks:
+            self._num_without_clocks += 1
+        elif step.version is None:
             self._at_default.add(step)
 
     def _await(self, tally: _Tally, time_s: float) -> None:
@@ -192,7 +196,7 @@ class SavingsFold:
             saved_of_j=_saved_of_j(versions),
             versions=versions,
             num_unknown=self._num_unknown,
-            deviations=self._default_clocks(),
+            deviations=(*self._default_clocks(), *no_clocks_deviation(self._num_without_clocks)),
         )
 
     def _default_clocks(self) -> tuple[Deviation, ...]:
@@ -258,6 +262,8 @@ def _undisturbed(tally: _Tally, against: _Against) -> Undisturbed:
     at_baseline = against.undisturbed_baseline
     time_ratio = _ratio(times_s, at_baseline.times_s.estimate())
     energy_ratio = _ratio(energies_j, at_baseline.energies_j.estimate())
+    if against.energy_ratio is None:
+        energy_ratio = None
     return Undisturbed(
         num_steps=on_plan.num_steps,
         slowdown_percent=_percent(time_ratio, sign=1),
@@ -272,14 +278,16 @@ def _against(
         return _Against(origin=BaselineOrigin.ITSELF)
     pairs = None if tally.pairs is None else tally.pairs.so_far()
     if pairs is not None and pairs.times_s.num_pairs:
-        per_step = pairs.energies_j.difference()
+        is_across = is_across_scopes(tally.on_plan, tally.at_baseline, gpu_changes)
+        per_step = None if is_across else pairs.energies_j.difference()
         return _Against(
             origin=BaselineOrigin.INTERLEAVED,
             baseline=tally.at_baseline,
             undisturbed_baseline=tally.deviations.undisturbed_at_baseline,
             time_ratio=pairs.times_s.ratio(),
-            energy_ratio=pairs.energies_j.ratio(),
+            energy_ratio=None if is_across else pairs.energies_j.ratio(),
             saved_j=None if per_step is None else combined([(-1, per_step)]).interval(),
+            caveats=scope_caveats(tally.on_plan, tally.at_baseline, gpu_changes),
         )
     on_plan = tally.on_plan
     if not baselines or not on_plan.num_steps:
@@ -288,12 +296,15 @@ def _against(
     nearest_tally = min(
         baselines,
         key=lambda other: (
+            is_across_scopes(on_plan, other.at_baseline, gpu_changes),
             other.at_baseline.distance_to(on_plan),
             -other.at_baseline.num_steps,
         ),
     )
     nearest = nearest_tally.at_baseline
     energies_j = on_plan.energies_j.estimate(), nearest.energies_j.estimate()
+    if is_across_scopes(on_plan, nearest, gpu_changes):
+        energies_j = None, None
     return _Against(
         origin=BaselineOrigin.APART,
         baseline=nearest,

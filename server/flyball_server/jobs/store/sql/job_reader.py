@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, ScalarSelect, Select, Table, func, select, tuple_
 
-from flyball_profiles.stage_profile import StageProfile
+from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.moments import StageMoments, StepMoments
 from flyball_server.jobs.records import (
@@ -130,6 +130,12 @@ class JobReader:
         query = select(PROFILES.c.document).where(self._of(PROFILES, job_id))
         document = self._connection.execute(query).scalar_one_or_none()
         return None if document is None else profile_from_text(document)
+
+    def profile_scope(self, job_id: str) -> EnergyScope | None:
+        """Return what the energies of the job's profile count; None: unknown, or no profile."""
+        query = select(PROFILES.c.energy_scope).where(self._of(PROFILES, job_id))
+        scope = self._connection.execute(query).scalar_one_or_none()
+        return None if scope is None else EnergyScope(scope)
 
     def has_profile(self, job_id: str) -> bool:
         """Return whether the job has a profile; quickly found out, however large it is."""

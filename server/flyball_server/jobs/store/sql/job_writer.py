@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -104,7 +104,8 @@ class JobWriter(JobReader):
     def save_profile(self, job_id: str, profile: StageProfile) -> None:
         """Store this profile, replacing any older one."""
         document = json.dumps(profile_document(profile))
-        self._upsert(PROFILES, [self._of_job({"job_id": job_id, "document": document})])
+        values = {"job_id": job_id, "document": document, "energy_scope": profile.energy_scope}
+        self._upsert(PROFILES, [self._of_job(values)])
 
     def delete_profile(self, job_id: str) -> None:
         """Delete the job's profile; nothing if it has none."""
@@ -206,6 +207,15 @@ class JobWriter(JobReader):
         seen = RANKS.update().values(last_seen_at=seen_at.isoformat())
         for some in some_at_a_time(ranks):
             self._connection.execute(seen.where(self._of(RANKS, job_id), RANKS.c.rank.in_(some)))
+
+    def note_clocks(self, job_id: str, no_clocks: Mapping[int, str | None]) -> None:
+        """Store by rank of a job why it sets no clocks, None: it does; ignore unknown ranks."""
+        for reason in set(no_clocks.values()):
+            ranks = [rank for rank, why in no_clocks.items() if why == reason]
+            is_news = RANKS.c.no_clocks.is_distinct_from(reason)
+            for some in some_at_a_time(ranks):
+                known = RANKS.update().where(self._of(RANKS, job_id), RANKS.c.rank.in_(some))
+                self._connection.execute(known.where(is_news).values(no_clocks=reason))
 
     def rename_job(self, job_id: str, new_job_id: str) -> None:
         """Rename a job and everything that belongs to it; ValueError if the name is taken."""

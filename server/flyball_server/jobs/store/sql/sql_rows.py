@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import Row
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import (
+    EnergyScope,
+    InstructionKind,
+    OperatingPoint,
+    StageProfile,
+)
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
@@ -41,14 +46,20 @@ def profile_document(profile: StageProfile) -> dict[str, Any]:
     With model chunks, `chunks` is a list of such documents.
     """
     chunks = [profile_document(chunk) for chunk in profile.chunks]
-    return ({"chunks": chunks} if chunks else {}) | {
-        "num_ranks_per_stage": list(profile.num_ranks_per_stage),
-        "points": [
-            [stage, str(kind), *(getattr(point, name) for name in _OF_POINT)]
-            for (stage, kind), points in profile.points.items()
-            for point in points
-        ],
-    }
+    scope = profile.energy_scope
+    of_scope = {} if scope is None else {"energy_scope": scope.value}
+    return (
+        ({"chunks": chunks} if chunks else {})
+        | of_scope
+        | {
+            "num_ranks_per_stage": list(profile.num_ranks_per_stage),
+            "points": [
+                [stage, str(kind), *(getattr(point, name) for name in _OF_POINT)]
+                for (stage, kind), points in profile.points.items()
+                for point in points
+            ],
+        }
+    )
 
 
 # Each version's ranks request their job's profile, and one of 64 stages takes 0.3 s to read.
@@ -70,6 +81,7 @@ def profile_from_document(document: dict[str, Any]) -> StageProfile:
         points=points,
         num_ranks_per_stage=tuple(document["num_ranks_per_stage"]),
         chunks=tuple(profile_from_document(chunk) for chunk in document.get("chunks", ())),
+        energy_scope=_optional(EnergyScope)(document.get("energy_scope")),
     )
 
 
@@ -97,6 +109,7 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "created_at": datetime.fromisoformat,
     "last_seen_at": _optional(datetime.fromisoformat),
     "sm_clocks_mhz": _optional(_clocks_of),
+    "energy_scope": _optional(EnergyScope),
     "state": JobState,
     "changed_input": JobInput,
     "registered": _spec_of,
@@ -111,6 +124,7 @@ _SUMS = (
     "num_clock_misses",
     "num_power_capped",
     "num_thermally_capped",
+    "num_without_clocks",
 )
 RecordT = TypeVar("RecordT", bound=Record)
 

@@ -158,6 +158,7 @@ PROFILES = Table(
     METADATA,
     Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
     Column("document", Text, nullable=False),
+    Column("energy_scope", String(16)),
 )
 
 RANKS = Table(
@@ -181,6 +182,8 @@ RANKS = Table(
     Column("last_seen_at", String(40)),
     Column("has_left", Boolean, nullable=False),
     Column("start", Text),
+    Column("no_clocks", Text),
+    Column("energy_scope", String(16)),
 )
 
 PLANS = Table(
@@ -198,7 +201,7 @@ PLANS = Table(
 
 # Counts of a rank's step, which totals add up.
 COUNTED_BY_STAGE = ("num_clock_misses", "num_power_capped", "num_thermally_capped")
-COUNTED = ("num_unplanned", "num_overruns", *COUNTED_BY_STAGE)
+COUNTED = ("num_unplanned", "num_overruns", "num_without_clocks", *COUNTED_BY_STAGE)
 
 
 def _counts(names: Iterable[str]) -> Iterator[Column[int]]:
@@ -293,6 +296,7 @@ TOKENS = Table(
     Column("token_id", String(64), primary_key=True),
     Column("digest", String(64), nullable=False),
     Column("job_id", String(128)),
+    Column("is_read_only", Boolean, nullable=False),
     Column("created_at", String(40), nullable=False),
     Column("note", Text, nullable=False),
 )
