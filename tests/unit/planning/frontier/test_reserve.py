@@ -56,7 +56,7 @@ reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 @cache
 def planned(reserve: float, target: str = "fastest") -> FrequencyPlan:
     """The example's plan."""
-    options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target}
+    options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target, "effort": "low"}
     return make_plan(request_of(load_example_profile(), 4, **options)).plan
 
 
