@@ -28,12 +28,11 @@ import math
 
 import numpy as np
 
-from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_wire.closed_loop import Reserve, ReserveChoice
+from flyball_wire.closed_loop import NO_RESERVE, Reserve, ReserveChoice
 from flyball_wire.plan_options import MAX_RESERVE, PlanOptions
 
 MAX_LENGTHENING, LEAST_GAIN = 0.003, 1 / 3
@@ -55,10 +54,12 @@ def solver_with_reserve(
         deadline_s: latest end of an iteration, s; infinite: no reserve is chosen.
     """
     solver = DeadlineSolver(model, reserve=options.reserve or 0.0)
+    if options.reserve is not None or not math.isfinite(deadline_s):
+        return solver, Reserve(share=solver.reserve)
     squares = _squares(model)
     jitter, time_error, noise = np.sqrt([*squares.mean(axis=1), squares.sum(axis=0).mean()])
-    if options.reserve is not None or not math.isfinite(deadline_s) or noise < LEAST_NOISE:
-        return solver, Reserve(share=solver.reserve)
+    if noise < LEAST_NOISE:
+        return solver, NO_RESERVE
     deadline_s = min(max(deadline_s, solver.fastest_time_s), solver.slowest_time_s)
     relaxed, of_nodes = solver.relax(deadline_s), np.sqrt(squares.sum(axis=0))
     highest_s = np.array(model.durations_s(model.baseline()))
@@ -73,7 +74,7 @@ def solver_with_reserve(
     if share:
         solver = DeadlineSolver(model, reserve=share)
         with_it = solver.relax(max(deadline_s, solver.fastest_time_s))
-        longer_s = np.array(with_reserve(model, share).durations_s(model.baseline()))
+        longer_s = np.array(solver.planned.durations_s(model.baseline()))
         after = lengthening(solver.durations_s(with_it) * highest_s / longer_s)
         cost_j = max(0.0, with_it.lower_bound_j - relaxed.lower_bound_j)
     choice = ReserveChoice(

@@ -81,6 +81,7 @@ class DeadlineSolver:
     Attributes:
         model: the pipeline, as profiled.
         reserve: the reserve.
+        planned: the pipeline with the reserve.
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
@@ -93,7 +94,7 @@ class DeadlineSolver:
         self.model = model
         self.reserve = reserve
         cancellation_point()
-        self._planned = model = with_reserve(model, reserve)
+        self.planned = model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
         if is_waiting_free:
@@ -192,7 +193,7 @@ class DeadlineSolver:
 
     def certified(self, assignment: Assignment) -> DeadlinePlan:
         """Return the plan of an assignment, with the bound for its own iteration time."""
-        time_s, energy_j = time_and_energy(self._planned, assignment)
+        time_s, energy_j = time_and_energy(self.planned, assignment)
         relaxed = self.relax(min(max(time_s, self.fastest_time_s), self.slowest_time_s))
         plan = DeadlinePlan(
             relaxed=replace(relaxed, deadline_s=time_s),
@@ -213,8 +214,8 @@ class DeadlineSolver:
         """
         relaxed = self.relax(min(deadline_s, self.slowest_time_s))
         plan = self.plan(self._without_waiting(relaxed), num_steps)
-        highest = self._planned.baseline()
-        if time_and_energy(self._planned, highest)[0] > deadline_s:
+        highest = self.planned.baseline()
+        if time_and_energy(self.planned, highest)[0] > deadline_s:
             return plan
         is_better = time_and_energy(self.model, highest)[1] < plan.energy_j
         return self.certified(highest) if is_better else plan
