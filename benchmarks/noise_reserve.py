@@ -182,11 +182,11 @@ def emulated_plans() -> tuple[EmulatedPlan, ...]:
         ("jitter measured in the job", make_plan(of_job).plan),
     ):
         time_s, energy_j = emulated_means(profile, plan)
-        choice = plan.reserve_choice
+        choice = plan.reserve.choice
         plans.append(
             EmulatedPlan(
                 name=name,
-                reserve_percent=100 * plan.reserve,
+                reserve_percent=100 * plan.reserve.share,
                 predicted_saving_percent=plan.saving_percent,
                 predicted_slower_percent=choice.slowdown_percent if choice else None,
                 saving_percent=100 * (1 - energy_j / highest_j),

@@ -385,6 +385,23 @@ class ReserveChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reserve:
+    """Reserve of a plan.
+
+    Attributes:
+        share: reserve as a share, 0 to 0.5; as in JobRegistration.
+        choice: reason and cost of a reserve that the planner chose; null: it was given, or the
+            scatter of the profiled times is unknown.
+    """
+
+    share: float = 0.0
+    choice: ReserveChoice | None = None
+
+
+NO_RESERVE = Reserve()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ComparedPlan:
     """Prediction of a plan for comparison.
 

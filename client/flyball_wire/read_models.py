@@ -11,13 +11,14 @@ from enum import StrEnum
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_wire.closed_loop import (
+    NO_RESERVE,
     ComparedPlan,
     Deviation,
     Estimate,
     Headline,
     MissedTarget,
     PlannedDelays,
-    ReserveChoice,
+    Reserve,
 )
 from flyball_wire.energy_factors import EnergyFactors
 from flyball_wire.messages import JobState
@@ -121,9 +122,7 @@ class PredictedIteration:
         compared: plans for the same target without a clock change: `constant`, the best clock of
             each stage, and `global`, the best clock of all; only beside a plan of `frontier` for at
             most 64 stages, and only those that meet the target.
-        reserve: reserve of the plan, a share; as in JobRegistration.
-        reserve_choice: reason and cost of a reserve that the planner chose; null: it was given, or
-            the scatter of the profiled times is unknown.
+        reserve: reserve of the plan.
         saving_sources: saving by source, in overviews; null: not in an overview, the plan is of
             another profile, or its pipelines have clocks of their own.
     """
@@ -135,8 +134,7 @@ class PredictedIteration:
     saving_percent: float
     gap_percent: float | None
     compared: tuple[ComparedPlan, ...] = ()
-    reserve: float = 0.0
-    reserve_choice: ReserveChoice | None = None
+    reserve: Reserve = NO_RESERVE
     saving_sources: SavingSources | None = None
 
 
@@ -400,9 +398,7 @@ class Frontier:
             not kept.
         constant: plans of policy `constant`, in ascending time and descending energy.
         global_clock: plans of policy `global`, in ascending time and descending energy.
-        reserve: reserve that the points were planned with, a share; as in JobRegistration.
-        reserve_choice: reason and cost of a reserve that the planner chose, for the first point;
-            null: it was given, or the scatter of the profiled times is unknown.
+        reserve: reserve that the points were planned with.
         transitions: times of clock changes in the predictions; null: clocks change at once. Only
             the fastest point's clocks are chosen with them.
     """
@@ -412,8 +408,7 @@ class Frontier:
     envpipe: tuple[ComparedPlan, ...]
     constant: tuple[ComparedPlan, ...] = ()
     global_clock: tuple[ComparedPlan, ...] = ()
-    reserve: float = 0.0
-    reserve_choice: ReserveChoice | None = None
+    reserve: Reserve = NO_RESERVE
     transitions: ClockTransitions | None = None
 
 

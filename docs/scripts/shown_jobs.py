@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from docs.scripts.reading_governor import ReadingGovernor
-from tests.acceptance.closed_loop import (
+from tests.planner.emulated_ranks import (
     LINK_TIMES,
     EmulatedTraining,
     one_forward_one_backward,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from tests.acceptance.closed_loop import (
+from tests.planner.emulated_ranks import (
     BackgroundTraining,
     emulated_training,
     one_forward_one_backward,

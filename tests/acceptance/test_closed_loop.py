@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from tests.acceptance.closed_loop import (
+from tests.planner.emulated_ranks import (
     EmulatedTraining,
     TrainedStep,
     emulated_training,

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Page, expect
-from tests.acceptance.closed_loop import BackgroundTraining
 from tests.acceptance.killed_planners import (
     JOB,
     NUM_RANKS,
@@ -20,6 +19,7 @@ from tests.acceptance.killed_planners import (
 )
 from tests.browser.dashboard import Dashboard, assert_fits, wait_in
 from tests.browser.page_watch import PageWatch
+from tests.planner.emulated_ranks import BackgroundTraining
 from tests.planner.patience import wait_until
 
 # A page needs no more steps than some in a second, and each costs processor time.

@@ -286,24 +286,43 @@ def test_the_changes_of_a_job_are_those_of_its_plan_and_more_than_noise(modules:
             assert row[2] == NONE
 
 
+FIGURES = """
+  const element = document.createElement("div");
+  m.createFiguresPanel(element).update({ overview: job });
+  return [...element.querySelectorAll(".hero")].map((hero) => hero.textContent);
+"""
+
+
+def test_a_reserve_is_shown_with_its_cost_or_as_not_chosen(modules: Modules) -> None:
+    choice = {
+        **{"jitter_percent": 1.0, "time_error_percent": 0.0, "cost_points": 0.35},
+        **{"slowdown_percent": 0.32, "slowdown_without_percent": 0.52},
+    }
+    for given, text in (
+        (choice, "costs 0.35 points of saving; the mean iteration is about 0.32 % longer than"),
+        (None, "not chosen for this plan"),
+    ):
+        reserve = {"share": 0.0039, "choice": given}
+        predicted = {**PREDICTED, "reserve": reserve}
+        shown = modules.run("figures_panel", FIGURES, job=job(predicted=predicted))
+        assert shown[-1].startswith(f"Reserve for noise0.39 %{text}")
+
+
 def test_savings_with_fixed_clocks_stand_beside_those_of_the_plan(modules: Modules) -> None:
-    code = """
-      const element = document.createElement("div");
-      m.createFiguresPanel(element).update({ overview: job });
-      return [...element.querySelectorAll(".hero")].map((hero) => hero.textContent);
-    """
     compared = [
         {"name": "constant", "iteration_time_s": 1.9, "energy_j": 630.0},
         {"name": "global", "iteration_time_s": 1.9, "energy_j": 693.0},
     ]
     shown = modules.run(
-        "figures_panel", code, job=job(predicted={**PREDICTED, "compared": compared})
+        "figures_panel", FIGURES, job=job(predicted={**PREDICTED, "compared": compared})
     )
     assert shown[-1] == (
         "Saving with one clock per stage, predicted10.0 %one clock for all stages: 1.0 %"
     )
     # Other policies than frontier are compared with nothing.
-    assert len(modules.run("figures_panel", code, job=job(predicted=PREDICTED))) == len(shown) - 1
+    assert (
+        len(modules.run("figures_panel", FIGURES, job=job(predicted=PREDICTED))) == len(shown) - 1
+    )
 
 
 def test_times_beside_the_instructions_are_shown_with_their_origin(modules: Modules) -> None:

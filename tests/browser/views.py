@@ -12,6 +12,7 @@ PREDICTED = {
     "saving_percent": 15.7,
     "gap_percent": 1.0,
     "compared": [],
+    "reserve": {"share": 0.0, "choice": None},
 }
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import trustme
-from tests.acceptance.closed_loop import (
+from tests.planner.emulated_ranks import (
     BackgroundTraining,
     emulated_training,
     one_forward_one_backward,

@@ -36,10 +36,10 @@ def profile(tmp_path: Path) -> Path:
 def test_it_prints_the_agreed_keys_and_points_in_order(profile: Path) -> None:
     document = printed(flyball("frontier", profile, *ASKED, "--points", "6", "--json"))
     assert set(document) == {
-        "points", "baseline", "envpipe", "constant", "global_clock", "reserve", "reserve_choice",
+        "points", "baseline", "envpipe", "constant", "global_clock", "reserve",
         "transitions", "solve_s",
     }  # fmt: skip
-    assert document["reserve"] == 0.0
+    assert document["reserve"] == {"share": 0.0, "choice": None}
     points = document["points"]
     assert len(points) >= 6
     for point in points:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 import pytest
 from tests.integration.command_in_process import flyball
-from tests.integration.emulated_ranks import EmulatedTraining, emulated_rank, started
+from tests.planner.emulated_ranks import EmulatedTraining, emulated_training
 from tests.planner.live import LivePlanner, live_planner
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
+from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.loop_state import JobLoopState
@@ -79,11 +77,11 @@ class Job:
         """Run until the version was measured, and what follows from it is planned."""
         if tail_s is not None:
             self._ranks.tail_s = tail_s
-        self._ranks.run(lambda: self._is_planned_by(version))
+        self._ranks.train_until(lambda: self._is_planned_by(version))
 
     def error_of(self, version: int) -> float:
         """Return the error of a predicted iteration time, a share of the measured one."""
-        measured_s = fmean(self._ranks.times_s[version])
+        measured_s = fmean(self._ranks.times_s()[version])
         predicted_s: float = self.plan(version)["iteration_time_s"]
         return abs(predicted_s / measured_s - 1)
 
@@ -113,35 +111,25 @@ def training(
         emulated=True,
         **{"transition_ms": 1e3 * DELAY_S} | options,
     )
-    node = EmulatedNode()
-    settings = replace(EmulatedGpuSettings.exact_delay(delay_s), noise=noise)
-    with PlannerClient(str(planner.http.base_url)) as client:
+    url = str(planner.http.base_url)
+    with PlannerClient(url) as client:
         client.put_job(JOB, registration)
         client.put_profile_csv(JOB, write_stage_profile(profile()))
-        order = client.get_plan(JOB, 1).plan["stages"]
-        ranks = [_rank(client, node, stage, order[stage], settings) for stage in range(NUM_STAGES)]
-        with started(ranks, tail_s=tail_s, hops_s=hops_s) as running:
+        orders = [
+            tuple((kind, microbatch) for kind, microbatch, *_ in of_stage)
+            for of_stage in client.get_plan(JOB, 1).plan["stages"]
+        ]
+        with emulated_training(
+            url,
+            JOB,
+            profile(),
+            orders,
+            blocking_power_w=BLOCKING_POWER_W,
+            settings=EmulatedGpuSettings.exact_delay(delay_s),
+            noise=noise,
+        ) as running:
+            running.tail_s, running.hops_s = tail_s, hops_s
             yield Job(planner, client, running)
-
-
-def _rank(
-    client: PlannerClient,
-    node: EmulatedNode,
-    stage: int,
-    planned: Any,  # noqa: ANN401 - a plan document's
-    settings: EmulatedGpuSettings,
-) -> EmulatedRank:
-    clock = RankClock()
-    gpu = EmulatedGpu(
-        profile(),
-        stage,
-        blocking_power_w=BLOCKING_POWER_W,
-        settings=replace(settings, seed=settings.seed + stage),
-        node=node,
-        clock=clock,
-    )
-    order = ((kind, microbatch) for kind, microbatch, *_ in planned)
-    return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
 
 
 def test_a_hidden_tail_and_hidden_transfers_are_found_and_planned_with(
@@ -165,11 +153,11 @@ def test_a_job_whose_profile_has_no_noise_gets_a_reserve_from_its_own_steps(
     with training(planner, tail_s=0.0, hops_s=(0.0,) * 3, noise=3 * NOISE) as job:
         job.run_until_timed(2)
         before, after = job.plan(1), job.plan(2)
-        assert not {"reserve", "reserve_choice"} & set(before)
+        assert "reserve" not in before
         assert "tail_ms" not in after
         # Which steps were measured depends on the machine; from few, the jitter is off by a fifth.
-        assert after["reserve_choice"]["jitter_percent"] == pytest.approx(300 * NOISE, rel=0.35)
-        assert after["reserve"] > 0
+        assert after["reserve"]["choice"]["jitter_percent"] == pytest.approx(300 * NOISE, rel=0.35)
+        assert after["reserve"]["share"] > 0
         assert job.newest == 2
 
 

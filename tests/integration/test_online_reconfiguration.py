@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.integration.emulated_ranks import emulated_rank, started
+from tests.planner.emulated_ranks import emulated_training
 from tests.planner.live import live_planner
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, RankClock
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile, write_stage_profile
 from flyball_server.jobs.reconcile.reconfigurations import ReconfigurationReconciler
@@ -49,17 +47,13 @@ def offline_plan(of_profile: StageProfile, reconfigure: Reconfigure) -> Frequenc
     ).plan
 
 
-def rank_of(client: PlannerClient, plan: FrequencyPlan, stage: int) -> EmulatedRank:
-    """On a GPU as it truly is."""
-    clock = RankClock()
-    gpu = EmulatedGpu(TRUE, stage, blocking_power_w=BLOCKING_POWER_W, clock=clock)
-    order = ((item.kind.value, item.microbatch) for item in plan.stages[stage])
-    return emulated_rank(client, gpu, clock, job_id=JOB, stage=stage, order=order)
-
-
 def test_measured_waits_lead_to_the_clocks_of_the_true_times() -> None:
     """The profile says that the last stage is the slowest by far; the waits tell otherwise."""
     supposed = offline_plan(SUPPOSED, Reconfigure.DEFAULT)
+    orders = [
+        tuple((item.kind.value, item.microbatch) for item in of_stage)
+        for of_stage in supposed.stages
+    ]
     registration = JobRegistration(
         num_stages=NUM_STAGES,
         num_microbatches=NUM_MICROBATCHES,
@@ -71,17 +65,19 @@ def test_measured_waits_lead_to_the_clocks_of_the_true_times() -> None:
     with (
         live_planner(reconcilers=(ReconfigurationReconciler(),)) as planner,
         PlannerClient(str(planner.http.base_url)) as client,
-        started([rank_of(client, supposed, stage) for stage in range(NUM_STAGES)]) as training,
+        emulated_training(
+            str(planner.http.base_url), JOB, TRUE, orders, blocking_power_w=BLOCKING_POWER_W
+        ) as training,
     ):
         client.put_job(JOB, registration)
         client.put_profile_csv(JOB, write_stage_profile(SUPPOSED))
 
         def has_settled() -> bool:
-            last = get_plan(planner.state.services, JOB, max(training.times_s, default=1))
+            last = get_plan(planner.state.services, JOB, max(training.times_s(), default=1))
             return last.measurement_detail == MeasurementDetail.TOTALS
 
-        training.run(has_settled)
-        times_s = training.times_s
+        training.train_until(has_settled)
+        times_s = training.times_s()
         last = max(times_s)
         plan = client.get_plan(JOB, last).plan
     wanted, never_raised = (

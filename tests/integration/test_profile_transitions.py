@@ -16,7 +16,7 @@ from tests.integration.command_in_process import document_of, flyball, refusal
 
 from flyball_client.gpu._base import GPU_VARIABLE, ClockCall, GpuError
 from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.profiling.transitions import opening
+from flyball_client.profiling.transitions import measurement, opening
 from flyball_client.profiling.transitions.bench import LoopProcess, TransitionBench
 from flyball_client.profiling.transitions.detection import Loop
 from flyball_client.profiling.transitions.measurement import calls_queue, measure_transitions
@@ -173,9 +173,10 @@ def two_gpus(
 
 
 def test_changes_are_measured_through_governor_processes(
-    two_gpus: TransitionBench, loaded_nvml: FalseNvml
+    two_gpus: TransitionBench, loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Calls take 20 ms."""
+    monkeypatch.setattr(measurement, "NUM_REPETITIONS", 6)
     loaded_nvml.set_latency_us(20_000, queues=True)
     with two_gpus as bench:
         found = measure_transitions(bench, (1410, 1050))

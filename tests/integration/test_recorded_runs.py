@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from tests.integration.command_in_process import Done, document_of, flyball, printed, refusal
 from tests.planner.live import LivePlanner, live_planner
-from tests.planner.measuring import COMPARISON
+from tests.planner.measuring import COMPARISON, TruthfulRanks
 from tests.planner.patience import wait_until
-from tests.planner.truthful_ranks import TruthfulRanks
 from tests.recorded_run_schema import validate
 from tests.unit.replay.synthetic_runs import Truth, recording_of
 

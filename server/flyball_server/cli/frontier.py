@@ -121,11 +121,10 @@ def _of_late_changes(transitions: ClockTransitions | None) -> list[str]:
 
 
 def _of_reserve(curve: Frontier) -> list[str]:
-    lines = reserve_lines(curve.reserve, curve.reserve_choice)
-    if curve.reserve:
-        lines.append(
-            f"bounds are on plans that keep {100 * curve.reserve:g} % in reserve and are no faster"
-        )
+    lines = reserve_lines(curve.reserve)
+    if curve.reserve.share:
+        share = f"{100 * curve.reserve.share:g} %"
+        lines.append(f"bounds are on plans that keep {share} in reserve and are no faster")
     return lines
 
 

@@ -27,6 +27,7 @@ from flyball_server.planning.data_parallel import (
 from flyball_server.planning.documents.plan_document import data_parallel_document, plan_document
 from flyball_server.planning.documents.plan_text import (
     iteration_delays,
+    kept_reserve,
     lateness,
     plan_rows,
     reserve_lines,
@@ -200,14 +201,14 @@ def _summary(plan: FrequencyPlan | DataParallelPlan, account: _Account) -> str:
         f"   {_against_baseline(plan, plan)}\n"
     )
     if plan.lower_bound_j is not None and plan.gap_percent is not None:
-        kept = f" that keeps {100 * plan.reserve:g} % in reserve" if plan.reserve else ""
         gap_percent = round(plan.gap_percent, 2) + 0.0  # a solver's tolerance is no -0.00 %
         summary += (
             f"bound                 {plan.lower_bound_j:12.2f}"
-            f"   no plan this fast{kept} needs less, at one waiting power; gap {gap_percent:.2f} %"
+            f"   no plan this fast{kept_reserve(plan.reserve)} needs less, at one waiting power;"
+            f" gap {gap_percent:.2f} %"
             f"{_of_late(plan.lower_bound_j, account.late_changes_j)}\n"
         )
-    summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve, plan.reserve_choice))
+    summary += "".join(f"{one}\n" for one in reserve_lines(plan.reserve))
     summary += (
         _sources(plan, account.sources)
         + _of_late_changes(plan, is_limited=account.is_limited)

@@ -5,7 +5,6 @@ Stored as JSON, so all of it is plain data; times are Unix time in s.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from flyball_server.jobs.bounds import check_count
@@ -83,16 +82,6 @@ class StageSlowdown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasuredJitter:
-    """Standard deviation of a single instruction's time, as a share of it."""
-
-    stage: int
-    kind: str
-    chunk: int
-    jitter: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class MeasuredDelays:
     """Parts of an iteration beside its instructions, from the steps of one plan version.
 
@@ -104,7 +93,8 @@ class MeasuredDelays:
             certain.
         up_s, down_s: median delay of a change to a higher and to a lower clock, s; None: not
             certain.
-        jitter: jitter of the instructions; empty: none is certain.
+        jitter: standard deviation of a single instruction's time as a share of it, root mean
+            square; 0: none is certain.
         num_before: number of earlier delays that the job was planned with.
     """
 
@@ -114,14 +104,8 @@ class MeasuredDelays:
     transfer_s: tuple[float, ...] = ()
     up_s: float | None = None
     down_s: float | None = None
-    jitter: tuple[MeasuredJitter, ...] = ()
+    jitter: float = 0.0
     num_before: int = 0
-
-    @property
-    def mean_jitter(self) -> float:
-        """Root mean square of the jitter, a share."""
-        squares = [one.jitter**2 for one in self.jitter]
-        return math.sqrt(math.fsum(squares) / len(squares)) if squares else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,7 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import (
-    check_reserve,
-    check_switches,
-    clock_transitions,
-    iteration_delays_s,
+    check_options,
 )
 from flyball_wire.messages import (
     ClockTiming,
@@ -103,10 +100,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
             f"must be a share above 0 and at most 1, not {spec.profiling_slowdown:g}",
         )
     try:
-        check_reserve(spec.reserve, spec.policy)
-        clock_transitions(spec)
-        iteration_delays_s(spec, spec.num_stages)
-        check_switches(spec)
+        check_options(spec, spec.num_stages)
     except PlanningError as error:
         raise InvalidFieldError(error.field, error.message) from None
 

@@ -16,7 +16,7 @@ from flyball_server.planning.data_parallel import (
     join_pipelines,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.noise_reserve import noise_reserve
+from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.relaxation import (
     RelaxedOptimum,
     mixed_optimum,
@@ -218,24 +218,20 @@ def make_frontier(
     first = pipelines[0].with_options(max_switches=None, min_dwell_ms=None)
     at_once = model.without_transitions()
     baseline_s = time_and_energy(at_once, at_once.baseline())[0]
-    chosen = noise_reserve(at_once, first.options, baseline_s)
-    reserve = chosen.share if chosen else first.options.reserve or 0.0
-    solver = DeadlineSolver(at_once, reserve=reserve)
+    solver, reserve = solver_with_reserve(at_once, first.options, baseline_s)
     plans = sweep_frontier(solver, num_points, solver.num_sweep_steps(first.options.effort), report)
     if model.transitions is None:
-        reserve_choice = chosen.choice(solver, model, plans[0].assignment) if chosen else None
         points = tuple(map(_point_of, plans))
     else:
         plans = late_plans(
             model,
             plans,
-            keeps_reserve=reserve > 0,
+            keeps_reserve=reserve.share > 0,
             asks_early=first.options.early_requests,
         )
         fastest = choose_jointly(
             first.with_options(policy=Policy.FRONTIER, target=DEFAULT_TARGET), models, model
         )
-        reserve_choice = fastest.reserve_choice
         points = tuple(undominated([*map(_point_of, plans), _point_of_choice(model, fastest)]))
     times_s = np.linspace(points[0].iteration_time_s, points[-1].iteration_time_s, NUM_CURVE_POINTS)
     constant, global_clock = single_clock_curves(model, times_s.tolist())
@@ -250,7 +246,6 @@ def make_frontier(
         constant=constant,
         global_clock=global_clock,
         reserve=reserve,
-        reserve_choice=reserve_choice,
         transitions=model.transitions,
     )
 

@@ -14,7 +14,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
 from flyball_server.planning.schedules._base import VirtualStages
-from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
+from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
 
 
 class PlannedInstruction(NamedTuple):
@@ -106,10 +106,8 @@ class PlanPrediction:
         lower_bound_j: no plan at this iteration time needs less, J; None while unknown.
         virtual_stages: as in `Schedule` if stages hold several chunks; else empty.
         weight_versions: as in `Schedule`.
-        reserve: possible lengthening of each instruction, as a share; the bound is then on
-            plans that keep it, and take no less time without using it.
-        reserve_choice: reason and price of a reserve that the planner chose; None: it was given,
-            or nothing is known to choose it from.
+        reserve: possible lengthening of each instruction; the bound is then on plans that keep it,
+            and take no less time without using it.
         transitions: times of clock changes that time and energy are predicted with; None: clocks
             change at once.
         tail_s: part of an iteration outside its instructions, s.
@@ -132,8 +130,7 @@ class PlanPrediction:
     lower_bound_j: float | None
     virtual_stages: VirtualStages = ()
     weight_versions: tuple[int, ...] | None = None
-    reserve: float = 0.0
-    reserve_choice: ReserveChoice | None = None
+    reserve: Reserve = NO_RESERVE
     transitions: ClockTransitions | None = None
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()

@@ -29,8 +29,7 @@ from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    check_reserve,
-    check_switches,
+    check_options,
     clock_transitions,
     iteration_delays_s,
 )
@@ -67,9 +66,8 @@ class PlanRequest:
             GPU table has it per GPU.
 
     Raises:
-        PlanningError: no blocking power is given, the reserve is out of its bounds or for another
-            policy, a delay is out of its bounds or given twice, or only one of the two
-            memory sizes is given.
+        PlanningError: no blocking power is given, an option is out of its bounds, given twice or
+            for another policy, or only one of the two memory sizes is given.
     """
 
     profile: StageProfile
@@ -79,10 +77,7 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         options = self.options
-        check_reserve(options.reserve, options.policy)
-        clock_transitions(options)
-        iteration_delays_s(options, self.profile.num_stages)
-        check_switches(options)
+        check_options(options, self.profile.num_stages)
         if options.blocking_power_w is None:
             raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
         if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
@@ -307,7 +302,6 @@ def prediction_of(
         virtual_stages=_chunk_places(schedule),
         weight_versions=schedule.weight_versions,
         reserve=choice.reserve,
-        reserve_choice=choice.reserve_choice,
         transitions=model.transitions,
         tail_s=model.dag.tail_s,
         transfer_s=iteration_delays_s(options, request.profile.num_stages)[1],

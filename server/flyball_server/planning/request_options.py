@@ -29,12 +29,23 @@ MAX_CALL_SHARE = 0.5
 MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 
 
-def check_reserve(reserve: float | None, policy: Policy = Policy.FRONTIER) -> None:
-    """Check the bounds of a reserve, and that the policy keeps one; None: the planner chooses it.
+def check_options(options: PlanOptions, num_stages: int) -> None:
+    """Check the reserve, times and limits of clock changes, tail and transfers of a plan.
+
+    Args:
+        options: options of a plan.
+        num_stages: number of its stages.
 
     Raises:
-        PlanningError: it is not from 0 to MAX_RESERVE, or would have no effect.
+        PlanningError: an option is out of its bounds, given twice, or would have no effect.
     """
+    _check_reserve(options.reserve, options.policy)
+    clock_transitions(options)
+    iteration_delays_s(options, num_stages)
+    _check_switches(options)
+
+
+def _check_reserve(reserve: float | None, policy: Policy) -> None:
     if reserve is None:
         return
     if not 0 <= reserve <= MAX_RESERVE:
@@ -157,12 +168,7 @@ def is_limited(options: PlanOptions) -> bool:
     return options.max_switches is not None or options.min_dwell_ms is not None
 
 
-def check_switches(options: PlanOptions) -> None:
-    """Check the limits of clock changes, and that the policy and the target keep them.
-
-    Raises:
-        PlanningError: one is out of its bounds, or would have no effect.
-    """
+def _check_switches(options: PlanOptions) -> None:
     most, dwell_ms = options.max_switches, options.min_dwell_ms
     if most is not None and most < 0:
         raise PlanningError(f"must be at least 0, not {most}", field="max_switches")

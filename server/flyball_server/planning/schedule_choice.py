@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
-from flyball_server.planning.frontier.noise_reserve import noise_reserve
+from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.targets import Target, parse_target
 from flyball_server.planning.model.finish_times import earliest_finish_s
@@ -134,18 +134,17 @@ def choose_schedule(
     baseline_s = max(earliest_finish_s(first.dag, first.durations_s(first.baseline())))
     target = _with_deadline(parse_target(options.target), baseline_s)
     deadline_s = target.value if target.kind == "deadline" else math.inf
-    chosen = noise_reserve(first.without_transitions(), options, deadline_s)
-    reserve = chosen.share if chosen else options.reserve or 0.0
+    solver, reserve = solver_with_reserve(first.without_transitions(), options, deadline_s)
     search = _Search(
         reference=reference,
         target=target,
         baseline_s=baseline_s,
-        options=replace(options, reserve=reserve),
+        options=replace(options, reserve=reserve.share),
         report=report,
     )
     for name, model in models.items():
         report(f"planning {name}")
-        search.add(name, model)
+        search.add(name, model, solver if name == reference else None)
     best = search.best()
     if best is None or best.choice is None:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in search.why_not.items())
@@ -157,9 +156,9 @@ def choose_schedule(
     return ScheduleChoice(
         name=best.name,
         model=best.model,
-        choice=best.choice,
+        choice=replace(best.choice, reserve=reserve),
         target=best.target_text,
-        is_final=chosen is None,
+        is_final=reserve.choice is None,
         considered=tuple(search.considered(name) for name in models),
     )
 
@@ -185,11 +184,16 @@ class _Search:
         self.why_not: dict[str, str] = {}
         self._fastest_s: list[float] = []
 
-    def add(self, name: str, model: PipelineModel | PlanningError) -> None:
+    def add(
+        self, name: str, model: PipelineModel | PlanningError, solver: DeadlineSolver | None
+    ) -> None:
+        """Add an order; a solver is made where none is given."""
         if isinstance(model, PlanningError):
             self.why_not[name] = str(model)
             return
-        solver = DeadlineSolver(model.without_transitions(), reserve=self._options.reserve or 0.0)
+        if solver is None:
+            share = self._options.reserve or 0.0
+            solver = DeadlineSolver(model.without_transitions(), reserve=share)
         target = self._target
         if target.kind == "deadline":
             if target.value * (1 + RELATIVE_TIME_TOLERANCE) < solver.fastest_time_s:

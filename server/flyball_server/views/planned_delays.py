@@ -34,7 +34,7 @@ def planned_delays(spec: JobSpec, planned_inputs: PlanningInputs) -> PlannedDela
     transfer_source = None if spec.transfer_ms is None else DelaySource.GIVEN
     jitter, up_ms, down_ms = 0.0, None, None
     if measured is not None:
-        jitter = measured.mean_jitter
+        jitter = measured.jitter
         if tail_source is None:
             tail_ms, tail_source = 1e3 * measured.tail_s, DelaySource.MEASURED
         if transfer_source is None:

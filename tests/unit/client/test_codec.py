@@ -19,7 +19,9 @@ WIRE_TYPES = [
     wire_type
     for module in (messages, closed_loop, orders, plan_options)
     for wire_type in vars(module).values()
-    if is_dataclass(wire_type) and wire_type.__module__ == module.__name__
+    if isinstance(wire_type, type)
+    and is_dataclass(wire_type)
+    and wire_type.__module__ == module.__name__
 ]
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

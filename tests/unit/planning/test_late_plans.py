@@ -38,7 +38,8 @@ from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.interior_point import InteriorPointRelaxation
-from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
+from flyball_server.planning.frontier.reserve import with_reserve
+from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.finish_times import earliest_finishes_s

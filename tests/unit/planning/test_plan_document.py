@@ -89,7 +89,7 @@ TIMES = asdict(TRANSITIONS)
             {"tail_ms": 20.0, "transfer_ms": (1.0, 2.0)},
             {"tail_ms": 20.0, "transfer_ms": [1.0, 2.0]},
         ),
-        ({"policy": "frontier", "reserve": 0.02}, {"reserve": 0.02}),
+        ({"policy": "frontier", "reserve": 0.02}, {"reserve": {"share": 0.02, "choice": None}}),
         ({"schedule": "pipedream", "policy": "baseline"}, {"weight_versions": [2, 1]}),
     ],
 )

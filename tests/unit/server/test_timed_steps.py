@@ -68,4 +68,5 @@ def test_an_instruction_in_which_the_next_clock_takes_effect_shows_no_jitter() -
         delays_of_steps(1, one, [0.8] * 8, steps, profile=two_stages()).jitter
         for one in (plan, early)
     ]
-    assert [[jitter.kind for jitter in of_plan] for of_plan in found] == [["forward"], []]
+    assert found[0] > 0.01
+    assert found[1] == 0

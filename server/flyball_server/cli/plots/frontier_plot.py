@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flyball_server.cli.plots.plot_file import new_figure, save_figure
+from flyball_server.planning.documents.plan_text import kept_reserve
 from flyball_wire.read_models import Frontier
 
 if TYPE_CHECKING:
@@ -30,14 +31,13 @@ def write_frontier_plot(curve: Frontier, path: Path) -> None:
 
 
 def _draw_curves(axes: Axes, curve: Frontier) -> None:
-    kept = f" that keeps {100 * curve.reserve:g} % in reserve" if curve.reserve else ""
     axes.plot(
         [point.deadline_s for point in curve.points],
         [point.lower_bound_j for point in curve.points],
         color="0.5",
         linestyle="--",
         linewidth=1,
-        label=f"lower bound: no plan{kept} is below",
+        label=f"lower bound: no plan{kept_reserve(curve.reserve)} is below",
     )
     for plans, style, color, label in (
         (curve.points, ".-", "tab:blue", "Flyball's plans"),

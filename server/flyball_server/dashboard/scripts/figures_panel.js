@@ -107,15 +107,16 @@ function heroFigures({ saved_j: saved, saved_of_j, factors, predicted }) {
  * @param {PredictedIteration | null} predicted
  */
 function reserveHero(predicted) {
-  const choice = predicted?.reserve_choice ?? null;
-  if (predicted === null || (predicted.reserve === 0 && choice === null)) return [];
+  if (predicted === null) return [];
+  const { share, choice } = predicted.reserve;
+  if (share === 0 && choice === null) return [];
   return [
     hero(
       "Reserve for noise",
-      percent(100 * predicted.reserve, { digits: 2 }),
+      percent(100 * share, { digits: 2 }),
       choice === null
         ? "not chosen for this plan"
-        : `costs ${choice.cost_points.toFixed(2)} points of saving; the mean iteration is ` +
+        : `costs ${choice.cost_points.toFixed(2)} points of saving; the mean iteration is about ` +
             `${percent(choice.slowdown_percent, { digits: 2 })} longer than at the highest ` +
             `clocks, ${percent(choice.slowdown_without_percent, { digits: 2 })} without`,
     ),

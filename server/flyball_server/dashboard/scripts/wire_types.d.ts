@@ -83,8 +83,7 @@ export interface JobFrontier {
   global_clock: ComparedPlan[];
   job_id: string;
   points: FrontierPoint[];
-  reserve: number;
-  reserve_choice: ReserveChoice | null;
+  reserve: Reserve;
   solve_s: number;
   transitions: ClockTransitions | null;
 }
@@ -224,8 +223,7 @@ export interface PredictedIteration {
   energy_j: number;
   gap_percent: number | null;
   iteration_time_s: number;
-  reserve: number;
-  reserve_choice: ReserveChoice | null;
+  reserve: Reserve;
   saving_percent: number;
   saving_sources: SavingSources | null;
 }
@@ -258,6 +256,11 @@ export interface ProfilingStatus {
   problem: string | null;
   slowdown_limit: number;
   state: ProfilingState;
+}
+
+export interface Reserve {
+  choice: ReserveChoice | null;
+  share: number;
 }
 
 export interface ReserveChoice {

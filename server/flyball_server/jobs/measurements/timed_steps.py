@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_profiles.stage_profile import StageProfile
-from flyball_server.jobs.loop_state import MeasuredDelays, MeasuredJitter
+from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.detector import clock_times
@@ -300,20 +300,16 @@ def _timed_stages(
     return found
 
 
-def _jitter(
-    dag: DependencyDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan
-) -> tuple[MeasuredJitter, ...]:
-    """Return the jitter by stage, kind and chunk, of instructions at the clock before, if any."""
+def _jitter(dag: DependencyDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan) -> float:
+    """Return the jitter, of instructions at the clock before, where their kind has any."""
     changes = _has_changed(plan)
     alike, alike_of_node = dag.alike
-    found: list[MeasuredJitter] = []
-    for index, (stage, kind, chunk) in enumerate(alike):
+    of_alike: list[float] = []
+    for index in range(len(alike)):
         nodes = [node for node, one in enumerate(alike_of_node) if one == index]
         steady = [node for node in nodes if not changes[node]] or nodes
-        jitter = measured_jitter(steps.compute_s[steady])
-        if jitter:
-            found.append(MeasuredJitter(stage=stage, kind=str(kind), chunk=chunk, jitter=jitter))
-    return tuple(found)
+        of_alike.append(measured_jitter(steps.compute_s[steady]))
+    return math.hypot(*of_alike) / math.sqrt(len(of_alike))
 
 
 def _has_changed(plan: FrequencyPlan | DataParallelPlan) -> list[bool]:

@@ -67,7 +67,7 @@ class DelayReconciler(SlottedReconciler):
                 delays = read_delays(reader, timed, profile, _given_hops_s(job.spec))
         is_jitter_needed = needs_jitter(plan_options(job.spec), profile)
         if delays is not None and not is_jitter_needed:
-            delays = replace(delays, jitter=())
+            delays = replace(delays, jitter=0.0)
 
         def changed(now: JobRecord, current: JobLoopState) -> JobLoopState:
             if not is_same_work(job, now):
@@ -120,14 +120,14 @@ def _matters(
     factor = 1 if before is None else 2 ** (before.num_before + 1)
     if not has_given_transitions(spec) and _changes_otherwise(plan, after, factor):
         return True
-    before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=())
+    before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=0.0)
     change_s = 0.0 if spec.tail_ms is not None else abs(after.tail_s - before.tail_s)
     if spec.transfer_ms is None:
         # Each is on the critical path once there and once back.
         change_s += 2 * abs(math.fsum(after.transfer_s) - math.fsum(before.transfer_s))
-    jitter_change = abs(after.mean_jitter - before.mean_jitter)
+    jitter_change = abs(after.jitter - before.jitter)
     return change_s > factor * LEAST_CHANGE * plan.iteration_time_s or jitter_change > factor * max(
-        LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE * before.mean_jitter
+        LEAST_JITTER_CHANGE, LEAST_RELATIVE_JITTER_CHANGE * before.jitter
     )
 
 

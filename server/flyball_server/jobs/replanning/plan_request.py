@@ -182,7 +182,9 @@ def with_measured_delays(
         options = replace(options, transfer_ms=tuple(1e3 * hop_s for hop_s in delays.transfer_s))
     if not has_given_transitions:
         options = _with_measured_changes(options, delays)
-    return options, _with_jitter(profile, delays) if needs_jitter(options, profile) else profile
+    if needs_jitter(options, profile):
+        profile = _with_jitter(profile, delays.jitter)
+    return options, profile
 
 
 def _with_measured_changes(options: PlanOptions, delays: MeasuredDelays) -> PlanOptions:
@@ -217,21 +219,13 @@ def needs_jitter(options: PlanOptions, profile: StageProfile) -> bool:
     )
 
 
-def _with_jitter(profile: StageProfile, delays: MeasuredDelays) -> StageProfile:
-    jitter_of = {(one.stage, one.kind, one.chunk): one.jitter for one in delays.jitter}
-
-    def jittered(of_chunk: StageProfile, chunk: int) -> StageProfile:
-        points = {
-            (stage, kind): tuple(
-                replace(point, jitter=jitter_of.get((stage, str(kind), chunk), 0.0))
-                for point in of_kind
-            )
-            for (stage, kind), of_kind in of_chunk.points.items()
-        }
-        return replace(of_chunk, points=points)
-
-    chunks = tuple(jittered(of_chunk, chunk) for chunk, of_chunk in enumerate(profile.chunks))
-    return replace(jittered(profile, 0), chunks=chunks)
+def _with_jitter(profile: StageProfile, jitter: float) -> StageProfile:
+    points = {
+        key: tuple(replace(point, jitter=jitter) for point in of_key)
+        for key, of_key in profile.points.items()
+    }
+    chunks = tuple(_with_jitter(chunk, jitter) for chunk in profile.chunks)
+    return replace(profile, points=points, chunks=chunks)
 
 
 def is_raised_by_waits(spec: JobSpec, inputs: PlanningInputs) -> bool:

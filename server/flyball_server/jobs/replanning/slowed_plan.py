@@ -109,7 +109,7 @@ def read_snapshot(reader: JobReader, job_id: str) -> PlanningSnapshot:
         profile=reader.find_profile(job_id),
         loop_state=loop_state,
         ranks=reader.list_ranks(job_id),
-        running_reserve=None if plan is None else plan.reserve,
+        running_reserve=None if plan is None else plan.reserve.share,
         planned_target=planned_target,
     )
 

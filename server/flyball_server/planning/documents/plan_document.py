@@ -27,7 +27,7 @@ from flyball_server.planning.plan import (
     PlanPrediction,
     Slowdown,
 )
-from flyball_wire.closed_loop import ComparedPlan, ReserveChoice
+from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve, ReserveChoice
 from flyball_wire.plan_options import DEFAULT_TARGET
 
 ItemT = TypeVar("ItemT")
@@ -282,10 +282,8 @@ def _shape(plan: PlanPrediction) -> dict[str, Any]:
         shape["virtual_stages"] = [list(of_stage) for of_stage in plan.virtual_stages]
     if plan.weight_versions is not None:
         shape["weight_versions"] = list(plan.weight_versions)
-    if plan.reserve:
-        shape["reserve"] = plan.reserve
-    if plan.reserve_choice:
-        shape["reserve_choice"] = asdict(plan.reserve_choice)
+    if plan.reserve != NO_RESERVE:
+        shape["reserve"] = asdict(plan.reserve)
     if plan.transition_ms is None:
         shape["transitions"] = asdict(cast("ClockTransitions", plan.transitions))
     if plan.tail_s:
@@ -326,8 +324,7 @@ def _prediction_of(fields: dict[str, Any]) -> dict[str, Any]:
             if "weight_versions" in fields
             else None
         ),
-        "reserve": number_of(fields.get("reserve", 0.0), "reserve"),
-        "reserve_choice": _reserve_choice(fields.get("reserve_choice")),
+        "reserve": _reserve(fields["reserve"]) if "reserve" in fields else NO_RESERVE,
         "transitions": _transitions(fields),
         "tail_s": number_of(fields.get("tail_ms", 0.0), "tail_ms") / 1e3,
         "transfer_s": tuple(
@@ -365,14 +362,15 @@ def _transition(name: str, value: object) -> object:
     return typed_of(value, bool, "true or false", where)
 
 
-def _reserve_choice(entry: object) -> ReserveChoice | None:
-    if entry is None:
-        return None
-    fields = mapping_of(entry, "reserve_choice")
+def _reserve(entry: object) -> Reserve:
+    fields = mapping_of(entry, "reserve")
+    share, choice = number_of(fields.get("share"), "reserve.share"), fields.get("choice")
+    if choice is None:
+        return Reserve(share=share)
+    given = mapping_of(choice, "reserve.choice")
     names = [field.name for field in dataclasses.fields(ReserveChoice)]
-    return ReserveChoice(
-        **{name: number_of(fields.get(name), f"reserve_choice.{name}") for name in names}
-    )
+    figures = {name: number_of(given.get(name), f"reserve.choice.{name}") for name in names}
+    return Reserve(share=share, choice=ReserveChoice(**figures))
 
 
 def _compared(entry: object, where: str) -> ComparedPlan:

@@ -13,7 +13,7 @@ from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.plan import PlanPrediction
-from flyball_wire.closed_loop import ReserveChoice
+from flyball_wire.closed_loop import Reserve
 
 LETTERS = {
     InstructionKind.FORWARD: "F",
@@ -52,15 +52,16 @@ def plan_rows(
     ]
 
 
-def reserve_lines(reserve: float, choice: ReserveChoice | None) -> list[str]:
-    """Return the lines on a plan's reserve, its reason and cost; none without a reserve.
+def kept_reserve(reserve: Reserve) -> str:
+    """Return the words that follow `no plan` in a text on a bound; empty without a reserve."""
+    return f" that keeps {100 * reserve.share:g} % in reserve" if reserve.share else ""
 
-    Args:
-        reserve: the reserve, a share.
-        choice: reason and price of one that was chosen for the plan; None: it was given.
-    """
+
+def reserve_lines(reserve: Reserve) -> list[str]:
+    """Return the lines on a plan's reserve, its reason and cost; none without a reserve."""
+    share, choice = reserve.share, reserve.choice
     if choice is None:
-        return [f"reserve {100 * reserve:g} %, not chosen for this plan"] if reserve else []
+        return [f"reserve {100 * share:g} %, not chosen for this plan"] if share else []
     noise = [
         f"{value:.2g} % of {name}"
         for value, name in (
@@ -69,12 +70,12 @@ def reserve_lines(reserve: float, choice: ReserveChoice | None) -> list[str]:
         )
         if value
     ]
-    first = f"reserve {100 * reserve:.3g} % for {' and '.join(noise)} in the profile's times"
+    first = f"reserve {100 * share:.3g} % for {' and '.join(noise)} in the profile's times"
     second = (
-        f"with this noise the mean iteration is {choice.slowdown_percent:.2f} % longer than at the"
-        " highest clocks"
+        f"with this noise the mean iteration is about {choice.slowdown_percent:.2f} % longer than"
+        " at the highest clocks"
     )
-    if reserve:
+    if share:
         first += f": costs {choice.cost_points:.2f} points of saving"
         second += f", without a reserve {choice.slowdown_without_percent:.2f} %"
     return [first, second]

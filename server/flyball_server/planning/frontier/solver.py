@@ -9,97 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import END, EventNetwork, build_network
 from flyball_server.planning.frontier.highs_relaxation import HighsRelaxation
 from flyball_server.planning.frontier.relaxation import Relaxation, RelaxedOptimum
+from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS, RoundedPlans, Rounding
-from flyball_server.planning.model.finish_times import (
-    FloatArray,
-    earliest_finish_s,
-    latest_finish_s,
-)
+from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
-from flyball_server.planning.request_options import check_reserve
 from flyball_wire.plan_options import Effort
-
-# Levels to which shares are rounded down, so that instructions go on sharing tables of points.
-_NUM_LEVELS = 16
-# Each round gives out what the one before has left.
-_ROUNDS = 6
-
-
-def with_reserve(model: PipelineModel, reserve: float) -> PipelineModel:
-    """Return the pipeline to plan; each choice of clocks has the same energy.
-
-    An iteration of it takes no less than one of the model, and no more at the highest clocks.
-
-    Args:
-        model: as profiled.
-        reserve: possible lengthening of each instruction, as a share of its time, 0 to
-            MAX_RESERVE.
-
-    Raises:
-        PlanningError: the reserve is out of its bounds, or makes an instruction longer than any
-            may be.
-    """
-    check_reserve(reserve)
-    if reserve / _NUM_LEVELS == 0:
-        return model
-    power_w = model.stage_blocking_power_w
-    made: dict[tuple[int, int, float], tuple[OperatingPoint, ...]] = {}
-    points: list[tuple[OperatingPoint, ...]] = []
-    for node, share in enumerate(reserve_shares(model, reserve)):
-        stage, of_node = model.dag.stage[node], model.points[node]
-        key = (stage, id(of_node), share)
-        if key not in made:
-            try:
-                made[key] = tuple(_longer(point, share, power_w[stage]) for point in of_node)
-            except ProfileError as error:
-                raise PlanningError(
-                    f"{reserve:g} is too much for instructions this long: {error.message}",
-                    field="reserve",
-                ) from None
-        points.append(made[key])
-    return replace(model, points=tuple(points))
-
-
-def _longer(point: OperatingPoint, share: float, power_w: float) -> OperatingPoint:
-    """Return the point with a longer time; the added time costs blocking power."""
-    added_s = share * point.time_s
-    return replace(
-        point, time_s=point.time_s + added_s, energy_j=point.energy_j + power_w * added_s
-    )
-
-
-def reserve_shares(model: PipelineModel, reserve: float) -> list[float]:
-    """Return the share by which each node may take longer at the highest clocks.
-
-    A node gets the share of its time that its float is of the iteration. No path gets longer than
-    the iteration by that: its nodes' floats are at most what it is shorter, and their times add up
-    to no more than the iteration's.
-    """
-    dag = model.dag
-    profiled_s = model.durations_s(model.baseline())
-    iteration_time_s = max(earliest_finish_s(dag, profiled_s))
-    shares = [0.0] * dag.num_nodes
-    for _ in range(_ROUNDS):
-        durations_s = [
-            duration_s * (1 + share) for duration_s, share in zip(profiled_s, shares, strict=True)
-        ]
-        finish_s = earliest_finish_s(dag, durations_s)
-        latest_s = latest_finish_s(dag, durations_s, iteration_time_s)
-        shares = [
-            min(reserve, share + max(0.0, latest - finish) / iteration_time_s)
-            for share, latest, finish in zip(shares, latest_s, finish_s, strict=True)
-        ]
-    level = reserve / _NUM_LEVELS
-    return [level * math.floor(share / level) for share in shares]
-
 
 # Up to here a general solver is as fast as the interior point (docs/decisions/0004).
 MAX_HIGHS_INSTRUCTIONS = 2_000
@@ -161,6 +81,7 @@ class DeadlineSolver:
     Attributes:
         model: the pipeline, as profiled.
         reserve: the reserve.
+        planned: the pipeline with the reserve.
         fastest_time_s: iteration time with every instruction at its fastest, s.
         slowest_time_s: with every one at its slowest clock of any use, s; a later deadline
             allows nothing more.
@@ -173,7 +94,7 @@ class DeadlineSolver:
         self.model = model
         self.reserve = reserve
         cancellation_point()
-        self._planned = model = with_reserve(model, reserve)
+        self.planned = model = with_reserve(model, reserve)
         curves = model_curves(model)
         self._network = build_network(model, curves)
         if is_waiting_free:
@@ -272,7 +193,7 @@ class DeadlineSolver:
 
     def certified(self, assignment: Assignment) -> DeadlinePlan:
         """Return the plan of an assignment, with the bound for its own iteration time."""
-        time_s, energy_j = time_and_energy(self._planned, assignment)
+        time_s, energy_j = time_and_energy(self.planned, assignment)
         relaxed = self.relax(min(max(time_s, self.fastest_time_s), self.slowest_time_s))
         plan = DeadlinePlan(
             relaxed=replace(relaxed, deadline_s=time_s),
@@ -293,8 +214,8 @@ class DeadlineSolver:
         """
         relaxed = self.relax(min(deadline_s, self.slowest_time_s))
         plan = self.plan(self._without_waiting(relaxed), num_steps)
-        highest = self._planned.baseline()
-        if time_and_energy(self._planned, highest)[0] > deadline_s:
+        highest = self.planned.baseline()
+        if time_and_energy(self.planned, highest)[0] > deadline_s:
             return plan
         is_better = time_and_energy(self.model, highest)[1] < plan.energy_j
         return self.certified(highest) if is_better else plan

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
-from flyball_wire.closed_loop import ReserveChoice
+from flyball_wire.closed_loop import NO_RESERVE, Reserve
 from flyball_wire.plan_options import PlanOptions
 
 
@@ -19,15 +19,13 @@ class PolicyChoice:
         assignment: per node, an index into its operating points.
         lower_bound_j: no assignment with this one's iteration time needs less, J; None where
             the policy has none.
-        reserve: reserve that it keeps, a share.
-        reserve_choice: reason and price of a reserve that was chosen for noise; None: not chosen.
+        reserve: reserve that it keeps.
         requests: as in `PipelineModel`.
     """
 
     assignment: Assignment
     lower_bound_j: float | None = None
-    reserve: float = 0.0
-    reserve_choice: ReserveChoice | None = None
+    reserve: Reserve = NO_RESERVE
     requests: Mapping[int, ClockRequest] = field(default_factory=dict[int, ClockRequest])
 
 

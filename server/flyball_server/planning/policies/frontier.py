@@ -10,8 +10,9 @@ import numpy as np
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.noise_reserve import noise_reserve
-from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver, with_reserve
+from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
+from flyball_server.planning.frontier.reserve import with_reserve
+from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import (
     Target,
     deadline_of,
@@ -55,15 +56,8 @@ def frontier(request: PolicyRequest) -> PolicyChoice:
     target = parse_target(request.options.target)
     baseline_s = max(earliest_finish_s(model.dag, model.durations_s(model.baseline())))
     deadline_s = math.inf if target.kind == "power" else deadline_of(target, baseline_s)
-    chosen = noise_reserve(model, request.options, deadline_s)
-    reserve = chosen.share if chosen else request.options.reserve or 0.0
-    solver = DeadlineSolver(model, reserve=reserve)
-    choice = choice_with(solver, request, target, baseline_s)
-    if chosen is None:
-        return choice
-    model = request.model.with_requests(choice.requests)
-    reason = chosen.choice(solver, model, choice.assignment)
-    return replace(choice, reserve_choice=reason)
+    solver, reserve = solver_with_reserve(model, request.options, deadline_s)
+    return replace(choice_with(solver, request, target, baseline_s), reserve=reserve)
 
 
 def choice_with(
@@ -117,7 +111,7 @@ def choice_with(
                 raise
             return early
         bound_j = _bound_j(model, solver, assignment)
-    late = PolicyChoice(assignment=assignment, lower_bound_j=bound_j, reserve=solver.reserve)
+    late = PolicyChoice(assignment=assignment, lower_bound_j=bound_j)
     if early is None:
         return late
     # Within a power budget the faster one, else the one with less energy.
@@ -168,7 +162,6 @@ def _early_choice(
     return PolicyChoice(
         assignment=assignment,
         lower_bound_j=_bound_j(early, solver, assignment),
-        reserve=solver.reserve,
         requests=requests,
     )
 

@@ -34,8 +34,9 @@ from flyball_server.planning.documents.plan_document import plan_document, plan_
 from flyball_server.planning.documents.plan_text import reserve_lines
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.frontier.noise_reserve import IterationNoise
-from flyball_server.planning.frontier.solver import DeadlineSolver, with_reserve
+from flyball_server.planning.frontier.noise_reserve import mean_time_s, reserve_against
+from flyball_server.planning.frontier.reserve import with_reserve
+from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
@@ -44,6 +45,7 @@ from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.schedules import make_schedule
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
+from flyball_wire.closed_loop import NO_RESERVE, Reserve
 from flyball_wire.plan_options import MAX_RESERVE
 
 pytestmark = pytest.mark.slow
@@ -54,7 +56,7 @@ reserves = st.sampled_from([0.01, 0.1, MAX_RESERVE])
 @cache
 def planned(reserve: float, target: str = "fastest") -> FrequencyPlan:
     """The example's plan."""
-    options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target}
+    options = {"blocking_power_w": (83.64,), "reserve": reserve, "target": target, "effort": "low"}
     return make_plan(request_of(load_example_profile(), 4, **options)).plan
 
 
@@ -130,7 +132,7 @@ def test_the_bound_does_not_fall_with_a_deadline_that_nothing_needs() -> None:
 def test_a_reserve_costs_energy() -> None:
     without, with_it = planned(0.0), planned(0.02)
     assert with_it.energy_j > without.energy_j
-    assert (without.reserve, with_it.reserve) == (0.0, 0.02)
+    assert (without.reserve, with_it.reserve) == (NO_RESERVE, Reserve(share=0.02))
 
 
 def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
@@ -138,7 +140,7 @@ def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused()
     request = request_of(timed_profile(2, {F: 380_000.0, B: 380_000.0}), 2, blocking_power_w=(0.0,))
     with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
         make_plan(request.with_options(reserve=0.5))
-    assert make_plan(request.with_options(reserve=0.1)).plan.reserve == 0.1
+    assert make_plan(request.with_options(reserve=0.1)).plan.reserve == Reserve(share=0.1)
 
 
 @pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])
@@ -163,23 +165,42 @@ def noisy_plan(
 
 
 @pytest.mark.parametrize("num_runs", [1, 16])
-@pytest.mark.parametrize("is_jitter", [True, False])
-def test_of_two_equal_pipelines_the_later_counts(num_runs: int, *, is_jitter: bool) -> None:
-    """The expected maximum of two independent normal variables is sigma / sqrt(pi).
+def test_of_two_equal_pipelines_the_later_counts(num_runs: int) -> None:
+    """The expected maximum of two independent normal variables is sigma / sqrt(pi)."""
+    one = model_of(equal_profile(1), num_runs)
+    joint = join_pipelines([one, one])
+    sigma_s = 0.05 * math.hypot(1, 2) * math.sqrt(num_runs)  # forwards 1 s, backwards 2 s
+    for model, later_s in ((one, 0.0), (joint, sigma_s / math.sqrt(math.pi))):
+        durations_s = np.array(model.durations_s(model.baseline()))
+        mean_s = mean_time_s(model, durations_s, np.full(len(durations_s), 0.05))
+        assert mean_s == pytest.approx(3.0 * num_runs + later_s)
 
-    An error of the profile is the same in all runs of an instruction, its jitter is not.
-    """
-    scatter = {"jitter": 0.05 * is_jitter, "time_error": 0.05 * (not is_jitter)}
-    models = [model_of(scattered(equal_profile(1), **scatter), num_runs) for _ in range(2)]
-    joint = join_pipelines(models)
-    durations_s = np.array(joint.durations_s(joint.baseline()))  # forwards 1 s, backwards 2 s
-    sigma_s = 0.05 * math.hypot(1, 2) * (math.sqrt(num_runs) if is_jitter else num_runs)
-    one_s = IterationNoise(models[0]).mean_time_s(durations_s[: 2 * num_runs])
-    assert one_s == pytest.approx(3.0 * num_runs, abs=0.2 * sigma_s)
-    expected_s = 3.0 * num_runs + sigma_s / math.sqrt(math.pi)
-    assert IterationNoise(joint).mean_time_s(durations_s) == pytest.approx(
-        expected_s, abs=0.2 * sigma_s
+
+@settings(max_examples=30)
+@given(models(max_stages=3, max_microbatches=3), st.floats(0, 0.1))
+def test_noise_lengthens_the_longest_path_and_without_any_it_is_the_iteration(
+    model: PipelineModel, noise: float
+) -> None:
+    durations_s = np.array(model.durations_s(model.baseline()))
+    longest_s = max(earliest_finish_s(model.dag, durations_s.tolist()))
+    still_s, noisy_s = (
+        mean_time_s(model, durations_s, np.full(len(durations_s), share)) for share in (0, noise)
     )
+    assert still_s == pytest.approx(longest_s)
+    assert noisy_s >= still_s * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("lengthening", "noise", "reserve"),
+    [
+        (0.003, 0.01, 0.0),
+        (0.003 * math.e, 0.01, 0.007),
+        (0.007 * math.e**2, 0.03, 0.042),  # a third of 0.7 times 0.03 is more than 0.003
+        (1000.0, 1.0, MAX_RESERVE),
+    ],
+)
+def test_the_formula_of_a_reserve(lengthening: float, noise: float, reserve: float) -> None:
+    assert reserve_against(lengthening, noise) == reserve
 
 
 def test_scatter_of_a_period_and_of_a_slow_gpu() -> None:
@@ -195,30 +216,30 @@ def test_scatter_of_a_period_and_of_a_slow_gpu() -> None:
 def test_without_scatter_there_is_no_reserve_and_a_given_one_stays() -> None:
     plan = noisy_plan(load_example_profile(), 4)
     assert plan == noisy_plan(load_example_profile(), 4, reserve=0.0)
-    assert (plan.reserve, plan.reserve_choice) == (0.0, None)
-    assert "reserve_choice" not in plan_document(plan, solve_s=0.0)
-    assert reserve_lines(plan.reserve, plan.reserve_choice) == []
+    assert plan.reserve == NO_RESERVE
+    assert "reserve" not in plan_document(plan, solve_s=0.0)
+    assert reserve_lines(plan.reserve) == []
     noisy = scattered(load_example_profile(), jitter=0.01)
     for reserve in (0.0, 0.02):
         plan = noisy_plan(noisy, 4, reserve=reserve)
-        assert (plan.reserve, plan.reserve_choice) == (reserve, None)
+        assert plan.reserve == Reserve(share=reserve)
 
 
 def test_little_noise_and_targets_without_a_deadline_get_none() -> None:
     plan = noisy_plan(scattered(load_example_profile(), jitter=0.001), 4)
-    assert plan.reserve == 0.0
-    assert plan.reserve_choice is not None
-    assert plan.reserve_choice.cost_points == 0
+    assert plan.reserve.share == 0.0
+    assert plan.reserve.choice is not None
+    assert plan.reserve.choice.cost_points == 0
     noisy = scattered(load_example_profile(), jitter=0.01)
-    assert noisy_plan(noisy, 4, target="least-energy").reserve_choice is None
+    assert noisy_plan(noisy, 4, target="least-energy").reserve == NO_RESERVE
     # Nothing waits in a single stage, so noise lengthens all plans alike.
-    assert noisy_plan(scattered(equal_profile(1), jitter=0.1), 4).reserve == 0.0
+    assert noisy_plan(scattered(equal_profile(1), jitter=0.1), 4).reserve.share == 0.0
 
 
 def test_with_one_percent_of_jitter_a_plan_is_hardly_slower_and_says_what_that_costs() -> None:
     profile = scattered(load_example_profile(), jitter=0.01)
     plan, without = noisy_plan(profile), noisy_plan(profile, reserve=0.0)
-    choice = plan.reserve_choice
+    choice = plan.reserve.choice
     assert choice is not None
     # The plan of one clock per instruction and the relaxed optimum, which the price is of, differ.
     assert choice.cost_points == pytest.approx(
@@ -227,12 +248,13 @@ def test_with_one_percent_of_jitter_a_plan_is_hardly_slower_and_says_what_that_c
     assert choice.cost_points <= 0.4
     slower_percent = [_simulated_slowdown_percent(each) for each in (plan, without)]
     assert slower_percent[0] <= 0.3 < slower_percent[1]
-    assert choice.slowdown_percent == pytest.approx(slower_percent[0], abs=0.06)
+    # Predicted of the relaxed optimum; one clock per instruction is a little faster.
+    assert slower_percent[0] <= choice.slowdown_percent <= slower_percent[0] + 0.12
     assert choice.slowdown_without_percent == pytest.approx(slower_percent[1], abs=0.12)
     document = json.loads(json.dumps(plan_document(plan, solve_s=0.0)))
     assert plan_from_document(document) == plan
-    assert document["reserve"] == plan.reserve > 0
-    assert "1 % of jitter" in reserve_lines(plan.reserve, choice)[0]
+    assert document["reserve"]["share"] == plan.reserve.share > 0
+    assert "1 % of jitter" in reserve_lines(plan.reserve)[0]
 
 
 def _simulated_slowdown_percent(plan: FrequencyPlan, num_draws: int = 150) -> float:
@@ -251,11 +273,11 @@ def test_a_frontier_and_a_chosen_order_have_a_reserve_too() -> None:
     profile = scattered(load_example_profile(), jitter=0.02, time_error=0.001)
     options = {"blocking_power_w": (83.64,), "effort": "low"}
     curve = make_frontier(request_of(profile, 4, **options), 3)
-    assert curve.reserve > 0
-    assert curve.reserve_choice is not None
+    assert curve.reserve.share > 0
+    assert curve.reserve.choice is not None
     plan = noisy_plan(profile, 4, schedule="auto:gpipe")
-    assert plan.reserve_choice is not None
-    assert plan.reserve_choice.time_error_percent == pytest.approx(0.1)
+    assert plan.reserve.choice is not None
+    assert plan.reserve.choice.time_error_percent == pytest.approx(0.1)
     assert plan == replace(
         noisy_plan(profile, 4, schedule=plan.schedule), considered=plan.considered
     )

@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from tests.planner.patience import PATIENCE_S, wait_until
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.gpu.emulated import (
+    IDEAL_GPU,
+    EmulatedGpu,
+    EmulatedGpuSettings,
+    EmulatedNode,
+)
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
@@ -66,6 +73,7 @@ class EmulatedTraining:
 
     Attributes:
         planner: what the test itself asks; the ranks have clients of their own.
+        tail_s, hops_s: times beside the instructions, as of `run_step`.
     """
 
     job_id: str
@@ -73,13 +81,15 @@ class EmulatedTraining:
     ranks: Sequence[EmulatedRank]
     gpus: Sequence[EmulatedGpu]
     num_stages: int
+    tail_s: float = 0.0
+    hops_s: float | Sequence[float] = 0.0
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
 
     def train(self, num_steps: int) -> list[TrainedStep]:
         """Train so many steps."""
         return [self._step() for _ in range(num_steps)]
 
-    def train_until(self, is_so: Callable[[], bool], *, max_steps: int) -> None:
+    def train_until(self, is_so: Callable[[], bool], *, max_steps: int = 500) -> None:
         """Train until it is so."""
         first = len(self.steps)
         while not is_so():
@@ -101,6 +111,15 @@ class EmulatedTraining:
             max_steps=max_steps,
         )
         return self.newest_version()
+
+    def times_s(self) -> dict[int, list[float]]:
+        """By version, what steps took that all ranks ran on it, without its first one."""
+        times_s: dict[int, list[float]] = defaultdict(list)
+        for before, step in pairwise(self.steps):
+            version = min(step.versions, key=str)
+            if version is not None and step.versions == before.versions == {version}:
+                times_s[version].append(step.time_s)
+        return times_s
 
     def predicted_time_s(self) -> float:
         """Of an iteration on the newest plan."""
@@ -140,7 +159,12 @@ class EmulatedTraining:
 
     def _step(self) -> TrainedStep:
         before_j = sum(gpu.exact_energy_j() for gpu in self.gpus)
-        measured = run_step(self.ranks, num_stages=self.num_stages)
+        measured = run_step(
+            self.ranks,
+            num_stages=self.num_stages,
+            transfer_time_s=self.hops_s,
+            tail_time_s=self.tail_s,
+        )
         step = TrainedStep(
             measured=measured,
             clocks_mhz={
@@ -241,6 +265,7 @@ def emulated_training(
     *,
     blocking_power_w: float,
     num_pipelines: int = 1,
+    settings: EmulatedGpuSettings = IDEAL_GPU,
     noise: float = 0.0,
     token: str | None = None,
     rank_token: str | None = None,
@@ -248,6 +273,7 @@ def emulated_training(
     """Ranks on emulated GPUs of `truth`, the profile of one pipeline, known to the planner.
 
     Each GPU's noise (relative) has a seed of its own; `orders` are what each stage runs in a step.
+    All GPUs are of one node.
     Of several planners each rank calls the next. `token` is for all calls but the ranks', which
     have `rank_token`.
     """
@@ -256,6 +282,7 @@ def emulated_training(
         planner = opened.enter_context(PlannerClient(urls[0], token=token, timeout_s=PATIENCE_S))
         ranks: list[EmulatedRank] = []
         gpus: list[EmulatedGpu] = []
+        node = EmulatedNode()
         for number in range(num_pipelines * truth.num_stages):
             pipeline, stage = divmod(number, truth.num_stages)
             clock = RankClock()
@@ -263,7 +290,8 @@ def emulated_training(
                 truth,
                 stage,
                 blocking_power_w=blocking_power_w,
-                settings=replace(IDEAL_GPU, noise=noise, seed=number),
+                settings=replace(settings, noise=noise, seed=number),
+                node=node,
                 clock=clock,
             )
             rank_planner = PlannerClient(urls[number % len(urls)], token=rank_token)
