@@ -15,7 +15,7 @@ from tests.unit.replay.synthetic_runs import (
 
 from flyball_server.cli.replay import read_recording
 from flyball_server.replay.energy_fit import FloatArray
-from flyball_server.replay.predicted_saving import PlainRegression, predicted_saving
+from flyball_server.replay.predicted_saving import LEVERAGES, PlainRegression, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.runs_fit import RunsFit, Workload, fit_runs
 
@@ -69,7 +69,8 @@ def test_a_plan_saves_what_was_predicted(seed: int) -> None:
     document = synthetic_document(TRUTH, noise_percent=0.2, seed=seed, count=20)
     plan = predicted_saving(recording_of(document)).predicted
     assert plan is not None
-    assert plan.leverage <= 1.1
+    # Whether a plan no further out than the outermost run is found depends on rounding.
+    assert plan.leverage <= 1.1 * LEVERAGES[-1]
     baseline = recording_of(document).runs[0]
     true_s, energies_j = TRUTH.iteration(plan.clocks_mhz)
     low, high = plan.saving_percent_interval
