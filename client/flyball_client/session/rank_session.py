@@ -151,19 +151,27 @@ class RankSession:
         self._cursor: PlanCursor | None = None
         self._link: PlannerLink | None = None
         if planner is not None:
-            registration = registration_of_rank(
-                gpu, supported_mhz, stage, (dp_rank, tp_rank, cp_rank)
+            place = stage, (dp_rank, tp_rank, cp_rank)
+            spec = RankSpec(
+                job_id=job_id,
+                rank=rank,
+                registration=registration_of_rank(gpu, supported_mhz, *place),
+                times=times or LinkTimes(),
             )
-            times = times or LinkTimes()
-            self._link = PlannerLink(
-                planner,
-                RankSpec(job_id=job_id, rank=rank, registration=registration, times=times),
-                named_start(os.environ, start_id),
-                current_step=lambda: self._current_step,
-                activate=self.plans.put,
-            )
+            self._link = self._new_link(planner, spec, start_id)
         self._own_process = OwnProcess(self._turn_off)
         self._cancel_end: Callable[[], None] | None = None
+
+    def _new_link(
+        self, planner: PlannerClient, spec: RankSpec, start_id: str | Future[str | None] | None
+    ) -> PlannerLink:
+        return PlannerLink(
+            planner,
+            spec,
+            named_start(os.environ, start_id),
+            current_step=lambda: self._current_step,
+            activate=self.plans.put,
+        )
 
     # ------------------------------------------------------------------ life
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+
 from flyball_server.jobs.lifecycle.job_life import is_emulated, no_clocks_notes
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_steps
-from flyball_server.jobs.registry.inspection import require_job, summarise
+from flyball_server.jobs.records import PlanRecord
+from flyball_server.jobs.registry.inspection import require_job, shape_notes, summarise
 from flyball_server.jobs.savings.energy_scopes import common_scope, scope_notes
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import SavingsFold
@@ -12,7 +15,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import PlanPrediction
 from flyball_server.views.plan_facts import predicted_iteration
 from flyball_server.views.planned_delays import planned_delays
-from flyball_wire.closed_loop import JobReport, VersionSavings
+from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
 
 
 def get_report(services: JobServices, job_id: str) -> JobReport:
@@ -43,23 +46,11 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         saved_j=savings.saved_j,
         profiling_time_s=None if profiling is None else profiling.extra_time_s,
         profiling_energy_j=None if profiling is None else profiling.extra_energy_j,
-        versions=tuple(
-            VersionSavings(
-                **vars(measured),
-                policy=plan.policy,
-                target=plan.target,
-                predicted_time_s=plan.iteration_time_s,
-                predicted_energy_j=plan.energy_j,
-                predicted_saving_percent=plan.saving_percent,
-                compared=plan.compared,
-            )
-            for measured in savings.versions
-            if measured.version in plans
-            and isinstance(plan := plans[measured.version].plan, PlanPrediction)
-        ),
+        versions=tuple(_version_savings(savings.versions, plans)),
         num_unknown_steps=savings.num_unknown,
         deviations=savings.deviations,
         notes=(
+            *shape_notes(summary),
             *no_clocks_notes(summary.ranks),
             *scope_notes(summary.ranks, summary.profile_scope),
         ),
@@ -76,3 +67,21 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
             active_version=summary.active_version,
         ),
     )
+
+
+def _version_savings(
+    versions: Iterable[MeasuredSavings], plans: Mapping[int, PlanRecord]
+) -> Iterator[VersionSavings]:
+    """Yield the measured savings of versions beside what was predicted for them."""
+    for measured in versions:
+        plan = plans[measured.version].plan if measured.version in plans else None
+        if isinstance(plan, PlanPrediction):
+            yield VersionSavings(
+                **vars(measured),
+                policy=plan.policy,
+                target=plan.target,
+                predicted_time_s=plan.iteration_time_s,
+                predicted_energy_j=plan.energy_j,
+                predicted_saving_percent=plan.saving_percent,
+                compared=plan.compared,
+            )

@@ -147,9 +147,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
 def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
     of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
-    change = summary.shape_change
-    if change is not None and (summary.active_version or 0) <= change.after_version:
-        of_plan.append(f"{change}: no plan for that is in force yet, and no clock is set")
+    of_plan += shape_notes(summary)
     of_job = job_notes(
         summary.job,
         summary.ranks,
@@ -159,6 +157,14 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
         times=services.life,
     )
     return (*of_plan, *of_job, *scope_notes(summary.ranks, summary.profile_scope))
+
+
+def shape_notes(summary: JobSummary) -> tuple[str, ...]:
+    """Return a line where the steps have another number of microbatches than any plan in force."""
+    change = summary.shape_change
+    if change is None or (summary.active_version or 0) > change.after_version:
+        return ()
+    return (f"{change}: no plan for that is in force yet, and no clock is set",)
 
 
 def newest_version(versions: tuple[PlanVersion, ...]) -> int | None:
