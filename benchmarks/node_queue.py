@@ -24,8 +24,8 @@ from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions
 from made_profiles import scaled
@@ -80,7 +80,7 @@ def plans_of(scale: float) -> list[QueuedPlans]:
         time_s, energy_j = time_and_energy(
             replace(of_one.model, transitions=times), of_one.assignment
         )
-        batch = (EarlyRequestBatch if queued.plan.requests else TransitionBatch)(queued.model)
+        batch = (EarlyRequestBatch if queued.plan.requests else LateClockSimulator)(queued.model)
         latest_s = float(batch.judged(np.array([queued.assignment]))[1][0])
         found.append(
             QueuedPlans(

@@ -29,9 +29,8 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort, PlanOptions, Policy, Reconfigure
 from made_profiles import scaled, tile_profile
@@ -127,10 +126,9 @@ def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) ->
         choices = np.array([solved.assignment])
         latest_s, energy_j = time_and_energy(model, solved.assignment)
         if varies:
-            batch = EarlyRequestBatch(model) if model.requests else TransitionBatch(model)
+            batch = EarlyRequestBatch(model) if model.requests else LateClockSimulator(model)
             latest_s = float(batch.judged(choices)[1][0])
         baseline = solved.plan
-        clocks = model.clocked.clocks(solved.assignment)
         plans.append(
             LatePlan(
                 forward_ms=1e3 * sum(forwards_s) / len(forwards_s),
@@ -140,7 +138,7 @@ def plans_under(scale: float, transitions: ClockTransitions, *, varies: bool) ->
                 name=name,
                 slowdown_percent=100 * (latest_s / baseline.baseline_iteration_time_s - 1),
                 saving_percent=100 * (1 - energy_j / baseline.baseline_energy_j),
-                num_switches=TransitionSimulator(model).num_switches(clocks),
+                num_switches=int(LateClockSimulator(model).num_switches(choices)[0]),
                 num_early=len(model.requests),
                 gap_percent=None if at_once else solved.plan.gap_percent,
                 planning_s=planning_s,

@@ -24,9 +24,9 @@ from flyball_server.planning.frontier.relaxation import (
 )
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
-from flyball_server.planning.model.transition_batches import TransitionBatch
 from flyball_server.planning.planner import PlanRequest, model_of_request
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.single_clocks import single_clock_curves
@@ -313,7 +313,7 @@ def late_plans(
         asks_early: clocks are requested ahead of an instruction's end in plans where that keeps
             them in time.
     """
-    batch, early = TransitionBatch(model), EarlyRequestBatch(model) if asks_early else None
+    batch, early = LateClockSimulator(model), EarlyRequestBatch(model) if asks_early else None
     # A plan with a reserve may wait as much less as it ends later.
     least_slope_w = sum(model.stage_blocking_power_w) if keeps_reserve else 0.0
     # No plan takes less than its instructions do, each at its cheapest clock.

@@ -51,9 +51,9 @@ from flyball_server.planning.model.early_requests import (
     EarlyRequestBatch,
     early_requests,
 )
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate, time_and_energy
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import SolvedPlan, make_plan, model_of_request
 from flyball_server.planning.schedules import make_schedule
 from flyball_wire.plan_options import Policy
@@ -86,11 +86,11 @@ def test_requests_are_made_by_the_delays_ahead() -> None:
 
 def test_a_clock_is_in_force_as_its_instruction_begins() -> None:
     model = one_stage(delays(2.0, 0.25))
-    default = TransitionSimulator(model).run(CLOCKS)
+    default = LateClockSimulator(model).trace(CLOCKS)
     # The third forward ran at the lower clock to its end, and 0.5 s of the backward after it.
     assert default.end_s > 1.5 + 1.5 + 1.5 + 2.0
     early = model.with_requests(early_requests(model.clocked, CLOCKS, model.transitions))  # type: ignore[arg-type]
-    run = TransitionSimulator(early).run(CLOCKS)
+    run = LateClockSimulator(early).trace(CLOCKS)
     assert run.duration_s == pytest.approx([1.5, 1.5, 1.0, 2.0, 3.0, 3.0])
     assert run.energy_j == pytest.approx([90, 90, 100, 200, 180, 180])
     assert run.late_s == pytest.approx([0.0] * 6)
@@ -103,16 +103,16 @@ def test_the_first_clock_is_requested_in_the_iteration_before() -> None:
     model = one_stage(delays(0.5, starts_settled=False))
     requests = early_requests(model.clocked, clocks, model.transitions)  # type: ignore[arg-type]
     assert requests[0] == ClockRequest(after=5, offset_s=2.5)
-    run = TransitionSimulator(model.with_requests(requests)).run(clocks)
+    run = LateClockSimulator(model.with_requests(requests)).trace(clocks)
     assert run.duration_s == pytest.approx([1.0, 1.0, 1.0, 2.0, 2.0, 3.0])
-    assert TransitionSimulator(model).run(clocks).duration_s[0] == pytest.approx(1 + 0.5 / 3)
+    assert LateClockSimulator(model).trace(clocks).duration_s[0] == pytest.approx(1 + 0.5 / 3)
 
 
 def test_a_request_is_made_no_later_than_its_instruction_begins() -> None:
     """An instruction that ends sooner than planned takes the next one's request with it."""
     model = one_stage(ClockTransitions.exact(0.5))
     late = model.with_requests({2: ClockRequest(after=1, offset_s=9.0)})
-    runs = [TransitionSimulator(one).run(CLOCKS) for one in (late, model)]
+    runs = [LateClockSimulator(one).trace(CLOCKS) for one in (late, model)]
     assert runs[0].finish_s == pytest.approx(runs[1].finish_s)
     assert runs[0].in_force == runs[1].in_force
 
@@ -155,7 +155,7 @@ def test_a_wait_makes_a_clock_early_that_was_requested_before_it() -> None:
     assert time_and_energy(model, row)[0] == pytest.approx(14.0)
     requests = early_requests(model.clocked, clocks, late.transitions)  # type: ignore[arg-type]
     assert requests == {6: ClockRequest(after=4, offset_s=0.5)}
-    run = TransitionSimulator(late.with_requests(requests)).run(clocks, [1.2] * 8)
+    run = LateClockSimulator(late.with_requests(requests)).trace(row, [1.2] * 8)
     assert (run.start_s[5], run.duration_s[5]) == pytest.approx((8.0, 1.5))
     assert run.end_s == pytest.approx(14.5)
     assert batch.latest_s(np.array([row]))[0] == pytest.approx(14.5)
@@ -218,13 +218,12 @@ def test_no_delays_make_an_iteration_longer_than_its_bound(
         if num_too_little_before[plan]:
             continue
         clocks = model.clocked.clocks(row)
-        simulator = TransitionSimulator(
+        simulator = LateClockSimulator(
             late.with_requests(early_requests(model.clocked, clocks, transitions))
         )
-        for _ in range(5):
-            delays_s = drawn_delays_s(model, clocks, transitions, draws)
-            end_s = simulator.run(clocks, delays_s).end_s + model.dag.tail_s
-            assert end_s <= latest_s[plan] * (1 + 1e-9)
+        drawn = [drawn_delays_s(model, row, transitions, draws) for _ in range(5)]
+        times_s = simulator.run(np.array([row] * len(drawn)), drawn).iteration_time_s
+        assert times_s.max() <= latest_s[plan] * (1 + 1e-9)
 
 
 @given(models_with_delays(), st.integers(0, 2**16))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -43,9 +42,8 @@ from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
 from flyball_server.planning.model.finish_times import earliest_finishes_s
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.simulator import simulate, time_and_energy
-from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
@@ -98,7 +96,7 @@ def test_plan_bound_and_frontier_against_all_plans(
         transition_ms=delay_ms, target=target, early_requests=False, **around
     )
     plan, model = make_plan(request).plan, model_of_request(request)
-    every = TransitionBatch(model).run(every_choice(model))
+    every = LateClockSimulator(model).run(every_choice(model))
 
     def least_j(time_s: float) -> float:
         """The least energy of all plans in this time."""
@@ -214,7 +212,7 @@ def test_with_a_reserve_no_plan_that_keeps_it_and_is_no_faster_is_below_the_boun
         ]
     )
     choices = every_choice(model)
-    every = TransitionBatch(model).run(choices)
+    every = LateClockSimulator(model).run(choices)
     longest_s = earliest_finishes_s(model.dag, (every.duration_s * share).T).max(axis=0)
     own = int((choices == solved.assignment).all(axis=1).argmax())
     keeps_it = longest_s <= longest_s[own] * (1 + 1e-9)
@@ -234,12 +232,10 @@ def test_where_delays_vary_a_plan_is_in_time_for_any_of_them(starts_settled: boo
     )
     request = request_of(profile, 6, transitions=times, effort=Effort.LOW)
     solved = make_plan(request)
-    simulator, draws = TransitionSimulator(solved.model), Random(1)
-    clocks = solved.model.clocked.clocks(solved.assignment)
-    deadline_s = solved.plan.baseline_iteration_time_s * (1 + 1e-9)
-    for _ in range(100):
-        delays_s = [draws.uniform(0.003, 0.0065) for _ in clocks]
-        assert simulator.run(clocks, delays_s).end_s <= deadline_s
+    choices = np.array([solved.assignment] * 100)
+    drawn_s = np.random.default_rng(1).uniform(0.003, 0.0065, choices.shape)
+    times_s = LateClockSimulator(solved.model).run(choices, drawn_s).iteration_time_s
+    assert times_s.max() <= solved.plan.baseline_iteration_time_s * (1 + 1e-9)
     exact = make_plan(request.with_options(transitions=None, transition_ms=5.0)).plan
     assert 0.9 * exact.saving_percent < solved.plan.saving_percent < exact.saving_percent + 0.1
 
@@ -333,7 +329,7 @@ def test_the_average_power_counts_the_tail() -> None:
     plan = make_plan(request).plan
     assert plan.energy_j / plan.iteration_time_s <= power_w * (1 + 1e-9)
     model = model_of_request(request)
-    every = TransitionBatch(model).run(every_choice(model))
+    every = LateClockSimulator(model).run(every_choice(model))
     within = every.total_energy_j <= power_w * every.iteration_time_s
     fastest_s = max(every.iteration_time_s[within].min(), plan.baseline_iteration_time_s)
     assert plan.iteration_time_s == pytest.approx(fastest_s, rel=1e-9)

@@ -25,9 +25,8 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier_curve import make_frontier
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.request_options import within_calls
 from flyball_wire.plan_options import Effort, PlanOptions, Policy
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.slow
 def dwells_s(model: PipelineModel, assignment: list[int]) -> list[float]:
     """Return the times between two requests of each stage, one iteration after the other, s."""
     clocks, clocked = model.clocked.clocks(assignment), model.clocked
-    run = TransitionSimulator(model).run(clocks)
+    run = LateClockSimulator(model).trace(assignment)
     period_s = run.end_s + clocked.dag.tail_s
     dwells: list[float] = []
     for first, last in zip(clocked.first, clocked.last, strict=True):
@@ -57,7 +56,7 @@ def test_the_best_of_all_plans_with_as_few_changes(target: str, delay_ms: float)
     request = three_clocks_request(transition_ms=delay_ms, target=target, early_requests=False)
     model = model_of_request(request)
     choices = every_choice(model)
-    batch = TransitionBatch(model)
+    batch = LateClockSimulator(model)
     every, num_switches = batch.run(choices), batch.num_switches(choices)
     slowdown = {"fastest": 1.0, "slowdown:0.05": 1.05}[target]
     before_j = np.inf
@@ -123,7 +122,7 @@ def test_a_clock_stays_as_long_as_it_has_to(dwell_ms: float, options: dict[str, 
 def test_short_dwells_are_counted_as_one_by_one(delay_s: float) -> None:
     draws, model = Random(5), example_model(3).with_delays(0.02, (0.001,))
     transitions = ClockTransitions.exact(delay_s)
-    batch = TransitionBatch(model, transitions)
+    batch = LateClockSimulator(model, transitions)
     rows = [[draws.choice([0, 0, 4]) for _ in model.points] for _ in range(30)]
     counts = batch.num_short_dwells(np.array(rows), batch.run(np.array(rows)), 0.15)
     nums = batch.num_switches(np.array(rows))

@@ -22,7 +22,6 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.schedules import SCHEDULES, make_schedule
@@ -145,18 +144,28 @@ def delays(
     )
 
 
+def request_delays_s(
+    model: PipelineModel, assignment: Sequence[int], up_s: float, down_s: float
+) -> list[float]:
+    """Delay of each instruction's request in s, by its direction; 0 where none is made."""
+    clocks = model.clocked.clocks(assignment)
+    ways = [
+        clock - clocks[before] for clock, before in zip(clocks, model.clocked.before, strict=True)
+    ]
+    return [up_s if way < 0 else down_s if way else 0.0 for way in ways]
+
+
 def drawn_delays_s(
-    model: PipelineModel, clocks: list[int], transitions: ClockTransitions, draws: Random
+    model: PipelineModel, assignment: Sequence[int], transitions: ClockTransitions, draws: Random
 ) -> list[float]:
     """Delays of all requests in s: the shortest, the longest, or between them."""
-    ways = TransitionSimulator(model, delays(0.001, 0.002)).delays_s(clocks)
-    ranges_s = {
-        0.001: (transitions.up_p5_s, transitions.up_p95_s),
-        0.002: (transitions.down_p5_s, transitions.down_p95_s),
-    }
+    ranges_s = zip(
+        request_delays_s(model, assignment, transitions.up_p5_s, transitions.down_p5_s),
+        request_delays_s(model, assignment, transitions.up_p95_s, transitions.down_p95_s),
+        strict=True,
+    )
     return [
-        draws.choice([low_s, draws.uniform(low_s, high_s), high_s])
-        for low_s, high_s in (ranges_s.get(way, (0.0, 0.0)) for way in ways)
+        draws.choice([low_s, draws.uniform(low_s, high_s), high_s]) for low_s, high_s in ranges_s
     ]
 
 

@@ -2,7 +2,7 @@
 
 A plan that is made as if clocks changed at once is late under delays, and changes clocks where
 that is not worth it. The search changes the clocks of short runs of instructions and runs whole
-iterations under the delays (`model/transition_batches.py`), hundreds of plans at once: a step
+iterations under the delays (`model/late_clocks.py`), hundreds of plans at once: a step
 tries many changes of the current plan, each by itself, and then the good ones together, the best
 first, the best two, and so on, as far as they do not overlap. Which ones are good is drawn by a
 temperature that falls, and lateness has a price that rises, so the search passes through plans
@@ -24,10 +24,9 @@ from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.dag import NONE, IndexArray
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
 from flyball_server.planning.model.finish_times import FloatArray, latest_finish_s
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
-from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transition_rows import PlanBatch
 from flyball_wire.plan_options import Effort
 
 BoolArray = NDArray[np.bool_]
@@ -106,7 +105,7 @@ class TransitionSearch:
         asks_early: bool = False,
     ) -> None:
         self._limits = limits
-        self._batch: PlanBatch = (EarlyRequestBatch if asks_early else TransitionBatch)(model)
+        self._batch = (EarlyRequestBatch if asks_early else LateClockSimulator)(model)
         self._is_free = limits.is_free and not asks_early
         self._cost_step_j = cost_step_j
         clocked, dag = model.clocked, model.dag

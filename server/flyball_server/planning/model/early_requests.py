@@ -29,8 +29,8 @@ from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
 from flyball_server.planning.model.dag import IndexArray
 from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.late_clocks import LateClockSimulator, LateRun
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.transition_rows import BatchRun, PlanBatch
 
 MAX_TIME_RATIO, MAX_LONGER = 2.0, 0.0005
 # Of sums of times, which rounding changes.
@@ -71,7 +71,7 @@ def early_requests(
     return requests
 
 
-class EarlyRequestBatch(PlanBatch):
+class EarlyRequestBatch(LateClockSimulator):
     """Iterations of many plans of one pipeline whose clocks are requested ahead.
 
     Times are those of clocks that change at once, which no
@@ -85,7 +85,6 @@ class EarlyRequestBatch(PlanBatch):
     def __init__(self, model: PipelineModel) -> None:
         super().__init__(model)
         assert model.transitions is not None  # noqa: S101 - the caller has seen to it
-        self._transitions = model.transitions
         self._firsts = np.array(model.clocked.first)
         times_s = model.clocked.times_s
         self._has_large_ratios = any(
@@ -95,7 +94,6 @@ class EarlyRequestBatch(PlanBatch):
         self._is_rising = all(list(of_group) == sorted(of_group) for of_group in times_s)
         # By instruction, the one after it of its stage; by row, its instruction.
         self._following = np.argsort(self._rows.clocked.before)
-        self._in_rows = np.argsort(self._rows.row_of)
         self._settled = np.zeros(len(self._rows.previous), dtype=np.bool_)
         self._settled[self._rows.first] = model.transitions.starts_settled
 
@@ -105,12 +103,17 @@ class EarlyRequestBatch(PlanBatch):
         clocked = self._rows.clocked
         return _TimeRanges(clocked.times_s, np.array(clocked.group))
 
-    def judged(self, choices: IndexArray) -> tuple[BatchRun, FloatArray]:
+    @property
+    def judging_effort(self) -> int:
+        """Approximate cost of `judged`, relative to one change on its way at a time."""
+        return 1
+
+    def judged(self, choices: IndexArray) -> tuple[LateRun, FloatArray]:
         """Return iterations at the median delays, and their times, which bound them, s."""
         run = self.estimated(choices)
         return run, run.iteration_time_s
 
-    def estimated(self, choices: IndexArray) -> BatchRun:
+    def estimated(self, choices: IndexArray) -> LateRun:
         """Return an iteration of each plan."""
         rows, clocks = self._rows, self._rows.clocks(choices)
         own = rows.table + clocks
@@ -118,7 +121,7 @@ class EarlyRequestBatch(PlanBatch):
         energy_j: FloatArray = rows.energies_j[own]
         start_s, finish_s = self._windows_s(duration_s)
         more_j = self._more_j(clocks, start_s, finish_s)
-        return rows.run_of((start_s, duration_s, energy_j), more_j)
+        return self._run_of(start_s, duration_s, energy_j, more_j)
 
     def _windows_s(self, duration_s: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Return begin and end of each instruction, by rows, s."""
@@ -199,7 +202,7 @@ class EarlyRequestBatch(PlanBatch):
         after_run = np.take_along_axis(next_in_order, end, axis=0)
         next_in_order = np.where(has_request, after_run, next_in_order)
         next_in_order[is_after_request] = in_order[is_after_request]
-        in_rows = self._in_rows
+        in_rows = self._rows.instruction
         return has_request[in_rows], is_after_request[in_rows], next_in_order[in_rows]
 
     def num_unbounded(self, choices: IndexArray) -> IndexArray:

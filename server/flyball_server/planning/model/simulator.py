@@ -3,7 +3,7 @@
 Every instruction starts as soon as its predecessors have finished. Iteration energy is the sum
 over instructions of `E(f) - r_s P_s t(f)`, plus `T` times the sum over stages of `r_s P_s`:
 busy energy, and the blocking power over whatever of T is not busy. Where clock changes take time,
-t and E of an instruction depend on the clocks before it (`transitions.py`).
+t and E of an instruction depend on the clocks before it (`late_clocks.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
+from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.model.transitions import TransitionSimulator
 from flyball_server.planning.schedules._base import peak_activations
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
@@ -137,12 +137,12 @@ def _busy(model: PipelineModel, assignment: Sequence[int], *, least_period_s: fl
             late_s=[0.0] * num,
         )
     clocked = model.clocked
-    run = TransitionSimulator(model).run(clocked.clocks(assignment), least_period_s=least_period_s)
+    run = LateClockSimulator(model).trace(assignment, least_period_s=least_period_s)
     sums = [[0.0] * num for _ in range(3)]
     for of_nodes, of_instructions in zip(
         sums, (run.duration_s, run.energy_j, run.late_s), strict=True
     ):
-        for node, value in zip(clocked.node, of_instructions, strict=True):
+        for node, value in zip(clocked.node, of_instructions.tolist(), strict=True):
             of_nodes[node] += value
     duration_s, energy_j, late_s = sums
     return _Busy(

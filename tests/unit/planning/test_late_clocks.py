@@ -1,4 +1,4 @@
-"""Iterations whose clocks change late: one by one, and many plans at once with their bounds."""
+"""Iterations whose clocks change late, one plan alone or many at once, and their latest times."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.planning.late_clock_oracle import run_one_by_one
 from tests.unit.planning.tiny_pipelines import (
     B,
     F,
@@ -26,17 +27,18 @@ from tests.unit.planning.tiny_pipelines import (
     models_with_delays,
     profile_of,
     random_choices,
+    request_delays_s,
 )
 
 from flyball_client.gpu.emulated_execution import EmulatedGpuSettings, Execution
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.clocked_instructions import ClockRequest
+from flyball_server.planning.model.early_requests import early_requests
+from flyball_server.planning.model.instruction_rows import InstructionRows
+from flyball_server.planning.model.late_clocks import LateClockSimulator, LateTrace
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import iteration_energy_j, simulate, time_and_energy
-from flyball_server.planning.model.transition_batches import TransitionBatch
-from flyball_server.planning.model.transition_rows import InstructionRows
-from flyball_server.planning.model.transitions import TransitionRun, TransitionSimulator
 from flyball_server.planning.schedules import make_schedule
 
 HIGH, LOW = 0, 1  # 1410 and 1000 MHz: forward 1 and 1.25 s, backward 2 and 2.5 s
@@ -47,17 +49,22 @@ def run_of(
     clocks: Sequence[int],
     transitions: ClockTransitions,
     requests: dict[int, ClockRequest] | None = None,
-) -> TransitionRun:
+) -> LateTrace:
     """Run two microbatches under 1F1B; of one stage F0 B0 F1 B1."""
     model = model_of(equal_profile(num_stages), 2)
     assert model.clocked.clocks(clocks) == list(clocks)
-    return TransitionSimulator(model.with_requests(requests or {}), transitions).run(clocks)
+    return LateClockSimulator(model.with_requests(requests or {}), transitions).trace(clocks)
 
 
 def test_a_change_in_the_middle_of_an_instruction() -> None:
     run = run_of(1, [HIGH, LOW, HIGH, LOW], delays(0.25))
     # B: an eighth of its 2 s at the clock before; F: a fifth of its 1.25 s.
-    assert run.duration_s == [1.0, 0.25 + 7 / 8 * 2.5, 0.25 + 4 / 5 * 1.0, 0.25 + 7 / 8 * 2.5]
+    assert run.duration_s.tolist() == [
+        1.0,
+        0.25 + 7 / 8 * 2.5,
+        0.25 + 4 / 5 * 1.0,
+        0.25 + 7 / 8 * 2.5,
+    ]
     assert run.energy_j == pytest.approx([10.0, 30 / 8 + 20 * 7 / 8, 8 / 5 + 10 * 4 / 5, 21.25])
     assert run.late_s == pytest.approx([0.0, 0.25, 0.25, 0.25])
     assert run.in_force == [[(0.0, HIGH), (1.25, LOW), (3.6875, HIGH), (4.7375, LOW)]]
@@ -101,9 +108,9 @@ def test_changes_overlap_where_the_delay_is_longer_than_an_instruction() -> None
 def test_a_change_that_a_later_request_overtakes_is_dropped() -> None:
     # B0 asks for 1410 MHz at 1.25 s, in force at 4.25 s; F1 for 1000 MHz at 3.75 s, at 4 s.
     run = run_of(1, [LOW, HIGH, LOW, LOW], delays(3.0, 0.25))
-    assert run.duration_s == [1.25, 2.5, 1.25, 2.5]
+    assert run.duration_s.tolist() == [1.25, 2.5, 1.25, 2.5]
     assert run.in_force == [[(0.0, LOW), (4.0, LOW)]]
-    assert run.late_s == [0.0, 2.5, 0.0, 0.0]
+    assert run.late_s.tolist() == [0.0, 2.5, 0.0, 0.0]
 
 
 def test_an_early_request_takes_effect_in_the_instruction_before() -> None:
@@ -160,7 +167,7 @@ def test_without_delays_it_is_the_simulator(
 
 
 def emulated_ends(
-    model: PipelineModel, run: TransitionRun, clocks: Sequence[int]
+    model: PipelineModel, run: LateTrace, clocks: Sequence[int]
 ) -> list[tuple[float, float]]:
     """Per instruction of a one-stage pipeline, its end in s and energy in J on the emulated GPU.
 
@@ -206,7 +213,7 @@ def test_it_is_what_the_emulated_gpu_does(data: st.DataObject) -> None:
     choices = [data.draw(st.integers(0, len(points) - 1)) for points in model.points]
     clocks = model.clocked.clocks(choices)
     delays_s = data.draw(st.lists(st.floats(0, 2), min_size=len(clocks), max_size=len(clocks)))
-    run = TransitionSimulator(model, delays(0.1)).run(clocks, delays_s)
+    run = LateClockSimulator(model, delays(0.1)).trace(choices, delays_s)
     for node, (end_s, energy_j) in enumerate(emulated_ends(model, run, clocks)):
         assert run.finish_s[node] == pytest.approx(end_s)
         assert run.energy_j[node] == pytest.approx(energy_j)
@@ -215,42 +222,59 @@ def test_it_is_what_the_emulated_gpu_does(data: st.DataObject) -> None:
 CLOCKS_MHZ = (1410, 1200, 1000, 800)
 
 
-@settings(max_examples=100)
-@given(
-    models_with_delays(),
-    st.integers(0, 2**16),
-    st.floats(0, 0.2),
-    st.floats(0, 0.2),
-    st.booleans(),
-)
-def test_many_plans_take_what_each_takes_alone(
-    model: PipelineModel, seed: int, up_s: float, down_s: float, starts_settled: bool
-) -> None:
-    transitions = delays(up_s, down_s, starts_settled=starts_settled)
-    choices = random_choices(model, Random(seed), 3)
-    late = replace(model, transitions=transitions)
-    batch = TransitionBatch(late)
-    run, simulator = batch.run(choices), TransitionSimulator(late)
+def some_delays(draws: Random, model: PipelineModel) -> ClockTransitions:
+    """Return delays from shorter than all instructions to longer than an iteration."""
+    times_s = [time_s for of_group in model.clocked.times_s for time_s in of_group]
+    most_s = draws.choice([0.5 * min(times_s), max(times_s), 5 * max(times_s)])
+    up, down = (drawn_range(draws, 0.0, min(most_s, 9.0)) for _ in range(2))
+    return delays(up, down, starts_settled=draws.random() < 0.5)
+
+
+@settings(max_examples=60)
+@given(models_with_delays(), st.integers(0, 2**16))
+def test_it_does_what_instructions_one_by_one_do(model: PipelineModel, seed: int) -> None:
+    """With requests as instructions end, and ahead of that."""
+    draws = Random(seed)
+    late = replace(model, transitions=(transitions := some_delays(draws, model)))
+    choices = random_choices(model, draws, 3)
+    period_s = draws.choice([0.0, 20.0])
+    many = LateClockSimulator(late).run(choices)
     for plan, row in enumerate(choices.tolist()):
-        alone = simulator.run(model.clocked.clocks(row))
-        assert run.start_s[plan] == pytest.approx(alone.start_s)
-        assert run.duration_s[plan] == pytest.approx(alone.duration_s)
-        assert run.energy_j[plan] == pytest.approx(alone.energy_j)
-        assert run.iteration_time_s[plan] == pytest.approx(alone.end_s + model.dag.tail_s)
+        clocks = model.clocked.clocks(row)
+        medians_s = request_delays_s(model, row, transitions.up_p50_s, transitions.down_p50_s)
+        alone = run_one_by_one(late, transitions, row, medians_s)
+        assert many.start_s[plan] == pytest.approx(alone.start_s)
+        assert many.duration_s[plan] == pytest.approx(alone.duration_s)
+        assert many.energy_j[plan] == pytest.approx(alone.energy_j)
+        end_s = many.finish_s[plan].max() + model.dag.tail_s
+        assert many.iteration_time_s[plan] == pytest.approx(end_s)
         if not model.schedule.is_periodic:
-            in_all = (run.iteration_time_s[plan], run.total_energy_j[plan])
+            in_all = (many.iteration_time_s[plan], many.total_energy_j[plan])
             assert in_all == pytest.approx(time_and_energy(late, row))
-    if starts_settled:  # with exact delays the bound is the time
-        assert batch.latest_time_s(choices) == pytest.approx(run.iteration_time_s)
+        early = late.with_requests(early_requests(model.clocked, clocks, transitions))
+        for one in (late, early):
+            delays_s = drawn_delays_s(model, row, transitions, draws)
+            trace = LateClockSimulator(one).trace(row, delays_s, least_period_s=period_s)
+            alone = run_one_by_one(one, transitions, row, delays_s, period_s)
+            assert trace.start_s == pytest.approx(alone.start_s)
+            assert trace.duration_s == pytest.approx(alone.duration_s)
+            assert trace.energy_j == pytest.approx(alone.energy_j)
+            assert trace.late_s == pytest.approx(alone.late_s, abs=1e-9)
+
+
+@settings(max_examples=30)
+@given(models_with_delays(), st.floats(0, 0.2))
+def test_with_exact_delays_the_latest_time_is_the_time(model: PipelineModel, late_s: float) -> None:
+    simulator = LateClockSimulator(model, ClockTransitions.exact(late_s))
+    choices = random_choices(model, Random(3), 3)
+    times_s = simulator.run(choices).iteration_time_s
+    assert simulator.latest_time_s(choices) == pytest.approx(times_s)
 
 
 def test_each_plan_may_have_a_delay_of_its_own() -> None:
     model = model_of(equal_profile(1), 2)
-    batch = TransitionBatch(model, delays(0.25))
-    run = batch.run(
-        np.array([[0, 1, 0, 1]] * 3),
-        up_s=np.array([0.0, 0.25, 3.0]),
-        down_s=np.array([0.0, 0.25, 3]),
+    run = LateClockSimulator(model, delays(0.25)).run(
+        np.array([[0, 1, 0, 1]] * 3), np.array([[0.0], [0.25], [3.0]])
     )
     assert run.iteration_time_s == pytest.approx([1 + 2.5 + 1 + 2.5, 6.925, 1 + 2 + 1 + 2.4])
 
@@ -262,12 +286,12 @@ def drawn_range(draws: Random, low_s: float, high_s: float) -> tuple[float, floa
 
 
 def corners_s(
-    model: PipelineModel, clocks: list[int], transitions: ClockTransitions
+    model: PipelineModel, assignment: Sequence[int], transitions: ClockTransitions
 ) -> Iterator[list[float]]:
     """Delays of each request in s, those up and those down each at their p5 or p95."""
     for up_s in (transitions.up_p5_s, transitions.up_p95_s):
         for down_s in (transitions.down_p5_s, transitions.down_p95_s):
-            yield TransitionSimulator(model, delays(up_s, down_s)).delays_s(clocks)
+            yield request_delays_s(model, assignment, up_s, down_s)
 
 
 def random_model(draws: Random) -> PipelineModel:
@@ -301,17 +325,15 @@ def test_no_delays_of_a_range_make_an_iteration_longer_than_its_bound(
         up, down = (drawn_range(draws, 0.003, 0.012) for _ in range(2))
         transitions = delays(up, down, starts_settled=starts_settled)
         [row] = random_choices(model, draws, 1).tolist()
-        clocks, simulator = model.clocked.clocks(row), TransitionSimulator(model, transitions)
-        [latest_s] = TransitionBatch(model, transitions).latest_time_s(np.array([row]))
-        ends_s = [
-            simulator.run(clocks, delays_s).end_s + model.dag.tail_s
-            for delays_s in [
-                *corners_s(model, clocks, transitions),
-                *(drawn_delays_s(model, clocks, transitions, draws) for _ in range(16)),
-            ]
+        simulator = LateClockSimulator(model, transitions)
+        [latest_s] = simulator.latest_time_s(np.array([row]))
+        drawn = [
+            *corners_s(model, row, transitions),
+            *(drawn_delays_s(model, row, transitions, draws) for _ in range(60)),
         ]
-        assert max(ends_s) <= latest_s * (1 + 1e-9)
-        looseness.append(latest_s / max(ends_s) - 1)
+        times_s = simulator.run(np.array([row] * len(drawn)), drawn).iteration_time_s
+        assert times_s.max() <= latest_s * (1 + 1e-9)
+        looseness.append(latest_s / times_s.max() - 1)
     assert np.mean(looseness) < 0.01
 
 
@@ -324,7 +346,7 @@ def test_delays_shorter_than_all_instructions_are_run_as_any_others(
         model = random_model(draws).with_delays(0.002, (0.003,))
         shortest_s = min(point.time_s for points in model.points for point in points)
         up, down = (drawn_range(draws, 0, 0.99 * shortest_s) for _ in range(2))
-        batch = TransitionBatch(model, delays(up, down, starts_settled=starts_settled))
+        batch = LateClockSimulator(model, delays(up, down, starts_settled=starts_settled))
         choices = random_choices(model, draws, 4)
         for is_first in (True, False):
             monkeypatch.setattr(InstructionRows, "most_within", lambda *_: 0)
@@ -341,9 +363,11 @@ def test_a_late_change_down_makes_an_iteration_shorter() -> None:
     """So neither the shortest nor the longest delays alone are the worst."""
     model = example_model(8)
     choices = np.array([[8 if position % 3 else 0 for position in range(model.dag.num_nodes)]])
-    batch = TransitionBatch(model, delays((0.003, 0.005, 0.0065)))
+    batch = LateClockSimulator(model, delays((0.003, 0.005, 0.0065)))
     at_corner_s = {
-        (up_s, down_s): batch.run(choices, up_s=up_s, down_s=down_s).iteration_time_s[0]
+        (up_s, down_s): batch.run(
+            choices, request_delays_s(model, choices[0], up_s, down_s)
+        ).iteration_time_s[0]
         for up_s in (0.003, 0.0065)
         for down_s in (0.003, 0.0065)
     }
@@ -359,8 +383,8 @@ def test_a_plan_runs_alike_whatever_plans_are_beside_it() -> None:
     model = build_model(profile, schedule, [7.0])
     transitions = delays(0.125, 0.122, starts_settled=False)
     choices = every_choice(model)
-    batch = TransitionBatch(model, transitions).run(choices)
+    batch = LateClockSimulator(model, transitions).run(choices)
     for plan, row in enumerate(choices.tolist()):
-        run = TransitionSimulator(model, transitions).run(model.clocked.clocks(row))
+        run = run_one_by_one(model, transitions, row, request_delays_s(model, row, 0.125, 0.122))
         assert batch.start_s[plan] == pytest.approx(run.start_s)
         assert batch.duration_s[plan] == pytest.approx(run.duration_s)
