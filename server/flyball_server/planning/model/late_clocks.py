@@ -86,9 +86,11 @@ class _Windows:
 
     def replaced(self, now: _Windows, is_late: NDArray[np.bool_]) -> _Windows:
         """Return the other iteration of the plans that are late, and this one of the others."""
-        names = [each.name for each in fields(self)]
-        both = {name: (getattr(now, name), getattr(self, name)) for name in names}
-        return _Windows(**{name: np.where(is_late, *arrays) for name, arrays in both.items()})
+        both: dict[str, FloatArray] = {
+            each.name: np.where(is_late, getattr(now, each.name), getattr(self, each.name))
+            for each in fields(self)
+        }
+        return _Windows(**both)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -362,6 +364,7 @@ class _Ahead:
     Attributes:
         is_early: per row, true where its clock is requested so.
         following: per row, the row whose clock may be requested while it runs, or itself.
+        is_followed: per row, true where it is another one; shape (num_rows, 1).
         asked: per row, the row whose clock is requested after its begin; NONE: none is.
         offset_s: per row, time of that request after its begin, s; shape (num_rows, 1).
     """
@@ -400,6 +403,7 @@ class _Ahead:
             following[after:end] = instruction
             asked[after], offset_s[after] = instruction, requests[instruction].offset_s
         self.following = rows.row_of[following][rows.instruction]
+        self.is_followed = (self.following != np.arange(num))[:, None]
         asked_row = np.where(asked == NONE, NONE, rows.row_of[asked])
         self.asked, self.offset_s = asked_row[rows.instruction], offset_s[rows.instruction]
         self.is_early = np.zeros(num, dtype=np.bool_)
@@ -523,9 +527,8 @@ class _Passes:
         asked = ahead.asked[at][asking]
         effect_s = begin_s[asking] + ahead.offset_s[at][asking] + self._delays_s[asked]
         self._early_s[asked] = np.where(self._is_changed[asked], effect_s, np.inf)
-        following = ahead.following[at]
-        is_none = following == np.arange(at.start, at.stop)
-        return np.where(is_none[:, None], np.inf, self._early_s[following])
+        early_s: FloatArray = self._early_s[ahead.following[at]]
+        return np.where(ahead.is_followed[at], early_s, np.inf)
 
     def _compute(
         self,

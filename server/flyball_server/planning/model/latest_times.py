@@ -16,6 +16,7 @@ Where several clocks may be in force at a moment, the slowest of them counts.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
@@ -162,9 +163,13 @@ def _extreme_s(times_s: FloatArray, effects_s: FloatArray, *, is_slow: bool) -> 
         is_slow: the longest ones.
     """
     if len(times_s) == 2:
-        old_s, own_s = times_s
-        effect_s = np.where((own_s > old_s) == is_slow, effects_s[0, 0], effects_s[1, 0])
-        past_s = np.minimum(np.maximum(effect_s, 0.0, out=effect_s), old_s, out=effect_s)
+        old_s: FloatArray = times_s[0]
+        own_s: FloatArray = times_s[1]
+        is_least: NDArray[np.bool_] = own_s > old_s if is_slow else own_s <= old_s
+        least_s: FloatArray = effects_s[0, 0]
+        most_s: FloatArray = effects_s[1, 0]
+        effect_s: FloatArray = np.where(is_least, least_s, most_s)
+        past_s: FloatArray = np.minimum(np.maximum(effect_s, 0.0), old_s)
         extreme_s: FloatArray = own_s + past_s * (1 - own_s / old_s)
         return extreme_s
     # A moment's clock is that of the newest change that is in force for certain, or of a
