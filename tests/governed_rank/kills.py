@@ -133,7 +133,12 @@ def check_guarded(rank: GovernedRank, num_resets: int) -> float:
         patience_s=GIVEN_BACK_WITHIN_S,
     )
     rank.wait_until_gone()
-    assert rank.is_restored(), "locked again by somebody's last act"
+    # A process whose last act was to set the clock may have died after the first look.
+    wait_until(
+        lambda: rank.is_restored() and rank.has_clean_record(),
+        f"the guard gives a last clock back\n{rank.log}",
+        patience_s=GIVEN_BACK_WITHIN_S,
+    )
     return restored_s
 
 

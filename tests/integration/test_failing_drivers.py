@@ -114,6 +114,24 @@ def test_a_takeover_while_the_driver_fails_restores_the_clock_too(
     assert not own_governor.is_over
 
 
+@pytest.mark.parametrize("code", [NO_PERMISSION, NOT_READY])
+def test_governors_that_are_killed_while_the_driver_fails_are_replaced_when_it_works(
+    loaded_nvml: FalseNvml, own_governor: ProcessGovernor, code: int
+) -> None:
+    """Before, a refusal at their start counted as a permission that was never there."""
+    train_until(own_governor, lambda: own_governor.report().num_switches > 2, "clocks are set")
+    loaded_nvml.fail("", code, lasts_s=1.5)
+    for pid in own_governor.pids:
+        send(pid, signal.SIGKILL)
+    failed = own_governor.report()
+    train_until(
+        own_governor,
+        lambda: own_governor.report().num_switches > failed.num_switches + 2,
+        "clocks are set again",
+    )
+    assert not own_governor.is_over
+
+
 @pytest.fixture
 def new_rank(false_nvml: FalseNvml, tmp_path: Path) -> Iterator[Callable[[], GovernedRank]]:
     """Starts ranks on one GPU, which end with the test."""

@@ -370,7 +370,11 @@ def _opened(config: GovernorConfig, shared_state: SharedState) -> tuple[GpuDevic
                     gpu.reset_sm_clock()
                     record.clear()
             except GpuError as error:
-                is_lasting = isinstance(error, (GpuPermissionError, GpuNotSupportedError))
+                # What was permitted before is refused for a while, as by a driver that is reloaded.
+                never_set = shared_state.words[word.NUM_SWITCHES] == 0
+                is_lasting = isinstance(error, GpuNotSupportedError) or (
+                    never_set and isinstance(error, GpuPermissionError)
+                )
                 if is_lasting or time.monotonic() > give_up_s:
                     raise
             else:
