@@ -284,6 +284,10 @@ def test_the_largest_plan_arrives_as_it_was_made_and_a_larger_one_is_refused_by_
 # ------------------------------------------------------------------ the helper's life
 
 
+def num_back(log: pytest.LogCaptureFixture) -> int:
+    return len([line for line in log.messages if "planner back" in line])
+
+
 def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
     quick: None, log: pytest.LogCaptureFixture
 ) -> None:
@@ -298,7 +302,7 @@ def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
             os.kill(pid, signal.SIGKILL)
             wait_until(lambda pid=pid: is_gone(pid), "its end")  # type: ignore[misc] # bound now
             wait_until(lambda end=end: end - 1 in memory.measurements, "the steps")  # type: ignore[misc]
-            wait_until(lambda: not rank.link.is_lost, "the planner")
+            wait_until(lambda number=number: num_back(log) == number + 1, "it is back")  # type: ignore[misc]
         rank.measure([4000])
         wait_until(lambda: 4000 in memory.measurements, "the last step")
     assert sorted(memory.measurements) == list(range(4001))
@@ -307,7 +311,7 @@ def test_helpers_that_are_killed_are_started_again_and_no_measurement_is_lost(
     assert memory.posting_starts == {"65f1c0"}
     assert len(memory.registrations) == 1
     lost = [line for line in log.messages if "planner lost" in line]
-    assert len(lost) == len([line for line in log.messages if "planner back" in line]) == 4
+    assert len(lost) == num_back(log) == 4
     assert all("the process that calls it has ended" in line for line in lost)
 
 

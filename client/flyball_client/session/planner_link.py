@@ -67,12 +67,15 @@ class PlannerLink:
         """Start the agent, as soon as the start is known; may be called once.
 
         Raises:
-            RuntimeError: No thread can be started.
+            RuntimeError: No thread can be started, or the start is known to have no name.
         """
-        if self._named_start.done():
-            self._open(self._named_start)
-        else:
-            self._named_start.add_done_callback(self._open)
+        named = self._named_start
+        if not named.done():
+            named.add_done_callback(self._open)
+            return
+        if not named.cancelled() and (error := named.exception()) is not None:
+            raise RuntimeError(str(error)) from error
+        self._open(named)
 
     def _open(self, named: Future[str | None]) -> None:
         with self._opening:

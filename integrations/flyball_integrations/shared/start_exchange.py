@@ -55,7 +55,7 @@ class StartExchange:
 
     Attributes:
         start_id: the identity, known at once on rank 0; an error where the rank has not received
-            it in 30 s.
+            it in 30 s, or no thread can be started.
     """
 
     def __init__(
@@ -77,14 +77,20 @@ class StartExchange:
             if rank != 0:
                 self.start_id.set_result(start_of(os.environ))
             return
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._answer if rank == 0 else self._ask,
             args=(store,),
             name="flyball-start",
             daemon=True,
         )
+        try:
+            thread.start()
+        except RuntimeError as error:  # no thread can be started
+            if rank != 0:
+                self.start_id.set_exception(error)
+            return
+        self._thread = thread
         self._cancel_end = call_at_normal_end(self.close)
-        self._thread.start()
 
     def close(self) -> None:
         """End the exchange; idempotent."""

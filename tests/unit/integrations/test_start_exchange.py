@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack
@@ -67,6 +68,19 @@ def test_a_rank_whose_rank_0_is_silent_or_whose_store_is_lost_has_no_start(
     (lost,) = exchanges(opened, Lost(), 1)
     with pytest.raises(TimeoutError, match=r"is lost \(Connection reset by peer\)$"):
         lost.start_id.result(WAIT_S)
+
+
+def test_without_a_thread_rank_0_has_its_identity_and_others_say_why_they_have_none(
+    opened: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    first, other = exchanges(opened, torch.distributed.HashStore(), 0, 1)
+    assert first.start_id.result(timeout=0)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        other.start_id.result(timeout=0)
 
 
 def test_an_exchange_that_is_closed_ends_and_names_nothing() -> None:
