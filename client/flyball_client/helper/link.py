@@ -11,9 +11,10 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import socket
-import subprocess
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -43,7 +44,12 @@ _logger = logging.getLogger(__name__)
 _SILENCE_S = 12 * ALIVE_S
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 15.0
-_REAP_TIMEOUT_S = 1.0
+_REAP_TIMEOUT_S, _REAP_PAUSE_S = 1.0, 0.005
+_NO_STREAMS = [
+    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0),
+    (os.POSIX_SPAWN_DUP2, 0, 1),
+    (os.POSIX_SPAWN_DUP2, 0, 2),
+]
 _IMPORT_ROOT = Path(__file__).parents[2]
 _PROGRAM = "flyball_client.helper.process"
 _MAX_TEXT_CHARS = 1000
@@ -119,6 +125,9 @@ OpenAgent = _DirectAgent | _HelperAgent
 class _Process:
     """Running helper, and the connection to it.
 
+    It is spawned, not forked and executed by `subprocess`: that waits until all copies of a pipe
+    are closed, also that of a process which another thread forks meanwhile, as a loader's worker.
+
     Raises:
         OSError: It cannot be started.
     """
@@ -128,18 +137,21 @@ class _Process:
         # Also of sending: a helper that takes nothing is as good as dead.
         self._socket.settimeout(_SILENCE_S)
         self.receive = partial(receive_from, self._socket)
+        self._reaping = threading.Lock()
+        self._is_reaped = False
         level = logging.getLogger(__name__).getEffectiveLevel()
         fd = theirs.fileno()
+        command = python_command("-m", _PROGRAM, str(os.getpid()), str(fd), str(level))
         with theirs:
             try:
-                self._popen = subprocess.Popen(  # noqa: S603 - our own program
-                    python_command("-m", _PROGRAM, str(os.getpid()), str(fd), str(level)),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[fd],
-                    start_new_session=True,
-                    env=python_environment(os.environ, _IMPORT_ROOT),
+                theirs.set_inheritable(True)
+                self._pid = os.posix_spawn(
+                    command[0],
+                    command,
+                    python_environment(os.environ, _IMPORT_ROOT),
+                    file_actions=_NO_STREAMS,
+                    setsid=True,
+                    setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
                 )
             except BaseException:
                 self._socket.close()
@@ -155,20 +167,32 @@ class _Process:
         """Kill it, which ends a `receive` in progress."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
-        self._popen.kill()
+        with self._reaping, contextlib.suppress(ProcessLookupError):
+            if not self._is_reaped:
+                os.kill(self._pid, signal.SIGKILL)
 
     def end(self) -> int | None:
         """Kill and reap it, on the thread that receives; return its exit status, if it is known."""
+        self.kill()
         self._socket.close()
-        self._popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._popen.wait(_REAP_TIMEOUT_S)
+        give_up_s = time.monotonic() + _REAP_TIMEOUT_S
+        while time.monotonic() < give_up_s:
+            with self._reaping:
+                try:
+                    pid, status = os.waitpid(self._pid, os.WNOHANG)
+                except ChildProcessError:  # the training ignores its children
+                    self._is_reaped = True
+                    return None
+                if pid:
+                    self._is_reaped = True
+                    return os.waitstatus_to_exitcode(status)
+            time.sleep(_REAP_PAUSE_S)
         return None
 
     def forget(self) -> None:
         """Close this copy in a forked child, of which the process is no child."""
         self._socket.close()
-        self._popen.returncode = 0
+        self._reaping, self._is_reaped = threading.Lock(), True
 
 
 class _Link:

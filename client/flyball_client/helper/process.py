@@ -61,6 +61,7 @@ def main() -> int:
     Arguments: The rank's process number, the inherited socket to it, and the level of its log.
     """
     rank_pid, fd, level = map(int, sys.argv[1:])
+    _close_others(fd)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(OSError):
@@ -72,6 +73,15 @@ def main() -> int:
         status = _Helper(rank_pid, socket.socket(fileno=fd), level).serve()
     # Threads may be waiting for the planner.
     os._exit(status)
+
+
+def _close_others(own_fd: int) -> None:
+    """Close what libraries of the rank have left inheritable."""
+    numbers = [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]
+    for fd in numbers:
+        if fd > 2 and fd != own_fd:
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
 
 class _Helper:
