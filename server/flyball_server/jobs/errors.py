@@ -97,7 +97,7 @@ class JobHeldError(WrongStateError):
 
 
 class ProfiledShapeError(WrongStateError):
-    """Job {job_id} is measured with {num} microbatches; another number has to wait until then."""
+    """Job {job_id} is measured with {num} microbatches; another number waits until that is done."""
 
 
 class PlaceTakenError(WrongStateError):

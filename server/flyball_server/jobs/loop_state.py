@@ -217,13 +217,11 @@ class ShapeChange:
     Attributes:
         num_before, num_microbatches: their number before and since.
         after_version: newest plan version then; later ones are for the new number.
-        at_unix_s: when it was registered.
     """
 
     num_before: int
     num_microbatches: int
     after_version: int
-    at_unix_s: float
 
     def __str__(self) -> str:
         return f"runs {self.num_microbatches} microbatches a step, after {self.num_before}"

@@ -401,17 +401,21 @@ def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life:
         life.register(ramped, Launch())
     with pytest.raises(RegistrationConflictError):
         life.register(replace(ramped, num_stages=3), FIRST)
+    change_target(life.services, "job", TargetChange(target="slowdown:10%"))
     assert not life.register(ramped, FIRST)
     summary = get_job(life.services, "job")
-    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 2)
+    assert (summary.job.state, summary.newest_version) == (JobState.PLANNED, 3)
+    # What was changed since the registration stays.
+    assert summary.job.spec == replace(ramped, target="slowdown:10%")
+    assert summary.job.registered == ramped
     assert [rank.has_left for rank in summary.ranks] == [False, False]
     (note,) = [each for each in life.notes() if "microbatches" in each]
     assert note.startswith("runs 8 microbatches a step, after ")
     for rank in (0, 1):
-        acknowledge(life.services, "job", rank, version=2, current_step=9)
+        acknowledge(life.services, "job", rank, version=3, current_step=9)
     assert not [each for each in life.notes() if "microbatches" in each]
     assert not life.register(job_spec(), FIRST)
-    assert get_job(life.services, "job").newest_version == 3
+    assert get_job(life.services, "job").newest_version == 4
 
 
 def test_an_elastic_restart_with_other_stages_begins_a_new_run_at_once(life: Life) -> None:

@@ -59,12 +59,12 @@ class RankBatch:
         """Refuse a request of a process of another start of the job; None: not reported.
 
         An unknown rank has to register first: its process may not have received yet that its job
-        has started a new run.
+        has begun another run.
 
         Raises:
             UnknownJobError: the job does not exist.
-            UnknownRankError: the rank does not exist in the job, and belongs to another run.
-            OtherStartError: the request is another run's.
+            UnknownRankError: the rank does not exist in the job, and belongs to another start.
+            OtherStartError: the request is another start's.
         """
         if start_id is None:
             return

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import (
@@ -24,7 +24,13 @@ from flyball_server.jobs.lifecycle.job_life import come_back, is_gone, is_silent
 from flyball_server.jobs.loop_state import GpuChange, JobLoopState, RefusedRegistration, ShapeChange
 from flyball_server.jobs.probing import is_never_planned
 from flyball_server.jobs.records import LAYOUT_FIELDS, RUN_SIGN, JobRecord, RankPlace, RankRecord
-from flyball_server.jobs.registry.inspection import JobSummary, find_rank, require_job, summarise
+from flyball_server.jobs.registry.inspection import (
+    JobSummary,
+    find_rank,
+    newest_version,
+    require_job,
+    summarise,
+)
 from flyball_server.jobs.registry.launch import Launch, check_start, check_start_id
 from flyball_server.jobs.registry.rank_batch import RankBatch
 from flyball_server.jobs.replanning.plan_request import check_spec
@@ -142,6 +148,7 @@ def register_job(
     Raises:
         InvalidFieldError: a value is invalid.
         JobHeldError: ranks of another start are present.
+        ProfiledShapeError: the number of microbatches has changed while the job is measured.
         RegistrationConflictError: the job has a plan, or ranks, that the values contradict.
         TooManyJobsError: the job is new, and the limit of stored jobs is reached.
     """
@@ -381,13 +388,11 @@ def _register_otherwise(
 ) -> bool:
     """Store other values for a known job; return whether that starts a new run of it."""
     conflict = _conflict(writer, job, spec)
-    if conflict is not None and _is_other_shape(job, spec, launch):
-        if job.state == JobState.PROFILING:
-            raise ProfiledShapeError(job_id=job.job_id, num=job.spec.num_microbatches)
-        _note_shape(services, writer, job, spec)
-        conflict = None
     if conflict is None:
         _register_anew(writer, launch.noted_in(come_back(writer, job)), spec)
+        return False
+    if _is_other_shape(job, spec, launch):
+        _register_shape(writer, launch.noted_in(job), spec)
         return False
     if not can_begin_anew(services, writer, job):
         raise RegistrationConflictError(job_id=job.job_id, field=conflict)
@@ -396,35 +401,43 @@ def _register_otherwise(
 
 
 def _is_other_shape(job: JobRecord, spec: JobSpec, launch: Launch) -> bool:
-    """Return whether the training runs other microbatches from now on, and else what it ran."""
-    changed = {
-        field.name
-        for field in fields(spec)
-        if getattr(spec, field.name) != getattr(job.spec, field.name)
-    }
+    """Return whether the same training has registered other microbatches, and nothing else."""
     is_same_start = launch.start_id is not None and launch.start_id == job.start
+    changed = set(_differing(spec, job.registered))
     return is_same_start and "num_microbatches" in changed and changed <= _SHAPE_FIELDS
 
 
-def _note_shape(services: JobServices, writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
+def _register_shape(writer: JobWriter, job: JobRecord, spec: JobSpec) -> None:
+    """Store the new shape beside what was changed since the registration, such as the target.
+
+    Raises:
+        ProfiledShapeError: the job is measured with the old shape.
+    """
+    if job.state == JobState.PROFILING:
+        raise ProfiledShapeError(job_id=job.job_id, num=job.spec.num_microbatches)
     change = ShapeChange(
         num_before=job.spec.num_microbatches,
         num_microbatches=spec.num_microbatches,
-        after_version=max((entry.version for entry in writer.list_versions(job.job_id)), default=0),
-        at_unix_s=services.now().timestamp(),
+        after_version=newest_version(writer.list_versions(job.job_id)) or 0,
     )
     writer.save_loop_state(writer.find_loop_state(job.job_id).evolve(shape_change=change))
+    shape = {name: getattr(spec, name) for name in _SHAPE_FIELDS}
+    changed = job.with_change(JobInput.REGISTRATION, spec=replace(job.spec, **shape))
+    writer.save_job(changed.evolve(registered=spec))
     _LOG.info("job %s: %s", job.job_id, change)
+
+
+def _differing(one: JobSpec, other: JobSpec) -> Iterator[str]:
+    """Yield the fields in which two specifications differ."""
+    for field in fields(one):
+        if getattr(one, field.name) != getattr(other, field.name):
+            yield field.name
 
 
 def _conflict(reader: JobReader, job: JobRecord, spec: JobSpec) -> str | None:
     """Return the field that contradicts the stored job; None: it may be registered again."""
     if not _can_be_registered_anew(reader, job, spec):
-        return next(
-            field.name
-            for field in fields(spec)
-            if getattr(spec, field.name) != getattr(job.spec, field.name)
-        )
+        return next(_differing(spec, job.spec))
     for rank in reader.list_ranks(job.job_id):
         if rank.rank >= spec.num_expected_ranks:
             return "num_ranks"
