@@ -381,14 +381,17 @@ from tests.integration.test_helper_process import HelpedRank
 if sys.argv[2] == "forks early" and os.fork() == 0:
     time.sleep(600)
 rank = HelpedRank(sys.argv[1])
-if sys.argv[2] == "forks late" and os.fork() == 0:
-    time.sleep(600)
+# While the helper starts: as loaders' workers do, each lives on.
+for _ in range({"forks late": 1, "forks often": 100}.get(sys.argv[2], 0)):
+    if os.fork() == 0:
+        time.sleep(600)
+    time.sleep(0.002)
 time.sleep(600)
 """
 
 
-@pytest.mark.parametrize("when", ["forks early", "forks late"])
-def test_no_helper_is_left_when_a_rank_with_forked_children_is_killed(when: str) -> None:
+@pytest.mark.parametrize("when", ["forks early", "forks late", "forks often"])
+def test_a_rank_that_forks_has_a_helper_and_none_is_left_when_it_is_killed(when: str) -> None:
     def silent(planner: HostilePlanner, request: Request) -> Iterable[bytes]:
         planner.stopping.wait(60.0)
         return ()

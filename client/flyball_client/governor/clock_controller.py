@@ -38,6 +38,21 @@ LONGEST_PAUSE_S = 30.0
 REFUSALS = (GpuPermissionError, GpuNotSupportedError, GpuNotFoundError)
 
 
+def is_lasting(error: Exception, words: memoryview) -> bool:
+    """Return whether a call cannot succeed later: it is unsupported, or was never permitted.
+
+    What was permitted before may be refused for a while, as by a driver that is reloaded.
+
+    Args:
+        error: Error of the call.
+        words: Words of the rank's shared state.
+    """
+    never_set = words[word.NUM_SWITCHES] == 0
+    return isinstance(error, GpuNotSupportedError) or (
+        never_set and isinstance(error, GpuPermissionError)
+    )
+
+
 class ClockController:
     """Control of one GPU's clock by one governor process.
 
@@ -129,18 +144,11 @@ class ClockController:
             # Nothing was locked, so nothing must be restored, and another program's lock stays.
             words[word.MAY_BE_LOCKED] = 0
             self._record.clear()
-        if self._is_lasting(error):
+        if is_lasting(error, words):
             raise error
         # At once: the clock before may be a low one.
         self.restore()
         self._pause(error)
-
-    def _is_lasting(self, error: Exception) -> bool:
-        """Return whether a call cannot succeed later: it is unsupported, or was never permitted."""
-        never_set = self._words[word.NUM_SWITCHES] == 0
-        return isinstance(error, GpuNotSupportedError) or (
-            never_set and isinstance(error, GpuPermissionError)
-        )
 
     def restore(self) -> bool:
         """Restore the clock where it may be locked; return whether none may be any more.
@@ -162,7 +170,7 @@ class ClockController:
             self._gpu.reset_sm_clock()
             self._record.clear()
         except (GpuError, OSError) as error:
-            if self._is_lasting(error):
+            if is_lasting(error, words):
                 raise
             self._pause(error)
             return False

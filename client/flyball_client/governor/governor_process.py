@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from flyball_client.governor import shared_state as word
-from flyball_client.governor.clock_controller import ClockController
+from flyball_client.governor.clock_controller import ClockController, is_lasting
 from flyball_client.governor.config import GovernorConfig, spawn_governor
 from flyball_client.governor.lock_record import (
     ClockHeldError,
@@ -35,8 +35,6 @@ from flyball_client.governor.shared_state import SharedState
 from flyball_client.gpu._base import (
     GpuDevice,
     GpuError,
-    GpuNotSupportedError,
-    GpuPermissionError,
 )
 from flyball_client.gpu.open_gpu import open_gpu
 
@@ -370,12 +368,7 @@ def _opened(config: GovernorConfig, shared_state: SharedState) -> tuple[GpuDevic
                     gpu.reset_sm_clock()
                     record.clear()
             except GpuError as error:
-                # What was permitted before is refused for a while, as by a driver that is reloaded.
-                never_set = shared_state.words[word.NUM_SWITCHES] == 0
-                is_lasting = isinstance(error, GpuNotSupportedError) or (
-                    never_set and isinstance(error, GpuPermissionError)
-                )
-                if is_lasting or time.monotonic() > give_up_s:
+                if is_lasting(error, shared_state.words) or time.monotonic() > give_up_s:
                     raise
             else:
                 opened.pop_all()
