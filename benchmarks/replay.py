@@ -20,7 +20,7 @@ from flyball_server.cli.replay import read_recording
 from flyball_server.replay.predicted_saving import PlanSaving, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.replayed_runs import DEFAULT_FIT, Replay, fitted_places, replay
-from flyball_server.replay.runs_fit import Workload, fit_runs
+from flyball_server.replay.runs_fit import RecordedWorkload, fit_runs
 from flyball_wire.command import CommandError
 from measured_process import BenchmarkError
 from replay_references import REFERENCES, FittedReference, Reference
@@ -197,7 +197,7 @@ def _reference_errors(
 
 
 def _left_out(recording: Recording) -> tuple[Errors, dict[str, Errors]]:
-    workload = Workload.of_recording(recording)
+    workload = RecordedWorkload.of_recording(recording)
     alike = np.flatnonzero(fit_runs(workload, recording.runs).is_alike).tolist()
     pairs: list[tuple[float, float]] = []
     of_references: dict[str, list[Errors]] = {each.name: [] for each in REFERENCES}
@@ -223,7 +223,7 @@ def _left_out(recording: Recording) -> tuple[Errors, dict[str, Errors]]:
 
 def _other_forms(recording: Recording, plan: PlanSaving) -> dict[str, float]:
     """Savings of a plan by other forms, fitted on the runs that it is fitted on, %."""
-    fit = fit_runs(Workload.of_recording(recording), recording.runs)
+    fit = fit_runs(RecordedWorkload.of_recording(recording), recording.runs)
     alike = [run for run, is_alike in zip(fit.fitted, fit.is_alike, strict=True) if is_alike]
     baseline = recording.runs[0]
     time_s = baseline.time_s * (1 + plan.slowdown_percent / 100)

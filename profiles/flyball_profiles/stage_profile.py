@@ -28,7 +28,7 @@ class InstructionKind(StrEnum):
 
 
 class EnergyScope(StrEnum):
-    """What an energy counter counts.
+    """Scope of an energy counter.
 
     `gpu`: the GPU with its memory. `module`: all of its module, as of a GH200: the CPU and its
     memory too.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from tests.planner.patience import PATIENCE_S, wait_until
+from tests.unit.replay.synthetic_runs import one_f_one_b
 
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
@@ -327,13 +328,4 @@ def emulated_training(
 
 def one_forward_one_backward(num_stages: int, num_microbatches: int) -> list[Order]:
     """1F1B, as a training script runs it."""
-    orders: list[Order] = []
-    for stage in range(num_stages):
-        warmup = min(num_stages - 1 - stage, num_microbatches)
-        order = [("forward", microbatch) for microbatch in range(warmup)]
-        for microbatch in range(num_microbatches):
-            if warmup + microbatch < num_microbatches:
-                order.append(("forward", warmup + microbatch))
-            order.append(("backward", microbatch))
-        orders.append(tuple(order))
-    return orders
+    return [tuple(one_f_one_b(stage, num_stages, num_microbatches)) for stage in range(num_stages)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -31,7 +32,7 @@ def put_enveloped_job(planner: LivePlanner) -> None:
     planner.put_ranks()
 
 
-class PostingRanks:
+class PostingRanks(ABC):
     """Ranks that train together.
 
     Attributes:
@@ -59,9 +60,9 @@ class PostingRanks:
         self._plans = plans
         return version
 
+    @abstractmethod
     def measure(self, num_steps: int) -> None:
         """Train so many steps and post them."""
-        raise NotImplementedError
 
     @property
     def version(self) -> int | None:

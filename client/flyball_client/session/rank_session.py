@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
 
@@ -121,11 +121,8 @@ class RankSession:
         start_id: str | Future[str | None] | None = None,
         strict: bool | None = None,
     ) -> None:
-        if min(rank, stage, dp_rank, tp_rank, cp_rank, initial_step) < 0:
-            raise ValueError("ranks, stage and initial_step count from 0")
-        check_without_planner("without_planner", without_planner)
-        if history_length < 1:
-            raise ValueError(f"history_length must be at least 1, not {history_length}")
+        counts = (rank, stage, dp_rank, tp_rank, cp_rank, initial_step)
+        _check(counts, history_length=history_length, without_planner=without_planner)
         self.name = f"job {job_id} rank {rank}"
         self._emulated = gpu if isinstance(gpu, EmulatedDevice) else None
         self._observer = self._emulated if observer is None else observer
@@ -525,3 +522,11 @@ class RankSession:
         except Exception as error:
             self._observer = self._emulated = None
             _logger.warning("%s: instructions are no longer emulated: %s", self.name, error)
+
+
+def _check(counts: Sequence[int], *, history_length: int, without_planner: str) -> None:
+    if min(counts) < 0:
+        raise ValueError("ranks, stage and initial_step count from 0")
+    check_without_planner("without_planner", without_planner)
+    if history_length < 1:
+        raise ValueError(f"history_length must be at least 1, not {history_length}")

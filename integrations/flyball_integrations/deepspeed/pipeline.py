@@ -241,14 +241,7 @@ def attach(
             registration = _registration(engine, schedule, extra_forwards)
             orders = _orders(registration)
             joining.order = order_text(registration, beside=f", p2p {p2p}")
-            ends = RankEnds(
-                opened,
-                options,
-                device=engine.device,
-                job_id=job_id,
-                layout=_layout(engine),
-                initial_step=engine.global_steps,
-            )
+            ends = _open_ends(opened, options, engine, job_id)
             hooks = ends.device_hooks(engine.device)
             session = ends.open_session(hooks=hooks)
             session.start()
@@ -269,13 +262,23 @@ def detach(engine: PipelineEngine) -> None:
         attachment.close()
 
 
-def _layout(engine: PipelineEngine) -> RankLayout:
-    return RankLayout(
+def _open_ends(
+    opened: ExitStack, options: AttachOptions, engine: PipelineEngine, job_id: str
+) -> RankEnds:
+    layout = RankLayout(
         rank=engine.global_rank,
         stage=engine.stage_id,
         dp_rank=engine.grid.get_data_parallel_rank(),
         # DeepSpeed's "model parallel rank" counts the stages too; a slice is a tensor's.
         tp_rank=engine.grid.get_slice_parallel_rank(),
+    )
+    return RankEnds(
+        opened,
+        options,
+        device=engine.device,
+        job_id=job_id,
+        layout=layout,
+        initial_step=engine.global_steps,
     )
 
 

@@ -17,7 +17,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageOrder:
+class MegatronOrder:
     """Order of one stage in a step.
 
     Attributes:
@@ -41,10 +41,10 @@ class StageOrder:
         return (*order, *backwards[num_alternating:])
 
 
-def one_f_one_b(*, stage: int, num_stages: int, num_microbatches: int) -> StageOrder:
+def one_f_one_b(*, stage: int, num_stages: int, num_microbatches: int) -> MegatronOrder:
     """Return 1F1B without model chunks: min(stages behind, microbatches) warm-up forwards."""
     places = tuple((microbatch, 0) for microbatch in range(num_microbatches))
-    return StageOrder(
+    return MegatronOrder(
         num_warmup=min(num_stages - stage - 1, num_microbatches), forwards=places, backwards=places
     )
 
@@ -56,7 +56,7 @@ def interleaved(
     num_chunks: int,
     num_microbatches: int,
     group_size: int,
-) -> tuple[StageOrder, ...]:
+) -> tuple[MegatronOrder, ...]:
     """Return interleaved 1F1B of each stage.
 
     Args:
@@ -71,7 +71,7 @@ def interleaved(
     # Backwards visit the chunks the other way round.
     backwards = tuple((microbatch, num_chunks - 1 - chunk) for microbatch, chunk in forwards)
     return tuple(
-        StageOrder(
+        MegatronOrder(
             num_warmup=schedules.get_pp_rank_microbatches(
                 num_microbatches,
                 num_chunks,
@@ -94,7 +94,7 @@ def _seen_from(stage: int, num_stages: int, num_chunks: int) -> SimpleNamespace:
 
 
 def registration_of(
-    orders: Sequence[StageOrder], num_microbatches: int, num_ranks: int
+    orders: Sequence[MegatronOrder], num_microbatches: int, num_ranks: int
 ) -> JobRegistration:
     """Return the registration of the pipeline, without planning options.
 

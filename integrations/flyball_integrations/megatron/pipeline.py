@@ -30,7 +30,7 @@ from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.megatron.order import (
-    StageOrder,
+    MegatronOrder,
     interleaved,
     one_f_one_b,
     registration_of,
@@ -291,7 +291,7 @@ def _warn_of_held_back_sends(
 def _hooked_step(
     opened: ExitStack,
     config: Any,  # noqa: ANN401 - as above
-    orders: Sequence[StageOrder],
+    orders: Sequence[MegatronOrder],
     session: RankSession,
     device_hooks: DeviceHooks,
     *,
@@ -319,7 +319,7 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # noqa: ANN401
+def _orders(config: Any, num_microbatches: int) -> tuple[MegatronOrder, ...]:  # noqa: ANN401
     """Return the orders of all stages, as `get_forward_backward_func` chooses the schedule."""
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
@@ -340,7 +340,7 @@ def _orders(config: Any, num_microbatches: int) -> tuple[StageOrder, ...]:  # no
 def _open_ends(
     opened: ExitStack,
     options: AttachOptions,
-    orders: Sequence[StageOrder],
+    orders: Sequence[MegatronOrder],
     *,
     job_id: str,
     initial_step: int,

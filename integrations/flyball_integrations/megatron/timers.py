@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from flyball_client.session.instruction_timings import Transfer
-from flyball_integrations.megatron.order import StageOrder
+from flyball_integrations.megatron.order import MegatronOrder
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.transfer_timers import TransferTimer
 
@@ -50,7 +50,7 @@ class HookedTimers:
         timers: Any,  # noqa: ANN401 - Megatron's Timers, or whatever can be called like it
         training: MegatronTraining,
         *,
-        order: StageOrder,
+        order: MegatronOrder,
         transfers: TransferTimer,
     ) -> None:
         self._timers = timers

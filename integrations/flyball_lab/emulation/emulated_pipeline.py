@@ -108,9 +108,6 @@ def planned_ranks(
     ranks: list[EmulatedRank] = []
     with ExitStack() as opened:
         for stage, of_stage in enumerate(stages):
-            instructions = tuple(
-                (str(kind), microbatch, mhz, 0) for kind, microbatch, mhz in of_stage
-            )
             clock = RankClock()
             gpu = EmulatedGpu(
                 profile,
@@ -124,7 +121,7 @@ def planned_ranks(
             session = RankSession(gpu=gpu, job_id="emulated", rank=stage, stage=stage, planner=None)
             opened.callback(session.close)
             plan = rank_plan(
-                instructions,
+                tuple((str(kind), microbatch, mhz, 0) for kind, microbatch, mhz in of_stage),
                 job_id="emulated",
                 version=1,
                 stage=stage,
@@ -134,7 +131,7 @@ def planned_ranks(
             )
             supported_mhz = gpu.supported_sm_clocks_mhz()
             session.plans.put(compile_plan(plan, stage=stage, supported_mhz=supported_mhz), 0)
-            order = tuple((kind, microbatch) for kind, microbatch, _, _ in instructions)
+            order = tuple((str(kind), microbatch) for kind, microbatch, _ in of_stage)
             ranks.append(
                 EmulatedRank(
                     pipeline=0, stage=stage, order=order, session=session, gpu=gpu, clock=clock

@@ -455,7 +455,7 @@ class TokenRecord(Record):
 
     @property
     def is_operators(self) -> bool:
-        """Whether it grants access to everything."""
+        """Return whether it grants access to everything."""
         return self.job_id is None and not self.is_read_only
 
 

@@ -22,7 +22,7 @@ from flyball_server.planning.planner import PlanRequest
 from flyball_server.replay.energy_fit import FloatArray
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.replayed_runs import Errors
-from flyball_server.replay.runs_fit import MIN_FITTED, RunsFit, Workload, fit_runs
+from flyball_server.replay.runs_fit import MIN_FITTED, RecordedWorkload, RunsFit, fit_runs
 from flyball_wire.plan_options import Effort, PlanOptions
 
 # A run of this name is EnvPipe's plan, compared beside the fastest of the others.
@@ -170,7 +170,7 @@ def predicted_saving(recording: Recording) -> PredictedSaving:
             )
             for run in (fastest, *(run for run in others if run.name == ENVPIPE))
         ),
-        predicted=_plan(fit_runs(Workload.of_recording(recording), recording.runs)),
+        predicted=_plan(fit_runs(RecordedWorkload.of_recording(recording), recording.runs)),
     )
 
 

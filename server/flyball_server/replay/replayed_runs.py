@@ -14,9 +14,9 @@ from flyball_server.replay.energy_fit import FloatArray
 from flyball_server.replay.recorded_runs import PointKey, RecordedRun, Recording, RecordingError
 from flyball_server.replay.runs_fit import (
     MIN_FITTED,
+    RecordedWorkload,
     RunPrediction,
     RunsFit,
-    Workload,
     fit_runs,
 )
 
@@ -248,7 +248,9 @@ def replay(recording: Recording, fitted: Sequence[int]) -> Replay:
             f"--fit takes {len(fitted)} of {len(recording.runs)} runs; at least {MIN_FITTED} are"
             " needed"
         )
-    fit = fit_runs(Workload.of_recording(recording), [recording.runs[place] for place in fitted])
+    fit = fit_runs(
+        RecordedWorkload.of_recording(recording), [recording.runs[place] for place in fitted]
+    )
     errors = Errors.of_fit(fit)
     runs = [
         _replayed(fit, errors, run, is_fitted=place in fitted)

@@ -40,7 +40,7 @@ _LEAST_ENERGY_J = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class RecordedWorkload:
     """Pipeline of a recording, with all clocks of its runs.
 
     The points of a stage are those of forwards, then those of backwards, each in rising clocks.
@@ -59,7 +59,7 @@ class Workload:
     kind: NDArray[np.int64]
 
     @classmethod
-    def of_recording(cls, recording: Recording) -> Workload:
+    def of_recording(cls, recording: Recording) -> RecordedWorkload:
         """Return the workload of a recording.
 
         Raises:
@@ -136,7 +136,7 @@ class RunsFit:
         longest_s, tails_s: longest path and tail of each run, s; shape (num_fitted,).
     """
 
-    workload: Workload
+    workload: RecordedWorkload
     fitted: tuple[RecordedRun, ...]
     is_alike: NDArray[np.bool_]
     loads: FloatArray
@@ -204,7 +204,7 @@ class RunsFit:
         )
 
 
-def fit_runs(workload: Workload, fitted: Sequence[RecordedRun]) -> RunsFit:
+def fit_runs(workload: RecordedWorkload, fitted: Sequence[RecordedRun]) -> RunsFit:
     """Fit a pipeline on these runs, at least two."""
     plans = [workload.points_of(run.clocks_mhz) for run in fitted]
     time_s, is_measured = _times(workload, fitted)
@@ -241,7 +241,7 @@ def _are_unlike(
 
 
 def _longest_s(
-    workload: Workload, time_s: FloatArray, plans: Sequence[NDArray[np.int64]]
+    workload: RecordedWorkload, time_s: FloatArray, plans: Sequence[NDArray[np.int64]]
 ) -> FloatArray:
     """Return the DAG's longest path under each plan, s."""
     durations_s = time_s[workload.stage[:, None], np.array(plans).T]
@@ -250,7 +250,7 @@ def _longest_s(
 
 
 def _load(
-    workload: Workload, time_s: FloatArray, points: NDArray[np.int64], iteration_s: float
+    workload: RecordedWorkload, time_s: FloatArray, points: NDArray[np.int64], iteration_s: float
 ) -> FloatArray:
     """Return the load of an iteration under a plan."""
     counts = np.zeros(workload.shape)
@@ -260,7 +260,7 @@ def _load(
 
 
 def _times(
-    workload: Workload, fitted: Sequence[RecordedRun]
+    workload: RecordedWorkload, fitted: Sequence[RecordedRun]
 ) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Return times of all points, and which of them are measured.
 

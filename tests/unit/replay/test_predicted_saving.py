@@ -17,13 +17,13 @@ from flyball_server.cli.replay import read_recording
 from flyball_server.replay.energy_fit import FloatArray
 from flyball_server.replay.predicted_saving import LEVERAGES, PlainRegression, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
-from flyball_server.replay.runs_fit import RunsFit, Workload, fit_runs
+from flyball_server.replay.runs_fit import RecordedWorkload, RunsFit, fit_runs
 
 TRUTH = Truth(num_stages=3, num_microbatches=6)
 
 
 def fit_of(recording: Recording) -> RunsFit:
-    return fit_runs(Workload.of_recording(recording), recording.runs)
+    return fit_runs(RecordedWorkload.of_recording(recording), recording.runs)
 
 
 def alike_document() -> Document:

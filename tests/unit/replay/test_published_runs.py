@@ -12,7 +12,7 @@ from flyball_server.replay.replayed_runs import Replay, fitted_places, replay
 
 pytestmark = needs_shared_data
 
-# Workload: mean absolute errors of time and energy, %, of every second run from the others.
+# RecordedWorkload: mean absolute errors of time and energy, %, of every second run from the others.
 LIMITS = {
     "gpt3-xl+a100": (0.06, 0.25),
     "bert-huge-uncased+a100": (0.2, 0.2),

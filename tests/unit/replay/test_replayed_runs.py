@@ -10,7 +10,7 @@ from tests.unit.replay.synthetic_runs import Document, Truth, recording_of, synt
 from flyball_server.replay.recorded_runs import RecordingError
 from flyball_server.replay.replay_report import replay_text
 from flyball_server.replay.replayed_runs import Replay, replay
-from flyball_server.replay.runs_fit import RunsFit, Workload, fit_runs
+from flyball_server.replay.runs_fit import RecordedWorkload, RunsFit, fit_runs
 
 
 def replayed(document: Document) -> Replay:
@@ -20,7 +20,7 @@ def replayed(document: Document) -> Replay:
 
 def fitted(document: Document) -> RunsFit:
     recording = recording_of(document)
-    return fit_runs(Workload.of_recording(recording), recording.runs[::2])
+    return fit_runs(RecordedWorkload.of_recording(recording), recording.runs[::2])
 
 
 def test_without_noise_every_run_is_predicted_and_tail_and_blocking_power_are_found() -> None:
@@ -59,7 +59,9 @@ def test_a_missing_time_is_between_the_stages_own_line_and_the_shape_of_the_othe
     document = truth.document(
         [truth.run(str(place), p) for place, p in enumerate([*plans, others])]
     )
-    fit = fit_runs(Workload.of_recording(recording_of(document)), recording_of(document).runs)
+    fit = fit_runs(
+        RecordedWorkload.of_recording(recording_of(document)), recording_of(document).runs
+    )
     at_1200 = fit.workload.clocks_mhz.index(1200)
     highest_s, lowest_s = (truth.time_s(0, "forward", mhz) for mhz in (1200, 1000))
     share = (1 / 1200 - 1 / 1400) / (1 / 1000 - 1 / 1400)

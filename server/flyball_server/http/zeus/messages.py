@@ -68,7 +68,7 @@ class FrequencySchedule:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingResult(Sent):
+class PostedIterations(Sent):
     """Measured iterations of a rank; the client of 0.16.0 posts none.
 
     Attributes:

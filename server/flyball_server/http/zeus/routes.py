@@ -33,7 +33,7 @@ from flyball_server.http.zeus.messages import (
     SCHEDULE,
     FrequencySchedule,
     JobInfo,
-    ProfilingResult,
+    PostedIterations,
     RankInfo,
 )
 from flyball_server.jobs.errors import InvalidFieldError, PlanningStoppedError
@@ -101,7 +101,7 @@ async def get_schedule(state: State, request: Request, job_id: JobId, rank: _Ran
 
 
 @ROUTER.post(RESULT)
-async def post_result(state: State, job_id: JobId, result: ProfilingResult) -> None:
+async def post_result(state: State, job_id: JobId, result: PostedIterations) -> None:
     """Store time and energy of iterations as the rank's next steps."""
     if len(result.iter_time) != len(result.iter_energy):
         raise InvalidFieldError("iter_energy", "must have as many values as iter_time")

@@ -1,4 +1,4 @@
-"""What the energy counters of a job's GPUs count, and what is not comparable therefore. Pure."""
+"""Scopes of the energy counters of a job's GPUs, and which energies cannot be compared. Pure."""
 
 from __future__ import annotations
 
