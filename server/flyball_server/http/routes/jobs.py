@@ -36,7 +36,8 @@ async def put_job(
     launcher has restarted it (`restart_count`); until then it is a 409 that names the nodes. Other
     values replace the registration until the job's first plan, and then begin a new run of it if
     its ranks have left; earlier runs are kept as `NAME@1`, `NAME@2`, ... While ranks are present
-    other values are a 409: change the target, or register a new job.
+    other values are a 409: change the target, or register a new job. Other microbatches of the same
+    start, with their order, are taken at any time, and planned for.
     """
     spec = job_spec(job)
     check_size(state, spec)
