@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmark_report import Report, figures_of, run_benchmark, table
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
-from flyball_server.jobs.measurements.pruning import Cycles, prune_some
+from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.records import JobRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
@@ -78,11 +78,7 @@ def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Gro
         now=lambda: _MOMENT + timedelta(seconds=2 * _RETENTION_S),
         life=LifeTimes(step_retention_s=_RETENTION_S),
     )
-    with store.reading() as reader:
-        job = reader.find_job("job")
-    assert job is not None  # noqa: S101 - put above
-    cycles = Cycles(job)
-    while prune_some(services, "job", cycles):
+    while prune_some(services, "job"):
         pass
     pruned = _bytes_in_use(file)
     with closing(sqlite3.connect(file)) as connection:
