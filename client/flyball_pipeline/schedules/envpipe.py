@@ -53,7 +53,7 @@ def _in_front(extra: Sequence[int], num_stages: int, num_microbatches: int) -> l
         raise PipelineError(
             f"{len(extra)} values for {num_stages} stages; give one per stage", field=field
         )
-    if not all(isinstance(of_stage, int) and of_stage >= 0 for of_stage in extra):
+    if any(type(of_stage) is not int or of_stage < 0 for of_stage in extra):
         raise PipelineError(
             f"must be whole numbers from 0 on, not {', '.join(map(str, extra))}", field=field
         )
