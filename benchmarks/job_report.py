@@ -24,7 +24,7 @@ from benchmark_report import (
     show_progress,
     table,
 )
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.jobs.measurements import measurements
 from flyball_server.jobs.measurements.measurements import RankPost, store_together
 from flyball_server.jobs.measurements.step_reading import add_steps, new_fold, read_settled

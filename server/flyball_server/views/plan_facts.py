@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import VirtualStages
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import (
@@ -19,7 +21,6 @@ from flyball_server.planning.plan import (
     PlannedInstruction,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import VirtualStages
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.read_models import PredictedIteration, SavingSources
 
@@ -169,7 +170,7 @@ def _modelled(
     try:
         model, assignment = model_of_plan(profile, plan)
         model = slowed_model(model, plan.slowdowns, share=1.0) if plan.slowdowns else model
-    except PlanningError:
+    except PipelineError:
         return (), None
     simulation = simulate(model, assignment)
     power_w = model.stage_blocking_power_w

@@ -17,7 +17,7 @@ from tests.planner.samples import (
 )
 from tests.planner.stores import opened_store
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.measurements.step_fold import NEWEST_STEPS, StepFold
 from flyball_server.jobs.measurements.step_reading import (
     GIVE_UP_S,
@@ -32,7 +32,6 @@ from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.plan_facts import plan_facts
 from flyball_wire.plan_options import Effort, PlanOptions
