@@ -204,7 +204,7 @@ def _report_from_all_steps(store: JobStore) -> None:
     with store.reading() as reader:
         job = require_job(reader, "job")
         fold = new_fold(job)
-        add_steps(reader, job.job_id, fold, read_settled(reader, job.job_id, fold) or ())
+        add_steps(reader, job.job_id, fold, read_settled(reader, job, fold))
     savings_of(fold)
 
 

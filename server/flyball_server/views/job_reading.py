@@ -295,7 +295,7 @@ def _read_steps(
     stored = reader.find_fold_place(job_id)
     if stored is not None and stored.is_ahead_of(facts.fold.place):
         facts.fold = reader.find_fold(job_id) or facts.fold
-    read_settled(reader, job_id, facts.fold)
+    read_settled(reader, facts.job, facts.fold)
     if (facts.fold.place, gpu_changes) != (before, facts.gpu_changes):
         facts.gpu_changes = gpu_changes
         facts.savings = savings_of(facts.fold, gpu_changes)

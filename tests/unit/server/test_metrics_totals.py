@@ -63,7 +63,7 @@ def both(steps: Iterable[int], **changes: object) -> list[StepRecord]:
 def read(store: JobStore, totals: StepFold) -> list[int]:
     """Read on; the steps that are not settled."""
     with store.reading() as reader:
-        return [step.step for step in read_settled(reader, "job", totals) or ()]
+        return [step.step for step in read_settled(reader, job_record(), totals)]
 
 
 def add_versions(store: JobStore, *records: PlanRecord) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from tests.planner.folds import fold_of, steps
 
-from flyball_server.jobs.measurements.step_fold import ON_THEIR_WAY_S, version_fold
+from flyball_server.jobs.measurements.step_fold import version_fold
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.savings import JobSavings, savings_of
@@ -85,7 +85,7 @@ def mean(figure: object) -> float:
             2,
         ),
         ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False), *steps([6], 1)], 4, 3),
-        ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False)], 3, 1),
+        ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False)], 3, 3),
         ([*steps(range(30), 1, is_complete=False), *steps(range(30, 40), 1)], 9, 31),
     ],
 )
@@ -244,13 +244,6 @@ def test_steps_of_a_rank_that_sets_no_clocks_are_no_baseline() -> None:
 
 
 # ------------------------------------------------------------------ interleaved
-
-
-@pytest.mark.parametrize("time_s", [0.125, 1.0, 100.0])
-def test_steps_that_a_rank_never_posts_are_counted_but_for_the_newest(time_s: float) -> None:
-    version = only(fold(steps(range(100), 1, time_s=time_s, is_complete=False), v1=PLAIN))
-    num_awaited = max(2, round(ON_THEIR_WAY_S / time_s))
-    assert (version.num_steps, version.num_left_out) == (0, 100 - num_awaited)
 
 
 def test_interleaved_steps_are_compared_in_pairs() -> None:

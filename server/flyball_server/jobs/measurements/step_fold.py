@@ -19,9 +19,6 @@ from flyball_wire.read_models import MeasuredIteration, PredictedIteration, Step
 
 # Number of newest steps whose mean is the job's current measurement.
 NEWEST_STEPS = 16
-# Ranks post once a second or after each step: older steps that are still missing are lost.
-ON_THEIR_WAY_S = 5.0
-_FEWEST_ON_THEIR_WAY, _MOST_ON_THEIR_WAY = 2, 1024
 # Number of newest steps without some rank that may still be added: ranks keep as many to post.
 MOST_MISSING = 4096
 _NO_COUNTS = (0, 0, 0, 0)
@@ -120,7 +117,6 @@ class MissingStep:
 
     #: Version that it was added to.
     version: int
-    time_s: float
     #: Version of the previous complete step, as in CountingRule.
     settled: tuple[int | None, ...]
     #: Its `num_unplanned`, `num_clock_misses`, `num_power_capped` and `num_thermally_capped`.
@@ -150,8 +146,6 @@ class StepFold:
     highest_mhz: tuple[int, ...] = ()
     #: Newest steps of this run that some rank has not posted, rising.
     missing: dict[int, MissingStep] = field(default_factory=dict[int, MissingStep])
-    #: The newest of them, which are not counted as missing yet.
-    on_their_way: list[int] = field(default_factory=list[int])
     #: Step that was completed last, with the rule's version after it; and their number.
     late: tuple[int, tuple[int | None, ...]] = (-1, ())
     num_late: int = 0
@@ -231,7 +225,6 @@ class StepFold:
 
     def start_over(self) -> None:
         """Begin another run; no step of the former one is added any more."""
-        self._give_up()
         self.missing.clear()
         self.rule.settled = ()
         self.run, self.after_step = self.run + 1, -1
@@ -246,16 +239,14 @@ class StepFold:
             return
         self._count(step)
         if self.rule.is_complete(step):
-            self._give_up()
             of_version, clocks = self._add_complete(step, counts=counts)
             self._add_to_newest(step, clocks, of_version.kinds)
             return
         self.num_incomplete += 1
         version = step.newest_version or 0
-        self._of_version(version)
+        self._of_version(version).give_up()
         self.missing[step.step] = MissingStep(
             version=version,
-            time_s=step.time_s,
             settled=settled,
             counts=(
                 step.num_unplanned,
@@ -266,15 +257,11 @@ class StepFold:
         )
         if len(self.missing) > MOST_MISSING:
             del self.missing[next(iter(self.missing))]
-        self._await(step.step)
 
     def add_late(self, step: StepTotals) -> None:
         """Add a missing step that all ranks have posted now; several in rising order."""
         missing = self.missing.pop(step.step)
-        if step.step in self.on_their_way:
-            self.on_their_way.remove(step.step)
-        else:
-            self._of_version(missing.version).give_up(-1)
+        self._of_version(missing.version).give_up(-1)
         self.num_late += 1
         late_step, late_settled = self.late
         settled = late_settled if late_step == step.step - 1 else missing.settled
@@ -333,26 +320,6 @@ class StepFold:
         newest.append(step)
         del newest[:-NEWEST_STEPS]
         self.newest_clocks = clocks
-
-    def _await(self, step: int) -> None:
-        """Count the newest steps that some ranks have yet to post."""
-        waiting = self.on_their_way
-        waiting.append(step)
-        later_s = math.fsum(self.missing[each].time_s for each in waiting[1:])
-        num_lost = 0
-        while len(waiting) - num_lost > _FEWEST_ON_THEIR_WAY and (
-            later_s >= ON_THEIR_WAY_S or len(waiting) - num_lost > _MOST_ON_THEIR_WAY
-        ):
-            num_lost += 1
-            later_s -= self.missing[waiting[num_lost]].time_s
-        self._give_up(num_lost)
-
-    def _give_up(self, num_steps: int | None = None) -> None:
-        """Count the oldest steps on their way as missing; None: all of them."""
-        lost = self.on_their_way[:num_steps]
-        del self.on_their_way[:num_steps]
-        for step in lost:
-            self._of_version(self.missing[step].version).give_up()
 
 
 def _clocks_of(step: StepTotals, kinds: StepKinds) -> StepClocks:

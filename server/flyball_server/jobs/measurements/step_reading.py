@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import fields
 
+from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
 from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
@@ -83,14 +84,17 @@ def new_fold(job: JobRecord) -> StepFold:
 
 
 def read_fold(reader: JobReader, job: JobRecord) -> StepFold:
-    """Return the totals of all of the job's steps so far, also of those that are not settled."""
+    """Return the totals of all of the job's steps so far but those that are awaited."""
     fold = reader.find_fold(job.job_id) or new_fold(job)
-    add_steps(reader, job.job_id, fold, read_settled(reader, job.job_id, fold))
+    rest = read_settled(reader, job, fold)
+    add_steps(reader, job.job_id, fold, [step for step in rest if fold.rule.is_complete(step)])
     return fold
 
 
-def read_settled(reader: JobReader, job_id: str, fold: StepFold) -> Sequence[StepTotals]:
+def read_settled(reader: JobReader, job: JobRecord, fold: StepFold) -> Sequence[StepTotals]:
     """Add further steps to the totals, up to the first one that ranks may still post.
+
+    Of a job that is over all steps are settled.
 
     Returns:
         The steps that are not settled, rising.
@@ -98,9 +102,11 @@ def read_settled(reader: JobReader, job_id: str, fold: StepFold) -> Sequence[Ste
     widening = 1
     while True:
         limit = min(_piece(fold) * widening, 2 * MOST_LATER)
-        piece = reader.list_posted_steps(job_id, fold.run, after_step=fold.after_step, limit=limit)
-        settled = settled_steps(piece, fold.rule)
-        add_steps(reader, job_id, fold, settled)
+        piece = reader.list_posted_steps(
+            job.job_id, fold.run, after_step=fold.after_step, limit=limit
+        )
+        settled = piece if job.state in OVER else settled_steps(piece, fold.rule)
+        add_steps(reader, job.job_id, fold, settled)
         if len(piece) < limit:
             return piece[len(settled) :]
         # While the first step is awaited, later ones decide whether it is given up.
@@ -209,7 +215,8 @@ def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecor
     )
     if not is_over:
         return place
-    fold = read_fold(writer, job)
+    fold = writer.find_fold(job.job_id) or new_fold(job)
+    add_steps(writer, job.job_id, fold, read_settled(writer, job, fold))
     fold.start_over()
     return _save(writer, job, FoldPlace(start_id=job.start_id), fold)
 
@@ -238,7 +245,7 @@ def add_post(
             place = _save(writer, job, place, fold)
     if newest_step >= place.due_step:
         fold = writer.find_fold(job.job_id) or new_fold(job)
-        read_settled(writer, job.job_id, fold)
+        read_settled(writer, job, fold)
         _save(writer, job, place.evolve(due_step=newest_step + _piece(fold)), fold)
 
 
