@@ -24,11 +24,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
 from flyball_server.views.planned_delays import planned_delays
-from flyball_wire.closed_loop import (
-    ComparisonStatus,
-    MissedTarget,
-    PlannedDelays,
-)
+from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
@@ -88,6 +84,7 @@ class JobFacts:
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
+        plan: version in force, or else the newest, by its number.
         active_at: time of the last call of its ranks, UTC.
     """
 
@@ -113,7 +110,7 @@ class JobFacts:
     delays: PlannedDelays | None = None
     active_at: datetime
     read_at_s: float = float("-inf")
-    plans: dict[int, PlanFacts] = field(default_factory=dict)
+    plan: dict[int, PlanFacts] = field(default_factory=dict)
 
     @property
     def is_caught_up(self) -> bool:
@@ -285,11 +282,7 @@ def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None
         facts.measured_stages = _measured_stages(reader, facts, ranks)
 
 
-def _read_steps(
-    reader: JobReader,
-    facts: JobFacts,
-    gpu_changes: tuple[GpuChange, ...],
-) -> None:
+def _read_steps(reader: JobReader, facts: JobFacts, gpu_changes: tuple[GpuChange, ...]) -> None:
     """Read the stored totals, where they are further, and the steps since."""
     job_id, before = facts.job.job_id, facts.fold.place
     stored = reader.find_fold_place(job_id)
@@ -308,12 +301,12 @@ def _read_plans(reader: JobReader, facts: JobFacts) -> None:
     active = [entry.version for entry in versions if entry.first_step is not None]
     facts.newest_version = max((entry.version for entry in versions), default=None)
     facts.active_version = max(active, default=None)
-    told = facts.active_version or facts.newest_version
-    if told is not None and told not in facts.plans:
+    told = facts.active_version or facts.newest_version or 0
+    if told not in facts.plan:
         record = reader.find_plan(job_id, told)
-        if record is not None:
-            facts.plans = {told: plan_facts(record, reader.find_profile(job_id))}
-    known = None if told is None else facts.plans.get(told)
+        profile = reader.find_profile(job_id) if record else None
+        facts.plan = {} if record is None else {told: plan_facts(record, profile)}
+    known = facts.plan.get(told)
     facts.prediction = None if known is None else known.prediction
     facts.options = None if known is None else known.options
     facts.stages = () if known is None else known.stages

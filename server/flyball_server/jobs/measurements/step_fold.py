@@ -146,7 +146,7 @@ class StepFold:
     highest_mhz: tuple[int, ...] = ()
     #: Newest steps of this run that some rank has not posted, rising.
     missing: dict[int, MissingStep] = field(default_factory=dict[int, MissingStep])
-    #: Step that was completed last, with the rule's version after it; and their number.
+    #: Step that was completed late last, with the rule's version after it; and their number.
     late: tuple[int, tuple[int | None, ...]] = (-1, ())
     num_late: int = 0
     #: Steps that all ranks have posted.
@@ -226,7 +226,7 @@ class StepFold:
     def start_over(self) -> None:
         """Begin another run; no step of the former one is added any more."""
         self.missing.clear()
-        self.rule.settled = ()
+        self.rule.settled, self.late = (), (-1, ())
         self.run, self.after_step = self.run + 1, -1
 
     def add(self, step: StepTotals) -> None:

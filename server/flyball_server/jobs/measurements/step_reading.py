@@ -18,7 +18,6 @@ from flyball_wire.read_models import PredictedIteration
 # Time in s for which later steps are posted, after which a step is not waited for. A rank that
 # cannot reach its planner posts its steps later, and they are added then.
 GIVE_UP_S = 60
-_FEWEST_LATER = 2
 # Number of later steps after which a step is given up, however short they are: ranks keep 4096.
 MOST_LATER = 8192
 # Measurements of single ranks that are added to the stored totals at once, and read at once.
@@ -84,7 +83,7 @@ def new_fold(job: JobRecord) -> StepFold:
 
 
 def read_fold(reader: JobReader, job: JobRecord) -> StepFold:
-    """Return the totals of all of the job's steps so far but those that are awaited."""
+    """Return the totals of all of the job's steps so far; steps that are awaited are in none."""
     fold = reader.find_fold(job.job_id) or new_fold(job)
     rest = read_settled(reader, job, fold)
     add_steps(reader, job.job_id, fold, [step for step in rest if fold.rule.is_complete(step)])
@@ -135,15 +134,10 @@ def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[S
     """
     num_settled = len(piece)
     first_later_unix_s = newest_unix_s = piece[-1].stored_at if piece else 0
-    for position in range(len(piece) - 1, -1, -1):
-        step = piece[position]
-        num_later = len(piece) - 1 - position
-        later_s = newest_unix_s - first_later_unix_s
-        is_given_up = num_later >= MOST_LATER or (
-            num_later >= _FEWEST_LATER and later_s >= GIVE_UP_S
-        )
+    for num_later, step in enumerate(reversed(piece)):
+        is_given_up = num_later >= MOST_LATER or newest_unix_s - first_later_unix_s >= GIVE_UP_S
         if not rule.is_complete(step) and not is_given_up:
-            num_settled = position
+            num_settled = len(piece) - 1 - num_later
         newest_unix_s = max(newest_unix_s, step.stored_at)
         first_later_unix_s = min(first_later_unix_s, step.stored_at)
     return piece[:num_settled]
@@ -197,8 +191,8 @@ def _highest_mhz(reader: JobReader, probe: PlanRecord) -> tuple[int, ...]:
 def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecord]) -> FoldPlace:
     """Return the place of the totals that these steps are posted to.
 
-    Ranks of another start of the job, or on a newer plan than all steps so far, that post a step
-    which has counted, have started over. What they measure are other steps.
+    A run starts over with another start of the job, or where a rank posts a step that has counted
+    again, on a newer plan than all steps so far.
 
     Args:
         writer: writer of the post's transaction, before its steps are stored.
