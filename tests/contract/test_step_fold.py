@@ -391,3 +391,20 @@ def test_a_run_that_starts_over_on_a_newer_plan_is_another_run_without_a_start(
         for (rank, _), record in sorted(posted.items(), key=lambda each: each[1].step):
             planner.post(rank, [record])
     assert_equal(savings_of(planner.fold()), expected)
+
+
+def test_a_post_adds_a_piece_of_the_steps_that_are_left(planner: Planner) -> None:
+    """After an outage thousands of ranks post all at once."""
+    with planner.services.store.writing("job") as writer:
+        writer.save_steps(
+            tuple(step_record(step, rank) for rank in range(NUM_RANKS) for step in range(60))
+        )
+    reached = []
+    for step in range(60, 75):
+        for rank in range(NUM_RANKS):
+            planner.post(rank, [step_record(step, rank)])
+            reached.append(planner.num_stored())
+    pieces = [later - before for before, later in zip(reached, reached[1:], strict=False)]
+    assert max(pieces) <= 8
+    assert reached[-1] >= 60
+    assert planner.fold().num_steps == 75

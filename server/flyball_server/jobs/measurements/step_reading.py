@@ -101,15 +101,25 @@ def read_settled(reader: JobReader, job: JobRecord, fold: StepFold) -> Sequence[
     widening = 1
     while True:
         limit = min(_piece(fold) * widening, 2 * MOST_LATER)
-        piece = reader.list_posted_steps(
-            job.job_id, fold.run, after_step=fold.after_step, limit=limit
-        )
-        settled = piece if job.state in OVER else settled_steps(piece, fold.rule)
-        add_steps(reader, job.job_id, fold, settled)
-        if len(piece) < limit:
-            return piece[len(settled) :]
+        num_read, rest = _add_piece(reader, job, fold, limit)
+        if num_read < limit:
+            return rest
         # While the first step is awaited, later ones decide whether it is given up.
-        widening = 1 if settled else widening * _WIDER
+        widening = 1 if len(rest) < num_read else widening * _WIDER
+
+
+def _add_piece(
+    reader: JobReader, job: JobRecord, fold: StepFold, limit: int
+) -> tuple[int, Sequence[StepTotals]]:
+    """Read at most so many steps, and add the settled ones.
+
+    Returns:
+        The number of steps that were read, and those that are not settled.
+    """
+    piece = reader.list_posted_steps(job.job_id, fold.run, after_step=fold.after_step, limit=limit)
+    settled = piece if job.state in OVER else settled_steps(piece, fold.rule)
+    add_steps(reader, job.job_id, fold, settled)
+    return len(piece), piece[len(settled) :]
 
 
 def _piece(fold: StepFold) -> int:
@@ -218,7 +228,7 @@ def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecor
 def add_post(
     writer: JobWriter, job: JobRecord, place: FoldPlace, steps: Collection[StepRecord]
 ) -> None:
-    """Add settled steps to the stored totals, if enough were posted since the last time.
+    """Add some settled steps to the stored totals, if enough were posted since the last time.
 
     Args:
         writer: writer of the post's transaction, after its steps are stored.
@@ -239,8 +249,21 @@ def add_post(
             place = _save(writer, job, place, fold)
     if newest_step >= place.due_step:
         fold = writer.find_fold(job.job_id) or new_fold(job)
-        read_settled(writer, job, fold)
-        _save(writer, job, place.evolve(due_step=newest_step + _piece(fold)), fold)
+        due_step = _add_some(writer, job, fold, newest_step)
+        _save(writer, job, place.evolve(due_step=due_step), fold)
+
+
+def _add_some(reader: JobReader, job: JobRecord, fold: StepFold, newest_step: int) -> int:
+    """Add a piece of steps: other posts wait for it. Return the step at which to go on."""
+    size = _piece(fold)
+    num_read, rest = _add_piece(reader, job, fold, size)
+    if num_read < size:
+        return newest_step + size
+    if len(rest) < num_read:
+        return fold.after_step + 1
+    # The first step is awaited, and later ones decide whether it is given up.
+    _add_piece(reader, job, fold, 2 * MOST_LATER)
+    return newest_step + _WIDER * size
 
 
 def _add_late(reader: JobReader, job_id: str, fold: StepFold, steps: Collection[int]) -> None:

@@ -229,8 +229,8 @@ class JobReader:
         pruned = self._records(StepTotals, query.order_by(PRUNED_STEPS.c.step).limit(limit))
         end_step = pruned[-1].step if pruned and len(pruned) == limit else None
         query = step_totals(*self._in_range(STEPS, job_id, after_step + 1, end_step))
-        rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit))
-        kept = [StepTotals(**row._mapping) for row in rows]
+        rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit)).mappings()
+        kept = [StepTotals(**row) for row in rows]
         return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
 
     def list_posted_steps(
@@ -243,8 +243,7 @@ class JobReader:
             newest = select(FOLDS.c.newest_step).where(self._of(FOLDS, job_id)).scalar_subquery()
             in_range.append(STEPS.c.step <= newest)
         query = step_totals(*in_range, STEPS.c.run == run).order_by(STEPS.c.step).limit(limit)
-        rows = self._connection.execute(query)
-        return tuple(StepTotals(**row._mapping) for row in rows)
+        return tuple(StepTotals(**row) for row in self._connection.execute(query).mappings())
 
     def find_fold_place(self, job_id: str) -> FoldPlace | None:
         """Return the place that the totals of the job's steps have reached; None: no totals."""
@@ -269,7 +268,7 @@ class JobReader:
         query = stage_totals(
             *in_range, STEPS.c.step >= _first_of_newest(STEPS, num_steps, *in_range)
         )
-        kept = [StageTotals(**row._mapping) for row in self._connection.execute(query)]
+        kept = [StageTotals(**row) for row in self._connection.execute(query).mappings()]
         steps = {each.step for each in kept}
         first_step = min(steps) if len(steps) == num_steps else after_step + 1
         in_range = self._in_range(PRUNED_STAGES, job_id, first_step, before_step)
@@ -288,8 +287,8 @@ class JobReader:
         newest = (of_job, STEPS.c.step >= _first_of_newest(STEPS, num_steps, of_job))
         versions = self._versions_of_steps(*newest)
         kept = [
-            job_step_of(StepTotals(**row._mapping), *versions[row.step])
-            for row in self._connection.execute(step_totals(*newest))
+            job_step_of(StepTotals(**row), *versions[row["step"]])
+            for row in self._connection.execute(step_totals(*newest)).mappings()
         ]
         query = select(PRUNED_STEPS).where(self._of(PRUNED_STEPS, job_id))
         rows = self._connection.execute(query.order_by(PRUNED_STEPS.c.step.desc()).limit(num_steps))

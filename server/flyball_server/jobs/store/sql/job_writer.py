@@ -154,16 +154,17 @@ class JobWriter(JobReader):
         key = self._key(job_id)
         versions = self._versions_of_steps(*of_steps)
         pruned = [
-            {**row._mapping, "job_id": key, "versions": versions_value(versions[row.step])}
-            for row in self._connection.execute(step_totals(*of_steps))
+            {**row, "job_id": key, "versions": versions_value(versions[row["step"]])}
+            for row in self._connection.execute(step_totals(*of_steps)).mappings()
         ]
         if not pruned:
             return
         parts: dict[tuple[int, int], int] = defaultdict(int)
         stages: list[dict[str, Any]] = []
-        for row in self._connection.execute(stage_totals(*of_steps)):
-            parts[row.step, row.stage] += 1
-            stages.append({**row._mapping, "job_id": key, "part": parts[row.step, row.stage]})
+        for row in self._connection.execute(stage_totals(*of_steps)).mappings():
+            place = (row["step"], row["stage"])
+            parts[place] += 1
+            stages.append({**row, "job_id": key, "part": parts[place]})
         self._connection.execute(PRUNED_STEPS.insert(), pruned)
         self._connection.execute(PRUNED_STAGES.insert(), stages)
         self._connection.execute(STEPS.delete().where(*of_steps))
