@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
@@ -35,10 +37,8 @@ from flyball_server.planning.documents.recorded_plan import (
     model_of_plan,
     models_of_data_parallel_plan,
 )
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
-from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import MAX_GPUS_AT_ONCE, MAX_GPUS_IN_NODE, PlanOptions
 
@@ -223,7 +223,7 @@ def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
         return plan_from_document(document)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except PlanningError as error:
+    except PipelineError as error:
         raise CommandError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: not a plan in JSON ({error})") from None
@@ -270,7 +270,7 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
             profile = read_profile(arguments.profile)
             of_plan = [model_of_plan(profile, plan, power_w)]
         return predicted_timeline(plan, of_plan)
-    except PlanningError as error:
+    except PipelineError as error:
         if error.field == "blocking_power_w" and power_w is not None:
             raise CommandError(f"--blocking-power: {error.message}") from None
         option = _OPTION_OF_TIME.get(error.field)

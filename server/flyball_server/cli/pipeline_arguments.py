@@ -8,6 +8,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import MAX_NUM_MICROBATCHES, Checkpoint
+from flyball_pipeline.schedules.explicit import EXPLICIT
+from flyball_pipeline.schedules.table import SCHEDULES
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.cli.order_files import read_order
@@ -21,14 +25,10 @@ from flyball_server.planning.request_options import (
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
-from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules._base import MAX_NUM_MICROBATCHES
-from flyball_server.planning.schedules.explicit import EXPLICIT
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import (
     DEFAULT_SCHEDULE,
     DEFAULT_TARGET,
-    Checkpoint,
     Effort,
     PlanOptions,
     Policy,
@@ -302,7 +302,7 @@ def _check_effect(given: Mapping[str, Any]) -> None:
         raise PlanningError(f"is for policies {names}, not {policy}", field="reconfigure")
 
 
-def refused(error: PlanningError) -> CommandError:
+def refused(error: PipelineError) -> CommandError:
     """Return the planning core's error with the option in place of the field."""
     option = OPTION_OF_FIELD.get(error.field, f"--{error.field}")
     return CommandError(f"{option}: {error.message}")

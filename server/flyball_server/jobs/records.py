@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
@@ -19,7 +20,6 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.request_options import (
@@ -101,7 +101,7 @@ def check_spec_bounds(spec: JobSpec) -> None:
         )
     try:
         check_options(spec, spec.num_stages)
-    except PlanningError as error:
+    except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from None
 
 

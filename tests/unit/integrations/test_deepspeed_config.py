@@ -29,9 +29,9 @@ from flyball_integrations.deepspeed.settings import (
     Setting,
 )
 from flyball_integrations.shared.attach_options import AttachOptions
+from flyball_pipeline.schedules.table import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
-from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_wire.plan_options import Policy
 
 URL = "http://planner:7787"

@@ -14,11 +14,12 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
+from flyball_pipeline.instruction import Checkpoint
 from flyball_server.http.zeus.messages import JobInfo
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import JOB_ID_PATTERN, check_spec_bounds
 from flyball_wire.messages import JobSpec, Profiling
-from flyball_wire.plan_options import Checkpoint, Effort, Policy, Reconfigure
+from flyball_wire.plan_options import Effort, Policy, Reconfigure
 
 _FIELD = "job_metadata"
 _SEPARATOR = "+"

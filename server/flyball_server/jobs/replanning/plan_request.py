@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import equal_stages
+from flyball_pipeline.schedules.envpipe import ENVPIPE
+from flyball_pipeline.schedules.explicit import EXPLICIT, explicit_order, schedule_of_order
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import SCHEDULES, TORCHGPIPE, make_schedule
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -20,14 +25,6 @@ from flyball_server.planning.request_options import (
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules.envpipe import ENVPIPE, check_extra_forwards
-from flyball_server.planning.schedules.explicit import (
-    EXPLICIT,
-    explicit_order,
-    schedule_of_order,
-)
-from flyball_server.planning.schedules.gpipe import check_checkpoint
 from flyball_wire.messages import Adaptation, JobSpec
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, plan_options
 
@@ -47,7 +44,7 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
         _blocking_power_w(spec, window, None)
     try:
         with_known_transitions(plan_options(spec), window.transitions if window else None)
-    except PlanningError as error:
+    except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from None
     _check_order(spec)
     _check_checkpoint(spec)
@@ -67,10 +64,8 @@ def _check_adaptation(spec: JobSpec) -> None:
 
 
 def _check_checkpoint(spec: JobSpec) -> None:
-    try:
-        check_checkpoint(spec.schedule, spec.checkpoint)
-    except PlanningError as error:
-        raise InvalidFieldError(error.field, error.message) from None
+    if spec.checkpoint is not None and spec.schedule != TORCHGPIPE:
+        raise InvalidFieldError("checkpoint", f"is for schedule {TORCHGPIPE}, not {spec.schedule}")
 
 
 def _check_order(spec: JobSpec) -> None:
@@ -84,7 +79,7 @@ def _check_order(spec: JobSpec) -> None:
     try:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))
-    except PlanningError as error:
+    except PipelineError as error:
         field = "order" if error.field == "schedule" else error.field
         raise InvalidFieldError(field, error.message) from None
 
@@ -263,8 +258,9 @@ def _check_extra_forwards(spec: JobSpec) -> None:
     if spec.extra_forwards is None:
         return
     try:
-        check_extra_forwards(spec.extra_forwards, spec.num_stages, spec.num_microbatches)
-    except PlanningError as error:
+        shape = equal_stages(spec.num_stages, spec.num_microbatches)
+        make_schedule(ENVPIPE, ScheduleInputs(shape=shape, extra_forwards=spec.extra_forwards))
+    except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from None
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.unit.planning.oracles import every_plan
 from tests.unit.planning.tiny_pipelines import enumerable_models, equal_profile, request_of
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.examples import load_example_profile
-from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.targets import parse_target, plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
@@ -57,7 +58,7 @@ def test_a_slowdown_may_be_given_in_percent() -> None:
 
 
 def test_a_share_above_one_is_taken_for_percent_without_its_sign() -> None:
-    with pytest.raises(PlanningError) as refused:
+    with pytest.raises(PipelineError) as refused:
         parse_target("slowdown:5")
     assert refused.value.message == (
         "'slowdown:5' would be 500 %; write 'slowdown:5%' or 'slowdown:500%'"
@@ -98,7 +99,7 @@ def test_an_unreachable_target_names_the_nearest_and_that_is_granted(
     ],
 )
 def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(PlanningError) as refused:
+    with pytest.raises(PipelineError) as refused:
         parse_target(text)
     assert refused.value.field == "target"
     assert "slowdown:5%" in refused.value.message or "as in" in refused.value.message
