@@ -1,8 +1,8 @@
 """Instructions that share a clock, where changes are too late for a clock of each.
 
-A group's durations stretch by the least `T / L` of its members (`retiming`), from the highest clocks
-by one ratio, so no path becomes longer than its segment. The clock of a group is the slowest one
-that all its curves have and at which none of them takes longer than that ratio.
+A group's durations stretch by the least `T / L` of its members (`retiming`), from the highest
+clocks by one ratio, so no path becomes longer than its segment. The clock of a group is the slowest
+one that all its curves have and at which none of them takes longer than that ratio.
 """
 
 from __future__ import annotations
@@ -25,9 +25,7 @@ class ClockGroups:
         group: per place, its group, numbered from 0 without gaps.
     """
 
-    def __init__(
-        self, paths: StepPaths, curves: Sequence[StepCurve], group: Sequence[int]
-    ) -> None:
+    def __init__(self, paths: StepPaths, curves: Sequence[StepCurve], group: Sequence[int]) -> None:
         self._paths, self._curves, self._group = paths, curves, group
         of_group: list[dict[int, StepCurve]] = [{} for _ in range(1 + max(group))]
         for number, curve in zip(group, curves, strict=True):
@@ -40,9 +38,7 @@ class ClockGroups:
         self._most = [clocks.ratios[-1] for clocks in self._clocks]
 
     @classmethod
-    def of_runs(
-        cls, paths: StepPaths, curves: Sequence[StepCurve], length: int
-    ) -> ClockGroups:
+    def of_runs(cls, paths: StepPaths, curves: Sequence[StepCurve], length: int) -> ClockGroups:
         """Return groups of as many instructions of a stage one after the other."""
         num_of_stage = [0] * (1 + max(paths.stage))
         numbers: dict[tuple[int, int], int] = {}
@@ -66,8 +62,7 @@ class ClockGroups:
         group, curves = self._group, self._curves
         ratios = self._paths.stretched_ratios(highest_s, segments_s, group, self._most, rounds)
         number_of = [
-            clocks.slowest_within(ratio)
-            for clocks, ratio in zip(self._clocks, ratios, strict=True)
+            clocks.slowest_within(ratio) for clocks, ratio in zip(self._clocks, ratios, strict=True)
         ]
         return [
             curve.choice_of_number[number_of[each]]

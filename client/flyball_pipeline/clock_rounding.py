@@ -53,9 +53,10 @@ class ChangeDelays:
 class InForce:
     """Clocks that may be in force on a stage as an instruction ends."""
 
-    __slots__ = ("effect_s", "number", "since_up_s", "slowest")
+    __slots__ = ("_delays", "effect_s", "number", "since_up_s", "slowest")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, delays: ChangeDelays) -> None:
+        self._delays = delays
         #: Clock that was requested last, by its number.
         self.number = number
         #: Slowest clock that may be in force until `effect_s`, the latest effect of a higher one.
@@ -71,7 +72,6 @@ class InForce:
         highest_s: float,
         free_s: float,
         input_s: float,
-        delays: ChangeDelays,
     ) -> float:
         """Return the latest end of the next instruction, s.
 
@@ -81,9 +81,12 @@ class InForce:
             highest_s: its time at the highest clock, s.
             free_s: latest end of the instruction before it on its stage, s.
             input_s: latest time at which its input is there, s.
-            delays: delays of clock changes.
         """
-        number, time_s = curve.numbers[choice], curve.ratios[choice] * highest_s
+        number, time_s, delays = (
+            curve.numbers[choice],
+            curve.ratios[choice] * highest_s,
+            self._delays,
+        )
         begin_s = free_s if free_s > input_s else input_s
         slowest, effect_s = self.slowest, self.effect_s
         if number < self.number:
@@ -100,25 +103,22 @@ class InForce:
         if past_s <= 0 or slowest <= number:
             return begin_s + time_s
         slow_s = curve.ratio_of_number[slowest] * highest_s
-        if past_s > slow_s:
-            past_s = slow_s
+        past_s = min(past_s, slow_s)
         return begin_s + time_s + past_s * (1 - time_s / slow_s)
 
-    def follow(
-        self, number: int, highest_s: float, free_s: float, input_s: float, delays: ChangeDelays
-    ) -> None:
+    def follow(self, number: int, highest_s: float, free_s: float, input_s: float) -> None:
         """Go on to the end of that instruction, at the clock with this number."""
         if number < self.number:
             if self.slowest < self.number or self.effect_s <= max(free_s, input_s):
                 self.slowest = self.number
-            self.effect_s = free_s + delays.up_s
+            self.effect_s = free_s + self._delays.up_s
             self.since_up_s = 0.0
         self.number = number
         self.since_up_s += highest_s
 
-    def meet(self, delays: ChangeDelays) -> None:
+    def meet(self) -> None:
         """Go on to the next segment, whose times count from its begin."""
-        self.effect_s = delays.up_s - self.since_up_s
+        self.effect_s = self._delays.up_s - self.since_up_s
 
 
 class ClockRounding:
@@ -174,9 +174,9 @@ class ClockRounding:
         """
         if self._delays is None:
             return self.rounded_at_once(times_s, highest_s, segments_s)
-        return _LateRounding(
-            self._paths, self._curves, self._delays, times_s, highest_s, segments_s
-        ).rounded(self._gaps_s, in_force, slowest)
+        late = _LateRounding(self._paths, self._curves, self._delays)
+        late.aim_at(times_s, highest_s, segments_s)
+        return late.rounded(self._gaps_s, in_force, slowest)
 
     def latest_ends_s(
         self, choices: Sequence[int], highest_s: Sequence[float], in_force: Sequence[int]
@@ -193,24 +193,22 @@ class ClockRounding:
             return paths.ends_s(self.durations_s(choices, highest_s))
         num = len(choices)
         ends_s = [0.0] * (num + 1)
-        states = [InForce(number) for number in in_force]
+        states = [InForce(number, delays) for number in in_force]
         free_at_first_s = [-gap_s for gap_s in self._gaps_s]
-        places = zip(
-            choices, highest_s, self._curves, paths.stage, paths.before, paths.source,
-            paths.transfer_s, paths.is_first, strict=True,
-        )  # fmt: skip
-        for place, each in enumerate(places):
-            choice, least_s, curve, stage, before, source, transfer_s, is_first = each
+        places = zip(paths.edges, choices, highest_s, self._curves, paths.stage, strict=True)
+        for place, ((before, source, transfer_s), choice, least_s, curve, stage) in enumerate(
+            places
+        ):
             state = states[stage]
-            if is_first:
+            if paths.is_first[place]:
                 free_s = free_at_first_s[stage]
             else:
                 free_s = ends_s[before]
                 if before == num:
-                    state.meet(delays)
+                    state.meet()
             input_s = ends_s[source] + transfer_s
-            ends_s[place] = state.end_s(curve, choice, least_s, free_s, input_s, delays)
-            state.follow(curve.numbers[choice], least_s, free_s, input_s, delays)
+            ends_s[place] = state.end_s(curve, choice, least_s, free_s, input_s)
+            state.follow(curve.numbers[choice], least_s, free_s, input_s)
         return ends_s
 
     def rounded_at_once(
@@ -222,14 +220,11 @@ class ClockRounding:
         ends_s = [0.0] * (len(rests_s) + 1)
         choices = [0] * len(rests_s)
         segment_s, is_single = segments_s[0], len(segments_s) == 1
-        places = zip(
-            paths.before, paths.source, paths.transfer_s, rests_s, highest_s, self._ratios,
-            strict=True,
-        )  # fmt: skip
-        for place, (before, source, transfer_s, rest_s, least_s, ratios) in enumerate(places):
+        places = zip(paths.edges, rests_s, highest_s, self._ratios, strict=True)
+        for place, ((before, source, transfer_s), rest_s, least_s, ratios) in enumerate(places):
             begin_s = ends_s[before]
             input_s = ends_s[source] + transfer_s
-            if input_s > begin_s:
+            if input_s > begin_s:  # noqa: PLR1730 - faster than max()
                 begin_s = input_s
             if not is_single:
                 segment_s = segments_s[paths.meeting[place]]
@@ -237,8 +232,9 @@ class ClockRounding:
             choice = bisect_right(ratios, most * _ROUNDING) - 1
             if choice > 0:
                 choices[place] = choice
-                least_s *= ratios[choice]
-            ends_s[place] = begin_s + least_s
+                ends_s[place] = begin_s + ratios[choice] * least_s
+            else:
+                ends_s[place] = begin_s + least_s
         return choices, ends_s
 
 
@@ -254,11 +250,17 @@ class _LateRounding:
         paths: StepPaths,
         curves: Sequence[StepCurve],
         delays: ChangeDelays,
+    ) -> None:
+        self._paths, self._curves, self._delays = paths, curves, delays
+
+    def aim_at(
+        self,
         times_s: Sequence[float],
         highest_s: Sequence[float],
         segments_s: Sequence[float],
     ) -> None:
-        self._paths, self._curves, self._delays = paths, curves, delays
+        """Take durations and segments' times in s, and times at the highest clock."""
+        paths, curves = self._paths, self._curves
         self._highest_s = highest_s
         rests_s = paths.rests_s(times_s)
         #: Per place, when it has to end, s.
@@ -279,7 +281,7 @@ class _LateRounding:
     ) -> tuple[list[int], list[float]]:
         """See `ClockRounding.rounded`."""
         paths, delays, ends_s = self._paths, self._delays, self._ends_s
-        states = [InForce(number) for number in in_force]
+        states = [InForce(number, delays) for number in in_force]
         choices = [0] * paths.num_places
         for place, curve in enumerate(self._curves):
             stage, least_s = paths.stage[place], self._highest_s[place]
@@ -288,7 +290,7 @@ class _LateRounding:
             if paths.is_first[place]:
                 free_s = -gaps_s[stage]
             elif paths.before[place] == paths.num_places:
-                state.meet(delays)
+                state.meet()
             input_s = ends_s[paths.source[place]] + paths.transfer_s[place]
             due_s = self._due_s[place]
             left_s = due_s - (free_s if free_s > input_s else input_s)
@@ -296,16 +298,16 @@ class _LateRounding:
             if place in slowest:
                 choice = min(choice, slowest[place])
             while choice > 0:
-                end_s = state.end_s(curve, choice, least_s, free_s, input_s, delays)
+                end_s = state.end_s(curve, choice, least_s, free_s, input_s)
                 if end_s <= due_s and self._leaves_time(place, curve.numbers[choice], end_s):
                     break
                 choice -= 1
             else:
                 choice = 0
-                end_s = state.end_s(curve, 0, least_s, free_s, input_s, delays)
+                end_s = state.end_s(curve, 0, least_s, free_s, input_s)
             choices[place] = choice
             ends_s[place] = self._known_s[place] = end_s
-            state.follow(curve.numbers[choice], least_s, free_s, input_s, delays)
+            state.follow(curve.numbers[choice], least_s, free_s, input_s)
         return choices, ends_s
 
     def _leaves_time(self, place: int, number: int, end_s: float) -> bool:
@@ -325,7 +327,6 @@ class _LateRounding:
         past_s = end_s + self._delays.up_s - begin_s
         if past_s > 0:
             slow_s = curve.ratio_of_number[number] * least_s
-            if past_s > slow_s:
-                past_s = slow_s
+            past_s = min(past_s, slow_s)
             time_s += past_s * (1 - time_s / slow_s)
         return begin_s + time_s <= self._due_s[after]

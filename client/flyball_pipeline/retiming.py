@@ -12,10 +12,10 @@ instruction's time in this step and a deadline for each meeting:
    longest path after it allows.
 
 From the highest clocks no path becomes longer than T: on a path P the sum of `t[i] T / L[i]` is at
-most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on P; clipping at `c[i]`
-shortens; and where `len(P) > T` every `L[i] > T`, so nothing on P is stretched (docs/theory.md, "A
-plan for each step"). The start from the plan in force and late clock changes are not proven: there
-the result is checked by its latest end.
+most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on P; clipping at
+`c[i]` shortens; and where `len(P) > T` every `L[i] > T`, so nothing on P is stretched
+(docs/theory.md, "A plan for each step"). The start from the plan in force and late clock changes
+are not proven: there the result is checked by its latest end.
 
 Everything is a list in a fixed order, so that equal inputs give equal clocks on every rank.
 """
@@ -29,7 +29,9 @@ from functools import cached_property
 
 from flyball_pipeline.clock_groups import ClockGroups
 from flyball_pipeline.clock_rounding import ChangeDelays, ClockRounding
-from flyball_pipeline.step_curves import ClockPoint, StepCurve, step_curves
+from flyball_pipeline.dag import DependencyDag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.step_curves import ClockPoint, step_curves
 from flyball_pipeline.step_paths import StepPaths
 
 ROUNDS = 6
@@ -49,8 +51,8 @@ _MOST_FIRST_LATE = 0.003
 _TOLERANCE = 1e-9
 
 
-class RetimingError(ValueError):
-    """A pipeline or a step that has no plan of its own; the text is one line."""
+class RetimingError(PipelineError):
+    """A pipeline or a step that gets no plan of its own."""
 
 
 class RetimedPipeline:
@@ -60,16 +62,10 @@ class RetimedPipeline:
     all pipelines wait for each other; it ends a segment of the step, and each node belongs to one.
 
     Args:
-        stage: per node, its stage.
-        order_predecessor: per node, the node before it on its stage, or -1.
-        data_predecessor: per node, the node that makes its input, or -1.
-        topological_order: all nodes, each after its predecessors.
+        dag: what waits for what, with its tail and transfers.
         points: per node, its time and energy by clock at factor 1, in any order. Nodes that are
             alike should share one object.
         waiting_power_w: per stage, power of all its GPUs while they wait, W.
-        tail_s: part of a step outside its instructions, s.
-        transfer_s: per node, time from the end of the node that makes its input to its being
-            there, s; empty: none.
         meeting: per node, the meeting that ends its segment, from 0 on; empty: one at the end.
         plan_mhz: per node, its clock in the plan in force; empty: there is no plan.
         delays: delays of clock changes; None: clocks change at once.
@@ -84,39 +80,27 @@ class RetimedPipeline:
     def __init__(
         self,
         *,
-        stage: Sequence[int],
-        order_predecessor: Sequence[int],
-        data_predecessor: Sequence[int],
-        topological_order: Sequence[int],
+        dag: DependencyDag,
         points: Sequence[Sequence[ClockPoint]],
         waiting_power_w: Sequence[float],
-        tail_s: float = 0.0,
-        transfer_s: Sequence[float] = (),
         meeting: Sequence[int] = (),
         plan_mhz: Sequence[int] = (),
         delays: ChangeDelays | None = None,
         gap_s: Sequence[float] = (),
     ) -> None:
-        if not 0 < len(stage) <= MAX_INSTRUCTIONS:
+        if not 0 < dag.num_nodes <= MAX_INSTRUCTIONS:
             raise RetimingError(
-                f"no step plans: a step of {len(stage)} instructions, and they are made for 1 to"
-                f" {MAX_INSTRUCTIONS}"
+                f"no step plans for {dag.num_nodes}; they are made for 1 to {MAX_INSTRUCTIONS}",
+                field="instructions",
             )
-        self.paths = StepPaths(
-            stage=stage,
-            order_predecessor=order_predecessor,
-            data_predecessor=data_predecessor,
-            topological_order=topological_order,
-            transfer_s=transfer_s,
-            meeting=meeting,
-        )
+        self.paths = StepPaths(dag, meeting)
         of_nodes = [points[node] for node in self.paths.nodes]
         powers_w = [waiting_power_w[each] for each in self.paths.stage]
         #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
         self._number_of = {mhz: number for number, mhz in enumerate(self.clocks_mhz)}
-        self.tail_s, self.delays = tail_s, delays
-        self.num_stages = 1 + max(stage)
+        self.tail_s, self.delays = dag.tail_s, delays
+        self.num_stages = 1 + max(dag.stage)
         self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
         self.rounding = ClockRounding(self.paths, self.curves, delays, self.gaps_s)
         self.plan_mhz = tuple(plan_mhz)
@@ -174,10 +158,10 @@ class RetimedPipeline:
         """
         if len(factors) != self.paths.num_places:
             raise RetimingError(
-                f"{len(factors)} factors for {self.paths.num_places} instructions"
+                f"{len(factors)} for {self.paths.num_places} instructions", field="factors"
             )
         if not all(0 < factor < math.inf for factor in factors):
-            raise RetimingError("factors must be positive numbers")
+            raise RetimingError("must be positive numbers", field="factors")
         both = zip(self._highest_s, self.paths.nodes, strict=True)
         return [time_s * factors[node] for time_s, node in both]
 
@@ -236,13 +220,14 @@ def retime(
     highest_s = pipeline.highest_s(factors)
     if len(deadlines_s) != pipeline.paths.num_meetings:
         raise RetimingError(
-            f"{len(deadlines_s)} deadlines for {pipeline.paths.num_meetings} meetings"
+            f"{len(deadlines_s)} for {pipeline.paths.num_meetings} meetings", field="deadlines_s"
         )
     if not all(0 < deadline_s < math.inf for deadline_s in deadlines_s):
-        raise RetimingError("deadlines must be positive numbers")
+        raise RetimingError("must be positive numbers", field="deadlines_s")
     if _is_plan_in_force(pipeline, factors, deadlines_s):
         return pipeline.plan_mhz
-    step = _Step(pipeline, highest_s, factors, deadlines_s, in_force_mhz, reserve)
+    step = _Step(pipeline, highest_s, factors)
+    step.aim_at(deadlines_s, in_force_mhz, reserve)
     return pipeline.clocks_of(step.choices())
 
 
@@ -264,12 +249,15 @@ class _Step:
         pipeline: RetimedPipeline,
         highest_s: list[float],
         factors: Sequence[float],
-        deadlines_s: Sequence[float],
-        in_force_mhz: Sequence[int],
-        reserve: float,
     ) -> None:
         self._pipeline, self._highest_s = pipeline, highest_s
         self._factors = [factors[node] for node in pipeline.paths.nodes]
+
+    def aim_at(
+        self, deadlines_s: Sequence[float], in_force_mhz: Sequence[int], reserve: float
+    ) -> None:
+        """Take the rest of what `retime` takes."""
+        pipeline, highest_s = self._pipeline, self._highest_s
         self._in_force = pipeline.numbers_of(in_force_mhz) or [0] * pipeline.num_stages
         *before_s, last_s = deadlines_s
         segments_s = (*before_s, last_s - pipeline.tail_s)

@@ -9,46 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-NONE = -1  # "no predecessor"
+from flyball_pipeline.dag import NONE, DependencyDag
 
 
 class StepPaths:
     """Order, edges and segments of a pipeline's step.
 
     Args:
-        stage: per node, its stage.
-        order_predecessor: per node, the node before it on its stage, or NONE.
-        data_predecessor: per node, the node that makes its input, or NONE.
-        topological_order: all nodes, each after its predecessors.
-        transfer_s: per node, time from the end of the node that makes its input to its being
-            there, s; empty: none.
+        dag: what waits for what; its tail does not count.
         meeting: per node, the meeting that ends its segment; empty: all one.
-
-    Raises:
-        ValueError: two nodes of another stage wait for one node.
     """
 
-    def __init__(
-        self,
-        *,
-        stage: Sequence[int],
-        order_predecessor: Sequence[int],
-        data_predecessor: Sequence[int],
-        topological_order: Sequence[int],
-        transfer_s: Sequence[float] = (),
-        meeting: Sequence[int] = (),
-    ) -> None:
-        num = len(stage)
+    def __init__(self, dag: DependencyDag, meeting: Sequence[int] = ()) -> None:
+        num, stage = dag.num_nodes, dag.stage
         #: Per place, its node.
-        self.nodes = tuple(topological_order)
+        self.nodes = dag.topological_order
         place_of = [0] * num
         for place, node in enumerate(self.nodes):
             place_of[node] = place
         #: Per place, its stage; its meeting; whether it is its stage's first.
         self.stage = [stage[node] for node in self.nodes]
         self.meeting = [meeting[node] if meeting else 0 for node in self.nodes]
-        self.is_first = [order_predecessor[node] == NONE for node in self.nodes]
-        followed = set(order_predecessor)
+        self.is_first = [dag.order_predecessor[node] == NONE for node in self.nodes]
+        followed = set(dag.order_predecessor)
         #: Per stage, its last place.
         self.last_of_stage = [0] * (1 + max(stage))
         for place, node in enumerate(self.nodes):
@@ -65,24 +48,23 @@ class StepPaths:
         #: Per place, the place after it on its stage, in any segment.
         self.next_of_stage = [num] * num
         for place, node in enumerate(self.nodes):
-            if (before := order_predecessor[node]) != NONE:
+            if (before := dag.order_predecessor[node]) != NONE:
                 before = place_of[before]
                 self.next_of_stage[before] = place
                 if self.meeting[before] == self.meeting[place]:
                     self.before[place], after[before] = before, place
-            source = data_predecessor[node]
+            source = dag.data_predecessor[node]
             # Its own stage's output is there in any case: it stands before it in the order.
             if source == NONE or stage[source] == stage[node]:
                 continue
             source = place_of[source]
             if self.meeting[source] != self.meeting[place]:
                 continue
-            if taker[source] != num:
-                raise ValueError(f"two instructions of other stages wait for {self.nodes[source]}")
+            assert taker[source] == num  # noqa: S101 - no output is sent to two stages
             self.source[place], taker[source] = source, place
-            if transfer_s:
-                self.transfer_s[place] = out_s[source] = transfer_s[node]
-        self._forward = list(zip(self.before, self.source, self.transfer_s, strict=True))
+            self.transfer_s[place] = out_s[source] = dag.input_delay_s[node]
+        #: Per place, `before`, `source` and `transfer_s`.
+        self.edges = list(zip(self.before, self.source, self.transfer_s, strict=True))
         self._backward = list(zip(range(num), after, taker, out_s, strict=True))[::-1]
 
     @property
@@ -98,7 +80,7 @@ class StepPaths:
         """
         ends_s = [0.0] * (len(times_s) + 1)
         place = 0
-        for (before, source, transfer_s), time_s in zip(self._forward, times_s, strict=True):
+        for (before, source, transfer_s), time_s in zip(self.edges, times_s, strict=True):
             free_s = ends_s[before]
             input_s = ends_s[source] + transfer_s
             ends_s[place] = (free_s if free_s > input_s else input_s) + time_s
@@ -150,7 +132,7 @@ class StepPaths:
             for place, after, taker, out_s in self._backward:
                 rest_s = with_own_s[after]
                 taken_s = with_own_s[taker] + out_s
-                if taken_s > rest_s:
+                if taken_s > rest_s:  # noqa: PLR1730 - faster than max()
                     rest_s = taken_s
                 time_s = times_s[place]
                 with_own_s[place] = rest_s + time_s
@@ -189,8 +171,7 @@ class StepPaths:
             places = zip(group, ends_s, rests_s, segment_of, strict=False)
             for each, end_s, rest_s, segment_s in places:
                 share = (end_s + rest_s) / segment_s
-                if share > longest_s[each]:
-                    longest_s[each] = share
+                longest_s[each] = max(longest_s[each], share)
             ratios = [
                 max(1.0, min(ratio / share, limit))
                 for ratio, share, limit in zip(ratios, longest_s, most, strict=True)

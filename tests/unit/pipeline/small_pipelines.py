@@ -8,7 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from flyball_pipeline.dag import DependencyDag, build_dag
+from flyball_pipeline.instruction import equal_stages
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_pipeline.retiming import RetimedPipeline
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import make_schedule
 from flyball_pipeline.step_curves import ClockPoint
 
 Node = tuple[int, str, int]
@@ -29,73 +34,39 @@ BACKWARD = (
 CURVES = {"forward": FORWARD, "backward": BACKWARD}
 
 
-def orders(num_stages: int, num_microbatches: int, *, gpipe: bool = False) -> list[list[Node]]:
-    """Return the order of each stage, 1F1B or GPipe."""
-    of_stages = []
-    for stage in range(num_stages):
-        num_ahead = num_microbatches if gpipe else min(num_stages - stage, num_microbatches)
-        order = [(stage, "forward", each) for each in range(num_ahead)]
-        for each in range(num_microbatches):
-            order.append((stage, "backward", each))
-            if num_ahead + each < num_microbatches:
-                order.append((stage, "forward", num_ahead + each))
-        of_stages.append(order)
-    return of_stages
-
-
 @dataclass(frozen=True)
 class SmallPipeline:
-    """Nodes and edges, as `RetimedPipeline` takes them."""
+    """A pipeline of the points of `CURVES`."""
 
-    nodes: tuple[Node, ...]
-    edges: dict[str, Any]
+    dag: DependencyDag
 
-    def retimed(self, **others: Any) -> RetimedPipeline:
-        """Return it with the points of `CURVES`, or others."""
+    @property
+    def nodes(self) -> list[Node]:
+        """Stage, kind and microbatch of each node."""
+        both = zip(self.dag.stage, self.dag.instruction, strict=True)
+        return [(stage, kind.value, microbatch) for stage, (kind, microbatch, _) in both]
+
+    def retimed(self, **others: object) -> RetimedPipeline:
+        """Return it, with other arguments of `RetimedPipeline` where given."""
         parts: dict[str, Any] = {
+            "dag": self.dag,
             "points": [CURVES[kind] for _, kind, _ in self.nodes],
-            "waiting_power_w": [WAITING_W] * (1 + max(stage for stage, _, _ in self.nodes)),
+            "waiting_power_w": [WAITING_W] * (1 + max(self.dag.stage)),
         }
-        return RetimedPipeline(**(self.edges | parts | others))
+        return RetimedPipeline(**(parts | others))
 
 
-def small_pipeline(of_stages: list[list[Node]]) -> SmallPipeline:
-    """Return the pipeline with these orders."""
-    nodes = [node for order in of_stages for node in order]
-    number = {node: index for index, node in enumerate(nodes)}
-    last = len(of_stages) - 1
-    before: list[int] = []
-    source: list[int] = []
-    for stage, order in enumerate(of_stages):
-        for place, (_, kind, each) in enumerate(order):
-            before.append(number[order[place - 1]] if place else -1)
-            if kind == "forward":
-                source.append(number[stage - 1, kind, each] if stage else -1)
-            else:
-                of = (stage + 1, kind, each) if stage < last else (stage, "forward", each)
-                source.append(number[of])
-    waiting = set(range(len(nodes)))
-    topological: list[int] = []
-    while waiting:
-        ready = [n for n in sorted(waiting) if before[n] not in waiting and source[n] not in waiting]
-        topological += ready
-        waiting -= set(ready)
-    return SmallPipeline(
-        tuple(nodes),
-        {
-            "stage": [stage for stage, _, _ in nodes],
-            "order_predecessor": before,
-            "data_predecessor": source,
-            "topological_order": topological,
-        },
-    )
+def small_pipeline(num_stages: int, num_microbatches: int, order: str = "1f1b") -> SmallPipeline:
+    """Return a pipeline of this order."""
+    inputs = ScheduleInputs(shape=equal_stages(num_stages, num_microbatches))
+    return SmallPipeline(build_dag(make_schedule(order, inputs)))
 
 
 @st.composite
 def pipelines(draw: st.DrawFn) -> SmallPipeline:
     """Return 1F1B or GPipe of up to 4 stages and 5 microbatches."""
-    shape = (draw(st.integers(1, 4)), draw(st.integers(1, 5)))
-    return small_pipeline(orders(*shape, gpipe=draw(st.booleans())))
+    order = draw(st.sampled_from(["1f1b", "gpipe"]))
+    return small_pipeline(draw(st.integers(1, 4)), draw(st.integers(1, 5)), order)
 
 
 def factors_of(pipeline: SmallPipeline) -> st.SearchStrategy[list[float]]:
@@ -104,19 +75,9 @@ def factors_of(pipeline: SmallPipeline) -> st.SearchStrategy[list[float]]:
     return st.lists(st.floats(0.2, 3.0), min_size=num, max_size=num)
 
 
-def longest_path_s(
-    pipeline: SmallPipeline, durations_s: Sequence[float], transfer_s: Sequence[float] = ()
-) -> float:
+def longest_path_s(dag: DependencyDag, durations_s: Sequence[float]) -> float:
     """Return the end of the last node, s."""
-    ends_s = [0.0] * (len(durations_s) + 1)
-    edges = pipeline.edges
-    for node in edges["topological_order"]:
-        input_s = ends_s[edges["data_predecessor"][node]]
-        if transfer_s and edges["data_predecessor"][node] >= 0:
-            input_s += transfer_s[node]
-        begin_s = max(ends_s[edges["order_predecessor"][node]], input_s)
-        ends_s[node] = begin_s + durations_s[node]
-    return max(ends_s)
+    return max(earliest_finish_s(dag, durations_s))
 
 
 def time_s(kind: str, clock_mhz: int) -> float:
@@ -150,19 +111,19 @@ def late_end_s(
         in_force_mhz: per stage, the clock in force as the step before ended, at 0 s.
         delay_s: draws the delay of a change up (true) or down, s.
     """
-    edges, ends_s = pipeline.edges, [0.0] * (len(pipeline.nodes) + 1)
+    dag, ends_s = pipeline.dag, [0.0] * (len(pipeline.nodes) + 1)
     # Per stage, when each clock takes effect, in the order of the requests.
     changes = [[(-1.0, mhz)] for mhz in in_force_mhz]
-    for node in edges["topological_order"]:
+    for node in dag.topological_order:
         stage, kind, _ = pipeline.nodes[node]
-        free_s = ends_s[edges["order_predecessor"][node]]
+        free_s = ends_s[dag.order_predecessor[node]]
         asked = changes[stage][-1][1]
         if clocks_mhz[node] != asked:
             effect_s = free_s + delay_s(clocks_mhz[node] > asked)
             # A change that would come after this one never does.
             changes[stage] = [each for each in changes[stage] if each[0] < effect_s]
             changes[stage].append((effect_s, clocks_mhz[node]))
-        now_s, left = max(free_s, ends_s[edges["data_predecessor"][node]]), 1.0
+        now_s, left = max(free_s, ends_s[dag.data_predecessor[node]]), 1.0
         for place, (effect_s, mhz) in enumerate(changes[stage]):
             until_s = changes[stage][place + 1][0] if place + 1 < len(changes[stage]) else 1e9
             if until_s <= now_s:
