@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from flyball_pipeline.step_curves import StepCurve
 from flyball_pipeline.step_paths import StepPaths
@@ -48,6 +49,17 @@ class ChangeDelays:
         for name in ("up_s", "down_s"):
             if not 0 <= getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+
+    def in_node(self, call_s: float, num_gpus: int) -> Self:
+        """Return the delays where calls for the GPUs of a node are made one at a time.
+
+        When the others call is not known, so all of them count as if they came first.
+
+        Args:
+            call_s: mean duration of a call, s.
+            num_gpus: GPUs of the node.
+        """
+        return replace(self, up_s=self.up_s + (num_gpus - 1) * call_s)
 
 
 class InForce:

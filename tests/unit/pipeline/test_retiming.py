@@ -296,6 +296,13 @@ def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:
     assert in_time_s[:2] == pytest.approx([0.1, 0.3])
 
 
+def test_calls_of_the_other_gpus_of_a_node_come_first() -> None:
+    in_node = A100.in_node(0.0045, 8)
+    assert (in_node.up_s, in_node.down_s) == (pytest.approx(0.02 + 7 * 0.0045), 0.01)
+    with pytest.raises(ValueError, match="down_s must be at least 0, not -1"):
+        ChangeDelays(up_s=0.0, down_s=-1)
+
+
 def test_instructions_share_a_clock_where_changes_come_too_late() -> None:
     # Changes take as long as two microbatches: clocks of their own are of no use.
     pipeline = small_pipeline(1, 6)
