@@ -45,8 +45,9 @@ _MORE = 1.5
 _MAX_OF_MANY_TRIES = 2_500
 # Where late changes cost more than this share of the saving, groups are tried too.
 _MOST_LOST = 0.03
-# Share of a step by which late first clocks may lengthen it at most.
-_MOST_FIRST_LATE = 0.003
+# Share of a step by which late first clocks may lengthen it, where a last instruction at a higher
+# clock avoids more, and the most of its stage's time that such an instruction may take.
+_MOST_FIRST_LATE, _MOST_OF_STAGE = 0.003, 0.15
 # Of factors, and of sums of times in another order.
 _TOLERANCE = 1e-9
 
@@ -280,16 +281,23 @@ class _Step:
         """Return of stages' last places the slowest choice from which a first clock is in time.
 
         The next step's first clock is late by up to `up_s` less the gap, for which its instruction
-        runs at the clock of this step's last one.
+        runs at the clock of this step's last one. An instruction that is much of its stage's work
+        keeps its clock: a higher one would cost more than the delay.
         """
         pipeline = self._pipeline
         if pipeline.delays is None:
             return {}
+        of_stages_s = [0.0] * pipeline.num_stages
+        for stage, time_s in zip(pipeline.paths.stage, self._highest_s, strict=True):
+            of_stages_s[stage] += time_s
         most_late_s = _MOST_FIRST_LATE * sum(self._allowed_s)
         slowest: dict[int, int] = {}
-        for place, gap_s in zip(pipeline.paths.last_of_stage, pipeline.gaps_s, strict=True):
+        for place, gap_s, of_stage_s in zip(
+            pipeline.paths.last_of_stage, pipeline.gaps_s, of_stages_s, strict=True
+        ):
             late_s = pipeline.delays.up_s - gap_s
-            if late_s > most_late_s:
+            is_short = self._highest_s[place] <= _MOST_OF_STAGE * of_stage_s
+            if late_s > most_late_s and is_short:
                 ratio = 1 / (1 - most_late_s / late_s)
                 slowest[place] = bisect_right(pipeline.curves[place].ratios, ratio) - 1
         return slowest
