@@ -19,7 +19,8 @@ most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on 
 changes are not proven: every result is checked by its latest end, and where the first start
 fails, the rounds are those of the proof.
 
-Everything is a list in a fixed order, so that equal inputs give equal clocks on every rank.
+Everything is a list in a fixed order, and no function is used whose rounding differs by platform or
+by Python, so that equal inputs give equal clocks on every rank.
 """
 
 from __future__ import annotations
@@ -45,7 +46,6 @@ RUN_LENGTHS = (2, 4, 8)
 # Of one grouping, each aimed at segments as much shorter as the one before was late, and half as
 # much again: fewer changes are in time then.
 _MAX_TRIES = 4
-_MORE = 1.5
 # Where late changes cost more than this share of the saving, groups are tried too.
 _MOST_LOST = 0.03
 # Share of a step by which late first clocks may lengthen it, where a last instruction at a higher
@@ -77,8 +77,8 @@ class RetimedPipeline:
             the stage's first instruction, s; empty: none.
 
     Raises:
-        RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none.
-        ValueError: arguments have other lengths, or a node has no point.
+        RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none; an
+            argument has another length; or a meeting has no node.
     """
 
     def __init__(
@@ -97,14 +97,24 @@ class RetimedPipeline:
                 f"no step plans for {dag.num_nodes}; they are made for 1 to {MAX_INSTRUCTIONS}",
                 field="instructions",
             )
+        self.num_stages = 1 + max(dag.stage)
+        for name, each, num in (
+            ("points", points, dag.num_nodes),
+            ("meeting", meeting or points, dag.num_nodes),
+            ("plan_mhz", plan_mhz or points, dag.num_nodes),
+            ("waiting_power_w", waiting_power_w, self.num_stages),
+            ("gap_s", gap_s or waiting_power_w, self.num_stages),
+        ):
+            if len(each) != num:
+                raise RetimingError(f"{len(each)} entries, not {num}", field=name)
+        if meeting and set(meeting) != set(range(1 + max(meeting))):
+            raise RetimingError("meetings count from 0 without gaps", field="meeting")
         self.paths = StepPaths(dag, meeting)
         of_nodes = [points[node] for node in self.paths.nodes]
         powers_w = [waiting_power_w[each] for each in self.paths.stage]
         #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
-        self._number_of = {mhz: number for number, mhz in enumerate(self.clocks_mhz)}
         self.tail_s, self.delays = dag.tail_s, delays
-        self.num_stages = 1 + max(dag.stage)
         self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
         self.rounding = ClockRounding(self.paths, self.curves, delays, self.gaps_s)
         self.plan_mhz = tuple(plan_mhz)
@@ -114,11 +124,9 @@ class RetimedPipeline:
     @cached_property
     def plan_ratios(self) -> list[float]:
         """Time of each place in the plan in force over that at the highest clock."""
-        clocks = (self.plan_mhz[node] for node in self.paths.nodes)
-        return [
-            curve.ratio_of_number[self._number_of[clock_mhz]]
-            for curve, clock_mhz in zip(self.curves, clocks, strict=True)
-        ]
+        numbers = self.numbers_of(self.plan_mhz)
+        both = zip(self.curves, self.paths.nodes, strict=True)
+        return [curve.ratio_of_number[numbers[node]] for curve, node in both]
 
     @cached_property
     def plan_times(self) -> tuple[float, ...]:
@@ -169,13 +177,14 @@ class RetimedPipeline:
         both = zip(self._highest_s, self.paths.nodes, strict=True)
         return [time_s * factors[node] for time_s, node in both]
 
-    def numbers_of(self, in_force_mhz: Sequence[int]) -> list[int]:
+    def numbers_of(self, clocks_mhz: Sequence[int]) -> list[int]:
         """Return the number of each clock; one that is not among them counts as the next lower."""
         last = len(self.clocks_mhz) - 1
-        return [
-            next((n for n, mhz in enumerate(self.clocks_mhz) if mhz <= in_force), last)
-            for in_force in in_force_mhz
-        ]
+        number_of = {
+            clock_mhz: next((n for n, mhz in enumerate(self.clocks_mhz) if mhz <= clock_mhz), last)
+            for clock_mhz in set(clocks_mhz)
+        }
+        return [number_of[clock_mhz] for clock_mhz in clocks_mhz]
 
     def clocks_of(self, choices: Sequence[int]) -> tuple[int, ...]:
         """Return per node its clock in MHz; `choices` are by place, indices of kept clocks."""
@@ -228,6 +237,10 @@ def retime(
         )
     if not all(0 < deadline_s < math.inf for deadline_s in deadlines_s):
         raise RetimingError("must be positive numbers", field="deadlines_s")
+    if in_force_mhz and len(in_force_mhz) != pipeline.num_stages:
+        raise RetimingError(
+            f"{len(in_force_mhz)} for {pipeline.num_stages} stages", field="in_force_mhz"
+        )
     if _is_plan_in_force(pipeline, factors, deadlines_s):
         return pipeline.plan_mhz
     step = _Step(pipeline, highest_s, factors)
@@ -293,7 +306,7 @@ class _Step:
         of_stages_s = [0.0] * pipeline.num_stages
         for stage, time_s in zip(pipeline.paths.stage, self._highest_s, strict=True):
             of_stages_s[stage] += time_s
-        most_late_s = _MOST_FIRST_LATE * sum(self._allowed_s)
+        most_late_s = _MOST_FIRST_LATE * math.fsum(self._allowed_s)
         slowest: dict[int, int] = {}
         for place, gap_s, of_stage_s in zip(
             pipeline.paths.last_of_stage, pipeline.gaps_s, of_stages_s, strict=True
@@ -367,7 +380,8 @@ class _Step:
                 if share <= 1:
                     best, best_j = choices, cost_j
                     break
-                aimed_s = [share**-_MORE * time_s for time_s in aimed_s]
+                shorter = 1 / (share * math.sqrt(share))
+                aimed_s = [shorter * time_s for time_s in aimed_s]
         return best
 
     def _share_of_allowed(self, ends_s: Sequence[float]) -> float:
@@ -379,4 +393,4 @@ class _Step:
     def _cost_j(self, choices: Sequence[int]) -> float:
         """Return energy net of waiting, J."""
         places = zip(self._pipeline.curves, choices, self._factors, strict=True)
-        return sum(curve.costs_j[choice] * factor for curve, choice, factor in places)
+        return math.fsum(curve.costs_j[choice] * factor for curve, choice, factor in places)
