@@ -15,7 +15,7 @@ from tests.governed_rank.processes import wait_until
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
 
 SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
 READ = "nvmlDeviceGetClockInfo"

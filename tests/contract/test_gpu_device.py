@@ -22,7 +22,7 @@ from flyball_client.gpu._base import (
     SmClockRange,
 )
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
-from flyball_client.gpu.open_gpu import open_gpu
+from flyball_client.gpu.registry import open_gpu
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from flyball_client.governor._base import ClockGovernor
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import SmClockRange
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
 
 NUM_INSTRUCTIONS = 6
 INSTRUCTION_S = 0.003

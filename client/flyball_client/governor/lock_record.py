@@ -58,7 +58,7 @@ class ClockHolder:
 
     Attributes:
         uuid: UUID of the GPU.
-        control: Clock control, `nvml` or `zeusd`.
+        control: Clock control, as `nvml` or `zeusd`.
         rank_name: Job and rank.
         rank_byte: Number of the byte that the rank has locked; 0: the record is incomplete.
     """

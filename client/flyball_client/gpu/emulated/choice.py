@@ -8,11 +8,13 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.gpu._base import GPU_VARIABLE
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated.device import EmulatedGpu
+from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -119,6 +121,41 @@ class EmulatedChoice:
             return read_stage_profile(self.profile)
         except ProfileError as error:
             raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
+
+
+def open_emulated_gpu(
+    environ: Mapping[str, str],
+    *,
+    local_rank: int,
+    stage: int | None,
+    num_chunks: int,
+    blocking_power_w: float | None,
+) -> EmulatedGpu:
+    """Open the emulated GPU of a rank that the environment chooses.
+
+    Args:
+        environ: Environment, with FLYBALL_GPU, and RANK or else `local_rank` as the seed.
+        local_rank: Number of the rank on its node.
+        stage: Stage of the rank; None: not known, an error.
+        num_chunks: As for `EmulatedChoice.open`.
+        blocking_power_w: As for `EmulatedChoice.open`.
+
+    Raises:
+        ValueError: The variable cannot be used, or there is no stage; the text names it.
+    """
+    choice = EmulatedChoice.parse(environ[GPU_VARIABLE])
+    if stage is None:
+        raise ValueError(
+            f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
+            " open_gpu(..., stage=STAGE)"
+        )
+    rank = environ.get("RANK", "")
+    return choice.open(
+        stage=stage,
+        num_chunks=num_chunks,
+        seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank,
+        blocking_power_w=blocking_power_w,
+    )
 
 
 def _number(name: str, text: str) -> float:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flyball_client.gpu._base import (
@@ -15,120 +12,15 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     SmClockRange,
 )
-from flyball_client.gpu.nvml_facts import (
+from flyball_client.gpu.nvml.facts import (
     call_nvml,
     event_reasons,
     handle_at,
     handle_of,
     module_power_code,
-    num_gpus,
-    nvml_session,
     pynvml,
-    uuid_at,
 )
 from flyball_profiles.stage_profile import EnergyScope
-
-
-def select_visible(number: int, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> str:
-    """Return the UUID of the GPU that CUDA calls `cuda:number`.
-
-    Args:
-        number: CUDA's device number, from 0.
-        environ: As for `visible_uuids`.
-        gpus: As for `visible_uuids`.
-
-    Raises:
-        GpuNotFoundError: Fewer GPUs are visible, or this one cannot be opened.
-        GpuError: As for `visible_uuids`.
-    """
-    visible = visible_uuids(environ, gpus)
-    if not 0 <= number < len(visible):
-        raise GpuNotFoundError(
-            f"there is no cuda:{number}: {len(visible)} of {len(gpus)} GPUs are visible"
-            f" {_setting(environ)}"
-        )
-    if not visible[number]:
-        raise GpuNotFoundError(f"cuda:{number} cannot be opened; flyball doctor says why")
-    return visible[number]
-
-
-def select_for_rank(
-    local_rank: int | None, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]
-) -> str:
-    """Return the UUID of the one visible GPU, else of that with the rank's number on its node.
-
-    A launcher may show each rank its own GPU, which CUDA then calls cuda:0 on all.
-
-    Args:
-        local_rank: Number of the rank on its node; None: not known.
-        environ: As for `visible_uuids`.
-        gpus: As for `visible_uuids`.
-
-    Raises:
-        GpuError: As for `select_visible`, or several are visible and nothing says which.
-    """
-    num_visible = len(visible_uuids(environ, gpus))
-    if local_rank is None and num_visible > 1:
-        raise GpuError(
-            f"{num_visible} GPUs are visible {_setting(environ)}, and no variable such as"
-            " LOCAL_RANK or SLURM_LOCALID says which of them is this rank's; set LOCAL_RANK, or"
-            " show each rank its own GPU"
-        )
-    return select_visible(0 if num_visible == 1 else local_rank or 0, environ, gpus)
-
-
-def _setting(environ: Mapping[str, str]) -> str:
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    return f"(CUDA_VISIBLE_DEVICES {'is not set' if listed is None else f'is {listed!r}'})"
-
-
-def visible_uuids(environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]) -> list[str]:
-    """Return the UUIDs of the GPUs that CUDA sees, in its order.
-
-    As in CUDA, the list of CUDA_VISIBLE_DEVICES ends before its first invalid entry; entries are
-    indices, or UUIDs, which may be abbreviated.
-
-    Args:
-        environ: Environment, with CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, if set.
-        gpus: Name and UUID of each GPU in NVML's order; empty: it cannot be opened.
-
-    Raises:
-        GpuNotSupportedError: The list names MIG instances.
-        GpuError: Indices are used among different GPUs, which CUDA and NVML order differently.
-    """
-    listed = environ.get("CUDA_VISIBLE_DEVICES")
-    entries = [str(i) for i in range(len(gpus))] if listed is None else listed.split(",")
-    visible: list[str] = []
-    for entry in (entry.strip() for entry in entries):
-        uuid = _named_gpu(entry, environ, gpus)
-        if uuid is None:
-            break
-        visible.append(uuid)
-    return visible
-
-
-def _named_gpu(
-    entry: str, environ: Mapping[str, str], gpus: Sequence[tuple[str, str]]
-) -> str | None:
-    if entry.startswith("MIG-"):
-        raise GpuNotSupportedError(
-            "CUDA_VISIBLE_DEVICES names a MIG instance, whose clock cannot be set separately;"
-            " name whole GPUs"
-        )
-    if entry.startswith("GPU-"):
-        matching = [uuid for _, uuid in gpus if uuid.startswith(entry)]
-        return matching[0] if len(matching) == 1 else None
-    if not (entry.isascii() and entry.isdigit() and int(entry) < len(gpus)):
-        return None
-    # By default CUDA lists the fastest GPU first, and NVML by PCI bus; equal GPUs both by PCI bus.
-    is_mixed = len({name for name, _ in gpus if name}) > 1
-    if is_mixed and environ.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
-        raise GpuError(
-            "the GPUs of this machine differ, so CUDA numbers them differently from NVML;"
-            " set CUDA_DEVICE_ORDER=PCI_BUS_ID"
-        )
-    return gpus[int(entry)][1]
-
 
 _MJ_PER_J = 1000.0
 
@@ -140,27 +32,6 @@ _LIMIT_REASONS = {
     ClockLimit.THERMAL: 0x20 | 0x40,  # software and hardware thermal slowdown
     ClockLimit.OTHER: 0x8 | 0x100,  # hardware slowdown, display clock setting
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class NvmlGpuInfo:
-    """Facts that NVML reports of one GPU.
-
-    Attributes:
-        index: Index in NVML's order, by PCI bus.
-        name: Name of the product.
-        uuid: UUID of the GPU.
-        sm_clocks_mhz: SM clocks that can be locked, MHz, falling; empty: not reported.
-        has_mig: True: the GPU is divided into MIG instances, and its clocks are not set.
-        fault: Reason why the GPU cannot be read, in one line; empty: it can. The others are.
-    """
-
-    index: int
-    name: str
-    uuid: str
-    sm_clocks_mhz: tuple[int, ...]
-    has_mig: bool
-    fault: str = ""
 
 
 class NvmlGpu:
@@ -214,7 +85,7 @@ class NvmlGpu:
                     f"{address.uuid} is divided by MIG, and its instances share one clock;"
                     " disable MIG to set clocks"
                 )
-            return NvmlGpu(handle, name=_name(handle), address=address)
+            return NvmlGpu(handle, name=name_of(handle), address=address)
         except BaseException:
             pynvml.nvmlShutdown()
             raise
@@ -246,7 +117,7 @@ class NvmlGpu:
         """Return the SM clocks under the highest memory clock, MHz, falling; read once."""
         self._check_open()
         if not self._clocks_mhz:
-            self._clocks_mhz = _sm_clocks_mhz(self.handle, self.uuid)
+            self._clocks_mhz = sm_clocks_of(self.handle, self.uuid)
         return self._clocks_mhz
 
     def lock_sm_clock_mhz(self, sm_clock_mhz: int) -> None:
@@ -334,67 +205,6 @@ class NvmlGpu:
             raise GpuError(f"{self.uuid} is closed; open it again")
 
 
-def list_nvml_gpus() -> tuple[NvmlGpuInfo, ...]:
-    """Return all GPUs in NVML's order.
-
-    Raises:
-        GpuNotFoundError: There is no NVML.
-        GpuError: NVML cannot be used.
-    """
-    with nvml_session():
-        return tuple(_info_or_fault(index) for index in range(num_gpus()))
-
-
-def visible_gpu_uuid(number: int, environ: Mapping[str, str] | None = None) -> str:
-    """Return the UUID of the GPU that CUDA calls `cuda:number`.
-
-    Args:
-        number: CUDA's device number in this process.
-        environ: Environment, with CUDA_VISIBLE_DEVICES, if set; None: this process's.
-
-    Raises:
-        GpuError: As for `select_visible`, or NVML cannot be used.
-    """
-    return select_visible(number, os.environ if environ is None else environ, _gpus())
-
-
-def rank_gpu_uuid(local_rank: int | None, environ: Mapping[str, str]) -> str:
-    """Return the UUID of a rank's GPU, as `select_for_rank`.
-
-    Raises:
-        GpuError: As for `select_for_rank`, or NVML cannot be used.
-    """
-    return select_for_rank(local_rank, environ, _gpus())
-
-
-def num_visible_gpus(environ: Mapping[str, str]) -> int:
-    """Return the number of GPUs that CUDA sees.
-
-    Args:
-        environ: Environment, with CUDA_VISIBLE_DEVICES, if set.
-
-    Raises:
-        GpuError: As for `visible_uuids`, or NVML cannot be used.
-    """
-    return len(visible_uuids(environ, _gpus()))
-
-
-def _gpus() -> list[tuple[str, str]]:
-    """Return name and UUID of each GPU in NVML's order; empty: it cannot be opened.
-
-    A lost GPU keeps its index, and no rank of another GPU has to do without clocks for it.
-    """
-    with nvml_session():
-        return [_name_and_uuid(index) for index in range(num_gpus())]
-
-
-def _name_and_uuid(index: int) -> tuple[str, str]:
-    try:
-        return _name(handle_at(index)), uuid_at(index)
-    except GpuError:
-        return "", ""
-
-
 def _handle_of_uuid(uuid: str) -> object:
     if uuid.startswith("MIG-"):
         raise GpuNotSupportedError(
@@ -405,32 +215,8 @@ def _handle_of_uuid(uuid: str) -> object:
     return handle_of(uuid)
 
 
-def _info_or_fault(index: int) -> NvmlGpuInfo:
-    try:
-        return _info(index)
-    except GpuError as error:
-        return NvmlGpuInfo(
-            index=index, name="", uuid="", sm_clocks_mhz=(), has_mig=False, fault=str(error)
-        )
-
-
-def _info(index: int) -> NvmlGpuInfo:
-    handle = handle_at(index)
-    uuid = _uuid(handle)
-    try:
-        clocks_mhz = _sm_clocks_mhz(handle, uuid)
-    except GpuNotSupportedError:
-        clocks_mhz = ()
-    return NvmlGpuInfo(
-        index=index,
-        name=_name(handle),
-        uuid=uuid,
-        sm_clocks_mhz=clocks_mhz,
-        has_mig=_has_mig(handle),
-    )
-
-
-def _name(handle: object) -> str:
+def name_of(handle: object) -> str:
+    """Return the name of the product."""
     return str(call_nvml("reading a GPU's name", "nvmlDeviceGetName", handle))
 
 
@@ -445,7 +231,8 @@ def _has_mig(handle: object) -> bool:
         return False
 
 
-def _sm_clocks_mhz(handle: object, uuid: str) -> tuple[int, ...]:
+def sm_clocks_of(handle: object, uuid: str) -> tuple[int, ...]:
+    """Return the SM clocks under the highest memory clock, MHz, falling."""
     doing = f"reading the supported clocks of {uuid}"
     memory_mhz = call_nvml(doing, "nvmlDeviceGetSupportedMemoryClocks", handle)
     if not memory_mhz:
