@@ -116,7 +116,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Without kernels, and with them where they are asked for."""
     try:
         with nvml_session():
-            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[1])
+            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[2])
             facts = {
                 "name": gpu.name,
                 "uuid": gpu.uuid,

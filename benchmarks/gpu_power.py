@@ -93,7 +93,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     rule = MeasuringRule(wanted_error=0.002, max_point_s=4.0, max_settle_s=6.0)
     try:
         with nvml_session():
-            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[1])
+            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[2])
         with Smi().running(gpu.uuid) as smi:
             for number in range(arguments.repeats):
                 for kind, run_once in workload.instructions.items():

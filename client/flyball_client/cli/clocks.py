@@ -120,12 +120,13 @@ def _toml(name: str, gpus: Sequence[ListedGpu]) -> str:
 
 
 def _real_gpus(named: str | None) -> list[ListedGpu]:
-    vendor = local_vendor(os.environ) if named is None else vendor_of(named)
+    vendor = local_vendor(os.environ)
     found: list[ListedGpu] = []
     try:
+        if named is not None:
+            vendor, index, _ = find_gpu(named, os.environ)
+            return [vendor.describe(index)]
         with vendor.session():
-            if named is not None:
-                return [vendor.describe(find_gpu(named, os.environ)[0])]
             num_gpus = len(vendor.uuids())
             for index in range(num_gpus):
                 try:

@@ -238,7 +238,7 @@ def _unlock_named(unlocker: Unlocker, named: Sequence[str], *, force: bool) -> I
     try:
         with vendor.session():
             # All are found before the first is changed.
-            found = [find_gpu(each, os.environ)[1] for each in named] if named else vendor.uuids()
+            found = [find_gpu(each, os.environ)[2] for each in named] if named else vendor.uuids()
             if not found:
                 raise GpuNotFoundError(f"{vendor.library} lists no GPU; see {vendor.lister}")
             for index, uuid in enumerate(dict.fromkeys(found)):

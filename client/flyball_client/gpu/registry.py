@@ -291,8 +291,8 @@ def gpu_argument(text: str) -> str:
     return text
 
 
-def find_gpu(named: str, environ: Mapping[str, str]) -> tuple[int, str]:
-    """Return index and UUID of the GPU with this index or UUID.
+def find_gpu(named: str, environ: Mapping[str, str]) -> tuple[GpuVendor, int, str]:
+    """Return vendor, index and UUID of the GPU with this index or UUID.
 
     Args:
         named: Index among the GPUs of `local_vendor`, or UUID of any vendor.
@@ -307,7 +307,7 @@ def find_gpu(named: str, environ: Mapping[str, str]) -> tuple[int, str]:
     if not named.isdigit():
         if named not in uuids:
             raise GpuNotFoundError(f"opening {named}: Not Found; {vendor.lister} lists the GPUs")
-        return uuids.index(named), named
+        return vendor, uuids.index(named), named
     index = int(named)
     if index >= len(uuids):
         raise GpuNotFoundError(
@@ -316,7 +316,7 @@ def find_gpu(named: str, environ: Mapping[str, str]) -> tuple[int, str]:
     found = uuids[index]
     if isinstance(found, GpuError):
         raise found
-    return index, found
+    return vendor, index, found
 
 
 def uuid_of_framework(uuid: object, backend: str) -> str | None:

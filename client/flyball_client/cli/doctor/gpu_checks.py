@@ -23,7 +23,6 @@ from flyball_client.gpu.registry import (
     find_gpu,
     local_vendor,
     open_or_fall_back,
-    vendor_of,
 )
 from flyball_client.gpu.vendor import GpuChecks, GpuVendor
 from flyball_profiles.stage_profile import EnergyScope
@@ -106,9 +105,8 @@ def _check_gpu(
 ) -> Iterator[CheckResult]:
     label = f"GPU {named}" if named.isdigit() else named
     try:
-        index, uuid = find_gpu(named, environ)
+        vendor, index, uuid = find_gpu(named, environ)
         label = f"GPU {index}"
-        vendor = vendor_of(uuid)
         gpu = vendor.open(GpuAddress(control=vendor.controls[0], uuid=uuid))
     except GpuError as error:
         is_unsupported = isinstance(error, GpuNotSupportedError)
