@@ -103,7 +103,7 @@ def governed(
     request: pytest.FixtureRequest, loaded_nvml: FalseNvml, tmp_path: Path
 ) -> Iterator[Governed]:
     """Each implementation, not yet started."""
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     governor: ClockGovernor
     if request.param == "in this process":
         governor = InProcessGovernor(gpu, "rank 3")

@@ -226,7 +226,7 @@ def test_clocks_are_restored_when_the_measurement_is_interrupted(
     loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     bench = TransitionBench(gpu, WatchedClock(loaded_nvml, 0))
     num_shown = 0
 

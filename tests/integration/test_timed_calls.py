@@ -29,7 +29,7 @@ NewGovernor = Callable[..., ProcessGovernor]
 @pytest.fixture
 def new_governor(loaded_nvml: FalseNvml, tmp_path: Path) -> Iterator[NewGovernor]:
     """Starts a governor whose clock is 1410 MHz, with its standby."""
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     governors: list[ProcessGovernor] = []
 
     def new(*, lease_s: float = 30.0) -> ProcessGovernor:

@@ -421,4 +421,6 @@ def _read_holder(fd: int, uuid: str) -> ClockHolder | None:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # Incomplete, written by a process that was killed: the clock may be locked.
-        return ClockHolder(uuid=uuid, control="nvml", rank_name="an unknown rank", rank_byte=0)
+        return ClockHolder(
+            uuid=uuid, control="unknown means", rank_name="an unknown rank", rank_byte=0
+        )

@@ -172,12 +172,12 @@ def open_rank_gpu(
     """
     if environ.get(GPU_VARIABLE):
         # Imported here, since ranks of real GPUs do not need it.
-        from flyball_client.gpu.emulated.choice import open_emulated_gpu  # noqa: PLC0415
+        from flyball_client.gpu.emulated.choice import EmulatedChoice  # noqa: PLC0415
 
-        return open_emulated_gpu(
-            environ,
-            local_rank=local_rank or 0,
+        rank = environ.get("RANK", "")
+        return EmulatedChoice.parse(environ[GPU_VARIABLE]).open(
             stage=stage,
+            seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank or 0,
             num_chunks=num_chunks,
             blocking_power_w=blocking_power_w,
         )

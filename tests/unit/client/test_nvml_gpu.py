@@ -61,15 +61,14 @@ def test_a_lost_gpu_keeps_its_index_and_costs_the_others_nothing(
     assert listed.stdout.startswith(f"GPU 1  False GPU  {loaded_nvml.uuid(1)}")
 
 
-def test_a_gpu_is_opened_by_uuid_or_by_index(loaded_nvml: FalseNvml) -> None:
-    by_uuid = NvmlGpu.open(uuid=loaded_nvml.uuid(1))
-    by_index = NvmlGpu.open(index=1)
-    assert by_uuid.uuid == by_index.uuid == loaded_nvml.uuid(1)
-    assert by_uuid.name == "False GPU"
-    assert not by_uuid.is_emulated
-    by_uuid.close()
-    assert by_index.sm_clock_mhz() == 1980  # NVML is still there for the other one
-    by_index.close()
+def test_a_gpu_may_be_opened_twice(loaded_nvml: FalseNvml) -> None:
+    first, second = (NvmlGpu.open(uuid=loaded_nvml.uuid(1)) for _ in range(2))
+    assert first.uuid == second.uuid == loaded_nvml.uuid(1)
+    assert first.name == "False GPU"
+    assert not first.is_emulated
+    first.close()
+    assert second.sm_clock_mhz() == 1980  # NVML is still there for the other one
+    second.close()
 
 
 @pytest.mark.parametrize("uuid", ["GPU-unknown", "nonsense", "GPU-\u00e4"])
@@ -88,13 +87,13 @@ def test_a_mig_instance_or_a_divided_gpu_is_refused_and_one_without_mig_is_whole
     loaded_nvml.set_mig(1)
     assert NvidiaVendor().describe(0).sm_clocks_mhz == SUPPORTED_MHZ
     loaded_nvml.fail("nvmlDeviceGetMigMode", NOT_SUPPORTED)
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     assert gpu.supported_sm_clocks_mhz() == SUPPORTED_MHZ
     gpu.close()
 
 
 def test_closing_ends_nvml_even_if_the_clock_cannot_be_given_back(loaded_nvml: FalseNvml) -> None:
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     gpu.lock_sm_clock_mhz(1410)
     loaded_nvml.fail("nvmlDeviceResetGpuLockedClocks", NO_PERMISSION)
     with pytest.raises(GpuPermissionError, match="restoring the SM clock"):
@@ -107,7 +106,7 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
     loaded_nvml: FalseNvml,
 ) -> None:
     loaded_nvml.set_module_w(150, 1)
-    alone, of_module = (NvmlGpu.open(index=index) for index in (0, 1))
+    alone, of_module = (NvmlGpu.open(uuid=loaded_nvml.uuid(index)) for index in (0, 1))
     assert (alone.energy_scope(), of_module.energy_scope()) == (EnergyScope.GPU, EnergyScope.MODULE)
     for code in (GPU_IS_LOST, UNKNOWN_TO_US):
         loaded_nvml.fail("nvmlDeviceGetFieldValues", code)
@@ -124,7 +123,7 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
 
 
 def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1234567)
     assert gpu.total_energy_j() == pytest.approx(1234.567)
     gpu.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,17 +67,17 @@ class EmulatedChoice:
     def open(
         self,
         *,
-        stage: int,
+        stage: int | None,
+        seed: int,
         num_chunks: int = 1,
-        seed: int = 0,
         blocking_power_w: float | None = None,
     ) -> EmulatedGpu:
         """Return the emulated GPU of a rank, and log one line about it.
 
         Args:
-            stage: Stage of the rank.
-            num_chunks: Number of model chunks of the stage.
+            stage: Stage of the rank; None: not known, which is an error.
             seed: Seed of the draws; different on each rank.
+            num_chunks: Number of model chunks of the stage.
             blocking_power_w: Power of a waiting GPU in W where the variable has none; None: that
                 of an A100.
 
@@ -86,6 +85,11 @@ class EmulatedChoice:
             ValueError: The profile cannot be read, or has no such stage; the text names the
                 variable and the file.
         """
+        if stage is None:
+            raise ValueError(
+                f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
+                " open_gpu(..., stage=STAGE)"
+            )
         given_w = blocking_power_w if self.blocking_power_w is None else self.blocking_power_w
         power_w = _default_power_w() if given_w is None else given_w
         profile = self.read_profile()
@@ -121,41 +125,6 @@ class EmulatedChoice:
             return read_stage_profile(self.profile)
         except ProfileError as error:
             raise ValueError(f"{GPU_VARIABLE}: {error.located(str(self.profile))}") from None
-
-
-def open_emulated_gpu(
-    environ: Mapping[str, str],
-    *,
-    local_rank: int,
-    stage: int | None,
-    num_chunks: int,
-    blocking_power_w: float | None,
-) -> EmulatedGpu:
-    """Open the emulated GPU of a rank that the environment chooses.
-
-    Args:
-        environ: Environment, with FLYBALL_GPU, and RANK or else `local_rank` as the seed.
-        local_rank: Number of the rank on its node.
-        stage: Stage of the rank; None: not known, an error.
-        num_chunks: As for `EmulatedChoice.open`.
-        blocking_power_w: As for `EmulatedChoice.open`.
-
-    Raises:
-        ValueError: The variable cannot be used, or there is no stage; the text names it.
-    """
-    choice = EmulatedChoice.parse(environ[GPU_VARIABLE])
-    if stage is None:
-        raise ValueError(
-            f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
-            " open_gpu(..., stage=STAGE)"
-        )
-    rank = environ.get("RANK", "")
-    return choice.open(
-        stage=stage,
-        num_chunks=num_chunks,
-        seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank,
-        blocking_power_w=blocking_power_w,
-    )
 
 
 def _number(name: str, text: str) -> float:

@@ -15,7 +15,6 @@ from flyball_client.gpu._base import (
 from flyball_client.gpu.nvml.facts import (
     call_nvml,
     event_reasons,
-    handle_at,
     handle_of,
     module_power_code,
     pynvml,
@@ -55,30 +54,20 @@ class NvmlGpu:
         self._is_closed = False
 
     @classmethod
-    def open(
-        cls,
-        *,
-        uuid: str | None = None,
-        index: int | None = None,
-        return_range: SmClockRange | None = None,
-    ) -> NvmlGpu:
-        """Open the GPU with this UUID, or at this index in NVML's order.
+    def open(cls, *, uuid: str, return_range: SmClockRange | None = None) -> NvmlGpu:
+        """Open the GPU with this UUID.
 
         Args:
             uuid: UUID, `GPU-...`.
-            index: Index, from 0.
             return_range: Clocks that `reset_sm_clock` sets; None: the driver's default.
 
         Raises:
-            ValueError: Neither or both are given.
             GpuNotFoundError: There is no such GPU, or no NVML.
             GpuNotSupportedError: The GPU is divided by MIG.
         """
-        if (uuid is None) == (index is None):
-            raise ValueError("give either uuid or index")
         call_nvml("starting NVML", "nvmlInit")
         try:
-            handle = _handle_of_uuid(uuid) if uuid is not None else handle_at(index or 0)
+            handle = _handle_of_uuid(uuid)
             address = GpuAddress(control="nvml", uuid=_uuid(handle), return_range=return_range)
             if _has_mig(handle):
                 raise GpuNotSupportedError(
