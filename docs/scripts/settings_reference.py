@@ -11,7 +11,7 @@ from docs.scripts.command_reference import parser
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, table
 from pydantic.fields import FieldInfo
 
-from flyball_client.gpu.registry import ClockSettings
+from flyball_client.gpu.registry import read_clock_settings
 from flyball_client.gpu.zeusd.settings import ZeusdSettings
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.deepspeed.settings import SETTINGS
@@ -98,7 +98,7 @@ def _client() -> str:
     """Return the variables that the attributes of these classes name in parentheses."""
     rows = [
         (code(variable), _shown(getattr(read, name)), text)
-        for read in (RankSettings.read({}), ClockSettings.read({}), ZeusdSettings.read({}))
+        for read in (RankSettings.read({}), read_clock_settings({}), ZeusdSettings.read({}))
         for name, texts in attributes_of(type(read).__doc__ or "").items()
         for variable, text in _by_variable(texts)
     ]

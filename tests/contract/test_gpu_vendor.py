@@ -17,8 +17,8 @@ from flyball_client.gpu._base import (
     GpuNotFoundError,
     SmClockRange,
 )
-from flyball_client.gpu.registry import VENDORS, ClockSettings, find_gpu, open_gpu, vendor_of
-from flyball_client.gpu.vendor import GpuVendor
+from flyball_client.gpu.registry import VENDORS, find_gpu, open_gpu, read_clock_settings, vendor_of
+from flyball_client.gpu.vendor import ClockSettings, GpuVendor
 
 __all__ = ["made_up_gpus"]
 
@@ -88,10 +88,12 @@ class TestGpuVendor:
     ) -> None:
         uuid = uuids_of(vendor)[0]
         for control in vendor.controls:
-            (address,) = vendor.addresses(uuid, control, {}, RANGE)
+            (address,) = vendor.addresses(
+                uuid, ClockSettings(control=control, return_range=RANGE), {}
+            )
             assert (address.control, address.uuid) == (control, uuid)
             assert address.return_range == RANGE
-        found = vendor.addresses(uuid, "auto", {}, None)
+        found = vendor.addresses(uuid, ClockSettings(control="auto", return_range=None), {})
         assert {address.control for address in found} <= set(vendor.controls)
 
     def test_its_gpus_are_opened_by_the_registry_and_set_their_clocks(
@@ -99,7 +101,9 @@ class TestGpuVendor:
     ) -> None:
         uuid = uuids_of(vendor)[1]
         assert type(vendor_of(uuid)) is type(vendor)
-        (address,) = vendor.addresses(uuid, vendor.controls[0], {}, None)
+        (address,) = vendor.addresses(
+            uuid, ClockSettings(control=vendor.controls[0], return_range=None), {}
+        )
         registry.check_rights(address)
         gpu = open_gpu(address)
         gpu.lock_sm_clock_mhz(1200)
@@ -115,10 +119,10 @@ class TestGpuVendor:
         self, vendor: GpuVendor
     ) -> None:
         for control in ("auto", *vendor.controls):
-            read = ClockSettings.read({"FLYBALL_CLOCK_CONTROL": control})
+            read = read_clock_settings({"FLYBALL_CLOCK_CONTROL": control})
             assert read.control == control
             with pytest.raises(ValueError, match=control):
-                ClockSettings.read({"FLYBALL_CLOCK_CONTROL": "magic"})
+                read_clock_settings({"FLYBALL_CLOCK_CONTROL": "magic"})
 
     def test_its_checks_advise_and_find_a_gpu_in_order(self, vendor: GpuVendor) -> None:
         checks = vendor.checks()

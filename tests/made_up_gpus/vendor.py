@@ -15,11 +15,10 @@ from flyball_client.gpu._base import (
     GpuError,
     GpuNotFoundError,
     GpuPermissionError,
-    SmClockRange,
 )
 from flyball_client.gpu.checks import CheckResult, ok
 from flyball_client.gpu.registry import VENDORS
-from flyball_client.gpu.vendor import GpuChecks, ListedGpu, VisibleGpus
+from flyball_client.gpu.vendor import ClockSettings, GpuChecks, ListedGpu, VisibleGpus
 from flyball_profiles.stage_profile import EnergyScope
 
 FOLDER_VARIABLE = "MADE_UP_GPUS"
@@ -153,20 +152,16 @@ class MadeUpVendor:
         """None ever."""
         return ()
 
-    def check_settings(self, control: str, environ: Mapping[str, str]) -> None:
+    def check_settings(self, settings: ClockSettings, environ: Mapping[str, str]) -> None:
         """One variable of its own."""
-        if control in {"auto", "mul"} and environ.get("MUL_LEVEL", "1") != "1":
+        if settings.control in {"auto", "mul"} and environ.get("MUL_LEVEL", "1") != "1":
             raise ValueError("MUL_LEVEL must be 1")
 
     def addresses(
-        self,
-        uuid: str,
-        control: str,
-        environ: Mapping[str, str],
-        return_range: SmClockRange | None,
+        self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
         """The only address that there is."""
-        return [GpuAddress(control="mul", uuid=uuid, return_range=return_range)]
+        return [GpuAddress(control="mul", uuid=uuid, return_range=settings.return_range)]
 
     def open(self, address: GpuAddress) -> GpuDevice:
         """Open one of the GPUs."""

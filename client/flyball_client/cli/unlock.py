@@ -20,10 +20,10 @@ from flyball_client.governor.lock_record import (
 from flyball_client.governor.state_folder import StateRefusedError, all_state_dirs
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
 from flyball_client.gpu.registry import (
-    ClockSettings,
     find_gpu,
     gpu_argument,
     local_vendor,
+    read_clock_settings,
     reset_clock,
 )
 from flyball_wire.command import Command, CommandError
@@ -226,7 +226,7 @@ def _environment(to: SmClockRange | None) -> Mapping[str, str]:
     if to is not None:
         environ["FLYBALL_RETURN_CLOCKS_MHZ"] = str(to)
     try:
-        ClockSettings.read(environ)
+        read_clock_settings(environ)
     except ValueError as error:
         raise CommandError(str(error)) from None
     return environ

@@ -11,7 +11,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 from flyball_client.gpu._base import (
     GPU_VARIABLE,
@@ -23,7 +22,7 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
     SmClockRange,
 )
-from flyball_client.gpu.vendor import GpuVendor
+from flyball_client.gpu.vendor import ClockSettings, GpuVendor
 
 _logger = logging.getLogger(__name__)
 
@@ -71,39 +70,26 @@ def _control(environ: Mapping[str, str]) -> str:
     return environ.get("FLYBALL_CLOCK_CONTROL") or "auto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ClockSettings:
-    """Settings of clock control, read from environment variables.
+def read_clock_settings(environ: Mapping[str, str]) -> ClockSettings:
+    """Read the settings, and check those of the vendors; an empty variable is not set.
 
-    Attributes:
-        control: Interface that sets clocks, `nvml`, `zeusd` or `auto` (`FLYBALL_CLOCK_CONTROL`).
-        return_range: Clocks to restore, `LOWEST:HIGHEST` in MHz
-            (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's default.
+    Raises:
+        ValueError: A variable cannot be used; the text names it.
     """
-
-    control: str
-    return_range: SmClockRange | None
-
-    @classmethod
-    def read(cls, environ: Mapping[str, str]) -> ClockSettings:
-        """Read the settings, and check those of the controls; an empty variable is not set.
-
-        Raises:
-            ValueError: A variable cannot be used; the text names it.
-        """
-        control, vendors = _control(environ), _vendors()
-        controls = ["auto", *(name for vendor in vendors for name in vendor.controls)]
-        if control not in controls:
-            listed = f"{', '.join(controls[:-1])} or {controls[-1]}"
-            raise ValueError(f"FLYBALL_CLOCK_CONTROL must be {listed}, not {control!r}")
-        range_text = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
-        try:
-            return_range = SmClockRange.parse(range_text) if range_text else None
-        except ValueError as error:
-            raise ValueError(f"FLYBALL_RETURN_CLOCKS_MHZ {error}") from None
-        for vendor in vendors:
-            vendor.check_settings(control, environ)
-        return cls(control=control, return_range=return_range)
+    control, vendors = _control(environ), _vendors()
+    controls = ["auto", *(name for vendor in vendors for name in vendor.controls)]
+    if control not in controls:
+        listed = f"{', '.join(controls[:-1])} or {controls[-1]}"
+        raise ValueError(f"FLYBALL_CLOCK_CONTROL must be {listed}, not {control!r}")
+    range_text = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
+    try:
+        return_range = SmClockRange.parse(range_text) if range_text else None
+    except ValueError as error:
+        raise ValueError(f"FLYBALL_RETURN_CLOCKS_MHZ {error}") from None
+    settings = ClockSettings(control=control, return_range=return_range)
+    for vendor in vendors:
+        vendor.check_settings(settings, environ)
+    return settings
 
 
 def open_gpu(address: GpuAddress) -> GpuDevice:
@@ -141,7 +127,7 @@ def open_local_gpu(number: int, environ: Mapping[str, str]) -> GpuDevice:
         ValueError: A variable cannot be used; the text names it.
         GpuError: The GPU cannot be found or opened.
     """
-    ClockSettings.read(environ)  # an invalid variable takes precedence over a missing GPU
+    read_clock_settings(environ)  # an invalid variable takes precedence over a missing GPU
     return open_gpu_by_uuid(local_vendor(environ).visible(environ).select(number), environ)
 
 
@@ -188,7 +174,7 @@ def open_real_rank_gpu(
     environ: Mapping[str, str], *, uuid: str | None, local_rank: int | None
 ) -> GpuDevice:
     """Open a rank's GPU as `open_rank_gpu`, never an emulated one."""
-    ClockSettings.read(environ)
+    read_clock_settings(environ)
     give_up_s = time.monotonic() + _OPEN_TIMEOUT_S
     while True:
         try:
@@ -225,10 +211,10 @@ def open_gpu_by_uuid(uuid: str, environ: Mapping[str, str]) -> GpuDevice:
 
 def open_or_fall_back(uuid: str, environ: Mapping[str, str]) -> tuple[GpuDevice, str]:
     """Open a GPU as `open_gpu_by_uuid`, and return the warning instead; empty: none."""
-    settings, vendor = ClockSettings.read(environ), vendor_of(uuid)
+    settings, vendor = read_clock_settings(environ), vendor_of(uuid)
     if settings.control not in ("auto", *vendor.controls):
         raise ValueError(f"FLYBALL_CLOCK_CONTROL: {settings.control} does not set clocks of {uuid}")
-    *preferred, last = vendor.addresses(uuid, settings.control, environ, settings.return_range)
+    *preferred, last = vendor.addresses(uuid, settings, environ)
     gpu, note = None, ""
     for address in preferred:
         try:

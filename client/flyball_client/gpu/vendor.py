@@ -21,6 +21,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClockSettings:
+    """Settings of clock control, read from environment variables by `registry`.
+
+    Attributes:
+        control: Interface that sets clocks, `nvml`, `zeusd` or `auto` (`FLYBALL_CLOCK_CONTROL`).
+        return_range: Clocks to restore, `LOWEST:HIGHEST` in MHz
+            (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's default.
+    """
+
+    control: str
+    return_range: SmClockRange | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListedGpu:
     """GPU of a list.
 
@@ -176,24 +190,19 @@ class GpuVendor(Protocol):
         """Return the numbers of the processes that compute on the GPU, as the driver counts."""
         ...
 
-    def check_settings(self, control: str, environ: Mapping[str, str]) -> None:
-        """Raise ValueError if a variable of this control (or `auto`) cannot be used."""
+    def check_settings(self, settings: ClockSettings, environ: Mapping[str, str]) -> None:
+        """Raise ValueError if a variable of the vendor's is needed and cannot be used."""
         ...
 
     def addresses(
-        self,
-        uuid: str,
-        control: str,
-        environ: Mapping[str, str],
-        return_range: SmClockRange | None,
+        self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
         """Return the addresses to open a GPU by, the next one where one cannot be opened.
 
         Args:
             uuid: UUID.
-            control: One of `controls`, or `auto`.
+            settings: Settings; the control is one of `controls`, or `auto`.
             environ: Environment, with the control's variables.
-            return_range: Clocks that a reset restores; None: the driver's default.
         """
         ...
 

@@ -19,10 +19,10 @@ from flyball_client.gpu._base import (
 )
 from flyball_client.gpu.checks import CheckResult, counted, ok, problem, warning
 from flyball_client.gpu.registry import (
-    ClockSettings,
     find_gpu,
     local_vendor,
     open_or_fall_back,
+    read_clock_settings,
 )
 from flyball_client.gpu.vendor import GpuChecks, GpuVendor
 from flyball_profiles.stage_profile import EnergyScope
@@ -65,7 +65,7 @@ def check_gpus(named: Sequence[str], environ: Mapping[str, str]) -> Iterator[Che
 def _check_settings(environ: Mapping[str, str]) -> CheckResult:
     name = "settings"
     try:
-        settings = ClockSettings.read(environ)
+        settings = read_clock_settings(environ)
     except ValueError as error:
         return CheckResult.of_error(name, error, "correct the variable, or unset it")
     back = settings.return_range

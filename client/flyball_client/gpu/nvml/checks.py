@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -12,12 +11,11 @@ from flyball_client.gpu._base import ClockLimit, GpuAddress, GpuDevice, GpuNotSu
 from flyball_client.gpu.checks import CheckResult, counted, ok, problem, warning
 from flyball_client.gpu.nvml.facts import (
     call_nvml,
-    driver_version,
     event_reasons,
     handle_of,
     nvml_session,
 )
-from flyball_client.gpu.nvml.vendor import clock_rights
+from flyball_client.gpu.nvml.vendor import NvidiaVendor, clock_rights
 from flyball_client.gpu.zeusd.check import check_zeusd
 
 _HOW_TO_GET_IT = (
@@ -27,28 +25,6 @@ _HOW_TO_GET_IT = (
 _VOLTA = 7  # first compute capability with locked clocks
 # nvmlClocksEventReasonApplicationsClocksSetting: the clocks were set, locked or not.
 _CHOSEN_CLOCKS = 0x2
-
-
-@dataclass(frozen=True, kw_only=True)
-class NvmlVersions:
-    """Versions of the driver, of its NVML library (None: not reported), of the Python binding."""
-
-    driver: str
-    nvml: str | None
-    binding: str
-
-
-def nvml_versions() -> NvmlVersions:
-    """Return the versions in use, within `nvml_session`."""
-    try:
-        nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
-    except GpuNotSupportedError:
-        nvml = None
-    try:
-        binding = metadata.version("nvidia-ml-py")
-    except metadata.PackageNotFoundError:
-        binding = "unknown"
-    return NvmlVersions(driver=driver_version(), nvml=nvml, binding=binding)
 
 
 class NvidiaChecks:
@@ -77,9 +53,17 @@ class NvidiaChecks:
     @nvml_session()
     def check_driver(self) -> CheckResult:
         """Return the versions in use."""
-        versions = nvml_versions()
-        nvml = "" if versions.nvml is None else f", NVML {versions.nvml}"
-        return ok("NVML", f"driver {versions.driver}{nvml}, nvidia-ml-py {versions.binding}")
+        try:
+            version = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
+            nvml = f", NVML {version}"
+        except GpuNotSupportedError:
+            nvml = ""
+        try:
+            binding = metadata.version("nvidia-ml-py")
+        except metadata.PackageNotFoundError:
+            binding = "unknown"
+        driver = NvidiaVendor().driver_version()
+        return ok("NVML", f"driver {driver}{nvml}, nvidia-ml-py {binding}")
 
     def parts(self) -> Mapping[str, Callable[[GpuDevice, str], CheckResult]]:
         """Return the checks of the GPU's generation and of the persistence mode."""

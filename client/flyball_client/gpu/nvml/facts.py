@@ -119,11 +119,6 @@ def nvml_session() -> Generator[None, None, None]:
         call_nvml("ending NVML", "nvmlShutdown")
 
 
-def driver_version() -> str:
-    """Return the driver's version, as nvidia-smi prints it."""
-    return str(call_nvml("reading the driver's version", "nvmlSystemGetDriverVersion"))
-
-
 def num_gpus() -> int:
     """Return the number of GPUs, lost ones included."""
     return int(call_nvml("counting GPUs", "nvmlDeviceGetCount"))
@@ -142,13 +137,6 @@ def handle_of(uuid: str) -> object:
 def uuid_at(index: int) -> str:
     """Return the UUID of the GPU at this index in NVML's order."""
     return str(call_nvml(f"opening GPU {index}", "nvmlDeviceGetUUID", handle_at(index)))
-
-
-def computing_processes(uuid: str) -> tuple[int, ...]:
-    """Return the numbers of the processes that compute on the GPU, as the driver counts them."""
-    doing = f"listing the processes on {uuid}"
-    processes = call_nvml(doing, "nvmlDeviceGetComputeRunningProcesses", handle_of(uuid))
-    return tuple(int(process.pid) for process in processes)
 
 
 def event_reasons(handle: object, uuid: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,12 +15,11 @@ from flyball_client.gpu._base import (
     GpuError,
     GpuNotSupportedError,
     GpuPermissionError,
-    SmClockRange,
 )
 from flyball_client.gpu.nvml import facts
 from flyball_client.gpu.nvml.device import NvmlGpu, name_of, sm_clocks_of
 from flyball_client.gpu.nvml.facts import nvml_session
-from flyball_client.gpu.vendor import GpuChecks, ListedGpu, VisibleGpus
+from flyball_client.gpu.vendor import ClockSettings, GpuChecks, ListedGpu, VisibleGpus
 from flyball_client.gpu.zeusd.settings import DEFAULT_SOCKET, ZeusdSettings, socket_exists
 
 _PROCESS = Path("/proc/self")
@@ -55,7 +55,7 @@ class NvidiaVendor:
     @nvml_session()
     def driver_version(self) -> str:
         """Return the driver's version, as nvidia-smi prints it."""
-        return facts.driver_version()
+        return str(facts.call_nvml("reading the driver's version", "nvmlSystemGetDriverVersion"))
 
     @nvml_session()
     def uuids(self) -> list[str | GpuError]:
@@ -83,38 +83,30 @@ class NvidiaVendor:
     @nvml_session()
     def computing_processes(self, uuid: str) -> tuple[int, ...]:
         """Return the numbers of the processes that compute on the GPU, as the driver counts."""
-        return facts.computing_processes(uuid)
+        doing, handle = f"listing the processes on {uuid}", facts.handle_of(uuid)
+        processes = facts.call_nvml(doing, "nvmlDeviceGetComputeRunningProcesses", handle)
+        return tuple(int(process.pid) for process in processes)
 
-    def check_settings(self, control: str, environ: Mapping[str, str]) -> None:
+    def check_settings(self, settings: ClockSettings, environ: Mapping[str, str]) -> None:
         """Raise ValueError if a variable of zeusd cannot be used, unless NVML is chosen."""
-        if control in {"auto", "zeusd"}:
+        if settings.control in {"auto", "zeusd"}:
             ZeusdSettings.read(environ)
 
     def addresses(
-        self,
-        uuid: str,
-        control: str,
-        environ: Mapping[str, str],
-        return_range: SmClockRange | None,
+        self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
         """Return zeusd's address where it is named or needed, and NVML's unless zeusd is chosen."""
-        direct = GpuAddress(control="nvml", uuid=uuid, return_range=return_range)
-        if control == "nvml":
+        direct = GpuAddress(control="nvml", uuid=uuid, return_range=settings.return_range)
+        if settings.control == "nvml":
             return [direct]
-        settings = ZeusdSettings.read(environ)
-        endpoint = settings.endpoint
-        if endpoint is None and (control == "zeusd" or self._finds_zeusd()):
+        named, is_chosen = ZeusdSettings.read(environ), settings.control == "zeusd"
+        endpoint = named.endpoint
+        if endpoint is None and (is_chosen or self._finds_zeusd()):
             endpoint = str(self._default_socket)
         if endpoint is None:
             return [direct]
-        through_zeusd = GpuAddress(
-            control="zeusd",
-            uuid=uuid,
-            endpoint=endpoint,
-            token=settings.token,
-            return_range=return_range,
-        )
-        return [through_zeusd] if control == "zeusd" else [through_zeusd, direct]
+        through = replace(direct, control="zeusd", endpoint=endpoint, token=named.token)
+        return [through] if is_chosen else [through, direct]
 
     def _finds_zeusd(self) -> bool:
         """Return whether a zeusd that no variable names is here, and needed."""
