@@ -54,7 +54,7 @@ class TestGpuVendor:
             assert not set(vendor.controls) & {*other.controls, "auto"}
             assert vendor.torch_backend != other.torch_backend
         assert vendor.controls
-        assert vendor.torch_backend in {"cuda", "hip"}
+        assert vendor.torch_backend
         assert all(uuid.startswith(vendor.uuid_prefix) for uuid in uuids_of(vendor))
 
     def test_facts_are_read_in_a_session_and_without_one(self, vendor: GpuVendor) -> None:
@@ -164,7 +164,7 @@ def test_a_control_of_another_vendor_opens_no_gpu(
 
 
 def test_torch_names_a_gpu_without_the_prefix(made_up_gpus: MadeUpVendor) -> None:
-    assert registry.uuid_of_framework("1", "hip") == "MADE-UP-1"
+    assert registry.uuid_of_framework("1", "made-up") == "MADE-UP-1"
     assert registry.uuid_of_framework("1", "cuda") == "GPU-1"
     VENDORS.pop("made-up")
-    assert registry.uuid_of_framework("1", "hip") is None
+    assert registry.uuid_of_framework("1", "made-up") is None

@@ -117,7 +117,7 @@ class MadeUpVendor:
     lister = "mu-list"
     uuid_prefix = "MADE-UP-"
     controls: tuple[str, ...] = ("mul",)
-    torch_backend = "hip"
+    torch_backend = "made-up"
 
     def session(self) -> AbstractContextManager[object]:
         """Without a folder there is no driver."""
