@@ -197,7 +197,7 @@ class GpuVendor(Protocol):
     def addresses(
         self, uuid: str, settings: ClockSettings, environ: Mapping[str, str]
     ) -> list[GpuAddress]:
-        """Return the addresses to open a GPU by, the next one where one cannot be opened.
+        """Return one address or several; a later one counts where those before cannot be opened.
 
         Args:
             uuid: UUID.
