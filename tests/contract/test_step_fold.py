@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import pairwise
 from statistics import fmean, variance
 
 import pytest
@@ -404,7 +405,7 @@ def test_a_post_adds_a_piece_of_the_steps_that_are_left(planner: Planner) -> Non
         for rank in range(NUM_RANKS):
             planner.post(rank, [step_record(step, rank)])
             reached.append(planner.num_stored())
-    pieces = [later - before for before, later in zip(reached, reached[1:], strict=False)]
+    pieces = [later - before for before, later in pairwise(reached)]
     assert max(pieces) <= 8
     assert reached[-1] >= 60
     assert planner.fold().num_steps == 75
