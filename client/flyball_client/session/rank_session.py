@@ -377,6 +377,8 @@ class RankSession:
                 self._begun = (kind, microbatch, chunk, sm_clock_mhz, self._clock_s())
         except Exception as error:
             self._governor.give_up(error)
+        if self._emulated is not None:
+            self._tell(self._emulated.begin_work, self._current_step, microbatch or 0)
         if self._observer is not None:
             self._tell(self._observer.on_instruction_begin, kind, chunk)
 
@@ -428,6 +430,16 @@ class RankSession:
                 timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
         except Exception as error:
             self._governor.give_up(error)
+
+    @property
+    def is_padded(self) -> bool:
+        """Return whether the GPU is emulated, and pads computations to their emulated times."""
+        return self._emulated is not None and self._observer is self._emulated
+
+    def complete_instruction(self) -> None:
+        """Let an emulated GPU pad the running instruction, before other ranks wait for it."""
+        if self._emulated is not None:
+            self._tell(self._emulated.complete)
 
     def on_wait_begin(self) -> None:
         """Start a wait for other ranks within the running instruction."""

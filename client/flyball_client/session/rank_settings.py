@@ -111,6 +111,7 @@ class RankSettings:
         uuid: str | None = None,
         local_rank: int | None = None,
         stage: int | None = None,
+        dp_rank: int = 0,
         num_chunks: int = 1,
         blocking_power_w: float | None = None,
     ) -> GpuDevice | None:
@@ -123,6 +124,7 @@ class RankSettings:
             uuid: UUID of the GPU, of the framework's device; None: it is found by `local_rank`.
             local_rank: CUDA device number of the GPU; None: that of the settings.
             stage: Stage of the rank; an emulated GPU needs it.
+            dp_rank: Data-parallel rank of the rank; of an emulated GPU.
             num_chunks: Number of model chunks of the stage; of an emulated GPU.
             blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
 
@@ -137,6 +139,7 @@ class RankSettings:
                 uuid=uuid,
                 local_rank=number,
                 stage=stage,
+                dp_rank=dp_rank,
                 num_chunks=num_chunks,
                 blocking_power_w=blocking_power_w,
             )
