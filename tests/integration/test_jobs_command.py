@@ -132,8 +132,8 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
     [
         ("show nobody", "has no job 'nobody'; of "),
         ("target job", "give a TARGET, --policy, --reconfigure or --effort to change"),
-        ("target job soon", "target: "),
-        ("target job --policy best", "argument --policy: invalid choice: 'best'"),
+        ("target job soon", "argument TARGET: must be fastest, "),
+        ("target job --policy best", "argument --policy: must be one of baseline, "),
         ("profile put job none.csv", "none.csv: cannot read the profile: No such file"),
         ("straggler job 1", "give RANK and SLOWDOWN to announce, or RANK --withdraw"),
         ("straggler job --withdraw", "--withdraw takes a RANK alone"),

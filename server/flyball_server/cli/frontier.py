@@ -22,6 +22,7 @@ from flyball_server.planning.frontier_curve import (
 )
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.command import Command
+from flyball_wire.options import OptionError
 from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20
@@ -29,7 +30,7 @@ NUM_COMPARED_ROWS = 6
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    pipeline_arguments.add_pipeline_arguments(parser)
+    pipeline_arguments.add_pipeline_arguments(parser, is_frontier=True)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--points",
@@ -68,7 +69,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         if isinstance(request, PlanRequest):
             request = planner.with_named_schedule(request)
         curve = make_frontier(request, arguments.points, report)
-    except PlanningError as error:
+    except (OptionError, PlanningError) as error:
         raise pipeline_arguments.refused(error) from None
     return curve, time.perf_counter() - began_s
 

@@ -44,6 +44,7 @@ from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, 
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
+from flyball_wire.options import OptionError
 from flyball_wire.plan_options import Policy
 from flyball_wire.read_models import SavingSources
 from flyball_wire.whole_file import write_result
@@ -64,7 +65,7 @@ _COMPARED: dict[str, str] = {
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    pipeline_arguments.add_pipeline_arguments(parser, policies=tuple(Policy), has_target=True)
+    pipeline_arguments.add_pipeline_arguments(parser, is_frontier=False)
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="file to write the plan to"
@@ -125,7 +126,7 @@ def _planned(
             solved = planner.make_plan(request, progress.show)
             solve_s, model = time.perf_counter() - began_s, solved.model
             document = plan_document(solved.plan, solve_s=solve_s)
-    except PlanningError as error:
+    except (OptionError, PlanningError) as error:
         raise pipeline_arguments.refused(error) from None
     simulation = simulate(model, solved.assignment)
     account = _Account(

@@ -71,11 +71,19 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
     nothing: Any = dict.fromkeys(GIVEN)
     assert JobRegistration(**pipeline, **registered_fields({})) == plain
     assert JobRegistration(**pipeline, **registered_fields(nothing)) == plain
-    given: Any = GIVEN
-    found = JobRegistration(**pipeline, **registered_fields(given))
-    for name, value in GIVEN.items():
-        expected = (70, 84) if name == "blocking_power_w" else value
-        assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
+    for left_out in ("transition_ms", "transitions"):
+        given: Any = {name: value for name, value in GIVEN.items() if name != left_out}
+        found = JobRegistration(**pipeline, **registered_fields(given))
+        for name, value in given.items():
+            expected = (70, 84) if name == "blocking_power_w" else value
+            assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
+
+
+def test_options_that_do_not_go_together_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^transition_ms excludes transitions: "):
+        registered_fields({"transition_ms": 5.0, "transitions": ClockTransitions.exact(0.005)})
+    with pytest.raises(ValueError, match=r"^reserve is for policy frontier, not uniform$"):
+        registered_fields({"policy": "uniform", "reserve": 0.1})
 
 
 def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:

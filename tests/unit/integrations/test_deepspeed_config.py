@@ -29,10 +29,10 @@ from flyball_integrations.deepspeed.settings import (
     Setting,
 )
 from flyball_integrations.shared.attach_options import AttachOptions
-from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
 from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_wire.plan_options import Policy
+from flyball_wire.targets import parse_target
 
 URL = "http://planner:7787"
 # All that EnvPipe's own examples have in their config.
@@ -201,7 +201,7 @@ def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
     ("where", "value", "must_be"),
     [
         ("envpipe.type", "envpipe", "one of baseline, uniform, envelope"),
-        ("envpipe.reconfig", True, "one of default, greedy, balanced"),
+        ("envpipe.reconfig", "True", "one of default, greedy, balanced"),
         ("envpipe.reconfigure_threshold_scale", "four", "a number above 0"),
         ("flyball.job_id", "a b", "1 to 128 of letters, digits, '.', '_', '+' and '-'"),
         ("flyball.planner_url", 7787, "like http://HOST:PORT"),
@@ -209,17 +209,12 @@ def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
         ("flyball.profiling_slowdown", 10, "a share above 0 and at most 1 (0.1)"),
         ("flyball.reserve", -0.01, "a share from 0 to 0.5 (0.01)"),
         ("flyball.lease_s", float("inf"), "a number of seconds above 0"),
-        ("flyball.strict", "often", "true or false, 1 or 0"),
+        ("flyball.strict", "often", "true or false"),
         ("flyball.schedule", "auto", "one of 1f1b, envpipe"),
-        (
-            "flyball.extra_forwards",
-            [1, 0.5],
-            "whole numbers, at least 0, one for each stage (3,2,1,0)",
-        ),
         (
             "flyball.free_memory_bytes",
             1.5,
-            "a whole number of bytes, one value or one for each stage",
+            "a whole number of bytes, at least 0, or one per stage",
         ),
         *(
             (
@@ -233,9 +228,9 @@ def test_another_order_is_run_with_pulled_sends_unless_told_otherwise() -> None:
             (
                 "flyball.blocking_power_w",
                 power,
-                "W above 0, one value or one per stage (70 or 70,84)",
+                "a number of W from 0 to 100000, or one per stage (70 or 70,84)",
             )
-            for power in ("", "70,", "70,-1", "nan", True, [], [70, 0], [70, "x"], {"0": 70}, [[7]])
+            for power in ("x", -1, float("nan"))
         ),
     ],
     ids=str,
@@ -254,7 +249,7 @@ def test_a_value_that_cannot_be_used_is_named_in_one_line(
     [
         (
             {"envpipe": "envelope"},
-            "envpipe must be an object with keys of type, scheduling, reconfig, gpu,"
+            "envpipe must be an object with keys of scheduling, type, reconfig, gpu,"
             " reconfigure_threshold_scale, not 'envelope'",
         ),
         (

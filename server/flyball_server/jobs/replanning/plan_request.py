@@ -8,6 +8,7 @@ from dataclasses import replace
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.bounds import check_count, check_length, check_text
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
@@ -27,32 +28,52 @@ from flyball_server.planning.schedules.explicit import (
     explicit_order,
     schedule_of_order,
 )
-from flyball_server.planning.schedules.gpipe import check_checkpoint
 from flyball_wire.messages import Adaptation, JobSpec
-from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, plan_options
+from flyball_wire.options import OptionError
+from flyball_wire.plan_options import (
+    PlanOptions,
+    Policy,
+    Reconfigure,
+    check_together,
+    plan_options,
+)
 
+MAX_OTHER_ORDERS = 16
 GpuTable = Callable[[str], GpuWindow]
 
 
 def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
-    """Check the parts that do not depend on the profile: names, power, an order.
+    """Check a specification whose fields were read one by one: all but what its profile decides.
 
     Raises:
-        InvalidFieldError: a name is unknown, or the blocking power is missing.
+        InvalidFieldError: a value is missing or for nothing, or a name is unknown.
     """
+    if spec.num_expected_ranks < spec.num_stages:
+        raise InvalidFieldError(
+            "num_ranks",
+            f"must be at least one for each of {spec.num_stages} stages, not {spec.num_ranks}",
+        )
+    _check_other_orders(spec)
     _check_schedule(spec)
     _check_adaptation(spec)
     window = _window(spec, gpu_table)
     if not spec.is_profiled_online:
         _blocking_power_w(spec, window, None)
     try:
+        check_together(spec, spec.num_stages)
         with_known_transitions(plan_options(spec), window.transitions if window else None)
-    except PlanningError as error:
+        _check_order(spec)
+    except (OptionError, PlanningError) as error:
         raise InvalidFieldError(error.field, error.message) from None
-    _check_order(spec)
-    _check_checkpoint(spec)
     if spec.is_profiled_online:
         probing_schedule(spec)
+
+
+def _check_other_orders(spec: JobSpec) -> None:
+    check_count("other_orders", len(spec.other_orders), most=MAX_OTHER_ORDERS)
+    for other in spec.other_orders:
+        check_text("other_orders", other.schedule)
+        check_text("other_orders", other.line)
 
 
 def _check_adaptation(spec: JobSpec) -> None:
@@ -66,21 +87,20 @@ def _check_adaptation(spec: JobSpec) -> None:
         )
 
 
-def _check_checkpoint(spec: JobSpec) -> None:
-    try:
-        check_checkpoint(spec.schedule, spec.checkpoint)
-    except PlanningError as error:
-        raise InvalidFieldError(error.field, error.message) from None
-
-
 def _check_order(spec: JobSpec) -> None:
-    """Check that the order of schedule `explicit` is complete and runs to its end."""
-    if (spec.order is None) is (spec.schedule == EXPLICIT):
-        raise InvalidFieldError(
-            "order", f"must be given with schedule {EXPLICIT}, and with no other"
-        )
-    if spec.order is None:
+    """Check that the order of the ranks is known and runs to its end."""
+    if spec.schedule == ENVPIPE:
+        if spec.extra_forwards is None:
+            raise OptionError(
+                f"must be given with schedule {ENVPIPE}, as its ranks run it",
+                field="extra_forwards",
+            )
+        check_extra_forwards(spec.extra_forwards, spec.num_stages, spec.num_microbatches)
+    if spec.schedule != EXPLICIT:
         return
+    if spec.order is None:
+        raise OptionError(f"must be given with schedule {EXPLICIT}", field="order")
+    check_length("order", len(spec.order), (spec.num_stages,))
     try:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))
@@ -251,21 +271,6 @@ def _check_schedule(spec: JobSpec) -> None:
     if spec.schedule not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         raise InvalidFieldError("schedule", f"unknown {spec.schedule!r}; known: {known}")
-    _check_extra_forwards(spec)
-
-
-def _check_extra_forwards(spec: JobSpec) -> None:
-    if (spec.extra_forwards is None) is (spec.schedule == ENVPIPE):
-        raise InvalidFieldError(
-            "extra_forwards",
-            f"must be given with schedule {ENVPIPE}, as its ranks run it, and with no other",
-        )
-    if spec.extra_forwards is None:
-        return
-    try:
-        check_extra_forwards(spec.extra_forwards, spec.num_stages, spec.num_microbatches)
-    except PlanningError as error:
-        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:
