@@ -36,8 +36,7 @@ from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClo
 from flyball_profiles.examples import EXAMPLE_PROFILE_NAME, load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
-from flyball_server.planning.schedules._base import ScheduleContext
-from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
+from flyball_server.planning.scheduling import ScheduleContext, extra_warmup_forwards
 from flyball_wire.messages import JobRegistration, StepMeasurement
 from flyball_wire.plan_options import Policy, Reconfigure
 from gpt3_cells import A100

@@ -13,9 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import example_profile_path
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmark_report import Report, at_least, at_most, run_benchmark, show_progress, table_of
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import iteration_energy_j
 from flyball_server.planning.planner import PlanRequest, model_of_request

@@ -24,7 +24,8 @@ from typing import Any, cast
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_lab.demo.options import child_environment, missing_prerequisites
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_wire.messages import JobRegistration
 from hooks_series import HIGHEST_MHZ, CallRecord, planned_session

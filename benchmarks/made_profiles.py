@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 # Standard deviation of a tiled stage's factors; they stay within twice that.
 SPREAD = 0.02

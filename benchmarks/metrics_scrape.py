@@ -15,8 +15,8 @@ from pathlib import Path
 from prometheus_client.exposition import generate_latest
 
 from benchmark_report import Report, at_most, figures_of, run_benchmark, show_progress, table
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore

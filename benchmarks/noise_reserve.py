@@ -32,6 +32,7 @@ from benchmark_report import (
 from flyball_client.gpu.emulated import EmulatedGpuSettings
 from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_lab.emulation.emulated_pipeline import EmulatedRank, planned_ranks, run_step
+from flyball_pipeline.dag import DependencyDag
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
@@ -42,7 +43,6 @@ from flyball_server.jobs.measurements.timed_steps import (
 )
 from flyball_server.jobs.replanning.plan_request import with_measured_delays
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.model.dag import DependencyDag
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.messages import InstructionReport

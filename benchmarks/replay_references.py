@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.model.dag import build_dag
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_server.replay.recorded_runs import (
     KINDS,
     PointKey,

@@ -10,13 +10,13 @@ import time
 from dataclasses import dataclass
 
 from benchmark_report import Report, at_most, figures_of, run_benchmark, show_progress, table_of
+from flyball_pipeline.schedules.explicit import EXPLICIT
+from flyball_pipeline.schedules.table import SCHEDULES
+from flyball_pipeline.schedules.whole_step import STEP
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.planner import PlanRequest, make_plan
-from flyball_server.planning.schedules import SCHEDULES, make_schedule
-from flyball_server.planning.schedules._base import ScheduleContext
-from flyball_server.planning.schedules.explicit import EXPLICIT
-from flyball_server.planning.schedules.whole_step import STEP
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_wire.plan_options import PlanOptions
 from gpt3_cells import A100
 from made_profiles import ASSUMPTION, derive_parts, tile_profile
@@ -87,7 +87,7 @@ def _figure(name: str) -> ScheduleFigure:
     show_progress(name)
     profile = derive_parts(tile_profile(load_example_profile(), NUM_STAGES, SEED), NUM_CHUNKS)
     began_s = time.perf_counter()
-    schedule = make_schedule(
+    schedule = schedule_for(
         name, ScheduleContext(profile=profile, num_microbatches=NUM_MICROBATCHES)
     )
     generated_s = time.perf_counter()

@@ -18,6 +18,7 @@ from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Annotated, Any, Protocol, cast, get_args, get_origin, get_type_hints
 
+from flyball_pipeline.errors import PipelineError
 from flyball_wire.strictness import Schema, SchemaHandler
 
 # Whole numbers above this lose digits in JSON readers.
@@ -29,16 +30,8 @@ STORED: Schema = {"is_stored": True}
 _YES_OR_NO = MappingProxyType({"1": True, "true": True, "0": False, "false": False})
 
 
-class OptionError(ValueError):
-    """An option that cannot be used; `field` names it.
-
-    `message` is one line that reads on from the name: what is wrong and what would be accepted.
-    """
-
-    def __init__(self, message: str, *, field: str) -> None:
-        super().__init__(f"{field} {message}")
-        self.message = message
-        self.field = field
+class OptionError(PipelineError):
+    """An option that cannot be used; `field` names it, and `message` reads on from the name."""
 
 
 class NumValues(StrEnum):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, TypedDict
 
+from flyball_pipeline.instruction import Checkpoint
 from flyball_profiles.clock_transitions import MAX_TRANSITION_S, ClockTransitions
 from flyball_wire.options import NumValues, Option, OptionError, options_of
 from flyball_wire.strictness import Sent, StrictFields
@@ -38,14 +39,6 @@ class Effort(StrEnum):
     LOW = "low"
     NORMAL = "normal"
     HIGH = "high"
-
-
-class Checkpoint(StrEnum):
-    """Microbatches whose activations are recomputed, as in torchgpipe and PyTorch Pipe."""
-
-    EXCEPT_LAST = "except_last"
-    ALWAYS = "always"
-    NEVER = "never"
 
 
 DEFAULT_SCHEDULE = "1f1b"

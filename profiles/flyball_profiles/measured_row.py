@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import (
     MAX_JITTER,
     MAX_RANK_WAITING_S,
     MAX_TIME_ERROR_S,
     EnergyScope,
-    InstructionKind,
     OperatingPoint,
     ProfileError,
     quantity_fault,

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     JITTER_COLUMN,
@@ -15,7 +16,7 @@ from flyball_profiles.measured_row import (
     REQUIRED_COLUMNS,
     TIME_ERROR_COLUMN,
 )
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import (
     CsvRow,
     csv_text,

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.measured_row import SCOPE_COLUMN, MeasuredRow, RankKey, rank_name
 from flyball_profiles.stage_profile import (
     EnergyScope,
-    InstructionKind,
     OperatingPoint,
     ProfileError,
     StageProfile,

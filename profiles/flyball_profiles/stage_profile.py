@@ -6,25 +6,14 @@ forward and backward, and every number is finite, positive and of a plausible si
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
 
-
-class InstructionKind(StrEnum):
-    """One computation of one stage on one microbatch, by the field's names.
-
-    `step` is a whole training step, where there is no pipeline.
-    """
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    BACKWARD_INPUT = "backward_input"
-    BACKWARD_WEIGHT = "backward_weight"
-    RECOMPUTE = "recompute"
-    STEP = "step"
+from flyball_pipeline.instruction import InstructionKind
 
 
 class EnergyScope(StrEnum):
@@ -204,6 +193,14 @@ class StageProfile:
                 f"stage {stage} has no backward rows, nor both backward_input and backward_weight",
                 stage=stage,
             )
+
+    @functools.cached_property
+    def kinds(self) -> tuple[frozenset[InstructionKind], ...]:
+        """Per stage, the kinds that it runs as a whole."""
+        kinds: list[set[InstructionKind]] = [set() for _ in self.num_ranks_per_stage]
+        for stage, kind in self.points:
+            kinds[stage].add(kind)
+        return tuple(map(frozenset, kinds))
 
     @property
     def num_stages(self) -> int:

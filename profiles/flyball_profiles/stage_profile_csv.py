@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, cast
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
@@ -34,7 +35,7 @@ from flyball_profiles.measured_row import (
     parse_row,
 )
 from flyball_profiles.rank_merge import merge_each, merge_rows
-from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 
 _logger = logging.getLogger(__name__)
 

@@ -23,13 +23,9 @@ from typing import Any
 
 import numpy as np
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import example_profile_path
-from flyball_profiles.stage_profile import (
-    InstructionKind,
-    OperatingPoint,
-    ProfileError,
-    StageProfile,
-)
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile, write_stage_profile
 
 # A microsecond and a millijoule: well below the error of the fit.

@@ -18,12 +18,12 @@ from typing import NoReturn
 import pytest
 
 from flyball_integrations.deepspeed.settings import SETTINGS
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedules.table import SCHEDULES
 from flyball_profiles.gpu_windows import gpu_names
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.policies import POLICIES
 from flyball_server.planning.policies.reconfigure import RECONFIGURATIONS
 from flyball_server.planning.schedule_choice import AUTO
-from flyball_server.planning.schedules import SCHEDULES
 from flyball_server.settings import Settings
 from flyball_wire import messages, read_models
 from flyball_wire.command import Command

@@ -23,7 +23,8 @@ from flyball_client.gpu._base import (
 )
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.gpu.open_gpu import open_gpu
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "supported_sm_clocks_mhz": lambda gpu: gpu.supported_sm_clocks_mhz(),

@@ -16,7 +16,7 @@ from tests.planner.samples import (
 )
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, timed_profile
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Checkpoint, Instruction, InstructionKind
 from flyball_server.jobs.errors import StoreClosedError
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import (
@@ -30,12 +30,11 @@ from flyball_server.jobs.records import StepDetail, StepTotals
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.closed_loop import StragglerReason, Timetable, TimetableWindow
 from flyball_wire.messages import JobState, MeasurementDetail
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState
 from flyball_wire.orders import OtherOrder
-from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions, Policy
+from flyball_wire.plan_options import Effort, PlanOptions, Policy
 
 
 class TestJobStore:

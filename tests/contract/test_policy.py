@@ -12,7 +12,7 @@ from tests.unit.planning.tiny_pipelines import (
     model_of,
 )
 
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.policies import POLICIES
@@ -73,7 +73,7 @@ class TestPolicy:
         model = model_of(equal_profile(3), 4)
         try:
             choice = POLICIES[policy](request_of(model, target))
-        except PlanningError as error:
+        except PipelineError as error:
             assert error.field == "target"
         else:
             assert_valid(choice, model)
@@ -95,6 +95,6 @@ class TestPolicy:
     def test_refuses_a_target_that_nobody_can_meet_or_read(
         self, policy: Policy, target: str
     ) -> None:
-        with pytest.raises(PlanningError) as error:
+        with pytest.raises(PipelineError) as error:
             POLICIES[policy](request_of(model_of(equal_profile(3), 4), target))
         assert error.value.field == "target"

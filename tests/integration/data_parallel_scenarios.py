@@ -37,7 +37,8 @@ from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, training_step
 from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
 from flyball_lab.emulation.emulated_pipeline import RankClock
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.plan_options import TargetChange
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "data_parallel_loop.py"

@@ -20,9 +20,9 @@ from tests.governed_rank.processes import wait_until
 from tests.integration.command_in_process import document_of, flyball, refusal
 
 from flyball_client.profiling import blocking_power
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import example_profile_path, load_example_profile
 from flyball_profiles.gpu_windows import gpu_window_of
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import read_stage_profile
 
 __all__ = ["false_nvml", "false_nvml_library"]

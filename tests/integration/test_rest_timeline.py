@@ -8,10 +8,9 @@ import pytest
 from tests.planner.live import LivePlanner
 from tests.planner.samples import profile_csv
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_wire import routes
 from flyball_wire.codec import decode
 from flyball_wire.read_models import (

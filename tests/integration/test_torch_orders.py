@@ -18,11 +18,11 @@ from tests.unit.planning.tiny_pipelines import (
     timed_profile,
 )
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_server.cli.order_files import read_order
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import Instruction, Schedule
-from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.planning.scheduling import schedule_for
 
 schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
 
@@ -106,7 +106,7 @@ def is_possible(name: str, num_stages: int, num_chunks: int, num_microbatches: i
 
 def ours(name: str, num_stages: int, num_chunks: int, num_microbatches: int) -> Schedule:
     profile = timed_profile(num_stages, TIMES_S, num_chunks)
-    return make_schedule(name, context_of(profile, num_microbatches))
+    return schedule_for(name, context_of(profile, num_microbatches))
 
 
 @pytest.mark.parametrize("name", sorted(TORCH_CLASSES))

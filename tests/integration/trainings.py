@@ -21,7 +21,8 @@ from flyball_client.gpu.emulated import EmulatedGpu
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import RankClock
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 
 BLOCKING_POWER_W = 80.0

@@ -32,8 +32,9 @@ from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
 from flyball_client.session.rank_session import RankSession
 from flyball_lab.emulation.emulated_pipeline import RankClock
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 NUM_RANKS = 3
 _NUM_MEASURED = 3

@@ -8,7 +8,8 @@ from typing import Any
 
 from tests.planner.stores import opened_store
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import parse_stage_profile
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepRecord
 from flyball_server.jobs.services import JobServices, Planner

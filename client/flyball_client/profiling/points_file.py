@@ -16,6 +16,7 @@ from typing import Any
 from flyball_client.governor.clock_controller import TOLERANCE_MHZ
 from flyball_client.gpu._base import ClockLimit
 from flyball_client.profiling.counter_window import Means, WindowEstimate
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.limited_file import read_bytes
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
@@ -23,7 +24,7 @@ from flyball_profiles.measured_row import (
     REQUIRED_COLUMNS,
     SCOPE_COLUMN,
 )
-from flyball_profiles.stage_profile import EnergyScope, InstructionKind, ProfileError
+from flyball_profiles.stage_profile import EnergyScope, ProfileError
 from flyball_profiles.stage_profile_csv import CsvRow, csv_text, parse_csv, profile_text
 
 

@@ -17,12 +17,12 @@ from flyball_client.profiling.counter_window import CounterReading, WindowEstima
 from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.points_file import MeasuredPoint, point_of
 from flyball_client.profiling.workload import RunOnce, Workload, WorkloadError, described
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import (
     GpuTableError,
     gpu_window_of,
     window_clocks_mhz,
 )
-from flyball_profiles.stage_profile import InstructionKind
 
 DEFAULT_NUM_RISES = 5
 

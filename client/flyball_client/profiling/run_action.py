@@ -34,8 +34,9 @@ from flyball_client.profiling.repetition import (
     clock_grid,
 )
 from flyball_client.profiling.workload import Workload, WorkloadError, emulated_stage, load_workload
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import GpuTableError
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_profiles.stage_profile import ProfileError
 from flyball_wire.command import CommandError
 from flyball_wire.whole_file import cannot_write
 

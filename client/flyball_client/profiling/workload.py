@@ -17,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from flyball_client.gpu.emulated import EmulatedGpu, EmulationClock, WallClock
-from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_wire.errors import FlyballError
 
 RunOnce = Callable[[], object]

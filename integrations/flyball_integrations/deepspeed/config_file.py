@@ -152,7 +152,7 @@ def read_attachment(
         try:
             _SCALE.read_setting(scale)
         except OptionError as error:
-            raise ValueError(f"envpipe.{error}") from None
+            raise ValueError(f"envpipe.{_THRESHOLD_SCALE} {error.message}") from None
         notes.append(
             f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from"
             " the profile, or from receive times with a scale of its own"

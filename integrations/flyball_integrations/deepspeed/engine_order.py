@@ -13,15 +13,14 @@ from deepspeed.runtime.pipe import p2p, schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.pipe.topology import PipelineParallelGrid
 
-from flyball_integrations.shared.instruction_hooks import Execute, Instructions
-from flyball_integrations.shared.stage_orders import (
+from flyball_integrations.deepspeed.stage_actions import (
     Action,
     Operation,
-    StageOrder,
-    check_orders,
     eager_actions,
     pulled_actions,
 )
+from flyball_integrations.shared.instruction_hooks import Execute, Instructions
+from flyball_pipeline.schedule import Schedule, peak_activations
 
 
 class EagerP2P:
@@ -165,25 +164,21 @@ class PlannedSchedule(schedule.PipeSchedule):  # type: ignore[misc] # DeepSpeed 
     """One stage's part of an order of the whole pipeline.
 
     Args:
-        orders: of every stage, the first first.
+        order: order of the pipeline, without model chunks; each stage runs its microbatches'
+            forwards, and their backwards, in rising order.
         stage_id: the stage whose part it is.
         p2p: how the sends will be made: `eager`, never waiting for the receiver, each stands
             right after what it sends; `pulled`, waiting, each stands where the neighbour
             receives.
 
     Raises:
-        OrderError: the orders cannot run together.
+        PipelineError: the order deadlocks.
     """
 
-    def __init__(self, orders: Sequence[StageOrder], *, stage_id: int, p2p: OrderedP2P) -> None:
-        super().__init__(orders[stage_id].num_microbatches, len(orders), stage_id)
-        if p2p == "pulled":
-            self._actions = pulled_actions(orders)[stage_id]
-        else:
-            check_orders(orders)
-            self._actions = eager_actions(
-                orders[stage_id], is_first=self.is_first_stage, is_last=self.is_last_stage
-            )
+    def __init__(self, order: Schedule, *, stage_id: int, p2p: OrderedP2P) -> None:
+        super().__init__(order.num_microbatches, order.num_stages, stage_id)
+        actions_of = pulled_actions if p2p == "pulled" else eager_actions
+        self._actions = actions_of(order, stage_id)
         self._num_buffers = _num_buffers(self._actions)
 
     def num_pipe_buffers(self) -> int:
@@ -222,15 +217,14 @@ def _num_buffers(actions: Sequence[Action]) -> int:
     its gradient is sent.
     """
     last_index = {microbatch: index for index, (_, microbatch) in enumerate(actions)}
-    seen: set[int] = set()
-    takes: list[bool] = []
+    in_use: set[int] = set()
+    most = 0
     for index, (_, microbatch) in enumerate(actions):
-        if microbatch not in seen:
-            seen.add(microbatch)
-            takes.append(True)
+        in_use.add(microbatch)
+        most = max(most, len(in_use))
         if last_index[microbatch] == index:
-            takes.append(False)
-    return StageOrder.most_held(takes)
+            in_use.remove(microbatch)
+    return most
 
 
 class EngineOrder:
@@ -238,7 +232,7 @@ class EngineOrder:
 
     Args:
         engine: DeepSpeed's `PipelineEngine`.
-        orders: of every stage; every rank must have the same.
+        order: of every stage; every rank must have the same.
         eager: sends without waiting; None: DeepSpeed's own P2P, with pulled sends (see
             `PlannedSchedule`).
     """
@@ -246,17 +240,17 @@ class EngineOrder:
     def __init__(
         self,
         engine: PipelineEngine,
-        orders: Sequence[StageOrder],
+        order: Schedule,
         *,
         eager: EagerP2P | None = None,
     ) -> None:
         self._engine = engine
-        self._orders = orders
+        self._num_in_flight = peak_activations(order)
         self._eager = eager
         self._loss_of_buffer: dict[int, Any] = {}
         self._num_pipe_buffers = engine.num_pipe_buffers
         self._schedule = PlannedSchedule(
-            orders, stage_id=engine.stage_id, p2p="pulled" if eager is None else "eager"
+            order, stage_id=engine.stage_id, p2p="pulled" if eager is None else "eager"
         )
 
     def schedule_for(self, stock: schedule.PipeSchedule) -> schedule.PipeSchedule:
@@ -297,8 +291,8 @@ class EngineOrder:
             return
         stage = self._engine.stage_id
         eager.follow(
-            num_in_flight=self._orders[stage].num_in_flight,
-            num_in_flight_before=self._orders[max(0, stage - 1)].num_in_flight,
+            num_in_flight=self._num_in_flight[stage],
+            num_in_flight_before=self._num_in_flight[max(0, stage - 1)],
         )
 
     def _keeping_loss(self, execute: Execute) -> Execute:

@@ -36,12 +36,10 @@ from flyball_integrations.shared.instruction_hooks import (
     InstructionWrapper,
 )
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.stage_orders import (
-    StageOrder,
-    default_extra_forwards,
-    envpipe_orders,
-)
+from flyball_integrations.shared.run_order import order_to_run
 from flyball_integrations.shared.transfer_timers import TransferTimer
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_wire.messages import JobRegistration
 from flyball_wire.orders import OtherOrder
 
@@ -239,13 +237,13 @@ def attach(
             check_options(attach, options)
             _check(engine, schedule=schedule, p2p=p2p, extra_forwards=extra_forwards)
             registration = _registration(engine, schedule, extra_forwards)
-            orders = _orders(registration)
+            order = order_to_run(registration)
             joining.order = order_text(registration, beside=f", p2p {p2p}")
             ends = _open_ends(opened, options, engine, job_id)
             hooks = ends.device_hooks(engine.device)
             session = ends.open_session(hooks=hooks)
             session.start()
-        _hook(ends, engine, session, hooks, orders=orders, p2p=p2p)
+        _hook(ends, engine, session, hooks, order=order, p2p=p2p)
         ends.register(registration, session, partial(_with_microbatches, registration))
         # `detach` closes all of it, the last first.
         vars(engine)[_ATTACHMENT] = opened.pop_all()
@@ -309,43 +307,30 @@ def _with_microbatches(registration: JobRegistration, num_microbatches: int) -> 
     )
 
 
-def _orders(registration: JobRegistration) -> tuple[StageOrder, ...]:
-    """Return the orders to run in place of DeepSpeed's own; empty: none.
-
-    Raises:
-        OrderError: the stages cannot run them.
-    """
-    if registration.extra_forwards is None:
-        return ()
-    return envpipe_orders(
-        registration.num_stages, registration.num_microbatches, registration.extra_forwards
-    )
-
-
 def _hook(
     ends: RankEnds,
     engine: PipelineEngine,
     session: RankSession,
     hooks: DeviceHooks,
     *,
-    orders: Sequence[StageOrder],
+    order: Schedule | None,
     p2p: str,
 ) -> None:
     """Hook the session into the engine; every rank must call it at the same time."""
-    eager = order = None
+    eager = engine_order = None
     if p2p == "eager":
         eager = EagerP2P(engine.grid)
         ends.opened.callback(eager.close)
-    if orders:
-        order = EngineOrder(engine, orders, eager=eager)
-        ends.opened.callback(order.close)
+    if order is not None:
+        engine_order = EngineOrder(engine, order, eager=eager)
+        ends.opened.callback(engine_order.close)
     patch = EnginePatch(
         engine,
         hooks.of(session),
         synchronize=hooks.synchronize,
         around_step=nullcontext if eager is None else eager.in_force,
-        wrappers=[part.wrap for part in (eager, order) if part is not None],
-        schedule_for=None if order is None else order.schedule_for,
+        wrappers=[part.wrap for part in (eager, engine_order) if part is not None],
+        schedule_for=None if engine_order is None else engine_order.schedule_for,
         transfers=hooks.transfer_timer(session),
     )
     ends.opened.callback(patch.remove)

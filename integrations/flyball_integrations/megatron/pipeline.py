@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cache, wraps
@@ -30,7 +30,6 @@ from megatron.core.pipeline_parallel import schedules
 
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.megatron.order import (
-    MegatronOrder,
     interleaved,
     one_f_one_b,
     registration_of,
@@ -42,6 +41,7 @@ from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayo
 from flyball_integrations.shared.device_hooks import DeviceHooks
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
 from flyball_integrations.shared.whole_steps import WholeSteps
+from flyball_pipeline.schedule import Schedule
 from flyball_wire.messages import JobRegistration, Profiling
 from flyball_wire.plan_options import Policy
 
@@ -217,11 +217,11 @@ def attach(
             is_whole = unhooked is not None
             if unhooked is not None:
                 options = _with_constant_clocks(options, unhooked, job_id)
-            orders = _orders(config, num_microbatches)
+            order = _order(config, num_microbatches)
             num_ranks = torch.distributed.get_world_size()
-            registration = registration_of(orders, num_microbatches, num_ranks)
+            registration = registration_of(order, num_ranks)
             joining.order = order_text(registration)
-            ends = _open_ends(opened, options, orders, job_id=job_id, initial_step=initial_step)
+            ends = _open_ends(opened, options, order, job_id=job_id, initial_step=initial_step)
             device_hooks = ends.device_hooks(_device(), has_whole_steps=is_whole)
             session = ends.open_session(hooks=device_hooks, has_whole_steps=is_whole)
             session.start()
@@ -231,11 +231,11 @@ def attach(
         if is_whole:
             step = WholeSteps(session, synchronize=device_hooks.synchronize).step
         else:
-            step = _hooked_step(opened, config, orders, session, device_hooks, hooks=hooks)
+            step = _hooked_step(opened, config, order, session, device_hooks, hooks=hooks)
         ends.register(
             registration,
             session,
-            lambda number: registration_of(_orders(config, number), number, num_ranks),
+            lambda number: registration_of(_order(config, number), num_ranks),
         )
         # `detach` closes all of it, the last first.
         attachment = _Attachment(opened=opened.pop_all(), training_step=step)
@@ -291,7 +291,7 @@ def _warn_of_held_back_sends(
 def _hooked_step(
     opened: ExitStack,
     config: Any,  # noqa: ANN401 - as above
-    orders: Sequence[MegatronOrder],
+    order: Schedule,
     session: RankSession,
     device_hooks: DeviceHooks,
     *,
@@ -308,7 +308,9 @@ def _hooked_step(
         patch_schedules(schedules, training, overrides)
     else:
         stage = parallel_state.get_pipeline_model_parallel_rank()
-        timers = HookedTimers(config.timers, training, order=orders[stage], transfers=transfers)
+        timers = HookedTimers(
+            config.timers, training, order=order.stages[stage], transfers=transfers
+        )
         overrides.set(config, "timers", timers)
     return training.training_step
 
@@ -319,15 +321,12 @@ def _device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _orders(config: Any, num_microbatches: int) -> tuple[MegatronOrder, ...]:  # noqa: ANN401
-    """Return the orders of all stages, as `get_forward_backward_func` chooses the schedule."""
+def _order(config: Any, num_microbatches: int) -> Schedule:  # noqa: ANN401
+    """Return the order of all stages, as `get_forward_backward_func` chooses the schedule."""
     num_stages = parallel_state.get_pipeline_model_parallel_world_size()
     num_chunks = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     if num_stages == 1 or num_chunks is None:
-        return tuple(
-            one_f_one_b(stage=stage, num_stages=num_stages, num_microbatches=num_microbatches)
-            for stage in range(num_stages)
-        )
+        return one_f_one_b(num_stages, num_microbatches)
     return interleaved(
         schedules,
         num_stages=num_stages,
@@ -340,7 +339,7 @@ def _orders(config: Any, num_microbatches: int) -> tuple[MegatronOrder, ...]:  #
 def _open_ends(
     opened: ExitStack,
     options: AttachOptions,
-    orders: Sequence[MegatronOrder],
+    order: Schedule,
     *,
     job_id: str,
     initial_step: int,
@@ -358,7 +357,7 @@ def _open_ends(
             cp_rank=parallel_state.get_context_parallel_rank(),
         ),
         initial_step=initial_step,
-        num_chunks=len({chunk for _, chunk in orders[0].forwards}),
+        num_chunks=order.num_chunks,
     )
 
 

@@ -6,16 +6,16 @@ send. Timers get no microbatch and chunk: these are counted, in the order of the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
 from flyball_client.session.instruction_timings import Transfer
-from flyball_integrations.megatron.order import MegatronOrder
 from flyball_integrations.megatron.training import MegatronTraining
 from flyball_integrations.shared.transfer_timers import TransferTimer
+from flyball_pipeline.instruction import Instruction, InstructionKind
 
 _INSTRUCTIONS = {"forward-compute": "forward", "backward-compute": "backward"}
 
@@ -41,7 +41,7 @@ class HookedTimers:
     Args:
         timers: the timers before it; None: there were none.
         training: called around every call, forward and backward.
-        order: order of this rank's stage.
+        order: instructions of this rank's stage, in the order of execution.
         transfers: timer of every receive and send.
     """
 
@@ -50,13 +50,16 @@ class HookedTimers:
         timers: Any,  # noqa: ANN401 - Megatron's Timers, or whatever can be called like it
         training: MegatronTraining,
         *,
-        order: MegatronOrder,
+        order: Sequence[Instruction],
         transfers: TransferTimer,
     ) -> None:
         self._timers = timers
         self._training = training
         self._transfers = transfers
-        self._places = {"forward": order.forwards, "backward": order.backwards}
+        self._places = {
+            kind.value: [(each.microbatch, each.chunk) for each in order if each.kind == kind]
+            for kind in (InstructionKind.FORWARD, InstructionKind.BACKWARD)
+        }
         self._num_done = dict.fromkeys(self._places, 0)
         self._running: tuple[int | None, int] = (None, 0)
 

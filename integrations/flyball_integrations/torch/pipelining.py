@@ -25,11 +25,7 @@ from flyball_client.session.rank_session import RankSession
 from flyball_integrations.shared.attach_options import AttachOptions, check_options
 from flyball_integrations.shared.attachment import Overrides, RankEnds, RankLayout
 from flyball_integrations.shared.one_order import on_all_ranks_or_none, order_text
-from flyball_integrations.shared.stage_orders import (
-    StageOrder,
-    default_extra_forwards,
-    envpipe_orders,
-)
+from flyball_integrations.shared.run_order import order_to_run
 from flyball_integrations.torch.private_schedules import (
     Computation,
     PipelineSchedule,
@@ -44,6 +40,7 @@ from flyball_integrations.torch.private_schedules import (
 )
 from flyball_integrations.torch.rank_places import ParallelPlace, find_place
 from flyball_integrations.torch.schedule_patch import SchedulePatch, WaitTimes, check_optimizer
+from flyball_pipeline.schedules.envpipe import default_extra_forwards
 from flyball_wire.messages import JobRegistration
 from flyball_wire.orders import OtherOrder
 
@@ -197,20 +194,12 @@ def _orders(registration: JobRegistration) -> tuple[tuple[Computation, ...], ...
     """Return the orders to run in place of the schedule's own; empty: none.
 
     Raises:
-        OrderError: the stages cannot run them.
+        PipelineError: the stages cannot run them.
     """
-    if registration.extra_forwards is None:
-        return ()
-    stages = envpipe_orders(
-        registration.num_stages, registration.num_microbatches, registration.extra_forwards
-    )
-    return tuple(_computations(stage, order) for stage, order in enumerate(stages))
-
-
-def _computations(stage: int, order: StageOrder) -> tuple[Computation, ...]:
+    order = order_to_run(registration)
     return tuple(
-        Computation("forward" if is_forward else "backward", microbatch, stage)
-        for is_forward, microbatch in order.units
+        tuple(Computation(kind.value, microbatch, stage) for kind, microbatch, _ in instructions)
+        for stage, instructions in enumerate(order.stages if order else ())
     )
 
 

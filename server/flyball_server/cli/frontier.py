@@ -7,6 +7,7 @@ import json
 import time
 from pathlib import Path
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.cli import pipeline_arguments
 from flyball_server.cli.plots.frontier_plot import write_frontier_plot
@@ -14,7 +15,6 @@ from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning import planner
 from flyball_server.planning.documents.plan_text import lateness, reserve_lines
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import (
     DEFAULT_NUM_POINTS,
     frontier_document,
@@ -22,7 +22,6 @@ from flyball_server.planning.frontier_curve import (
 )
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.command import Command
-from flyball_wire.options import OptionError
 from flyball_wire.read_models import Frontier
 
 NUM_TABLE_ROWS = 20
@@ -69,7 +68,7 @@ def _solved(arguments: argparse.Namespace, progress: ProgressLine) -> tuple[Fron
         if isinstance(request, PlanRequest):
             request = planner.with_named_schedule(request)
         curve = make_frontier(request, arguments.points, report)
-    except (OptionError, PlanningError) as error:
+    except PipelineError as error:
         raise pipeline_arguments.refused(error) from None
     return curve, time.perf_counter() - began_s
 

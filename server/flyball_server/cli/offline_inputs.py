@@ -8,6 +8,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
@@ -33,10 +35,8 @@ from flyball_server.planning.documents.recorded_plan import (
     model_of_plan,
     models_of_data_parallel_plan,
 )
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
-from flyball_server.planning.schedules._base import Instruction
 from flyball_wire.command import Arguments, CommandError, add_options
 from flyball_wire.options import OptionError, options_of
 from flyball_wire.plan_options import PlanOptions, check_together
@@ -135,7 +135,7 @@ def read_plan(path: Path) -> FrequencyPlan | DataParallelPlan:
         return plan_from_document(document)
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except PlanningError as error:
+    except PipelineError as error:
         raise CommandError(f"{path}: {error}") from None
     except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: not a plan in JSON ({error})") from None
@@ -183,15 +183,14 @@ def read_timeline(arguments: argparse.Namespace) -> PredictedTimeline:
             profile = read_profile(arguments.profile)
             of_plan = [model_of_plan(profile, plan, power_w)]
         return predicted_timeline(plan, of_plan)
-    except OptionError as error:
-        raise CommandError(option_text(error)) from None
-    except PlanningError as error:
-        if getattr(arguments, error.field, None) is not None:
+    except PipelineError as error:
+        is_given = getattr(arguments, error.field, None) is not None
+        if is_given or isinstance(error, OptionError):
             raise CommandError(option_text(error)) from None
         raise CommandError(f"{arguments.plan}: {error}") from None
 
 
-def option_text(error: OptionError | PlanningError) -> str:
+def option_text(error: PipelineError) -> str:
     """Return an error's text with the option of the command line in place of the field."""
     declared = options_of(PlanOptions).get(error.field)
     return f"{declared.option_string if declared else f'--{error.field}'}: {error.message}"

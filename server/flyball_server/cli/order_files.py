@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedules.explicit import explicit_order
+from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_profiles.limited_file import read_text
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import ExplicitOrder
-from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_wire.command import CommandError
 from flyball_wire.plan_options import Order
 
@@ -48,7 +49,7 @@ def read_order(path: Path) -> OrderOptions:
         return order_of_torch_csv(text) if is_csv else order_of_document(json.loads(text))
     except OSError as error:
         raise CommandError(f"{path}: {error.strerror or error}") from None
-    except PlanningError as error:
+    except PipelineError as error:
         raise CommandError(f"{path}: {error}") from None
     except (ValueError, RecursionError, csv.Error) as error:
         raise CommandError(f"{path}: not an order ({error})") from None

@@ -6,21 +6,21 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.schedules.explicit import EXPLICIT
+from flyball_pipeline.schedules.table import SCHEDULES
 from flyball_server.cli import offline_inputs
 from flyball_server.cli.order_files import read_order
 from flyball_server.planning.data_parallel import DataParallelRequest, separate_pipelines
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import AUTO
-from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules.explicit import EXPLICIT
 from flyball_wire.command import Arguments, CommandError, add_options, argument_type
 from flyball_wire.messages import JobSpec
-from flyball_wire.options import OptionError, options_of
+from flyball_wire.options import options_of
 from flyball_wire.plan_options import (
     CLOCKS,
     DEFAULT_SCHEDULE,
@@ -93,7 +93,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     """Return the request that the parsed arguments describe.
 
     Raises:
-        OptionError, PlanningError: a part is invalid; `field` names it.
+        PipelineError: a part is invalid; `field` names it.
     """
     is_separate = arguments.data_parallel == SEPARATE
     profiles = (
@@ -137,7 +137,7 @@ def request_of(arguments: argparse.Namespace) -> PlanRequest | DataParallelReque
     return separate
 
 
-def refused(error: OptionError | PlanningError) -> CommandError:
+def refused(error: PipelineError) -> CommandError:
     """Return the error with the option in place of the field."""
     option = _OPTION_OF_FIELD.get(error.field)
     text = offline_inputs.option_text(error)

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.cli import offline_inputs, pipeline_arguments
 from flyball_server.cli.plots.clock_colors import (
     add_color_argument,
@@ -32,7 +33,6 @@ from flyball_server.planning.documents.plan_text import (
     plan_rows,
     reserve_lines,
 )
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.simulator import (
     iteration_energy_j,
@@ -44,7 +44,6 @@ from flyball_server.planning.request_options import MAX_CALL_SHARE, call_share, 
 from flyball_server.planning.schedule_choice import REFERENCE
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.command import Command
-from flyball_wire.options import OptionError
 from flyball_wire.plan_options import Policy
 from flyball_wire.read_models import SavingSources
 from flyball_wire.whole_file import write_result
@@ -126,7 +125,7 @@ def _planned(
             solved = planner.make_plan(request, progress.show)
             solve_s, model = time.perf_counter() - began_s, solved.model
             document = plan_document(solved.plan, solve_s=solve_s)
-    except (OptionError, PlanningError) as error:
+    except PipelineError as error:
         raise pipeline_arguments.refused(error) from None
     simulation = simulate(model, solved.assignment)
     account = _Account(

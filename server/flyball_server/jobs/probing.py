@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind, equal_stages
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.explicit import explicit_order
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.gpu_windows import GpuWindow
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.records import (
     JobRecord,
@@ -21,11 +26,7 @@ from flyball_server.jobs.records import (
 )
 from flyball_server.jobs.registry.inspection import newest_plan, require_plan
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import Schedule, ScheduleContext
-from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbedVersion,
@@ -41,17 +42,6 @@ _LOOK_BACK_STEPS = 8
 # of 10 ms 200 of them say nothing.
 PATIENCE_STEPS = 200
 PATIENCE = timedelta(seconds=60)
-
-_WHOLE = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
-_SPLIT = (
-    InstructionKind.FORWARD,
-    InstructionKind.BACKWARD_INPUT,
-    InstructionKind.BACKWARD_WEIGHT,
-)
-_RECOMPUTED = (InstructionKind.FORWARD, InstructionKind.RECOMPUTE, InstructionKind.BACKWARD)
-_STEP = (InstructionKind.STEP,)
-# Schedules by name without a number of chunks in the name.
-_TWO_CHUNKS = frozenset({"zbv", "dualpipev"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,29 +201,29 @@ def probing_schedule(spec: JobSpec) -> Schedule:
     Raises:
         InvalidFieldError: the order is unknown before there is a profile.
     """
-    name = spec.schedule
-    num_chunks = 2 if name in _TWO_CHUNKS else 1
-    order = None if spec.order is None else explicit_order(spec.order, spec.virtual_stages)
-    for kinds in (_WHOLE, _SPLIT, _RECOMPUTED, _STEP):
-        context = ScheduleContext(
-            profile=_flat_profile(spec.num_stages, kinds, num_chunks),
-            num_microbatches=spec.num_microbatches,
-            checkpoint=spec.checkpoint,
-            order=order,
-            extra_forwards=spec.extra_forwards,
+    entry = SCHEDULES[spec.schedule]
+    if entry.num_chunks is None or entry.weight_versions is not None:
+        raise InvalidFieldError(
+            "profiling",
+            f"online does not support schedule {spec.schedule}: its number of chunks, or the end of"
+            " its iterations, is unknown before there is a profile; give the order as schedule"
+            " explicit, or measure the profile with `flyball profile run`",
         )
-        try:
-            schedule = make_schedule(name, context)
-        except PlanningError:
-            continue
-        if not schedule.is_periodic:
-            return schedule
-    raise InvalidFieldError(
-        "profiling",
-        f"online does not support schedule {name}: its number of chunks, or the end of its"
-        " iterations, is unknown before there is a profile; give the order as schedule explicit, or"
-        " measure the profile with `flyball profile run`",
+    inputs = ScheduleInputs(
+        shape=equal_stages(
+            spec.num_stages,
+            spec.num_microbatches,
+            kinds=entry.kinds,
+            num_chunks=entry.num_chunks,
+        ),
+        checkpoint=spec.checkpoint,
+        order=None if spec.order is None else explicit_order(spec.order, spec.virtual_stages),
+        extra_forwards=spec.extra_forwards,
     )
+    try:
+        return make_schedule(spec.schedule, inputs)
+    except PipelineError as error:
+        raise InvalidFieldError(error.field, error.message) from None
 
 
 def probe_setup(spec: JobSpec, ranks: Sequence[RankRecord], window: GpuWindow | None) -> ProbeSetup:
@@ -377,15 +367,3 @@ def _clocks_mhz(
             "profiling", f"the GPUs of stage {stage} have fewer than two clocks to choose from"
         )
     return clocks
-
-
-def _flat_profile(
-    num_stages: int, kinds: Sequence[InstructionKind], num_chunks: int
-) -> StageProfile:
-    """Return a profile of equal stages, for orders that depend on its shape only."""
-    point = OperatingPoint(frequency_mhz=1, time_s=1.0, energy_j=1.0)
-    whole = StageProfile(
-        points={(stage, kind): (point,) for stage in range(num_stages) for kind in kinds},
-        num_ranks_per_stage=(1,) * num_stages,
-    )
-    return whole if num_chunks == 1 else replace(whole, chunks=(whole,) * num_chunks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, time, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
@@ -15,7 +16,6 @@ from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow, Weekday
-from flyball_wire.options import OptionError
 from flyball_wire.plan_options import DEFAULT_TARGET
 from flyball_wire.targets import parse_target
 
@@ -67,7 +67,7 @@ def check_timetable(timetable: Timetable) -> None:
         _read(window, where)
         try:
             parse_target(window.target)
-        except OptionError as error:
+        except PipelineError as error:
             raise InvalidFieldError(f"{where}.target", error.message) from None
 
 

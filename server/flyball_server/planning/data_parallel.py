@@ -12,10 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from flyball_pipeline.dag import NONE
+from flyball_pipeline.schedule import Schedule, VirtualStages
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.array_dag import ArrayDag
 from flyball_server.planning.model.clocked_instructions import ClockRequest
-from flyball_server.planning.model.dag import NONE, DependencyDag
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
     Simulation,
@@ -38,7 +40,6 @@ from flyball_server.planning.planner import (
 from flyball_server.planning.policies._base import PolicyChoice
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.schedules._base import Schedule, VirtualStages
 
 ItemT = TypeVar("ItemT")
 
@@ -311,7 +312,7 @@ def choose_jointly(
     return choose_clocks(request, joint)
 
 
-def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
+def _joint_dag(models: Sequence[PipelineModel]) -> ArrayDag:
     """Return the disjoint union of the pipelines' DAGs."""
     dags = [model.dag for model in models]
     first_stage = _offsets([model.schedule.num_stages for model in models])
@@ -324,7 +325,7 @@ def _joint_dag(models: Sequence[PipelineModel]) -> DependencyDag:
             for number in numbers
         )
 
-    return DependencyDag(
+    return ArrayDag(
         stage=shifted([dag.stage for dag in dags], first_stage),
         instruction=_chained(dag.instruction for dag in dags),
         order_predecessor=shifted([dag.order_predecessor for dag in dags], first_node),

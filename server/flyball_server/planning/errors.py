@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from flyball_pipeline.errors import PipelineError
 
 
-class PlanningError(ValueError):
-    """A request that cannot be planned; `field` names the part of the request to change.
-
-    `message` is one line: what is wrong and what would be accepted.
-    """
-
-    def __init__(self, message: str, *, field: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.message = message
-        self.field = field
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Return a form that can be pickled, for planning processes."""
-        return _made_again, (type(self), vars(self))
+class PlanningError(PipelineError):
+    """A request that cannot be planned; `field` names the part of the request to change."""
 
 
 class TargetUnreachableError(PlanningError):
@@ -31,7 +19,3 @@ class TargetUnreachableError(PlanningError):
     def __init__(self, message: str, *, field: str, nearest_target: str | None = None) -> None:
         super().__init__(message, field=field)
         self.nearest_target = nearest_target
-
-
-def _made_again(kind: type[PlanningError], fields: dict[str, Any]) -> PlanningError:
-    return kind(**fields)

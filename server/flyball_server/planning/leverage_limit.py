@@ -14,13 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.paths import earliest_finish_s, latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.finish_times import (
-    FloatArray,
-    earliest_finish_s,
-    latest_finish_s,
-)
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.planner import PlanRequest, SolvedPlan, make_plan, plan_of_choice

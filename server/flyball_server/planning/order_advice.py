@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import PlanRequest, model_of_request, schedule_context
 from flyball_server.planning.schedule_choice import choose_schedule
-from flyball_server.planning.schedules._base import Schedule, peak_activations
-from flyball_server.planning.schedules.envpipe import ENVPIPE, extra_warmup_forwards
+from flyball_server.planning.scheduling import extra_warmup_forwards
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.plan_options import Effort, Policy
 
@@ -44,13 +45,13 @@ def advise_order(request: PlanRequest, lines: Mapping[str, str]) -> OrderAdvice 
         return None
     own = model_of_request(request)
     others: dict[str, PlanRequest] = {}
-    models: dict[str, PipelineModel | PlanningError] = {_OWN: own}
+    models: dict[str, PipelineModel | PipelineError] = {_OWN: own}
     for name in lines:
         cancellation_point()
         try:
             others[name] = _in_order(request, name)
             model = model_of_request(others[name])
-        except PlanningError:
+        except PipelineError:
             continue
         others_schedule, own_schedule = model.schedule, own.schedule
         if (

@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
-from flyball_server.planning.schedules._base import VirtualStages
 from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
 
 

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flyball_pipeline.dag import nodes_in_order
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.schedule import Schedule, VirtualStages, one_chunk_each
+from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.pipeline_model import (
     Assignment,
     PipelineModel,
@@ -38,15 +41,7 @@ from flyball_server.planning.schedule_choice import (
     choose_schedule,
     is_auto,
 )
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import (
-    ActivationMemory,
-    Schedule,
-    ScheduleContext,
-    VirtualStages,
-    one_chunk_each,
-)
-from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 from flyball_wire.plan_options import PlanOptions, Policy
 
 # What a report says.
@@ -152,12 +147,12 @@ def _chosen_schedule(request: PlanRequest, report: PhaseReport) -> ScheduleChoic
             f"auto compares frontiers, which policy {options.policy} does not have",
             field="schedule",
         )
-    models: dict[str, PipelineModel | PlanningError] = {}
+    models: dict[str, PipelineModel | PipelineError] = {}
     for name in candidate_schedules(options.schedule):
         cancellation_point()
         try:
             models[name] = model_of_request(request.with_options(schedule=name))
-        except PlanningError as error:
+        except PipelineError as error:
             models[name] = error
     return choose_schedule(models, options, report)
 
@@ -193,10 +188,10 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
     options = request.options
     context = schedule_context(request)
     try:
-        schedule = make_schedule(options.schedule, context)
+        schedule = schedule_for(options.schedule, context)
         transitions = clock_transitions(options)
         model = build_model(request.profile, schedule, request.blocking_power_w)
-    except PlanningError as error:
+    except PipelineError as error:
         if context.order is None or error.field != "schedule":
             raise
         raise PlanningError(error.message, field="order") from None

@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, cast
 
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import VirtualStages
+from flyball_pipeline.schedules.explicit import instruction_of
 from flyball_server.planning.documents.plan_document import (
     count_of,
     counts_of,
@@ -18,8 +21,6 @@ from flyball_server.planning.documents.plan_document import (
     text_of,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, VirtualStages
-from flyball_server.planning.schedules.explicit import instruction_of
 
 PROBE_POLICY = "probe"
 

@@ -15,10 +15,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.schedules.table import InAuto, schedules_in_auto
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.plan import ConsideredSchedule
@@ -35,13 +37,6 @@ AUTO = "auto"
 REFERENCE = "1f1b"
 # Of the time: plans for one power budget end at deadlines found by bisection.
 SAME_TIME = 1e-4
-# Those of whole stages, and those that place their chunks as most do, around a loop.
-DEFAULT_CANDIDATES = (
-    *(REFERENCE, "envpipe", "gpipe", "zb-h1"),
-    *("interleaved-1f1b", "looped-bfs", "interleaved-zb"),
-)
-# They flush, and compute what 1F1B computes.
-COMPARABLE = (*DEFAULT_CANDIDATES, "zbv", "dualpipev")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +87,23 @@ def candidate_schedules(schedule: str) -> tuple[str, ...]:
     """Return the orders that `auto` or `auto:NAME,NAME` compares: 1F1B, then those named.
 
     Raises:
-        PlanningError: a name is none of COMPARABLE.
+        PlanningError: a name is none that can be compared.
     """
     _, colon, names = schedule.partition(":")
     if not colon:
-        return DEFAULT_CANDIDATES
+        return schedules_in_auto(InAuto.ALWAYS)
     wanted = [name.strip() for name in names.split(",")]
+    known = schedules_in_auto(InAuto.ALWAYS, InAuto.NAMED)
     for name in wanted:
-        if name not in COMPARABLE:
+        if name not in known:
             raise PlanningError(
-                f"auto has no schedule {name!r}; known: {', '.join(COMPARABLE)}", field="schedule"
+                f"auto has no schedule {name!r}; known: {', '.join(known)}", field="schedule"
             )
     return tuple(dict.fromkeys((REFERENCE, *wanted)))
 
 
 def choose_schedule(
-    models: Mapping[str, PipelineModel | PlanningError],
+    models: Mapping[str, PipelineModel | PipelineError],
     options: PlanOptions,
     report: Callable[[str], None],
     *,
@@ -129,7 +125,7 @@ def choose_schedule(
         TargetUnreachableError: no order meets the target.
     """
     first = models[reference]
-    if isinstance(first, PlanningError):
+    if isinstance(first, PipelineError):
         raise first
     baseline_s = max(earliest_finish_s(first.dag, first.durations_s(first.baseline())))
     target = _with_deadline(parse_target(options.target), baseline_s)
@@ -185,10 +181,10 @@ class _Search:
         self._fastest_s: list[float] = []
 
     def add(
-        self, name: str, model: PipelineModel | PlanningError, solver: DeadlineSolver | None
+        self, name: str, model: PipelineModel | PipelineError, solver: DeadlineSolver | None
     ) -> None:
         """Add an order; a solver is made where none is given."""
-        if isinstance(model, PlanningError):
+        if isinstance(model, PipelineError):
             self.why_not[name] = str(model)
             return
         if solver is None:

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.profiling.observations import Z_95, ErrorLimits, ProbeSetup
 from flyball_server.profiling.stage_estimates import StageEnergies, StageFindings
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 
 _BoolArray = NDArray[np.bool_]
 

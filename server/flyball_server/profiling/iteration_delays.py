@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
+from flyball_pipeline.dag import NONE
+from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, earliest_finishes_s
 
 BoolArray = NDArray[np.bool_]
 
@@ -75,7 +75,7 @@ class IterationDelays:
 
 
 def measured_delays(
-    dag: DependencyDag, steps: TimedSteps, given_s: Sequence[float] | None = None
+    dag: ArrayDag, steps: TimedSteps, given_s: Sequence[float] | None = None
 ) -> IterationDelays:
     """Return the tail of an iteration and its transfers.
 
@@ -99,9 +99,7 @@ def measured_delays(
     )
 
 
-def _transfers_s(
-    dag: DependencyDag, steps: TimedSteps, iteration_time_s: float
-) -> tuple[float, ...]:
+def _transfers_s(dag: ArrayDag, steps: TimedSteps, iteration_time_s: float) -> tuple[float, ...]:
     """Return the transfer time of each pair of neighbours, s; empty: all too short."""
     found = [_transfer_s(dag, steps, low) for low in range(max(dag.stage))]
     known_s = [time_s for time_s, _ in found if not math.isnan(time_s)]
@@ -118,7 +116,7 @@ def _transfers_s(
     return hops_s if 2 * sum(hops_s) > LEAST_SHARE * iteration_time_s else ()
 
 
-def _transfer_s(dag: DependencyDag, steps: TimedSteps, low: int) -> tuple[float, float]:
+def _transfer_s(dag: ArrayDag, steps: TimedSteps, low: int) -> tuple[float, float]:
     """Return the time of a transfer between stages `low` and `low + 1`, and its error, s."""
     lags_s = [_lags_s(dag, steps, *ends) for ends in ((low, low + 1), (low + 1, low))]
     known_s = [lag_s for lag_s in lags_s if lag_s is not None]
@@ -129,7 +127,7 @@ def _transfer_s(dag: DependencyDag, steps: TimedSteps, low: int) -> tuple[float,
     return _median(both_s) if both_s.size else (math.nan, 0.0)
 
 
-def _lags_s(dag: DependencyDag, steps: TimedSteps, source: int, target: int) -> FloatArray | None:
+def _lags_s(dag: ArrayDag, steps: TimedSteps, source: int, target: int) -> FloatArray | None:
     """Return the lag of each step and pipeline from one stage to the other, s.
 
     NaN: no instruction waited; None: none ever does.

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
-from flyball_profiles.stage_profile import (
-    MAX_JITTER,
-    InstructionKind,
-    OperatingPoint,
-    StageProfile,
-)
+from flyball_profiles.stage_profile import MAX_JITTER, OperatingPoint, StageProfile
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.arms import needed_points, next_arms
 from flyball_server.profiling.observations import (

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import MAX_BLOCKING_POWER_W
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Schedule
 
 DEFAULT_SLOWDOWN_CAP = 0.1
 DEFAULT_MAX_STEPS = 200

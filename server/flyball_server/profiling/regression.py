@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 
 # Of the window of clocks on a log scale: over this length a curve stays much the same. Where power
 # begins to limit a GPU differs from class to class, so the curves of classes bend sooner.

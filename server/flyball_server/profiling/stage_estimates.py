@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.profiling.observations import ProbeSetup, StagePoints, StageStep, StepTable
 from flyball_server.profiling.regression import (
     CurveSpreads,

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_server.planning.model.dag import DependencyDag, step_dag
-from flyball_server.planning.model.finish_times import (
+from flyball_pipeline.dag import step_dag
+from flyball_pipeline.paths import earliest_finish_s, forward_pass, latest_finish_s
+from flyball_pipeline.schedule import one_chunk_each
+from flyball_server.planning.model.array_dag import (
+    ArrayDag,
     FloatArray,
-    earliest_finish_s,
+    array_dag,
     earliest_finishes_s,
-    forward_pass,
-    latest_finish_s,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import one_chunk_each
 from flyball_server.profiling.arms import Arm
 from flyball_server.profiling.observations import InstructionClass, ProbeSetup
 from flyball_server.profiling.stage_estimates import StageFindings
@@ -108,7 +108,7 @@ def probe_plan(
     ends = np.cumsum([len(of_stage) for of_stage in classes])[:-1]
     per_stage = list(zip(findings, classes, strict=True))
     pipeline = NoisyPipeline(
-        step_dag(setup.schedule),
+        array_dag(step_dag(setup.schedule)),
         np.concatenate([each.times.mean_s[each.points.highest()][of] for each, of in per_stage]),
         np.concatenate([each.times.scatter[of] for each, of in per_stage]),
         baseline,
@@ -151,7 +151,7 @@ class NoisyPipeline:
 
     def __init__(
         self,
-        dag: DependencyDag,
+        dag: ArrayDag,
         durations_s: FloatArray,
         scatter: FloatArray,
         baseline: ProbedBaseline,
@@ -194,7 +194,7 @@ class NoisyPipeline:
 
 
 def slow_nodes(
-    dag: DependencyDag, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
+    dag: ArrayDag, durations_s: FloatArray, slower_s: FloatArray, deadline_s: float
 ) -> _BoolArray:
     """Slow as many wanted nodes as the deadline bears; return which, shape (num_nodes,).
 
@@ -217,7 +217,7 @@ def slow_nodes(
 
 
 def _turns(
-    dag: DependencyDag, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
+    dag: ArrayDag, durations_s: FloatArray, slower_s: FloatArray, finish_s: FloatArray
 ) -> list[list[int]]:
     """Return the stages with wanted nodes, in the order in which they are served."""
     stage, num_stages = np.array(dag.stage), dag.stage[-1] + 1
@@ -235,7 +235,7 @@ def _turns(
 
 
 def _limits_s(
-    dag: DependencyDag,
+    dag: ArrayDag,
     durations_s: FloatArray,
     wanted_s: FloatArray,
     finish_s: FloatArray,
@@ -253,7 +253,7 @@ def _limits_s(
 
 
 def _slowed(
-    dag: DependencyDag, durations_s: FloatArray, wanted_s: FloatArray, limits_s: FloatArray
+    dag: ArrayDag, durations_s: FloatArray, wanted_s: FloatArray, limits_s: FloatArray
 ) -> tuple[FloatArray, _BoolArray]:
     """Per node, its finish, s, and whether it is slow: where that still meets its limit."""
     durations: list[float] = durations_s.tolist()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.replay.recorded_runs import (
     KINDS,
     MAX_NAME,

@@ -16,7 +16,7 @@ from statistics import median
 
 import numpy as np
 
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
 from flyball_server.planning.leverage_limit import LeverageLimit, plan_within
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.replay.energy_fit import FloatArray
@@ -194,7 +194,7 @@ def _plan(fit: RunsFit) -> PlanSaving | None:
     for largest in LEVERAGES:
         try:
             solved = solved or plan_within(request, plain.limit(fit, iteration_s, largest))
-        except PlanningError:
+        except PipelineError:
             return None
     if solved is None:
         return None

@@ -13,19 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from flyball_profiles.stage_profile import (
-    InstructionKind,
-    OperatingPoint,
-    StageProfile,
-    quantity_fault,
-)
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules import SCHEDULES, make_schedule
-from flyball_server.planning.schedules._base import Schedule, ScheduleContext
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind, equal_stages
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
+from flyball_profiles.stage_profile import quantity_fault
 
 KINDS = (InstructionKind.FORWARD, InstructionKind.BACKWARD)
 # Orders of one forward and one backward per microbatch and stage.
-REPLAYED_SCHEDULES = ("1f1b", "gpipe", "envpipe")
 # A longer name would fill the line of an error.
 MAX_NAME = 200
 MAX_ENERGY_J = 1e12
@@ -300,25 +296,18 @@ def schedule_of(name: str, num_stages: int, num_microbatches: int) -> Schedule:
     """Return the order called `name`.
 
     Raises:
-        RecordingError: the name is none of `REPLAYED_SCHEDULES`, or the order has no such shape.
+        RecordingError: the name is none that can be replayed, or the order has no such shape.
     """
-    if name not in REPLAYED_SCHEDULES:
+    replayed = [known for known, entry in SCHEDULES.items() if entry.is_replayed]
+    if name not in replayed:
         known = "known, but not replayed" if name in SCHEDULES else "unknown"
         raise RecordingError(
-            f"schedule: {name[:MAX_NAME]!r} is {known}; replayed are"
-            f" {', '.join(REPLAYED_SCHEDULES)}"
+            f"schedule: {name[:MAX_NAME]!r} is {known}; replayed are {', '.join(replayed)}"
         )
-    # An order depends on the number of stages alone.
-    point = OperatingPoint(frequency_mhz=1, time_s=1.0, energy_j=1.0)
-    shape = StageProfile(
-        points={(stage, kind): (point,) for stage in range(num_stages) for kind in KINDS},
-        num_ranks_per_stage=(1,) * num_stages,
-    )
     try:
-        return make_schedule(
-            name, ScheduleContext(profile=shape, num_microbatches=num_microbatches)
-        )
-    except PlanningError as error:
+        shape = equal_stages(num_stages, num_microbatches)
+        return make_schedule(name, ScheduleInputs(shape=shape))
+    except PipelineError as error:
         raise RecordingError(str(error)) from None
 
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.model.dag import DependencyDag, build_dag
-from flyball_server.planning.model.finish_times import earliest_finishes_s
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.model.array_dag import ArrayDag, array_dag, earliest_finishes_s
 from flyball_server.replay.energy_fit import EnergyFit, FloatArray, fit_energies
 from flyball_server.replay.recorded_runs import (
     KINDS,
@@ -52,7 +53,7 @@ class RecordedWorkload:
     """
 
     recording: Recording
-    dag: DependencyDag
+    dag: ArrayDag
     clocks_mhz: tuple[int, ...]
     num_ranks: int
     stage: NDArray[np.int64]
@@ -71,7 +72,7 @@ class RecordedWorkload:
                 f"runs: all instructions of all runs are at {clocks.pop()} MHz; times at"
                 " other clocks cannot be fitted"
             )
-        dag = build_dag(recording.order)
+        dag = array_dag(build_dag(recording.order))
         return cls(
             recording=recording,
             dag=dag,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
 
 # Niceness of planning processes: answers to ranks have priority over plans.
 NICENESS = 5
@@ -50,7 +50,7 @@ def outcome_of(pickled: bytes) -> bytes:
 def _portable(error: Exception) -> Exception:
     """Return the exception in picklable form; if it has none, another with its text."""
     text = traceback.format_exc()
-    if not isinstance(error, PlanningError):
+    if not isinstance(error, PipelineError):
         error.add_note(f"in a planning process:\n{text}")
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - of our own making

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError, MissingProfileError
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -11,7 +12,6 @@ from flyball_server.jobs.replanning.plan_request import plan_request
 from flyball_server.jobs.replanning.solve import SupersededError, solve
 from flyball_server.jobs.services import JobServices, frontier_lock
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import make_frontier
 from flyball_server.planning.planner import PlanRequest
 from flyball_wire.plan_options import DEFAULT_TARGET, Policy
@@ -97,7 +97,7 @@ def _solved(
     started_s = time.perf_counter()
     try:
         curve = solve(services, job, make_frontier, request, num_points)
-    except PlanningError as error:
+    except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from error
     solve_s = time.perf_counter() - started_s
     solved = JobFrontier(**vars(curve), job_id=job.job_id, solve_s=solve_s)

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
-from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import VirtualStages
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.measurements.step_reading import step_kinds
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.saving_sources import saving_sources
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import (
@@ -21,7 +23,6 @@ from flyball_server.planning.plan import (
     PlanPrediction,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import VirtualStages
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.read_models import PredictedIteration, SavingSources
 
@@ -202,7 +203,7 @@ def _modelled(
     try:
         model, assignment = model_of_plan(profile, plan)
         model = slowed_model(model, plan.slowdowns, share=1.0) if plan.slowdowns else model
-    except PlanningError:
+    except PipelineError:
         return (), None
     simulation = simulate(model, assignment)
     power_w = model.stage_blocking_power_w

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import (
     MissingPlanError,
     MissingProfileError,
@@ -24,7 +25,6 @@ from flyball_server.planning.documents.predicted_timeline import (
     own_dp_ranks,
     timeline_rows,
 )
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.read_models import PlanTimeline, TimelineOfPlan, TimelineRow
@@ -94,7 +94,7 @@ def get_timeline(
     _check_length(job_id, key.version, plan)
     try:
         timeline, is_as_planned = job_timeline(profile, plan)
-    except PlanningError as error:
+    except PipelineError as error:
         problem = f"the job's profile does not fit it: {error}"
         raise UndrawablePlanError(job_id=job_id, version=key.version, problem=problem) from error
     dp_ranks = own_dp_ranks(plan)

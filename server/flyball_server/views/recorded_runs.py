@@ -7,7 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.pruning import most_steps
@@ -21,7 +23,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.rank_plans import rank_cycle_mhz
 from flyball_server.planning.plan import FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction, Schedule
 from flyball_server.replay.recorded_runs import (
     KINDS,
     IterationTotals,

@@ -18,9 +18,9 @@ from fitted_models import (
     time_at,
     transformer_stages,
 )
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import InstructionKind
 
 F, B = InstructionKind.FORWARD, InstructionKind.BACKWARD
 

@@ -25,8 +25,9 @@ from flyball_client.gpu.emulated import (
     RandomTime,
 )
 from flyball_client.gpu.emulated_execution import Execution
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import load_gpu_window
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_profiles.stage_profile import StageProfile
 
 # MHz: time in s, energy in J of the forward; powers of 300, 225 and 125 W.
 FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 700: (0.2, 25.0)}

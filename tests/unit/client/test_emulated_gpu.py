@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, WallClock
-from flyball_profiles.stage_profile import InstructionKind, ProfileError, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import ProfileError, StageProfile
 
 
 def make_gpu(clock: HandClock, **options: Any) -> EmulatedGpu:  # noqa: ANN401 - of EmulatedGpu

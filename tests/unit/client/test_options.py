@@ -89,7 +89,7 @@ def test_a_value_that_cannot_be_used_says_what_can(name: str, given: object, mes
     with pytest.raises(OptionError) as refused:
         DECLARED[name].read(given)
     assert (refused.value.field, refused.value.message) == (name, message)
-    assert str(refused.value) == f"{name} {message}"
+    assert str(refused.value) == f"{name}: {message}"
 
 
 def test_a_slowdown_may_be_given_in_percent() -> None:
@@ -174,7 +174,7 @@ def test_a_job_may_keep_what_another_policy_uses_but_nobody_gives_it_for_nothing
     other = "constant" if name == "reconfigure" else "envelope"
     options: Any = PlanOptions(**{"policy": other, "reconfigure": "greedy"})  # type: ignore[arg-type]  # names
     check_together(options, 1)
-    with pytest.raises(OptionError, match=f"^{name} is for polic"):
+    with pytest.raises(OptionError, match=f"^{name}: is for polic"):
         check_together(options, 1, {name})
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from flyball_client.profiling.points_file import Measured, MeasuredPoint, PointsFile
 from flyball_client.profiling.repetition import Sweep
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import ProfileError
 
 MEASURED = Measured(stage=0, gpu_name="GPU, one")
 

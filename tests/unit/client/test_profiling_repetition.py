@@ -19,7 +19,7 @@ from flyball_client.profiling.line_process import LineProcessError
 from flyball_client.profiling.points_file import point_of
 from flyball_client.profiling.repetition import MeasuringRule, Repetition, StageProfiler, Sweep
 from flyball_client.profiling.workload import Workload, WorkloadError
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 
 
 class ScriptedGpu(RecordingGpu):

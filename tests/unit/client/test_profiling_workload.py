@@ -18,8 +18,8 @@ from flyball_client.profiling.workload import (
     emulated_stage,
     load_workload,
 )
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import load_example_profile
-from flyball_profiles.stage_profile import InstructionKind
 
 USER_MODULE = """
 from flyball_client.profiling.workload import Workload

@@ -14,7 +14,8 @@ from tests.unit.client.tiny_profile import HandClock, point
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings
 from flyball_client.session.rank_session import RankSession
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 
 # MHz: time in s and energy in J of a forward; a backward takes twice as much of both.
 FORWARD = {1400: (0.1, 30.0), 1200: (0.12, 27.0), 900: (0.15, 24.0)}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 
 def point(frequency_mhz: int, time_s: float, energy_j: float) -> OperatingPoint:

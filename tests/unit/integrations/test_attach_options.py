@@ -80,9 +80,9 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
 
 
 def test_options_that_do_not_go_together_are_refused_at_once() -> None:
-    with pytest.raises(ValueError, match=r"^transition_ms excludes transitions: "):
+    with pytest.raises(ValueError, match=r"^transition_ms: excludes transitions: "):
         registered_fields({"transition_ms": 5.0, "transitions": ClockTransitions.exact(0.005)})
-    with pytest.raises(ValueError, match=r"^reserve is for policy frontier, not uniform$"):
+    with pytest.raises(ValueError, match=r"^reserve: is for policy frontier, not uniform$"):
         registered_fields({"policy": "uniform", "reserve": 0.1})
 
 
@@ -112,7 +112,7 @@ def test_one_or_several_blocking_powers_of_numpy_too_become_plain_numbers(given:
 )
 def test_a_blocking_power_that_is_no_number_is_refused_by_name(given: object) -> None:
     options: Any = {"blocking_power_w": given}
-    with pytest.raises(ValueError, match="blocking_power_w must be"):
+    with pytest.raises(ValueError, match="blocking_power_w: must be"):
         registered_fields(options)
 
 

@@ -115,13 +115,17 @@ def test_what_is_opened_is_closed_by_detach_and_the_engine_is_as_before(opened: 
         *(
             (
                 {"schedule": "envpipe", "p2p": "pulled", "extra_forwards": extra},
-                "extra_forwards must be 2 whole numbers, one for each stage and none below 0",
+                message,
             )
-            for extra in ([1], [1, -1], [1.0, 0])
+            for extra, message in (
+                ([1], "extra_forwards: 1 values for 2 stages; give one per stage"),
+                ([1, -1], "extra_forwards: must be whole numbers from 0 on, not 1, -1"),
+                ([1.0, 0], "extra_forwards: must be whole numbers from 0 on, not 1.0, 0"),
+            )
         ),
         (
             {"schedule": "envpipe", "p2p": "pulled", "extra_forwards": [0, 3]},
-            "wait for each other forever: stage 0 for backward 0, stage 1 for forward 2",
+            "stage 1 would run 4 forwards in front and stage 0 only 2, so each would wait",
         ),
     ],
 )

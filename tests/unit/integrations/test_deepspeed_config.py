@@ -29,8 +29,8 @@ from flyball_integrations.deepspeed.settings import (
     Setting,
 )
 from flyball_integrations.shared.attach_options import AttachOptions
+from flyball_pipeline.schedules.table import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
-from flyball_server.planning.schedules import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_wire.plan_options import Policy
 from flyball_wire.targets import parse_target
 

@@ -23,7 +23,8 @@ from flyball_lab.emulation.emulated_pipeline import (
     RankClock,
     run_step,
 )
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_wire.rank_plan import rank_plan
 
 BLOCKING_POWER_W = 80.0

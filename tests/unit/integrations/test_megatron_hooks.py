@@ -155,7 +155,7 @@ def hooked_timers(inner: object, hooks: HookLog, num_microbatches: int) -> Hooke
     return HookedTimers(
         inner,
         MegatronTraining(hooks, synchronize=hooks.synchronize, transfers=transfers),
-        order=one_f_one_b(stage=0, num_stages=2, num_microbatches=num_microbatches),
+        order=one_f_one_b(2, num_microbatches).stages[0],
         transfers=transfers,
     )
 

@@ -12,20 +12,15 @@ from hypothesis import strategies as st
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
 from tests.p2p_checker.checker import Deadlock, PipelineChecker, Window
-from tests.unit.planning.tiny_pipelines import B, F, equal_profile, operating_points, profile_of
+from tests.unit.planning.tiny_pipelines import B, F, operating_points, profile_of
 
 from flyball_integrations.deepspeed.engine_order import OrderedP2P, PlannedSchedule
-from flyball_integrations.shared.stage_orders import (
-    OrderError,
-    StageOrder,
-    Unit,
-    check_orders,
-    default_extra_forwards,
-    envpipe_orders,
-    in_front,
-)
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, equal_stages
+from flyball_pipeline.schedule import Schedule, peak_activations
+from flyball_pipeline.schedules.envpipe import default_extra_forwards
+from flyball_pipeline.schedules.one_f_one_b import warmup_then_alternate
+from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 
 SHORT = {
     "LoadMicroBatch": "L",
@@ -41,20 +36,30 @@ SHORT = {
 }
 
 
-def order(text: str) -> StageOrder:
-    """`F0 B0` as an order."""
-    return StageOrder(tuple(Unit(word[0] == "F", int(word[1:])) for word in text.split()))
+def order(num_microbatches: int, *stages: str) -> Schedule:
+    """`F0 B0` of each stage as an order."""
+    return Schedule(
+        name="by hand",
+        num_microbatches=num_microbatches,
+        stages=tuple(
+            tuple(Instruction({"F": F, "B": B}[word[0]], int(word[1:])) for word in stage.split())
+            for stage in stages
+        ),
+    )
 
 
-def schedules(orders: Sequence[StageOrder], p2p: OrderedP2P) -> list[PlannedSchedule]:
-    return [PlannedSchedule(orders, stage_id=stage, p2p=p2p) for stage in range(len(orders))]
+def in_front(num_microbatches: int, forwards: Sequence[int]) -> Schedule:
+    """So many forwards in front of each stage's first backward, whether that can run or not."""
+    shape = equal_stages(len(forwards), num_microbatches)
+    return Schedule(
+        name="in front",
+        num_microbatches=num_microbatches,
+        stages=tuple(map(tuple, warmup_then_alternate(shape, forwards))),
+    )
 
 
-def planners_orders(name: str, context: ScheduleContext) -> list[StageOrder]:
-    return [
-        StageOrder(tuple(Unit(kind == F, microbatch) for kind, microbatch, _ in stage))
-        for stage in make_schedule(name, context).stages
-    ]
+def schedules(order: Schedule, p2p: OrderedP2P) -> list[PlannedSchedule]:
+    return [PlannedSchedule(order, stage_id=stage, p2p=p2p) for stage in range(order.num_stages)]
 
 
 def written(planned: PlannedSchedule) -> str:
@@ -66,14 +71,15 @@ def written(planned: PlannedSchedule) -> str:
     )
 
 
-def run(orders: Sequence[StageOrder], p2p: OrderedP2P) -> PipelineChecker:
+def run(order: Schedule, p2p: OrderedP2P) -> PipelineChecker:
     """Check the lists with the P2P that they are for; eager sends have the windows of EagerP2P."""
+    in_flight = peak_activations(order)
     windows = [
-        Window(activations=each.num_in_flight, gradients=orders[max(0, stage - 1)].num_in_flight)
-        for stage, each in enumerate(orders)
+        Window(activations=own, gradients=in_flight[max(0, stage - 1)])
+        for stage, own in enumerate(in_flight)
     ]
     checker = PipelineChecker(
-        schedules(orders, p2p),
+        schedules(order, p2p),
         sends="posted" if p2p == "eager" else "waiting",
         windows=windows,
         has_loss_per_buffer=True,
@@ -85,7 +91,7 @@ def run(orders: Sequence[StageOrder], p2p: OrderedP2P) -> PipelineChecker:
 # ------------------------------------------------------------------ by hand
 
 # One extra warm-up forward on the first of two stages, three microbatches.
-ENVPIPE = (order("F0 F1 F2 B0 B1 B2"), order("F0 B0 F1 B1 F2 B2"))
+ENVPIPE = order(3, "F0 F1 F2 B0 B1 B2", "F0 B0 F1 B1 F2 B2")
 
 
 def test_an_eager_list_sends_at_once_and_receives_just_before() -> None:
@@ -109,47 +115,11 @@ def test_1f1b_with_extra_forwards_deadlocks_where_eager_sends_wait() -> None:
         PipelineChecker(eager, sends="waiting").run()
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "0 forwards and 0 backwards"),
-        ("F0", "1 forwards and 0 backwards"),
-        ("B0 F0", "backward 0 comes before its forward"),
-        ("F1 B1", "forward 1 is in the place of forward 0"),
-        ("F0 F1 B1 B0", "backward 1 is in the place of backward 0"),
-        ("F0 F0 B0 B0", "forward 0 is in the place of forward 1"),
-    ],
-)
-def test_what_is_no_order_is_refused(text: str, says: str) -> None:
-    with pytest.raises(OrderError, match=says):
-        order(text)
-
-
-def test_orders_that_wait_for_each_other_are_refused_in_words() -> None:
-    ahead = (order("F0 B0 F1 B1"), order("F0 F1 B0 B1"))
-    says = r"wait for each other forever: stage 0 for backward 0, stage 1 for forward 1"
-    with pytest.raises(OrderError, match=says):
-        check_orders(ahead)
-    with pytest.raises(OrderError, match=says):
-        PlannedSchedule(ahead, stage_id=0, p2p="pulled")
-    with pytest.raises(OrderError, match="different numbers of microbatches: 1, 2"):
-        check_orders((order("F0 B0"), order("F0 F1 B0 B1")))
-
-
-@pytest.mark.parametrize("num_stages", [1, 2, 4, 5])
-@pytest.mark.parametrize("num_microbatches", [1, 3, 6, 12])
-def test_forwards_in_front_are_the_planners_order(num_stages: int, num_microbatches: int) -> None:
-    profile = equal_profile(num_stages)
-    default = default_extra_forwards(num_stages, num_microbatches)
-    for extra in ((0,) * num_stages, default, (num_microbatches,) * num_stages):
-        context = ScheduleContext(
-            profile=profile, num_microbatches=num_microbatches, extra_forwards=extra
-        )
-        orders = envpipe_orders(num_stages, num_microbatches, extra)
-        assert list(orders) == planners_orders("envpipe", context)
-        if not any(extra):
-            one_f_one_b = ScheduleContext(profile=profile, num_microbatches=num_microbatches)
-            assert list(orders) == planners_orders("1f1b", one_f_one_b)
+@pytest.mark.parametrize("p2p", ["eager", "pulled"])
+def test_an_order_that_waits_for_itself_is_refused_in_words(p2p: OrderedP2P) -> None:
+    ahead = order(2, "F0 B0 F1 B1", "F0 F1 B0 B1")
+    with pytest.raises(PipelineError, match="the order deadlocks: stage 0 waits forever before"):
+        PlannedSchedule(ahead, stage_id=0, p2p=p2p)
 
 
 def test_by_default_a_stage_has_one_forward_more_for_each_later_stage() -> None:
@@ -171,15 +141,15 @@ def test_by_default_a_stage_has_one_forward_more_for_each_later_stage() -> None:
 def test_every_order_either_runs_right_or_is_refused(
     num_microbatches: int, forwards_in_front: list[int], p2p: OrderedP2P
 ) -> None:
-    orders = [in_front(num_microbatches, count) for count in forwards_in_front]
+    order = in_front(num_microbatches, forwards_in_front)
     # A stage that needs more forwards before its first backward than the stage before has,
     # before its own, waits forever: with all of them equal nobody does.
     counts = [min(count, num_microbatches) for count in forwards_in_front]
     if any(later > sooner for sooner, later in pairwise(counts)):
-        with pytest.raises(OrderError, match="forever"):
-            run(orders, p2p)
+        with pytest.raises(PipelineError, match="forever"):
+            run(order, p2p)
         return
-    assert run(orders, p2p).most_in_flight == [each.num_in_flight for each in orders]
+    assert run(order, p2p).most_in_flight == list(peak_activations(order))
 
 
 @given(
@@ -192,17 +162,14 @@ def test_a_buffer_is_held_no_longer_than_its_microbatch_needs(
 ) -> None:
     falling = sorted(extras[: num_stages - 1], reverse=True)
     counts = [num_stages - stage + extra for stage, extra in enumerate([*falling, 0])]
-    orders = [in_front(num_microbatches, count) for count in counts]
-    for each, planned in zip(orders, schedules(orders, "eager"), strict=True):
-        assert planned.num_pipe_buffers() == each.num_in_flight
-    for stage, planned in enumerate(schedules(orders, "pulled")):
+    order = in_front(num_microbatches, counts)
+    in_flight = peak_activations(order)
+    for own, planned in zip(in_flight, schedules(order, "eager"), strict=True):
+        assert planned.num_pipe_buffers() == own
+    for stage, planned in enumerate(schedules(order, "pulled")):
         # A gradient waits until the stage before takes it, an input with it.
-        before = orders[max(0, stage - 1)].num_in_flight
-        assert (
-            orders[stage].num_in_flight
-            <= planned.num_pipe_buffers()
-            <= max(before, orders[stage].num_in_flight)
-        )
+        own, before = in_flight[stage], in_flight[max(0, stage - 1)]
+        assert own <= planned.num_pipe_buffers() <= max(before, own)
 
 
 @st.composite
@@ -225,4 +192,4 @@ def contexts(draw: st.DrawFn) -> ScheduleContext:
 def test_every_order_of_envpipes_that_the_planner_makes_runs_right(
     context: ScheduleContext, p2p: OrderedP2P
 ) -> None:
-    run(planners_orders("envpipe", context), p2p)
+    run(schedule_for("envpipe", context), p2p)

@@ -15,7 +15,7 @@ from transformers import LlamaConfig
 
 from flyball_integrations.huggingface import build_causal_lm, next_token_loss, stage_module
 from flyball_integrations.torch.profile_workloads import torch_workload
-from flyball_profiles.stage_profile import InstructionKind as Kind
+from flyball_pipeline.instruction import InstructionKind as Kind
 
 
 @pytest.fixture(autouse=True)

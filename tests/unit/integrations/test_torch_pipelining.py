@@ -137,7 +137,7 @@ def test_a_torch_that_lacks_a_name_is_told_by_version(
         (
             Schedule1F1B,
             {"order": "envpipe", "extra_forwards": [0, 0]},
-            "must be 1 whole numbers, one for each stage and none below 0",
+            "2 values for 1 stages; give one per stage",
         ),
         (Schedule1F1B, {"planner_url": "ftp://x"}, "http"),
         (Schedule1F1B, {"optimizer": [1, 2]}, "register_step_post_hook, .* not list"),

@@ -14,11 +14,11 @@ from dataclasses import replace
 import numpy as np
 from scipy.optimize import linprog
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import iteration_energy_j
-from flyball_server.planning.schedules._base import Instruction, Schedule
 
 # What a neighbour's backward is called when its gradient is ready to be sent.
 _SENDS_GRADIENT = {InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT}

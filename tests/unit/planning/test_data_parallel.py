@@ -12,6 +12,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.stage_profile import StageProfile
 from flyball_profiles.stage_profile_csv import (
     parse_pipeline_profiles,
@@ -31,9 +33,7 @@ from flyball_server.planning.documents.plan_document import (
     data_parallel_plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction
@@ -237,7 +237,7 @@ def models_of_plausible(request: DataParallelRequest) -> list[PipelineModel]:
     """The pipelines' models; a profile whose units are taken for wrong is not drawn."""
     try:
         return [model_of_request(pipeline) for pipeline in request.pipelines]
-    except PlanningError as error:
+    except PipelineError as error:
         assume("check the units" not in str(error))
         raise
 
@@ -323,7 +323,7 @@ def test_a_plan_simulates_to_its_own_prediction() -> None:
 def test_a_document_with_one_wrong_part_is_refused_with_the_part(
     place: tuple[str | int, ...], value: object, said: str
 ) -> None:
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PipelineError, match=said):
         data_parallel_plan_from_document(replaced(fresh_document(), place, value))
 
 

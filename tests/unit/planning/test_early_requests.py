@@ -29,6 +29,7 @@ from tests.unit.planning.tiny_pipelines import (
     three_clocks_request,
 )
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.gpu_windows import load_gpu_window
@@ -43,7 +44,6 @@ from flyball_server.planning.documents.plan_document import (
     plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model import early_requests as early_requests_module
 from flyball_server.planning.model.clocked_instructions import ClockRequest
 from flyball_server.planning.model.early_requests import (
@@ -55,7 +55,7 @@ from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.planner import SolvedPlan, make_plan, model_of_request
-from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.scheduling import schedule_for
 from flyball_wire.plan_options import Policy
 
 
@@ -183,7 +183,7 @@ def test_no_delays_make_an_iteration_longer_than_its_bound(
         context.profile,
         lambda _, point: replace(point, time_s=point.time_s * (1 + draws.uniform(-noise, noise))),
     )
-    schedule = make_schedule(shape[0], replace(context, profile=profile))
+    schedule = schedule_for(shape[0], replace(context, profile=profile))
     model = build_model(profile, schedule, [7.0])
     if not model.schedule.is_periodic:
         model = model.with_delays(*draws.choice([(0.0, ()), (0.05, (0.02,))]))
@@ -312,7 +312,7 @@ def test_energies_of_many_plans_are_near_those_of_one_and_its_file_holds_its_req
 def test_requests_that_are_none_are_refused(row: list[object], reason: str) -> None:
     document = plan_document(example().plan, solve_s=0.0)
     document["requests"] = [row]
-    with pytest.raises(PlanningError, match=reason) as caught:
+    with pytest.raises(PipelineError, match=reason) as caught:
         plan_from_document(document)
     assert caught.value.field == "requests[0]"
 

@@ -9,16 +9,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedules.explicit import explicit_order
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.policies import choose
 from flyball_server.planning.policies._base import PolicyRequest
 from flyball_server.planning.policies.envpipe import outer_envelope
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ActivationMemory, ScheduleContext
-from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
-from flyball_server.planning.schedules.explicit import explicit_order
+from flyball_server.planning.scheduling import (
+    ActivationMemory,
+    ScheduleContext,
+    extra_warmup_forwards,
+    schedule_for,
+)
 from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure
 
 from .oracles import event_driven_finish_s, planned_schedule
@@ -123,7 +127,7 @@ def test_given_extra_forwards_are_run_whatever_the_profile_says(
     extra: tuple[int, ...], in_front: tuple[int, ...]
 ) -> None:
     context = replace(context_of(equal_profile(3), 6), extra_forwards=extra)
-    stages = make_schedule("envpipe", context).stages
+    stages = schedule_for("envpipe", context).stages
     assert tuple([kind for kind, *_ in stage].index(B) for stage in stages) == in_front
 
 
@@ -131,16 +135,16 @@ def test_given_extra_forwards_are_run_whatever_the_profile_says(
     ("extra", "text"),
     [
         ((1, 0), "2 values for 3 stages"),
-        ((1, -1, 0), "must be at least 0, not -1"),
+        ((1, -1, 0), "must be whole numbers from 0 on, not 1, -1, 0"),
         ((0, 2, 0), "stage 1 would run 4 forwards in front and stage 0 only 3"),
     ],
 )
 def test_extra_forwards_that_cannot_be_run_are_refused(extra: tuple[int, ...], text: str) -> None:
     context = replace(context_of(equal_profile(3), 6), extra_forwards=extra)
     with refuses("extra_forwards", text):
-        make_schedule("envpipe", context)
+        schedule_for("envpipe", context)
     with refuses("extra_forwards", "is for schedule envpipe, not 1f1b"):
-        make_schedule("1f1b", context)
+        schedule_for("1f1b", context)
 
 
 def test_both_parts_of_a_split_backward_count_as_the_wait() -> None:
@@ -302,7 +306,7 @@ def test_recomputing_weighs_as_much_as_a_forward_in_the_outer_envelope() -> None
     context = ScheduleContext(
         profile=profile, num_microbatches=4, order=explicit_order([first, last], None)
     )
-    model = build_model(profile, make_schedule("explicit", context), (5.0,))
+    model = build_model(profile, schedule_for("explicit", context), (5.0,))
     envelope = outer_envelope(model.dag)[:4]
     where = [(model.dag.stage[node], model.dag.instruction[node]) for node in envelope]
     assert [(stage, one.kind, one.microbatch) for stage, one in where] == [

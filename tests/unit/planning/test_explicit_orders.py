@@ -9,16 +9,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import build_dag
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.schedules.explicit import explicit_order, num_microbatches_of
+from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_server.planning.planner import model_of_request
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import (
-    ActivationMemory,
-    ExplicitOrder,
-    ScheduleContext,
-)
-from flyball_server.planning.schedules.explicit import explicit_order, num_microbatches_of
+from flyball_server.planning.scheduling import ActivationMemory, ScheduleContext, schedule_for
 
 from .tiny_pipelines import (
     B,
@@ -51,14 +47,14 @@ def test_any_schedule_that_flushes_written_down_as_an_order_is_the_same(
     drawn: tuple[Shape, ScheduleContext],
 ) -> None:
     shape, context = drawn
-    made = make_schedule(shape[0], context)
+    made = schedule_for(shape[0], context)
     order = explicit_order(
         [[(str(kind), m, chunk) for kind, m, chunk in stage] for stage in made.stages],
         made.virtual_stages,
     )
     if made.is_periodic:
         return
-    taken = make_schedule("explicit", replace(context, checkpoint=None, order=order))
+    taken = schedule_for("explicit", replace(context, checkpoint=None, order=order))
     assert taken.stages == made.stages
     assert build_dag(taken) == build_dag(made)
 
@@ -81,14 +77,14 @@ def test_a_schedule_that_memory_cannot_hold_is_refused_a_chunk_being_part_of_a_s
         num_microbatches=6,
         activation_memory=ActivationMemory(activation_bytes=(10,) * 3, free_bytes=free_bytes),
     )
-    with pytest.raises(PlanningError) as error:
-        make_schedule(schedule, context)
+    with pytest.raises(PipelineError) as error:
+        schedule_for(schedule, context)
     assert error.value.message == f"{schedule} keeps the activations {said}"
     assert error.value.field == "free_memory_bytes"
     short = [index for index in range(3) if f"stage {index}" in said]
     enough = tuple(size + (1 if stage in short else 0) for stage, size in enumerate(free_bytes))
     memory = ActivationMemory(activation_bytes=(10,) * 3, free_bytes=enough)
-    make_schedule(schedule, replace(context, activation_memory=memory))
+    schedule_for(schedule, replace(context, activation_memory=memory))
 
 
 def test_an_order_has_the_microbatches_that_it_runs_and_at_least_one() -> None:

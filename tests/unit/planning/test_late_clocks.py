@@ -39,7 +39,7 @@ from flyball_server.planning.model.instruction_rows import InstructionRows
 from flyball_server.planning.model.late_clocks import LateClockSimulator, LateTrace
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import iteration_energy_j, simulate, time_and_energy
-from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.scheduling import schedule_for
 
 HIGH, LOW = 0, 1  # 1410 and 1000 MHz: forward 1 and 1.25 s, backward 2 and 2.5 s
 
@@ -209,7 +209,7 @@ def emulated_ends(
 @given(st.data())
 def test_it_is_what_the_emulated_gpu_does(data: st.DataObject) -> None:
     context = data.draw(any_contexts(("1f1b", 1, 1, data.draw(st.integers(1, 6)))))
-    model = build_model(context.profile, make_schedule("1f1b", context), [7.0])
+    model = build_model(context.profile, schedule_for("1f1b", context), [7.0])
     choices = [data.draw(st.integers(0, len(points) - 1)) for points in model.points]
     clocks = model.clocked.clocks(choices)
     delays_s = data.draw(st.lists(st.floats(0, 2), min_size=len(clocks), max_size=len(clocks)))
@@ -379,7 +379,7 @@ def test_a_plan_runs_alike_whatever_plans_are_beside_it() -> None:
     """Some iterations alternate: one that begins late ends earlier, and the next is in time."""
     points = [(765, 1 / 32, 1.0), (750, 5 / 64, 1.0)]
     profile = profile_of([{F: points, B: points}] * 2)
-    schedule = make_schedule("pipedream", context_of(profile, 3))
+    schedule = schedule_for("pipedream", context_of(profile, 3))
     model = build_model(profile, schedule, [7.0])
     transitions = delays(0.125, 0.122, starts_settled=False)
     choices = every_choice(model)

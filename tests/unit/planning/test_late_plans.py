@@ -40,7 +40,7 @@ from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier.transition_search import TransitionSearch
 from flyball_server.planning.frontier_curve import late_plans, make_frontier
-from flyball_server.planning.model.finish_times import earliest_finishes_s
+from flyball_server.planning.model.array_dag import earliest_finishes_s
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.plan import Slowdown

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.planning.oracles import every_plan
 from tests.unit.planning.tiny_pipelines import B, F, equal_profile, profile_of, request_of
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.leverage_limit import LeverageLimit, plan_within
 from flyball_server.planning.planner import PlanRequest, make_plan

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import Instruction, Schedule
+from flyball_server.planning.scheduling import schedule_for
 
 from .oracles import event_driven_finish_s
 from .tiny_pipelines import TICK_S, B, F, I, W, context_of, equal_profile, model_of, profile_of
@@ -131,8 +132,8 @@ def test_versions_of_weights_and_microbatches_in_flight(
     """PipeDream stashes K - s versions, 2BW two; both keep K - s microbatches in flight."""
     context = context_of(equal_profile(num_stages), num_microbatches)
     in_flight = tuple(num_stages - stage for stage in range(num_stages))
-    assert make_schedule("pipedream", context).weight_versions == in_flight
-    assert make_schedule("pipedream-2bw", context).weight_versions == (2,) * num_stages
+    assert schedule_for("pipedream", context).weight_versions == in_flight
+    assert schedule_for("pipedream-2bw", context).weight_versions == (2,) * num_stages
     for name in ("pipedream", "pipedream-2bw"):
         model = model_of(context.profile, num_microbatches, name)
         assert simulate(model, model.baseline()).peak_activations == in_flight

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
 from flyball_server.planning.order_advice import LEAST_SAVING, advise_order
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.plan_options import Effort
@@ -113,5 +113,5 @@ def test_policies_without_a_frontier_get_no_advice() -> None:
 
 
 def test_an_order_of_the_jobs_own_that_cannot_be_planned_is_an_error() -> None:
-    with pytest.raises(PlanningError, match="has no chunks"):
+    with pytest.raises(PipelineError, match="has no chunks"):
         advise_order(request(schedule="interleaved-1f1b"), LINES)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.documents.plan_document import (
     data_parallel_document,
@@ -19,7 +20,6 @@ from flyball_server.planning.documents.plan_document import (
     plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import DataParallelPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
@@ -282,7 +282,7 @@ def test_a_plan_with_any_value_anywhere_is_a_plan_or_refused(data: st.DataObject
     place = data.draw(st.sampled_from(places(document)))
     try:
         plan = plan_from_document(replaced(document, place, data.draw(JSON_VALUES)))
-    except PlanningError as error:
+    except PipelineError as error:
         assert error.field
         assert error.message
     else:
@@ -349,7 +349,7 @@ def test_a_period_with_several_clocks_for_one_kind_of_a_stage_is_refused() -> No
 def test_a_profile_that_lacks_something_of_the_plan_is_refused(
     profile: StageProfile, said: str
 ) -> None:
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PipelineError, match=said):
         model_of_plan(profile, RECORDED)
 
 
@@ -366,5 +366,5 @@ def test_a_profile_that_lacks_something_of_the_plan_is_refused(
     ],
 )
 def test_a_plan_that_cannot_run_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PipelineError, match=said):
         model_of_plan(equal_profile(2), replace(RECORDED, **changes))

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_server.jobs.probing import probing_schedule
 from flyball_server.planning.plan import DataParallelPlan, PlannedInstruction, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_wire.messages import JobSpec
 from flyball_wire.plan_options import Policy, Reconfigure
@@ -180,4 +181,4 @@ def test_anything_but_a_single_step_is_refused(
     context: ScheduleContext, field: str, text: str
 ) -> None:
     with refuses(field, text):
-        make_schedule("step" if context.order is None else "explicit", context)
+        schedule_for("step" if context.order is None else "explicit", context)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.examples import load_example_profile
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.planner import make_plan, model_of_request
@@ -317,7 +317,7 @@ def test_ranks_that_tell_no_waits_cannot_be_reconfigured() -> None:
         measured_on_paper(model, model.baseline()), received_s=(0.0,) * model.dag.num_nodes
     )
     loop = MeasuredLoop(model=model, manner=Reconfigure.BALANCED, granularity_mhz=30)
-    with pytest.raises(PlanningError, match="no rank reports the wait"):
+    with pytest.raises(PipelineError, match="no rank reports the wait"):
         decide(loop, model.baseline(), [silent])
 
 

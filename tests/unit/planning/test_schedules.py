@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.model.dag import NONE, DependencyDag, build_dag
+from flyball_pipeline.dag import NONE, DependencyDag, build_dag
+from flyball_pipeline.instruction import (
+    MAX_NUM_MICROBATCHES,
+    Checkpoint,
+    Instruction,
+    InstructionKind,
+)
+from flyball_pipeline.schedule import Schedule, VirtualStages
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import (
-    MAX_NUM_MICROBATCHES,
+from flyball_server.planning.scheduling import (
     ActivationMemory,
-    Instruction,
-    Schedule,
     ScheduleContext,
-    VirtualStages,
+    extra_warmup_forwards,
+    schedule_for,
 )
-from flyball_server.planning.schedules.envpipe import extra_warmup_forwards
-from flyball_wire.plan_options import Checkpoint
 
 from .tiny_pipelines import (
     B,
@@ -83,7 +85,7 @@ def test_two_equal_stages_run_these_orders(
 ) -> None:
     """All but forwards take two forwards; None: this stage is not compared."""
     profile = timed_profile(2, {F: 1.0} | dict.fromkeys(kinds[1:], 2.0), num_chunks)
-    schedule = make_schedule(name, context_of(profile, num_microbatches))
+    schedule = schedule_for(name, context_of(profile, num_microbatches))
     for stage, order in zip(schedule.stages, expected, strict=True):
         assert order in (written(stage), None)
     assert schedule.virtual_stages == (((0,), (1,)) if num_chunks == 1 else ((0, 2), (1, 3)))
@@ -98,7 +100,7 @@ def test_every_schedule_runs_everything_once_in_order_and_without_deadlock(
     drawn: tuple[Shape, ScheduleContext],
 ) -> None:
     (name, num_stages, num_chunks, num_microbatches), context = drawn
-    schedule = make_schedule(name, context)
+    schedule = schedule_for(name, context)
     build_dag(schedule)  # raises where the order deadlocks
     assert schedule.name == name
     assert (schedule.num_stages, schedule.num_chunks) == (num_stages, num_chunks)
@@ -213,7 +215,7 @@ def test_chunks_that_make_no_model_are_refused(
 @pytest.mark.parametrize(
     ("name", "kinds", "num_chunks", "num_microbatches", "field", "said"),
     [
-        ("2f2b", (F, B), 1, 2, "schedule", "unknown '2f2b'; known: gpipe, 1f1b, envpipe"),
+        ("2f2b", (F, B), 1, 2, "schedule", "unknown '2f2b'; known: 1f1b, envpipe, gpipe"),
         ("interleaved-1f1b", (F, B), 1, 2, "profile", "runs at least 2 per stage"),
         ("zbv", (F, I, W), 1, 4, "profile", "zbv runs 2 per stage"),
         ("zb-h1", (F, B), 1, 4, "profile", "has no backward_input of stage 0; zb-h1"),
@@ -357,7 +359,7 @@ def torchgpipe(
     context = ScheduleContext(
         profile=profile, num_microbatches=num_microbatches, checkpoint=checkpoint
     )
-    return build_model(profile, make_schedule("torchgpipe", context), (5.0,))
+    return build_model(profile, schedule_for("torchgpipe", context), (5.0,))
 
 
 @pytest.mark.parametrize(
@@ -406,4 +408,4 @@ def test_a_checkpoint_mode_is_torchgpipes_alone(schedule: str) -> None:
         profile=timed_profile(2, TIMES_S), num_microbatches=2, checkpoint=Checkpoint.ALWAYS
     )
     with refuses("checkpoint", f"is for schedule torchgpipe, not {schedule}"):
-        make_schedule(schedule, context)
+        schedule_for(schedule, context)

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import Simulation, simulate
-from flyball_server.planning.schedules._base import Instruction, Schedule
 
 from .oracles import event_driven_finish_s, planned_schedule
 from .tiny_pipelines import (

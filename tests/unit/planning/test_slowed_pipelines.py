@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.planning.data_parallel import make_data_parallel_plan, separate_pipelines
 from flyball_server.planning.documents.plan_document import (
@@ -18,7 +20,7 @@ from flyball_server.planning.documents.plan_document import (
     data_parallel_plan_from_document,
 )
 from flyball_server.planning.documents.recorded_plan import models_of_data_parallel_plan
-from flyball_server.planning.errors import PlanningError, TargetUnreachableError
+from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedPipeline, Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.policies import POLICIES
@@ -222,7 +224,7 @@ def test_each_pipeline_of_a_document_must_be_stood_for_once(
 ) -> None:
     document = fresh_document()
     document["pipelines"][position] |= {"dp_rank": dp_rank, "dp_ranks": dp_ranks}
-    with pytest.raises(PlanningError, match=said):
+    with pytest.raises(PipelineError, match=said):
         data_parallel_plan_from_document(document)
 
 
@@ -230,7 +232,7 @@ def test_with_a_profile_of_each_pipeline_those_that_run_alike_are_modelled_one_b
     plan = slow_in_the_middle()
     first, _, third, fourth = models_of_data_parallel_plan([equal_profile(1)] * 4, plan)
     assert first[1] == third[1] == fourth[1]
-    with pytest.raises(PlanningError, match="has 4 pipelines, the profile 2"):
+    with pytest.raises(PipelineError, match="has 4 pipelines, the profile 2"):
         models_of_data_parallel_plan([equal_profile(1)] * 2, plan)
 
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from flyball_pipeline.instruction import Instruction
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import make_plan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_server.planning.stragglers.slowed_pipelines import make_slowed_plan
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz
 from flyball_wire.plan_options import Effort, Policy

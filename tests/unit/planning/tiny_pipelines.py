@@ -14,21 +14,23 @@ import pytest
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Checkpoint, Instruction, InstructionKind
+from flyball_pipeline.schedules.inputs import ExplicitOrder
+from flyball_pipeline.schedules.table import SCHEDULES
+from flyball_pipeline.schedules.whole_step import STEP
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.rank_merge import whole_stages
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
-from flyball_server.planning.errors import PlanningError
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork, build_network
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.plan import Slowdown
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.schedules import SCHEDULES, make_schedule
-from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, ScheduleContext
-from flyball_server.planning.schedules.whole_step import STEP
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
-from flyball_wire.plan_options import Checkpoint, Effort, PlanOptions
+from flyball_wire.plan_options import Effort, PlanOptions
 
 F = InstructionKind.FORWARD
 B = InstructionKind.BACKWARD
@@ -198,7 +200,7 @@ def slowed_request(
 @contextmanager
 def refuses(field: str | None, message: str = "") -> Iterator[None]:
     """Expect a refusal in one line that names `field` and has `message` as a part."""
-    with pytest.raises(PlanningError) as error:
+    with pytest.raises(PipelineError) as error:
         yield
     assert error.value.field == field
     assert message in error.value.message
@@ -219,7 +221,7 @@ def model_of(
     blocking_power_w: Sequence[float] = (5.0,),
 ) -> PipelineModel:
     """The profile under a schedule, ready to be planned."""
-    made = make_schedule(schedule, context_of(profile, num_microbatches))
+    made = schedule_for(schedule, context_of(profile, num_microbatches))
     return build_model(profile, made, blocking_power_w)
 
 
@@ -441,7 +443,7 @@ def _any_models_of(draw: st.DrawFn, shape: Shape, most_points: int = 4) -> Pipel
     context = draw(any_contexts(shape, most_points))
     num_stages = context.profile.num_stages
     power_w = draw(st.lists(st.integers(0, 90), min_size=num_stages, max_size=num_stages))
-    return build_model(context.profile, make_schedule(shape[0], context), power_w)
+    return build_model(context.profile, schedule_for(shape[0], context), power_w)
 
 
 @st.composite

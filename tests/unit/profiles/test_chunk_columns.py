@@ -9,12 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import (
-    InstructionKind,
-    OperatingPoint,
-    ProfileError,
-    StageProfile,
-)
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import (
     parse_pipeline_profiles,
     parse_stage_profile,

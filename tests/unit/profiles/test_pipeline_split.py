@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from flyball_profiles.stage_profile import InstructionKind, ProfileError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import ProfileError
 from flyball_profiles.stage_profile_csv import (
     parse_pipeline_profiles,
     parse_stage_profile,

@@ -8,12 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import (
-    InstructionKind,
-    OperatingPoint,
-    ProfileError,
-    StageProfile,
-)
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import (
     parse_stage_profile,
     parse_stage_profile_rows,

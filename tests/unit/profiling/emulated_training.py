@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.model.dag import build_dag
-from flyball_server.planning.model.finish_times import earliest_finish_s
-from flyball_server.planning.schedules._base import Schedule
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.schedule import Schedule
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.profiling.moves import Finished, Move, Probe, Refused, next_move
 from flyball_server.profiling.observations import (
     InstructionTimes,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.unit.planning.tiny_pipelines import context_of, equal_profile
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.schedules import make_schedule
+from flyball_pipeline.instruction import InstructionKind
+from flyball_server.planning.scheduling import schedule_for
 from flyball_server.profiling.observations import (
     InstructionTimes,
     ProbeSetup,
@@ -31,7 +31,7 @@ BLOCKING_POWER_W, NUM_MICROBATCHES = 80.0, 8
 def setup_of(num_stages: int = 1, blocking_power_w: float | None = None) -> ProbeSetup:
     context = context_of(equal_profile(num_stages), NUM_MICROBATCHES)
     return ProbeSetup(
-        schedule=make_schedule("1f1b", context),
+        schedule=schedule_for("1f1b", context),
         clocks_mhz=(CLOCKS,) * num_stages,
         num_ranks=(1,) * num_stages,
         blocking_power_w=None if blocking_power_w is None else (blocking_power_w,) * num_stages,

@@ -17,7 +17,8 @@ from tests.unit.profiling.true_profiles import (
     truth_of,
 )
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.plan import Slowdown
 from flyball_server.profiling.moves import Finished
 

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from tests.planner.running import two_stages
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.model.dag import DependencyDag, build_dag
-from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import InstructionKind
+from flyball_server.planning.model.array_dag import (
+    ArrayDag,
+    FloatArray,
+    array_dag,
+    earliest_finishes_s,
+)
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.change_delays import TimedStage, measured_change_delays
 from flyball_server.profiling.iteration_delays import (
     NUM_ERRORS,
@@ -27,13 +31,13 @@ NUM_STEPS = 12
 TAIL_S, HOP_S = 0.03, 0.008
 
 
-def one_f_one_b(num_microbatches: int = 4) -> DependencyDag:
+def one_f_one_b(num_microbatches: int = 4) -> ArrayDag:
     context = ScheduleContext(profile=two_stages(), num_microbatches=num_microbatches)
-    return build_dag(make_schedule("1f1b", context))
+    return array_dag(build_dag(schedule_for("1f1b", context)))
 
 
 def timed(
-    dag: DependencyDag,
+    dag: ArrayDag,
     *,
     tail_s: float = TAIL_S,
     hop_s: float = HOP_S,
@@ -120,7 +124,7 @@ def test_with_given_transfers_the_rest_is_the_tail() -> None:
 
 def test_one_stage_has_a_tail_alone() -> None:
     context = ScheduleContext(profile=two_stages().select_stages((0,)), num_microbatches=2)
-    dag = build_dag(make_schedule("1f1b", context))
+    dag = array_dag(build_dag(schedule_for("1f1b", context)))
     compute_s = np.full((dag.num_nodes, NUM_STEPS, 1), 0.5)
     steps = TimedSteps(
         iteration_time_s=np.full(NUM_STEPS, 0.5 * dag.num_nodes + 0.1),

@@ -13,8 +13,9 @@ from tests.unit.planning.tiny_pipelines import changed_points
 from tests.unit.profiling.emulated_training import ProfilingRun, Truth, profile_online
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.probe_plan import probe_document, probe_from_document
 from flyball_server.profiling.moves import Finished, KeepWatching, Probe, Refused, next_move
 from flyball_server.profiling.observations import MAX_WITH_WAITING, ProbeSetup, StageStep
@@ -212,5 +213,5 @@ def test_a_plateau_where_power_limits_the_gpu_does_not_end_the_walk() -> None:
     ],
 )
 def test_a_setup_that_does_not_fit_is_refused(changes: dict[str, object], field: str) -> None:
-    with pytest.raises(PlanningError, match=f"^{field}: "):
+    with pytest.raises(PipelineError, match=f"^{field}: "):
         replace(SETUP, **changes)  # type: ignore[arg-type]

@@ -5,15 +5,14 @@ from typing import Any
 import pytest
 from tests.unit.planning.tiny_pipelines import replaced
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.errors import PlanningError
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.planning.probe_plan import (
     ProbePlan,
     is_probe,
     probe_document,
     probe_from_document,
 )
-from flyball_server.planning.schedules._base import Instruction
 
 FORWARD, BACKWARD = InstructionKind.FORWARD, InstructionKind.BACKWARD
 PLAN = ProbePlan(
@@ -51,7 +50,7 @@ def test_a_document_has_each_distinct_row_of_a_stage_once_and_is_read_as_its_pla
     ],
 )
 def test_a_cycle_that_does_not_fit_is_refused(changes: dict[str, Any], field: str) -> None:
-    with pytest.raises(PlanningError, match=f"^{field}: "):
+    with pytest.raises(PipelineError, match=f"^{field}: "):
         replace(PLAN, **changes)
 
 
@@ -73,5 +72,5 @@ def test_a_document_that_is_no_probe_plan_is_refused_with_its_place(
     path: tuple[str | int, ...], value: object, field: str
 ) -> None:
     document = json.loads(json.dumps(probe_document(PLAN)))
-    with pytest.raises(PlanningError, match=f"^{field}: "):
+    with pytest.raises(PipelineError, match=f"^{field}: "):
         probe_from_document(replaced(document, path, value))

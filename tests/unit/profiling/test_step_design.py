@@ -7,21 +7,22 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.unit.planning.tiny_pipelines import any_models, context_of, equal_profile
 
-from flyball_server.planning.model.dag import DependencyDag, build_dag, step_dag
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_pipeline.dag import build_dag, step_dag
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.schedule import Schedule
+from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import Schedule
+from flyball_server.planning.scheduling import schedule_for
 from flyball_server.profiling.version_design import slow_nodes
 
 NUM_STAGES, NUM_MICROBATCHES = 4, 12
 
 
 def equal_schedule(name: str = "1f1b") -> Schedule:
-    return make_schedule(name, context_of(equal_profile(NUM_STAGES), NUM_MICROBATCHES))
+    return schedule_for(name, context_of(equal_profile(NUM_STAGES), NUM_MICROBATCHES))
 
 
-def end_s(dag: DependencyDag, durations_s: NDArray[np.float64]) -> float:
+def end_s(dag: ArrayDag, durations_s: NDArray[np.float64]) -> float:
     return max(earliest_finish_s(dag, durations_s.tolist()))
 
 
@@ -35,7 +36,7 @@ def end_s(dag: DependencyDag, durations_s: NDArray[np.float64]) -> float:
 def test_no_step_is_longer_than_its_deadline(
     model: PipelineModel, factors: list[float], allowed: float, seed: int
 ) -> None:
-    dag = step_dag(model.schedule)
+    dag = array_dag(step_dag(model.schedule))
     stage = np.array(dag.stage)
     random = np.random.default_rng(seed)
     durations_s = random.uniform(0.5, 2.0, dag.num_nodes)
@@ -48,13 +49,13 @@ def test_no_step_is_longer_than_its_deadline(
     if model.schedule.is_periodic:
         iteration_time_s = np.bincount(stage, run_s).max()
     else:
-        iteration_time_s = end_s(build_dag(model.schedule), run_s)
+        iteration_time_s = end_s(array_dag(build_dag(model.schedule)), run_s)
     assert iteration_time_s <= deadline_s * (1 + 1e-9)
     assert not is_slow[slower_s == 0].any()
 
 
 def test_float_is_used_even_where_the_iteration_may_not_be_longer() -> None:
-    dag = step_dag(equal_schedule())
+    dag = array_dag(step_dag(equal_schedule()))
     stage = np.array(dag.stage)
     # The last stage is twice as slow: the others wait for it most of the time.
     durations_s = np.where(stage == NUM_STAGES - 1, 2.0, 1.0)
@@ -68,7 +69,7 @@ def test_float_is_used_even_where_the_iteration_may_not_be_longer() -> None:
 
 
 def test_a_stage_with_longer_instructions_is_not_starved_by_quick_ones() -> None:
-    dag = step_dag(equal_schedule())
+    dag = array_dag(step_dag(equal_schedule()))
     stage = np.array(dag.stage)
     durations_s = np.ones(dag.num_nodes)
     slower_s = np.where(stage == 2, 2.0, 1.05)
@@ -80,7 +81,7 @@ def test_a_stage_with_longer_instructions_is_not_starved_by_quick_ones() -> None
 
 
 def test_a_pipeline_that_never_flushes_is_as_slow_as_its_slowest_stage() -> None:
-    dag = step_dag(equal_schedule("pipedream"))
+    dag = array_dag(step_dag(equal_schedule("pipedream")))
     stage = np.array(dag.stage)
     durations_s = np.where(stage == 1, 1.0, 0.9)
     period_s = 2 * NUM_MICROBATCHES * 1.0
@@ -96,7 +97,7 @@ def test_a_pipeline_that_never_flushes_is_as_slow_as_its_slowest_stage() -> None
 def test_where_many_stages_share_turns_all_get_a_share() -> None:
     num_stages, num_microbatches = 20, 40
     context = context_of(equal_profile(num_stages), num_microbatches)
-    dag = step_dag(make_schedule("1f1b", context))
+    dag = array_dag(step_dag(schedule_for("1f1b", context)))
     stage = np.array(dag.stage)
     durations_s = np.random.default_rng(1).normal(1.0, 0.02, dag.num_nodes)
     deadline_s = 1.1 * end_s(dag, durations_s)

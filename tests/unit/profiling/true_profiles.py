@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import numpy as np
 from tests.unit.profiling.emulated_training import Truth
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.examples import load_example_profile
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.model.pipeline_model import build_model
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import (
     SlowedRequest,
     make_slowed_plan,
@@ -67,7 +67,7 @@ def truth_of(
     context = ScheduleContext(profile=profile, num_microbatches=num_microbatches)
     return Truth(
         profile=profile,
-        schedule=make_schedule(schedule, context),
+        schedule=schedule_for(schedule, context),
         blocking_power_w=(blocking_power_w,) * profile.num_stages,
     )
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.cli.export import trace_document
 from flyball_server.planning.data_parallel import DataParallelRequest, make_data_parallel_plan
 from flyball_server.planning.documents.predicted_timeline import (

@@ -8,7 +8,9 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedules.explicit import explicit_order
+from flyball_pipeline.schedules.inputs import ExplicitOrder
 from flyball_server.cli.convert.envpipe_files import log_rows, plan_of_log
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, named_schedule
 from flyball_server.cli.convert.kareus_files import kernels_of_scheds, plan_of_scheds, scheds_text
@@ -24,8 +26,6 @@ from flyball_server.cli.order_files import (
     order_of_torch_csv,
     torch_csv_text,
 )
-from flyball_server.planning.schedules._base import ExplicitOrder, Instruction
-from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_server.replay.recorded_runs import schedule_of
 
 CLOCKS_MHZ = st.integers(min_value=1, max_value=3105)

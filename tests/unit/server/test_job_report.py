@@ -19,13 +19,12 @@ from tests.planner.samples import (
 )
 from tests.planner.use_cases import register_job
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import Instruction, InstructionKind
 from flyball_server.jobs.measurements import step_reading
 from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
 from flyball_server.jobs.records import PlanRecord, StepTotals
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views.report import get_report
 from flyball_wire.closed_loop import JobReport
 from flyball_wire.online_profiling import ProfilingResult, ProfilingState

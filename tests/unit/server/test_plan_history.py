@@ -18,13 +18,13 @@ from tests.planner.samples import (
     plan_record,
 )
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.planning.plan import DataParallelPlan, PlannedPipeline, PlanPrediction
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction
 from flyball_server.views import history
 from flyball_server.views.history import HistoryMemory, known_summaries, plan_summaries, summary_of
 from flyball_wire.read_models import PlanSummary

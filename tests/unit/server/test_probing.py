@@ -12,12 +12,8 @@ from tests.planner.samples import CountingPlanner, Services, job_spec, profile, 
 from tests.planner.use_cases import put_profile, register_job
 from tests.unit.profiling.emulated_training import EmulatedTraining, Truth
 
-from flyball_profiles.stage_profile import (
-    EnergyScope,
-    InstructionKind,
-    OperatingPoint,
-    StageProfile,
-)
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
 from flyball_server.jobs.errors import InvalidFieldError, RegistrationConflictError
 from flyball_server.jobs.probing import PATIENCE, PATIENCE_STEPS, probed_versions
 from flyball_server.jobs.reconcile.plans import ReplanReconciler
@@ -26,8 +22,7 @@ from flyball_server.jobs.records import StepDetail, StepRecord
 from flyball_server.jobs.registry.inspection import get_job, get_profiling, list_plans, require_job
 from flyball_server.jobs.versions import rank_plans
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules import make_schedule
-from flyball_server.planning.schedules._base import ScheduleContext
+from flyball_server.planning.scheduling import ScheduleContext, schedule_for
 from flyball_server.profiling.moves import Refused
 from flyball_server.profiling.observations import ProbedVersion
 from flyball_wire.messages import JobState, MeasurementDetail, Profiling
@@ -72,7 +67,7 @@ class ProbedJob:
         spec = replace(GIVEN, profiling=Profiling.ONLINE, blocking_power_w=None)
         register_job(self.services.jobs, "job", spec)
         true = truth_profile()
-        schedule = make_schedule(
+        schedule = schedule_for(
             "1f1b", ScheduleContext(profile=true, num_microbatches=NUM_MICROBATCHES)
         )
         truth = Truth(

@@ -8,7 +8,7 @@ import pytest
 from tests.planner.running import Running, two_stages
 from tests.planner.samples import frequency_plan, rank_record
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.measurements import timed_steps
 from flyball_server.jobs.measurements.timed_steps import (

@@ -16,7 +16,8 @@ from flyball_client.profiling.held_clock import HeldClock
 from flyball_client.profiling.line_process import LineProcess, LineProcessError
 from flyball_client.profiling.transitions.detection import Loop
 from flyball_client.profiling.workload import LeapingClock
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 
 _logger = logging.getLogger(__name__)
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.schedules.explicit import explicit_order
 from flyball_profiles.limited_file import read_text
 from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.profile_forms import merged_text, same_ranks_text, wide_text
@@ -18,9 +20,7 @@ from flyball_server.cli import offline_inputs, order_files
 from flyball_server.cli.convert import envpipe_files, kareus_files, perseus_files, plan_files
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules, named_schedule
 from flyball_server.planning.documents.plan_text import plan_rows
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.schedules.explicit import explicit_order
 from flyball_wire.command import Command, CommandError, add_option, add_options
 from flyball_wire.options import Option
 from flyball_wire.plan_options import PlanOptions
@@ -217,7 +217,7 @@ def _run(arguments: Given) -> int:
         read_as = arguments.source or _format_of_input(arguments, text)
         write_as = arguments.target or _format_of_output(output, read_as)
         written, note = _converted(text, read_as, write_as, arguments)
-    except PlanningError as error:
+    except PipelineError as error:
         raise CommandError(f"{source}: {error}") from None
     except ProfileError as error:
         raise CommandError(error.located(str(source))) from None
@@ -380,7 +380,7 @@ def _kernels_of(path: Path, plan: ForeignPlan) -> KernelSchedules:
         if path.suffix == ".csv":
             return kareus_files.kernels_of_profile(text, plan)
         return kareus_files.kernels_of_scheds(text, plan.schedule)
-    except PlanningError as error:
+    except PipelineError as error:
         raise CommandError(f"{path}: {error}") from None
     except ProfileError as error:
         raise CommandError(error.located(str(path))) from None

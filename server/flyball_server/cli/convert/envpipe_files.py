@@ -6,13 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedules.inputs import ExplicitOrder
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_profiles.stage_profile_csv import write_stage_profile
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, named_schedule
 from flyball_server.planning.documents.plan_text import LETTERS
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.least_energy_clock import stage_least_energy
-from flyball_server.planning.schedules._base import ExplicitOrder, Instruction
 
 _KIND_OF = {letter: kind for kind, letter in LETTERS.items()}
 _ROW = re.compile(r"Stage\s+(\d{1,6}) \| (.*)")

@@ -7,10 +7,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flyball_profiles.stage_profile import InstructionKind, quantity_fault
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule
+from flyball_pipeline.schedules.explicit import num_microbatches_of, schedule_of_order
+from flyball_pipeline.schedules.inputs import ExplicitOrder
+from flyball_profiles.stage_profile import quantity_fault
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import ExplicitOrder, Instruction, Schedule
-from flyball_server.planning.schedules.explicit import num_microbatches_of, schedule_of_order
 from flyball_server.replay.recorded_runs import RecordingError, schedule_of
 
 Clocks = tuple[tuple[int, ...], ...]

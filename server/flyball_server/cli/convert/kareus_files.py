@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.measured_row import (
     CHUNK_COLUMN,
     NUM_RANKS_COLUMN,
@@ -16,7 +18,6 @@ from flyball_profiles.measured_row import (
     RANK_WAITING_COLUMN,
     REQUIRED_COLUMNS,
 )
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_profiles.stage_profile_csv import CsvRow, csv_text, parse_csv
 from flyball_server.cli.convert.foreign_plan import (
     ForeignPlan,
@@ -28,7 +29,6 @@ from flyball_server.cli.convert.foreign_plan import (
     order_of_kinds,
 )
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Schedule
 
 _OURS = {*REQUIRED_COLUMNS, *RANK_COLUMNS, CHUNK_COLUMN, NUM_RANKS_COLUMN, RANK_WAITING_COLUMN}
 # What tells Kareus's profiles from others with extra columns.

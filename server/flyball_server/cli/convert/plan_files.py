@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules
 from flyball_server.planning.documents.plan_document import (
@@ -21,7 +23,6 @@ from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan, PlannedInstruction, PlanPrediction
-from flyball_server.planning.schedules._base import Instruction, Schedule
 
 POLICY = "converted"
 _KERNELS = "kernels"

@@ -22,7 +22,7 @@ from matplotlib.colors import Colormap, ListedColormap, Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.cli.offline_inputs import instruction_label
 from flyball_server.planning.documents.plan_text import LETTERS
 from flyball_server.planning.documents.predicted_timeline import PredictedTimeline

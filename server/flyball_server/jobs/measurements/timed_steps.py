@@ -9,19 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import Schedule, one_chunk_each
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.detector import clock_times
-from flyball_server.planning.model.dag import DependencyDag, build_dag
+from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages
 from flyball_server.planning.policies.measured_reconfigure import (
     StageInstructionTimes,
     is_as_ordered,
 )
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.schedules._base import Instruction, Schedule, one_chunk_each
 from flyball_server.profiling.change_delays import (
     ChangeDelays,
     TimedStage,
@@ -177,7 +179,7 @@ def delays_of_steps(
         profile: the job's profile.
         given_hops_s: given times of transfers, s; None: they are measured.
     """
-    dag = build_dag(_schedule_of(plan))
+    dag = array_dag(build_dag(_schedule_of(plan)))
     # (num_steps, num_pipelines, num_nodes, 2), nodes being numbered stage after stage.
     times_s = np.array(
         [
@@ -267,7 +269,7 @@ def _is_as_ordered(schedule: Schedule, stage: int, reports: _Reports) -> bool:
 
 
 def _timed_stages(
-    plan: FrequencyPlan, profile: StageProfile, dag: DependencyDag, steps: TimedSteps
+    plan: FrequencyPlan, profile: StageProfile, dag: ArrayDag, steps: TimedSteps
 ) -> list[TimedStage]:
     """Return the stages whose instructions are all profiled at all clocks of the stage."""
     found: list[TimedStage] = []
@@ -300,7 +302,7 @@ def _timed_stages(
     return found
 
 
-def _jitter(dag: DependencyDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan) -> float:
+def _jitter(dag: ArrayDag, steps: TimedSteps, plan: FrequencyPlan | DataParallelPlan) -> float:
     """Return the jitter, of instructions at the clock before, where their kind has any."""
     changes = _has_changed(plan)
     alike, alike_of_node = dag.alike

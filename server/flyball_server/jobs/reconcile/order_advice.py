@@ -6,6 +6,7 @@ import hashlib
 import logging
 from contextlib import suppress
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, OrderComparison, PlanningInputs
 from flyball_server.jobs.records import JobRecord
@@ -16,7 +17,6 @@ from flyball_server.jobs.replanning.slowed_plan import request_digest
 from flyball_server.jobs.replanning.solve import OBSOLETE, is_same_work, solve
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.order_advice import advise_order
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest
@@ -70,7 +70,7 @@ def _due_work(
     state = loop_state.evolve(inputs=_lasting(loop_state.inputs))
     try:
         request = plan_request(job.spec, profile, services.gpu_window, state)
-    except (InvalidFieldError, PlanningError):  # which planning says
+    except (InvalidFieldError, PipelineError):  # which planning says
         return None
     return job, loop_state.order_comparison, request
 
@@ -101,7 +101,7 @@ def _advice(services: JobServices, job: JobRecord, request: PlanRequest) -> Orde
     lines = {other.schedule: other.line for other in job.spec.other_orders}
     try:
         return solve(services, job, advise_order, request, lines)
-    except PlanningError as error:
+    except PipelineError as error:
         _LOG.debug("job %s: its order is not compared with others: %s", job.job_id, error.message)
         return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.gpu_windows import GpuTableError
 from flyball_server.jobs.errors import InvalidFieldError, JobsError
 from flyball_server.jobs.job_state import UNPROFILED, JobInput
@@ -19,7 +20,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.profiling.moves import (
     Finished,
@@ -62,7 +62,7 @@ class ProbeReconciler(SlottedReconciler):
             return None
         try:
             setup = record.setup(services.gpu_window)
-        except (InvalidFieldError, PlanningError, GpuTableError) as error:
+        except (InvalidFieldError, PipelineError, GpuTableError) as error:
             _refuse(services, job, str(error), record)
             return None
         with self._slots.taken() as is_free:

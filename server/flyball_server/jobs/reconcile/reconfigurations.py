@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, StepDetail
 from flyball_server.jobs.registry.inspection import newest_plan, newest_version, require_job
 from flyball_server.jobs.replanning.plan_request import plan_request
@@ -20,7 +21,6 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import FrequencyPlan
@@ -202,7 +202,7 @@ class ReconfigurationReconciler:
             return
         try:
             decision = decide(this.loop, this.assignment, this.windows)
-        except PlanningError as error:
+        except PipelineError as error:
             _raise_by_profile(services, this, error.message)
             return
         _act(services, this, decision)

@@ -12,6 +12,7 @@ from functools import partial
 
 from anyio import CapacityLimiter, to_thread
 
+from flyball_pipeline.errors import PipelineError
 from flyball_server.jobs.errors import (
     InvalidFieldError,
     PlanningFailedError,
@@ -33,7 +34,6 @@ from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_server.jobs.versions.rank_plans import check_parts_fit
 from flyball_server.kit.single_flight import SingleFlight
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import PlanPrediction
 from flyball_wire.closed_loop import MissedTarget
 from flyball_wire.messages import Adaptation, JobSpec, JobState, MeasurementDetail
@@ -263,8 +263,8 @@ def _plan_once(services: JobServices, job_id: str, asked_by: JobInput | None) ->
     except SupersededError:
         _LOG.info("job %s: its inputs have changed; it is planned again from the new ones", job_id)
         return None
-    except (PlanningError, InvalidFieldError) as error:
-        problem = error.message if isinstance(error, PlanningError) else error.problem
+    except (PipelineError, InvalidFieldError) as error:
+        problem = error.message if isinstance(error, PipelineError) else error.problem
         failure = PlanningFailedError(error.field, problem)
         if _store_failure(services, job, failure):
             raise failure from error

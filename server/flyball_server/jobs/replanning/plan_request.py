@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import equal_stages
+from flyball_pipeline.schedules.envpipe import ENVPIPE
+from flyball_pipeline.schedules.explicit import EXPLICIT, explicit_order, schedule_of_order
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
@@ -12,8 +19,6 @@ from flyball_server.jobs.bounds import check_count, check_length, check_text
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import build_dag
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -21,13 +26,6 @@ from flyball_server.planning.request_options import (
     with_known_transitions,
 )
 from flyball_server.planning.schedule_choice import is_auto
-from flyball_server.planning.schedules import SCHEDULES
-from flyball_server.planning.schedules.envpipe import ENVPIPE, check_extra_forwards
-from flyball_server.planning.schedules.explicit import (
-    EXPLICIT,
-    explicit_order,
-    schedule_of_order,
-)
 from flyball_wire.messages import Adaptation, JobSpec
 from flyball_wire.options import OptionError
 from flyball_wire.plan_options import (
@@ -63,7 +61,7 @@ def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
         check_together(spec, spec.num_stages)
         with_known_transitions(plan_options(spec), window.transitions if window else None)
         _check_order(spec)
-    except (OptionError, PlanningError) as error:
+    except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from None
     if spec.is_profiled_online:
         probing_schedule(spec)
@@ -95,7 +93,8 @@ def _check_order(spec: JobSpec) -> None:
                 f"must be given with schedule {ENVPIPE}, as its ranks run it",
                 field="extra_forwards",
             )
-        check_extra_forwards(spec.extra_forwards, spec.num_stages, spec.num_microbatches)
+        shape = equal_stages(spec.num_stages, spec.num_microbatches)
+        make_schedule(ENVPIPE, ScheduleInputs(shape=shape, extra_forwards=spec.extra_forwards))
     if spec.schedule != EXPLICIT:
         return
     if spec.order is None:
@@ -104,7 +103,7 @@ def _check_order(spec: JobSpec) -> None:
     try:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))
-    except PlanningError as error:
+    except PipelineError as error:
         field = "order" if error.field == "schedule" else error.field
         raise InvalidFieldError(field, error.message) from None
 

@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState, PlanningInputs
 from flyball_server.jobs.records import JobRecord, RankRecord

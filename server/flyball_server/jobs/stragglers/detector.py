@@ -18,11 +18,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
 from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
 from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.request_options import MAX_SLOWDOWN, MIN_SLOWDOWN
@@ -107,7 +107,7 @@ def planned_clock_times(
         return list(of_stages)
     try:
         pipelines = models_of_merged_plan(profile, plan)
-    except PlanningError:
+    except PipelineError:
         return list(of_stages)
     sums: dict[tuple[int, tuple[str, int, int]], tuple[float, int]] = {}
     for model, assignment in pipelines:

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar, cast
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.plan import (
     ConsideredSchedule,
@@ -203,7 +204,7 @@ def _slowdowns(value: object, num_stages: int, where: str) -> tuple[Slowdown, ..
             raise PlanningError("must name a stage of the plan", field=here)
         try:
             return Slowdown(stage=stage, kind=kind, slowdown=number_of(row[2], here))
-        except PlanningError as error:
+        except PipelineError as error:
             raise PlanningError(error.message, field=here) from None
 
     return each_of(value, where, read)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import InstructionKind
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import Simulation
 from flyball_server.planning.plan import PlanPrediction

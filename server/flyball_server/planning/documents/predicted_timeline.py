@@ -7,10 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flyball_pipeline.dag import nodes_in_order
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.data_parallel import JointSimulation, simulate_jointly
 from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
-from flyball_server.planning.model.dag import nodes_in_order
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import Simulation, simulate
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from flyball_pipeline.dag import NONE, nodes_in_order
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.planning.data_parallel import blocking_power_by_pipeline
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.model.clocked_instructions import ClockRequest
-from flyball_server.planning.model.dag import NONE, nodes_in_order
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel, build_model
 from flyball_server.planning.plan import (
     DataParallelPlan,
@@ -19,7 +22,6 @@ from flyball_server.planning.plan import (
     PlannedRequest,
     PlanPrediction,
 )
-from flyball_server.planning.schedules._base import Instruction, Schedule
 
 
 def model_of_plan(
@@ -111,7 +113,7 @@ def _model_of_pipeline(
 ) -> tuple[PipelineModel, Assignment]:
     try:
         return _model_of_stages(profile, plan, pipeline, blocking_power_w=blocking_power_w)
-    except PlanningError as error:
+    except PipelineError as error:
         if error.field == "blocking_power_w":  # of all pipelines, and an option's
             raise
         where = f"pipelines[{plan.pipelines.index(pipeline)}]"

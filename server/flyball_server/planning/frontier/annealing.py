@@ -21,11 +21,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from flyball_pipeline.dag import NONE
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import END, EventNetwork
-from flyball_server.planning.model.dag import NONE, DependencyDag, IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, IndexArray
 
 # Random shifts of an event in a step, beside none.
 NUM_SHIFTS = 7
@@ -141,7 +141,7 @@ class EventTimes:
         is_sink: per event, whether nothing waits for it.
     """
 
-    def __init__(self, dag: DependencyDag, network: EventNetwork, curves: ModelCurves) -> None:
+    def __init__(self, dag: ArrayDag, network: EventNetwork, curves: ModelCurves) -> None:
         finish = network.head[: dag.num_nodes].copy()
         is_sink = finish == END
         finish[is_sink] = network.num_events + np.arange(int(is_sink.sum()))

@@ -22,8 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from flyball_server.planning.frontier.curves import CostPoint, ModelCurves
-from flyball_server.planning.model.dag import DependencyDag, IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import ArrayDag, FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 BEGIN, DEADLINE, END = 0, 1, 2
@@ -142,7 +141,7 @@ _OrderArc = tuple[int, int, float]
 """Two events, and the least time between them in s."""
 
 
-def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[_OrderArc], int]:
+def _events(dag: ArrayDag) -> tuple[list[int], list[int], list[_OrderArc], int]:
     """Per node its start and finish event, the arcs that only keep order, the number of events."""
     start_event = [BEGIN] * dag.num_nodes
     finish_event = [END] * dag.num_nodes
@@ -181,7 +180,7 @@ def _events(dag: DependencyDag) -> tuple[list[int], list[int], list[_OrderArc], 
     return start_event, finish_event, order_arcs, num_events
 
 
-def _handovers(dag: DependencyDag) -> list[tuple[list[int], list[int]]]:
+def _handovers(dag: ArrayDag) -> list[tuple[list[int], list[int]]]:
     """Groups of finishes and starts that precedence connects (union-find over both)."""
     num_nodes = dag.num_nodes
     parent = list(range(2 * num_nodes))  # a node's finish, and num_nodes on, its start

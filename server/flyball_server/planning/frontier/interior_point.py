@@ -22,8 +22,7 @@ from flyball_server.planning.frontier.relaxation import (
     certified_bound,
     relaxed_optimum,
 )
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 
 # scipy has no types: what it returns is unknown to a type checker.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false

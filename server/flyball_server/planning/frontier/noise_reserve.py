@@ -29,7 +29,7 @@ import math
 import numpy as np
 
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_wire.closed_loop import NO_RESERVE, Reserve, ReserveChoice

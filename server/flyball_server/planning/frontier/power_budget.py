@@ -20,12 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.rounding import TINY_INSTRUCTIONS
 from flyball_server.planning.frontier.solver import SEED, DeadlinePlan, DeadlineSolver
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray, earliest_finish_s
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path, time_and_energy
 from flyball_server.planning.request_options import rounded_up

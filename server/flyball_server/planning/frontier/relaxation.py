@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from flyball_server.planning.frontier.event_network import BEGIN, DEADLINE, EventNetwork
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray
 
 # Multiples of prices that are searched, as powers of ten, in this many thirds of what is left.
 MOST_POWERS, NUM_THIRDS = 9.0, 60

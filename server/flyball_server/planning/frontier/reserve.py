@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from flyball_pipeline.paths import earliest_finish_s, latest_finish_s
 from flyball_profiles.stage_profile import OperatingPoint, ProfileError
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 # Levels to which shares are rounded down, so that instructions go on sharing tables of points.

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_server.planning.frontier.annealing import Annealing, EventTimes, PointTable
 from flyball_server.planning.frontier.curves import CostCurve, ModelCurves
 from flyball_server.planning.frontier.event_network import EventNetwork
-from flyball_server.planning.model.dag import DependencyDag, IndexArray
-from flyball_server.planning.model.finish_times import (
+from flyball_server.planning.model.array_dag import (
+    ArrayDag,
     FloatArray,
-    earliest_finish_s,
+    IndexArray,
     earliest_finishes_s,
     forward_pass_of_many,
 )
@@ -82,7 +83,7 @@ class Rounding:
         mean_step_j: how much a step to the next slower clock saves on average, J.
     """
 
-    def __init__(self, dag: DependencyDag, curves: ModelCurves, network: EventNetwork) -> None:
+    def __init__(self, dag: ArrayDag, curves: ModelCurves, network: EventNetwork) -> None:
         self._dag = dag
         staircases = [curve.staircase for curve in curves.curves]
         self._choices = np.array([point.choice for one in staircases for point in one])

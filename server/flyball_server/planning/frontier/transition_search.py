@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flyball_pipeline.dag import NONE
+from flyball_pipeline.paths import latest_finish_s
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.dag import NONE, IndexArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
-from flyball_server.planning.model.finish_times import FloatArray, latest_finish_s
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE

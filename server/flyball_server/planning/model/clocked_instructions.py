@@ -11,9 +11,10 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from flyball_pipeline.dag import nodes_in_order, step_dag
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import OperatingPoint
-from flyball_server.planning.model.dag import DependencyDag, nodes_in_order, step_dag
-from flyball_server.planning.schedules._base import Schedule
+from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class ClockedInstructions:
             and policy `constant` have it.
     """
 
-    dag: DependencyDag
+    dag: ArrayDag
     node: Sequence[int]
     first: tuple[int, ...]
     last: tuple[int, ...]
@@ -89,7 +90,7 @@ PointGroups = tuple[tuple[tuple[int, tuple[OperatingPoint, ...]], ...], tuple[in
 
 
 def clocked_instructions(
-    schedule: Schedule, dag: DependencyDag, groups: PointGroups
+    schedule: Schedule, dag: ArrayDag, groups: PointGroups
 ) -> ClockedInstructions:
     """Return the instructions of a pipeline.
 
@@ -109,7 +110,9 @@ def clocked_instructions(
         for stage, of_group in stage_and_points
     ]
     nodes = list(itertools.chain.from_iterable(nodes_in_order(schedule, dag)))
-    of_step = replace(step_dag(schedule), tail_s=dag.tail_s) if schedule.is_periodic else dag
+    of_step = (
+        replace(array_dag(step_dag(schedule)), tail_s=dag.tail_s) if schedule.is_periodic else dag
+    )
     numbered = list(enumerate(of_step.stage))
     last = {stage: instruction for instruction, stage in numbered}
     first = {stage: instruction for instruction, stage in reversed(numbered)}

@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions, ClockRequest
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.late_clocks import LateClockSimulator, LateRun
 from flyball_server.planning.model.pipeline_model import PipelineModel
 

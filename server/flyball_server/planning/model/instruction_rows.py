@@ -13,9 +13,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockedInstructions
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.pipeline_model import PipelineModel
 
 

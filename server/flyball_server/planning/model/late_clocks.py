@@ -25,8 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows
 from flyball_server.planning.model.late_passes import ClocksAhead, LatePasses, LateWindows
 from flyball_server.planning.model.latest_times import latest_end_s

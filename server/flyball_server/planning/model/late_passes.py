@@ -13,10 +13,10 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
+from flyball_pipeline.dag import NONE
 from flyball_server.planning.cancellation import cancellation_point
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.clocked_instructions import ClockRequest
-from flyball_server.planning.model.dag import NONE, IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows, Level
 
 

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.cancellation import cancellation_point
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray
 from flyball_server.planning.model.instruction_rows import ClockSequences, InstructionRows
 
 # Share of an instruction that is a rounding error.

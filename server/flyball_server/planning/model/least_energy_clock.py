@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint, StageProfile
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 
 KeyT = TypeVar("KeyT", bound=Hashable)
 """Key of an instruction within a stage: its kind, or kind and chunk."""

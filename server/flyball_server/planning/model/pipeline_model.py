@@ -7,22 +7,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.schedule import Schedule
 from flyball_profiles.clock_transitions import ClockTransitions
-from flyball_profiles.stage_profile import (
-    InstructionKind,
-    OperatingPoint,
-    ProfileError,
-    StageProfile,
-)
+from flyball_profiles.stage_profile import OperatingPoint, ProfileError, StageProfile
 from flyball_server.planning.errors import PlanningError
+from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.model.clocked_instructions import (
     ClockedInstructions,
     ClockRequest,
     PointGroups,
     clocked_instructions,
 )
-from flyball_server.planning.model.dag import DependencyDag, build_dag
-from flyball_server.planning.schedules._base import Schedule
 
 # No GPU comes near it; beyond it is another unit, and sums could overflow.
 MAX_BLOCKING_POWER_W = 100_000
@@ -55,7 +52,7 @@ class PipelineModel:
     """
 
     schedule: Schedule
-    dag: DependencyDag
+    dag: ArrayDag
     points: tuple[tuple[OperatingPoint, ...], ...]
     blocking_power_w: tuple[float, ...]
     num_ranks: tuple[int, ...]
@@ -84,7 +81,7 @@ class PipelineModel:
         return self if requests == self.requests else replace(self, requests=requests)
 
     def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> PipelineModel:
-        """Return the pipeline with a tail and transfers; see `DependencyDag.with_delays`."""
+        """Return the pipeline with a tail and transfers; see `ArrayDag.with_delays`."""
         if not (tail_s or any(hops_s)):
             return self
         return replace(self, dag=self.dag.with_delays(tail_s, hops_s))
@@ -132,7 +129,7 @@ def build_model(
         chunks = profile.by_chunk(schedule.num_chunks)
     except ProfileError as error:
         raise PlanningError(error.message.removeprefix("the profile "), field="profile") from None
-    dag = build_dag(schedule)
+    dag = array_dag(build_dag(schedule))
     alike, alike_of_node = dag.alike
     power_w = _per_stage(blocking_power_w, profile.num_stages)
     of_alike = [

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import earliest_finish_s, latest_finish_s
+from flyball_pipeline.dag import NONE
+from flyball_pipeline.paths import earliest_finish_s, latest_finish_s
+from flyball_pipeline.schedule import peak_activations
+from flyball_server.planning.model.array_dag import ArrayDag
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
-from flyball_server.planning.schedules._base import peak_activations
 
 # Of the iteration time: sums of the same durations in another order differ by rounding alone.
 RELATIVE_TIME_TOLERANCE = 1e-9
@@ -167,7 +168,7 @@ def _energy_j(model: PipelineModel, busy: _Busy, iteration_time_s: float) -> flo
 
 
 def critical_path(
-    dag: DependencyDag, durations_s: Sequence[float], finish_s: Sequence[float]
+    dag: ArrayDag, durations_s: Sequence[float], finish_s: Sequence[float]
 ) -> list[int]:
     """Nodes of one longest path in the order of time, walked back from the last finish.
 

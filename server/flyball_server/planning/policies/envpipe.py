@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from flyball_profiles.stage_profile import InstructionKind, OperatingPoint
+from flyball_pipeline.dag import NONE
+from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import NONE, DependencyDag
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.array_dag import ArrayDag
 from flyball_server.planning.model.least_energy_clock import least_energy_points
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest, PolicyRule
@@ -29,7 +31,7 @@ _UNITS: Mapping[InstructionKind, int] = MappingProxyType(
 _FOLLOWS_GRADIENT = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_INPUT})
 
 
-def outer_envelope(dag: DependencyDag) -> tuple[int, ...]:
+def outer_envelope(dag: ArrayDag) -> tuple[int, ...]:
     """Nodes of the outer envelope, in the order of time."""
     units = [_UNITS[instruction.kind] for instruction in dag.instruction]
     dag = replace(dag, tail_s=0.0, transfer_s=())
@@ -42,7 +44,7 @@ def outer_envelope(dag: DependencyDag) -> tuple[int, ...]:
     return tuple(path[::-1])
 
 
-def _before(dag: DependencyDag, node: int, start: float, finish: list[float]) -> int:
+def _before(dag: ArrayDag, node: int, start: float, finish: list[float]) -> int:
     """Return the predecessor that ended when this node started."""
     order, data = dag.order_predecessor[node], dag.data_predecessor[node]
     comes_by_gradient = (

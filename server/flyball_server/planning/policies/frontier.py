@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
@@ -19,7 +20,6 @@ from flyball_server.planning.frontier.targets import (
 )
 from flyball_server.planning.frontier.transition_search import SwitchLimits, TransitionSearch
 from flyball_server.planning.model.early_requests import EarlyRequestBatch, early_requests
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import simulate, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest

@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flyball_pipeline.dag import NONE, nodes_in_order
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.schedule import Schedule
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.dag import NONE, DependencyDag, nodes_in_order
-from flyball_server.planning.model.finish_times import earliest_finish_s
+from flyball_server.planning.model.array_dag import ArrayDag
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE
 from flyball_server.planning.policies.reconfigure import path_raise
-from flyball_server.planning.schedules._base import Schedule
 from flyball_wire.plan_options import Reconfigure
 
 
@@ -63,7 +64,7 @@ def is_as_ordered(schedule: Schedule, stage: int, ran: Sequence[StageInstruction
 
 
 def pipeline_of_steps(
-    schedule: Schedule, dag: DependencyDag, steps: Sequence[MeasuredStep]
+    schedule: Schedule, dag: ArrayDag, steps: Sequence[MeasuredStep]
 ) -> MeasuredPipeline:
     """Return the median over steps, for each node of the DAG.
 
@@ -84,13 +85,13 @@ def pipeline_of_steps(
     return MeasuredPipeline(computed_s=tuple(computed_s), received_s=tuple(received_s))
 
 
-def receives_from_neighbour(dag: DependencyDag, node: int) -> bool:
+def receives_from_neighbour(dag: ArrayDag, node: int) -> bool:
     """Return whether what this node works on comes from another stage."""
     source = dag.data_predecessor[node]
     return source != NONE and dag.stage[source] != dag.stage[node]
 
 
-def slowest(dag: DependencyDag, pipelines: Sequence[MeasuredPipeline]) -> MeasuredPipeline:
+def slowest(dag: ArrayDag, pipelines: Sequence[MeasuredPipeline]) -> MeasuredPipeline:
     """Return the data-parallel pipeline that ends last, by the computing times.
 
     Args:
@@ -160,7 +161,7 @@ def decide(
 
 
 def measured_critical_path(
-    dag: DependencyDag, measured: MeasuredPipeline, threshold_scale: float = THRESHOLD_SCALE
+    dag: ArrayDag, measured: MeasuredPipeline, threshold_scale: float = THRESHOLD_SCALE
 ) -> list[int]:
     """Nodes of the critical path in the order of time, walked back by EnvPipe's rule.
 
@@ -188,7 +189,7 @@ def measured_critical_path(
 
 
 def unwaited_receive_s(
-    dag: DependencyDag, measured: MeasuredPipeline, finish_s: Sequence[float]
+    dag: ArrayDag, measured: MeasuredPipeline, finish_s: Sequence[float]
 ) -> float:
     """Return how long a receive takes whose message has been sent before, s; 0 where there is none.
 
@@ -213,7 +214,7 @@ def unwaited_receive_s(
     return min((measured.received_s[node] for node in of_last or unwaited), default=0.0)
 
 
-def _delayed_by(dag: DependencyDag, node: int, *, has_waited: bool) -> int:
+def _delayed_by(dag: ArrayDag, node: int, *, has_waited: bool) -> int:
     before = dag.order_predecessor[node]
     if receives_from_neighbour(dag, node) and (has_waited or before == NONE):
         return dag.data_predecessor[node]

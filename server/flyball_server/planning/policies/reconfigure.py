@@ -10,9 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import critical_path
 from flyball_wire.plan_options import Reconfigure

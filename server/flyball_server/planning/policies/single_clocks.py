@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.targets import deadline_of
-from flyball_server.planning.model.dag import IndexArray
-from flyball_server.planning.model.finish_times import FloatArray, earliest_finishes_s
+from flyball_server.planning.model.array_dag import FloatArray, IndexArray, earliest_finishes_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
     RELATIVE_TIME_TOLERANCE,

@@ -30,7 +30,7 @@ from tests.unit.planning.tiny_pipelines import (
     profile_of,
 )
 
-from flyball_profiles.stage_profile import InstructionKind
+from flyball_pipeline.instruction import InstructionKind
 from flyball_server.planning.frontier.annealing import EventTimes, PointTable
 from flyball_server.planning.frontier.curves import model_curves
 from flyball_server.planning.frontier.event_network import EventNetwork

@@ -27,23 +27,23 @@ from tests.unit.planning.tiny_pipelines import (
     timed_profile,
 )
 
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.paths import earliest_finish_s
 from flyball_profiles.examples import load_example_profile
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.data_parallel import join_pipelines
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_server.planning.documents.plan_text import reserve_lines
 from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import mean_time_s, reserve_against
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
 from flyball_server.planning.frontier_curve import make_frontier
-from flyball_server.planning.model.finish_times import earliest_finish_s
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.plan import FrequencyPlan, Slowdown
 from flyball_server.planning.planner import make_plan
-from flyball_server.planning.schedules import make_schedule
+from flyball_server.planning.scheduling import schedule_for
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
 from flyball_wire.closed_loop import NO_RESERVE, Reserve
 from flyball_wire.plan_options import MAX_RESERVE
@@ -138,7 +138,7 @@ def test_a_reserve_costs_energy() -> None:
 def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused() -> None:
     """A million seconds; the profile's own times are allowed."""
     request = request_of(timed_profile(2, {F: 380_000.0, B: 380_000.0}), 2, blocking_power_w=(0.0,))
-    with pytest.raises(PlanningError, match=r"^reserve: 0\.5 is too much .* time"):
+    with pytest.raises(PipelineError, match=r"^reserve: 0\.5 is too much .* time"):
         make_plan(request.with_options(reserve=0.5))
     assert make_plan(request.with_options(reserve=0.1)).plan.reserve == Reserve(share=0.1)
 
@@ -200,7 +200,7 @@ def test_the_formula_of_a_reserve(lengthening: float, noise: float, reserve: flo
 def test_scatter_of_a_period_and_of_a_slow_gpu() -> None:
     """A run's variance adds up over a period; a standard error is of all its runs together."""
     context = context_of(scattered(equal_profile(1), jitter=0.06, time_error=0.01), 4)
-    model = build_model(context.profile, make_schedule("pipedream", context), [5.0])
+    model = build_model(context.profile, schedule_for("pipedream", context), [5.0])
     for one in (model, slowed_model(model, [Slowdown(stage=0, slowdown=1.5)], share=1)):
         for point in itertools.chain.from_iterable(one.points):
             assert point.jitter == pytest.approx(0.06 / math.sqrt(4))

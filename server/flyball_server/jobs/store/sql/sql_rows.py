@@ -12,12 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from sqlalchemy import Row
 
-from flyball_profiles.stage_profile import (
-    EnergyScope,
-    InstructionKind,
-    OperatingPoint,
-    StageProfile,
-)
+from flyball_pipeline.instruction import InstructionKind
+from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.moments import Moments, StageMoments, StepMoments

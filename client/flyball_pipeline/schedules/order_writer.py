@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction
+from flyball_pipeline.instruction import Instruction, InstructionKind, PipelineShape
 
 _KINDS = {
     "F": InstructionKind.FORWARD,
@@ -25,19 +23,19 @@ _KINDS = {
 class OrderWriter:
     """One stage's order, written from its begin.
 
-    A chunk whose backward was profiled in two parts only runs them one after the other where
+    A chunk whose backward was measured in two parts only runs them one after the other where
     the order has a whole one.
 
     Args:
-        chunks: the profile of each chunk.
+        shape: shape of the pipeline; microbatches beyond its number are left out, so that an
+            order can be described for more than there are.
         stage: stage that runs the order.
-        num_microbatches: what goes beyond is left out, so that an order can be described for
-            more microbatches than there are.
     """
 
-    def __init__(self, chunks: tuple[StageProfile, ...], stage: int, num_microbatches: int) -> None:
-        self._is_whole = [(stage, InstructionKind.BACKWARD) in chunk.points for chunk in chunks]
-        self._num_microbatches = num_microbatches
+    def __init__(self, shape: PipelineShape, stage: int) -> None:
+        chunks = shape.chunks or (shape.stages,)
+        self._is_whole = [InstructionKind.BACKWARD in chunk[stage] for chunk in chunks]
+        self._num_microbatches = shape.num_microbatches
         self._written: list[Instruction] = []
         self._counts: Counter[tuple[InstructionKind, int]] = Counter()
         self._waiting: deque[tuple[int, int]] = deque()
@@ -89,39 +87,3 @@ class OrderWriter:
     def _append(self, kind: InstructionKind, microbatch: int, chunk: int) -> None:
         if microbatch < self._num_microbatches:
             self._written.append(Instruction(kind, microbatch, chunk))
-
-
-def require_split_backward(chunks: tuple[StageProfile, ...], schedule: str) -> None:
-    """Check that every stage's backward is profiled in its two parts.
-
-    Raises:
-        PlanningError: one's is not.
-    """
-    parts = (InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT)
-    for number, chunk in enumerate(chunks):
-        for stage in range(chunk.num_stages):
-            for kind in parts:
-                if (stage, kind) not in chunk.points:
-                    where = f"stage {stage}" + (f", chunk {number}" if len(chunks) > 1 else "")
-                    raise PlanningError(
-                        f"has no {kind} of {where}; {schedule} runs a backward in two parts",
-                        field="profile",
-                    )
-
-
-def chunks_of(
-    profile: StageProfile, schedule: str, num_chunks: int | None = None
-) -> tuple[StageProfile, ...]:
-    """Return the profile of each chunk, at least two, or exactly `num_chunks`.
-
-    Raises:
-        PlanningError: it has fewer, or another number.
-    """
-    if len(profile.chunks) < 2 or num_chunks not in (None, len(profile.chunks)):
-        wanted = "at least 2" if num_chunks is None else str(num_chunks)
-        raise PlanningError(
-            f"has {len(profile.chunks) or 'no'} chunks; {schedule} runs {wanted} per stage: measure"
-            " each and give its number in the column chunk",
-            field="profile",
-        )
-    return profile.chunks

@@ -4,47 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import (
-    ExplicitOrder,
-    Instruction,
-    Schedule,
-    ScheduleContext,
-    VirtualStages,
-)
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule, VirtualStages
+from flyball_pipeline.schedules.inputs import ExplicitOrder, ScheduleInputs
 
 EXPLICIT = "explicit"
 
 
-def make_explicit(context: ScheduleContext) -> Schedule:
-    """Return the order that the context has.
+def explicit(inputs: ScheduleInputs) -> Schedule:
+    """Return the order that the inputs have.
 
     Raises:
-        PlanningError: it has none, or one that is not complete.
+        PipelineError: they have none, or one that is not complete.
     """
-    if context.order is None:
-        raise PlanningError("schedule explicit needs an order", field="order")
-    if len(context.order.stages) not in {0, context.profile.num_stages}:
-        raise PlanningError(
-            f"has {len(context.order.stages)} stages, the profile {context.profile.num_stages}",
-            field="order",
+    order = inputs.order
+    if order is None:
+        raise PipelineError("schedule explicit needs an order", field="order")
+    if len(order.stages) not in {0, inputs.shape.num_stages}:
+        raise PipelineError(
+            f"has {len(order.stages)} stages, the profile {inputs.shape.num_stages}", field="order"
         )
-    kinds = {instruction.kind for stage in context.order.stages for instruction in stage}
-    if InstructionKind.STEP in kinds and len(context.order.stages) > 1:
-        raise PlanningError(
+    kinds = {instruction.kind for stage in order.stages for instruction in stage}
+    if InstructionKind.STEP in kinds and len(order.stages) > 1:
+        raise PipelineError(
             "step is a whole training step, where there is no pipeline; stages run forward and"
             " backward",
             field="order",
         )
-    return schedule_of_order(context.order, context.num_microbatches)
+    return schedule_of_order(order, inputs.shape.num_microbatches)
 
 
 def schedule_of_order(order: ExplicitOrder, num_microbatches: int) -> Schedule:
     """Return the order as a schedule.
 
     Raises:
-        PlanningError: it is not complete.
+        PipelineError: it is not complete.
     """
     return Schedule(
         name=EXPLICIT,
@@ -66,7 +61,7 @@ def explicit_order(
             each.
 
     Raises:
-        PlanningError: an entry is none; names its place.
+        PipelineError: an entry is none; names its place.
     """
     return ExplicitOrder(
         stages=tuple(
@@ -89,7 +84,7 @@ def instruction_of(entry: object, where: str) -> Instruction:
     """Return what `[kind, microbatch]` or `[kind, microbatch, chunk]` names.
 
     Raises:
-        PlanningError: it is none of these; `where` is its field.
+        PipelineError: it is none of these; `where` is its field.
     """
     match entry:
         case (str(kind), int(microbatch)):
@@ -97,15 +92,15 @@ def instruction_of(entry: object, where: str) -> Instruction:
         case (str(kind), int(microbatch), int(chunk)):
             pass
         case _:
-            raise PlanningError(
+            raise PipelineError(
                 "must be [kind, microbatch] or [kind, microbatch, chunk]", field=where
             )
     if isinstance(microbatch, bool) or isinstance(chunk, bool):
-        raise PlanningError("microbatch and chunk must be counts from 0", field=where)
+        raise PipelineError("microbatch and chunk must be counts from 0", field=where)
     if kind not in set(InstructionKind):
-        raise PlanningError(
+        raise PipelineError(
             f"unknown instruction {kind!r}; known: {', '.join(InstructionKind)}", field=where
         )
     if chunk < 0 or microbatch < 0:
-        raise PlanningError("microbatch and chunk must be counts from 0", field=where)
+        raise PipelineError("microbatch and chunk must be counts from 0", field=where)
     return Instruction(InstructionKind(kind), microbatch, chunk)

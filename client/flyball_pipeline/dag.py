@@ -12,16 +12,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
-import numpy as np
-from numpy.typing import NDArray
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.schedule import Schedule, VirtualStages
 
-from flyball_profiles.stage_profile import InstructionKind
-from flyball_server.planning.errors import PlanningError
-from flyball_server.planning.schedules._base import Instruction, Schedule, VirtualStages
-
-IndexArray = NDArray[np.int64]
-NONE = -1  # "no predecessor" in the arrays below
+NONE = -1  # "no predecessor" in the tuples below
 AlikeNodes = tuple[int, InstructionKind, int]
 """Stage, kind and chunk."""
 
@@ -50,7 +47,7 @@ class DependencyDag:
     tail_s: float = 0.0
     transfer_s: tuple[float, ...] = ()
 
-    def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> DependencyDag:
+    def with_delays(self, tail_s: float, hops_s: Sequence[float]) -> Self:
         """Return the DAG with a tail, and with transfers between stages.
 
         Args:
@@ -77,11 +74,6 @@ class DependencyDag:
         """`transfer_s` with an entry for each node."""
         return self.transfer_s or (0.0,) * self.num_nodes
 
-    @functools.cached_property
-    def input_delay_array_s(self) -> NDArray[np.float64]:
-        """`input_delay_s`; shape (num_nodes, 1)."""
-        return np.array(self.input_delay_s)[:, None]
-
     @property
     def num_nodes(self) -> int:
         """Number of instructions of an iteration."""
@@ -92,29 +84,6 @@ class DependencyDag:
         """Each stage's last node; what ends an iteration is among them."""
         followed = set(self.order_predecessor)
         return tuple(node for node in range(self.num_nodes) if node not in followed)
-
-    @functools.cached_property
-    def predecessor_array(self) -> IndexArray:
-        """`order_predecessor` and `data_predecessor`; shape (2, num_nodes)."""
-        return np.array([self.order_predecessor, self.data_predecessor], dtype=np.int64)
-
-    @functools.cached_property
-    def levels(self) -> tuple[tuple[IndexArray, IndexArray, IndexArray], ...]:
-        """Groups of nodes that wait for nodes of earlier groups alone.
-
-        Of each its nodes, and for each of these the node before it on its stage, and the one that
-        makes its input; NONE where there is none.
-        """
-        level = [0] * (self.num_nodes + 1)  # the last one stands for NONE
-        level[NONE] = -1
-        for node in self.topological_order:
-            before, source = self.order_predecessor[node], self.data_predecessor[node]
-            level[node] = 1 + max(level[before], level[source])
-        of_node = np.array(level[:-1])
-        nodes = np.argsort(of_node, kind="stable")
-        groups = np.split(nodes, np.cumsum(np.bincount(of_node))[:-1])
-        before, source = self.predecessor_array
-        return tuple((group, before[group], source[group]) for group in groups)
 
     @functools.cached_property
     def alike(self) -> tuple[tuple[AlikeNodes, ...], tuple[int, ...]]:
@@ -140,7 +109,7 @@ def build_dag(schedule: Schedule) -> DependencyDag:
     (docs/theory.md, "Names", says why that is enough).
 
     Raises:
-        PlanningError: the order deadlocks.
+        PipelineError: the order deadlocks.
     """
     nodes = [dict.fromkeys(map(schedule.node_of, of_stage)) for of_stage in schedule.stages]
     return _dag_of(schedule, nodes)
@@ -152,7 +121,7 @@ def step_dag(schedule: Schedule) -> DependencyDag:
     The period lasts as long as its slowest stage, whatever the others wait for.
 
     Raises:
-        PlanningError: the order deadlocks.
+        PipelineError: the order deadlocks.
     """
     return _dag_of(schedule, schedule.stages)
 
@@ -257,7 +226,7 @@ def _topological_order(
                 order.append(successor)
     if len(order) < len(nodes):
         stage, (kind, microbatch, _) = nodes[num_waiting.index(max(num_waiting))]
-        raise PlanningError(
+        raise PipelineError(
             f"the order deadlocks: stage {stage} waits forever before {kind} of"
             f" microbatch {microbatch}",
             field="schedule",

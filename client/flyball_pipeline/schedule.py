@@ -1,16 +1,13 @@
-"""Schedule contract: for each stage, its instructions in the order of execution."""
+"""A schedule: for each stage, its instructions in the order of execution."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from types import MappingProxyType
-from typing import NamedTuple
 
-from flyball_profiles.stage_profile import InstructionKind, StageProfile
-from flyball_server.planning.errors import PlanningError
-from flyball_wire.plan_options import Checkpoint
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
 
 _RELEASING = frozenset({InstructionKind.BACKWARD, InstructionKind.BACKWARD_WEIGHT})
 
@@ -24,29 +21,6 @@ def peak_activations(schedule: Schedule) -> tuple[int, ...]:
     if schedule.is_periodic:
         return tuple(schedule.num_stages - stage for stage in range(schedule.num_stages))
     return tuple(_most_held(instructions) for instructions in schedule.stages)
-
-
-def check_memory(schedule: Schedule, memory: ActivationMemory | None) -> None:
-    """Refuse an order that a stage's memory cannot hold.
-
-    A chunk of v counts for 1/v of a microbatch's activations: they are given for whole stages.
-
-    Raises:
-        PlanningError: names the first stage that is too small.
-    """
-    if memory is None:
-        return
-    for stage, peak in enumerate(peak_activations(schedule)):
-        held = Fraction(peak, schedule.num_chunks)
-        # Free is what is left beside 1F1B's.
-        of_one_f_one_b = min(schedule.num_stages - stage, schedule.num_microbatches)
-        room = of_one_f_one_b + Fraction(memory.free_bytes[stage], memory.activation_bytes[stage])
-        if held > room:
-            raise PlanningError(
-                f"{schedule.name} keeps the activations of {float(held):g} microbatches on stage"
-                f" {stage}, whose memory holds {float(room):g}",
-                field="free_memory_bytes",
-            )
 
 
 def _most_held(instructions: Sequence[Instruction]) -> int:
@@ -94,60 +68,23 @@ def check_virtual_stages(virtual_stages: VirtualStages, num_stages: int) -> None
     """Check that all stages hold equally many chunks, and each virtual stage has a holder.
 
     Raises:
-        PlanningError: it is not so.
+        PipelineError: it is not so.
     """
     if len(virtual_stages) != num_stages:
-        raise PlanningError(
+        raise PipelineError(
             f"{len(virtual_stages)} entries for {num_stages} stages; give one per stage",
             field="virtual_stages",
         )
     if len({len(of_stage) for of_stage in virtual_stages}) != 1:
-        raise PlanningError(
+        raise PipelineError(
             "all stages must hold the same number of chunks", field="virtual_stages"
         )
     held = sorted(virtual for of_stage in virtual_stages for virtual in of_stage)
     if held != list(range(len(held))):
-        raise PlanningError(
+        raise PipelineError(
             f"must hold each of 0 to {len(held) - 1} once, not {', '.join(map(str, held))}",
             field="virtual_stages",
         )
-
-
-# Far above any real iteration; a slip of the finger must not fill the memory.
-MAX_NUM_MICROBATCHES = 65_536
-
-
-class Instruction(NamedTuple):
-    """One computation of a stage on one microbatch (and one model chunk, where there are any)."""
-
-    kind: InstructionKind
-    microbatch: int
-    chunk: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ActivationMemory:
-    """Activation memory available to an order, and EnvPipe's fills; one entry per stage.
-
-    Attributes:
-        activation_bytes: bytes held by one microbatch in flight, positive.
-        free_bytes: bytes free beside what 1F1B holds, not negative.
-    """
-
-    activation_bytes: tuple[int, ...]
-    free_bytes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if any(size < 1 for size in self.activation_bytes):
-            raise PlanningError("each stage's must be positive", field="activation_bytes")
-        if any(size < 0 for size in self.free_bytes):
-            raise PlanningError("no stage's may be negative", field="free_memory_bytes")
-        if len(self.activation_bytes) != len(self.free_bytes):
-            raise PlanningError(
-                f"{len(self.free_bytes)} entries beside {len(self.activation_bytes)}"
-                " activation_bytes; give one per stage",
-                field="free_memory_bytes",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +101,7 @@ class Schedule:
             follows itself without end. None: every iteration flushes.
 
     Raises:
-        PlanningError: there is no stage, a stage runs an instruction twice or before what it
+        PipelineError: there is no stage, a stage runs an instruction twice or before what it
             needs of its own, or it does not run forward and backward (whole, or both parts) of
             exactly the microbatches 0 .. M-1 for each of its chunks.
     """
@@ -177,20 +114,20 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if not self.stages or not all(self.stages):
-            raise PlanningError("every stage must run something", field="schedule")
+            raise PipelineError("every stage must run something", field="schedule")
         if not self.virtual_stages:
             object.__setattr__(self, "virtual_stages", one_chunk_each(len(self.stages)))
         check_virtual_stages(self.virtual_stages, len(self.stages))
         self._check_weight_versions()
         for stage, instructions in enumerate(self.stages):
             if len(set(instructions)) != len(instructions):
-                raise PlanningError(f"stage {stage} runs an instruction twice", field="schedule")
+                raise PipelineError(f"stage {stage} runs an instruction twice", field="schedule")
             self._check_microbatches(stage, instructions)
 
     def _check_weight_versions(self) -> None:
         versions = self.weight_versions
         if versions is not None and (len(versions) != len(self.stages) or min(versions) < 1):
-            raise PlanningError(
+            raise PipelineError(
                 f"must be at least 1 for each of {len(self.stages)} stages", field="weight_versions"
             )
 
@@ -200,13 +137,13 @@ class Schedule:
             kinds.setdefault((microbatch, chunk), []).append(kind)
         for (microbatch, chunk), run in kinds.items():
             if not 0 <= chunk < self.num_chunks:
-                raise PlanningError(
+                raise PipelineError(
                     f"stage {stage} runs chunk {chunk}, but has {self.num_chunks}; virtual_stages"
                     " gives each chunk's place in the model",
                     field="schedule",
                 )
             if not (0 <= microbatch < self.num_microbatches and _is_whole(set(run))):
-                raise PlanningError(
+                raise PipelineError(
                     f"stage {stage} does not run one forward and one backward of microbatch"
                     f" {microbatch}{self._of_chunk(chunk)}, of {self.num_microbatches}"
                     " microbatches",
@@ -214,13 +151,13 @@ class Schedule:
                 )
             early = None if self.is_periodic else _first_too_early(run)
             if early is not None:
-                raise PlanningError(
+                raise PipelineError(
                     f"stage {stage} runs {early} of microbatch {microbatch}"
                     f"{self._of_chunk(chunk)} before the instruction of this stage that it needs",
                     field="schedule",
                 )
         if len(kinds) != self.num_microbatches * self.num_chunks:
-            raise PlanningError(
+            raise PipelineError(
                 f"stage {stage} does not run all {self.num_microbatches} microbatches"
                 + (" of every chunk" if self.num_chunks > 1 else ""),
                 field="schedule",
@@ -251,69 +188,6 @@ class Schedule:
         """Return whether the pipeline never flushes; `stages` is then one period of it."""
         return self.weight_versions is not None
 
-
-@dataclass(frozen=True, kw_only=True)
-class ScheduleContext:
-    """Context of an order beside the pipeline's shape.
-
-    Attributes:
-        checkpoint: microbatches that `torchgpipe` computes forward again; None: all but the last.
-        order: the order itself, for the schedule `explicit`.
-        extra_forwards: as in PlanOptions, for the schedule `envpipe`.
-    """
-
-    profile: StageProfile
-    num_microbatches: int
-    activation_memory: ActivationMemory | None = None
-    checkpoint: Checkpoint | None = None
-    order: ExplicitOrder | None = None
-    extra_forwards: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num_microbatches <= MAX_NUM_MICROBATCHES:
-            raise PlanningError(
-                f"must be from 1 to {MAX_NUM_MICROBATCHES}, not {self.num_microbatches}",
-                field="num_microbatches",
-            )
-        memory = self.activation_memory
-        if memory and len(memory.activation_bytes) != self.profile.num_stages:
-            raise PlanningError(
-                f"{len(memory.activation_bytes)} entries for {self.profile.num_stages} stages;"
-                " give one per stage",
-                field="activation_bytes",
-            )
-
-    def schedule(
-        self,
-        name: str,
-        stages: Iterable[Iterable[Instruction]],
-        *,
-        virtual_stages: VirtualStages = (),
-        weight_versions: tuple[int, ...] | None = None,
-    ) -> Schedule:
-        """Return a schedule of this many microbatches."""
-        return Schedule(
-            name=name,
-            num_microbatches=self.num_microbatches,
-            stages=tuple(map(tuple, stages)),
-            virtual_stages=virtual_stages,
-            weight_versions=weight_versions,
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExplicitOrder:
-    """An order that someone else made: a framework's, or one written by hand.
-
-    Attributes:
-        stages, virtual_stages: as in Schedule.
-    """
-
-    stages: tuple[tuple[Instruction, ...], ...]
-    virtual_stages: VirtualStages = ()
-
-
-ScheduleMaker = Callable[[ScheduleContext], Schedule]
 
 # What each kind needs that its own stage has run for the same microbatch and chunk.
 _NEEDS: Mapping[InstructionKind, frozenset[InstructionKind]] = MappingProxyType(
@@ -348,26 +222,3 @@ def _is_whole(kinds: set[InstructionKind]) -> bool:
         forward | {InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT},
         {InstructionKind.STEP},
     )
-
-
-def backward_kinds(profile: StageProfile, stage: int) -> tuple[InstructionKind, ...]:
-    """Return the instructions that make up this stage's backward: whole, or input then weight."""
-    if (stage, InstructionKind.BACKWARD) in profile.points:
-        return (InstructionKind.BACKWARD,)
-    return (InstructionKind.BACKWARD_INPUT, InstructionKind.BACKWARD_WEIGHT)
-
-
-def warmup_then_alternate(context: ScheduleContext, stage: int, warmup: int) -> list[Instruction]:
-    """`warmup` forwards (at most all), then backward and forward in turn, then the rest.
-
-    A stage whose backward is profiled in two parts runs the weight part right after the input
-    part, as frameworks do when a schedule does not split them.
-    """
-    num_microbatches = context.num_microbatches
-    warmup = min(warmup, num_microbatches)
-    forwards = [Instruction(InstructionKind.FORWARD, m) for m in range(num_microbatches)]
-    order = forwards[:warmup]
-    for microbatch in range(num_microbatches):
-        order += [Instruction(kind, microbatch) for kind in backward_kinds(context.profile, stage)]
-        order += forwards[warmup + microbatch : warmup + microbatch + 1]
-    return order

@@ -1,0 +1,1 @@
+"""What a pipeline is: instructions, orders, dependencies and paths (standard library only)."""

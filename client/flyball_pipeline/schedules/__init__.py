@@ -1,0 +1,1 @@
+"""Orders of all schedules, one generator each; `table` has them by name."""
