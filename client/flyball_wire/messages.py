@@ -87,14 +87,13 @@ class JobSpec(PlanOptions):
     """
 
     num_stages: Annotated[
-        int, Option("number of pipeline stages", least=1, most=MAX_STAGES, is_frameworks=True)
+        int, Option("number of pipeline stages", bounds=(1, MAX_STAGES), is_frameworks=True)
     ]
     num_microbatches: Annotated[
         int,
         Option(
             "number of microbatches per iteration",
-            least=1,
-            most=MAX_MICROBATCHES,
+            bounds=(1, MAX_MICROBATCHES),
             flag="--microbatches",
             is_frameworks=True,
         ),
@@ -103,8 +102,7 @@ class JobSpec(PlanOptions):
         int | None,
         Option(
             "number of ranks that must have a plan before it takes effect",
-            least=1,
-            most=MAX_RANKS,
+            bounds=(1, MAX_RANKS),
             if_null="one per stage",
             is_frameworks=True,
         ),
@@ -121,10 +119,9 @@ class JobSpec(PlanOptions):
         float,
         Option(
             "largest slowdown of an iteration during online profiling, as a share",
-            unit="share",
-            least=0,
+            bounds=(0, 1),
             is_above=True,
-            most=1,
+            is_share=True,
             example="0.1",
         ),
     ] = 0.1

@@ -27,6 +27,7 @@ MAX_TEXT_CHARACTERS = 256
 _SHOWN_CHARACTERS = 60
 # Context of pydantic that reads what was checked before it was stored.
 STORED: Schema = {"is_stored": True}
+_UNITS = MappingProxyType({"ms": "ms", "s": "seconds", "w": "W", "bytes": "bytes"})
 _YES_OR_NO = MappingProxyType({"1": True, "true": True, "0": False, "false": False})
 
 
@@ -47,7 +48,7 @@ class NumValues(StrEnum):
 class Option:
     """Declaration of an option, in the `Annotated` type of a dataclass's field.
 
-    reserve: Annotated[float | None, Option("share by which ...", least=0, most=0.5)] = None
+    reserve: Annotated[float | None, Option("share by which ...", bounds=(0, 0.5))] = None
     """
 
     #: Meaning: a noun phrase without a full stop; empty where it is shown nowhere.
@@ -55,12 +56,11 @@ class Option:
     _: KW_ONLY
     #: Sentences behind the meaning, without the last full stop.
     more: str = ""
-    #: Unit of a number; `share` for a fraction.
-    unit: str = ""
-    least: float | None = None
-    #: True: `least` itself is too low.
+    #: Lowest and highest value; None: no highest one.
+    bounds: tuple[float, float | None] = (0, None)
+    #: True: the lowest value itself is too low.
     is_above: bool = False
-    most: float | None = None
+    is_share: bool = False
     #: Valid values of a text, in words, with `check`.
     form: str = ""
     #: Return whether a text is valid, or raise an OptionError with a message of its own.
@@ -122,11 +122,16 @@ class Option:
         return self.num_values != NumValues.ONE
 
     @property
+    def unit(self) -> str:
+        """Unit of a number, by the end of its name; `share` for a fraction."""
+        return "share" if self.is_share else _UNITS.get(self.name.rpartition("_")[2], "")
+
+    @property
     def limits(self) -> str:
-        """Bounds of a number in words; empty: none."""
-        least, most = (None if end is None else _bound(end) for end in (self.least, self.most))
-        if least is None:
+        """Bounds of a number in words; empty: it is none."""
+        if self.kind not in {int, float}:
             return ""
+        least, most = (None if end is None else _bound(end) for end in self.bounds)
         if self.is_above:
             return f"above {least}" + ("" if most is None else f" and at most {most}")
         return f"at least {least}" if most is None else f"{least} to {most}"
@@ -264,8 +269,9 @@ class Option:
         if isinstance(given, bool) or not isinstance(given, int | float):
             raise self.refusal(given)
         is_whole = isinstance(given, int) or given.is_integer()
-        most = self.most if self.most is not None else MAX_COUNT if self.kind is int else math.inf
-        least = -math.inf if self.least is None else self.least
+        least, most = self.bounds
+        if most is None:
+            most = MAX_COUNT if self.kind is int else math.inf
         # Python compares an int of any size exactly.
         is_within = least < given <= most if self.is_above else least <= given <= most
         if not is_within or not (isinstance(given, int) or math.isfinite(given)):
@@ -278,14 +284,14 @@ class Option:
 
     def __get_pydantic_core_schema__(self, source: object, handler: SchemaHandler) -> Schema:
         """Return the schema of the field's type, with the checks of this declaration before it."""
-        declared = replace(self, kind=kind_of(source))
+        declared = replace(self, name=handler.field_name or "", kind=kind_of(source))
         return declared._read_before(handler(source)) if declared.is_readable else handler(source)
 
     def __get_pydantic_json_schema__(self, schema: Schema, handler: JsonSchemaHandler) -> Schema:
         """Return the type's JSON schema with description and bounds, for OpenAPI."""
         described = handler(schema)
-        _set_bounds(described, self)
-        return {**described, "description": self.description}
+        declared = replace(self, kind=float) if _set_bounds(described, self) else self
+        return {**described, "description": declared.description}
 
     def _read_before(self, schema: Schema) -> Schema:
         if schema["type"] == "nullable":
@@ -332,16 +338,16 @@ def _read_with(schema: Schema, read: Callable[[object], object]) -> Schema:
     return {"type": "function-before", "function": function, "schema": schema}
 
 
-def _set_bounds(schema: Schema, declared: Option) -> None:
-    """Set the bounds at the number that a JSON schema has, in a list or beside null."""
-    for part in schema.get("anyOf", ()):
-        _set_bounds(part, declared)
-    if "items" in schema:
-        _set_bounds(schema["items"], declared)
-    if schema.get("type") in {"integer", "number"}:
-        least = "exclusiveMinimum" if declared.is_above else "minimum"
-        bounds = {least: declared.least, "maximum": declared.most}
-        schema |= {key: bound for key, bound in bounds.items() if bound is not None}
+def _set_bounds(schema: Schema, declared: Option) -> bool:
+    """Set the bounds at the number that a JSON schema has, and return whether it has one."""
+    for part in schema.get("anyOf", (schema,)):
+        number = part.get("items", part)
+        if number.get("type") in {"integer", "number"}:
+            least = "exclusiveMinimum" if declared.is_above else "minimum"
+            bounds = zip((least, "maximum"), declared.bounds, strict=True)
+            number |= {key: bound for key, bound in bounds if bound is not None}
+            return True
+    return False
 
 
 def options_of(owner: type[object]) -> Mapping[str, Option]:

@@ -105,9 +105,8 @@ class PlanOptions(Sent):
         Option(
             "share by which instructions may take longer than profiled without making the iteration"
             " longer, as far as the pipeline has slack",
-            unit="share",
-            least=0,
-            most=MAX_RESERVE,
+            bounds=(0, MAX_RESERVE),
+            is_share=True,
             policies=_FRONTIER,
             if_null="chosen from the scatter of the profiled times, or of the job's own if the"
             " profile has none",
@@ -131,9 +130,7 @@ class PlanOptions(Sent):
         tuple[float, ...] | None,
         Option(
             "power of a GPU that waits in communication in W, one value or one per stage",
-            unit="W",
-            least=0,
-            most=100_000,
+            bounds=(0, 100_000),
             num_values=NumValues.ONE_OR_PER_STAGE,
             if_null="the value that the GPU table has for `gpu`",
             offline="from --gpu",
@@ -147,9 +144,7 @@ class PlanOptions(Sent):
         Option(
             "delay of each clock change, up or down, in ms",
             more="0: clocks change at once",
-            unit="ms",
-            least=0,
-            most=MAX_TRANSITION_S * 1e3,
+            bounds=(0, MAX_TRANSITION_S * 1e3),
             if_null="as in `transitions`",
             flag_help="delay in ms of each clock change, up or down; an iteration's first clock is"
             " then in force from its start",
@@ -171,8 +166,7 @@ class PlanOptions(Sent):
             " pipelines)",
             more="They change their clocks together, and where calls queue the last one waits for"
             " the others",
-            least=1,
-            most=128,
+            bounds=(1, 128),
             if_null="as the job's ranks register",
             offline="1",
             group=GPUS,
@@ -185,8 +179,7 @@ class PlanOptions(Sent):
             "number of GPUs of all stages in one node",
             more="Where their calls queue, a clock waits for a call of another stage too, and an"
             " iteration has no more changes than keep the calls within half of its time",
-            least=1,
-            most=MAX_GPUS_IN_NODE,
+            bounds=(1, MAX_GPUS_IN_NODE),
             if_null="as the job's ranks register",
             offline="1",
             group=GPUS,
@@ -211,7 +204,6 @@ class PlanOptions(Sent):
         Option(
             "limit on clock changes of an iteration, over all stages",
             more="Not for target `power:`",
-            least=0,
             policies=_FRONTIER,
             if_null="no limit",
             group=CLOCKS,
@@ -223,9 +215,7 @@ class PlanOptions(Sent):
         Option(
             "minimum time from the request of a stage's clock to that of its next one in ms",
             more="Not for target `power:`",
-            unit="ms",
-            least=0,
-            most=60_000,
+            bounds=(0, 60_000),
             policies=_FRONTIER,
             if_null="none",
             group=CLOCKS,
@@ -237,9 +227,7 @@ class PlanOptions(Sent):
         Option(
             "part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms",
             more="All GPUs wait during it",
-            unit="ms",
-            least=0,
-            most=600_000,
+            bounds=(0, 600_000),
             if_null="none, or as the job measures it",
             offline="0",
             group=GPUS,
@@ -252,9 +240,7 @@ class PlanOptions(Sent):
             "time of a transfer from one stage to the next or back in ms, one value or one for each"
             " pair of neighbours",
             more="A transfer between other stages takes as long as the longest",
-            unit="ms",
-            least=0,
-            most=10_000,
+            bounds=(0, 10_000),
             num_values=NumValues.ONE_OR_PER_PAIR,
             if_null="none, or as the job measures them",
             offline="0",
@@ -295,7 +281,6 @@ class PlanOptions(Sent):
         Option(
             "per stage, the forwards in front of its first backward beyond those of 1F1B",
             more="A job gives those that its ranks run",
-            least=0,
             num_values=NumValues.EACH_STAGE,
             schedules=("envpipe",),
             if_null="as many as profile and memory allow, offline only",
@@ -311,8 +296,7 @@ class PlanOptions(Sent):
             "activation memory per microbatch in flight in bytes, one value or one per stage",
             more="With `free_memory_bytes` it limits the extra forwards of `envpipe`, and an order"
             " that does not fit is refused",
-            unit="bytes",
-            least=1,
+            bounds=(1, None),
             num_values=NumValues.ONE_OR_PER_STAGE,
             group=GPUS,
         ),
@@ -322,8 +306,6 @@ class PlanOptions(Sent):
         Option(
             "memory that is free beyond what 1F1B uses in bytes, one value or one per stage",
             more="It goes with `activation_bytes`",
-            unit="bytes",
-            least=0,
             num_values=NumValues.ONE_OR_PER_STAGE,
             group=GPUS,
         ),

@@ -31,7 +31,7 @@ class MorePlanOptions(PlanOptions):
     """Options of a plan, with one more."""
 
     cooling_ms: Annotated[
-        float | None, Option("pause", unit="ms", least=0, most=9, if_null="none", group=CLOCKS)
+        float | None, Option("pause", bounds=(0, 9), if_null="none", group=CLOCKS)
     ] = None
 
 
@@ -112,10 +112,10 @@ def refused_values(draw: st.DrawFn) -> tuple[Option, object]:
     option = draw(st.sampled_from(LIMITED + NAMED))
     if option in NAMED:
         return option, draw(st.from_regex(r"[a-z]{1,9}x", fullmatch=True))
-    assert option.least is not None
-    beyond = [st.floats(max_value=option.least - 0.01, allow_nan=False, allow_infinity=False)]
-    if option.most is not None:
-        beyond.append(st.floats(min_value=option.most + 0.01, allow_infinity=False))
+    least, most = option.bounds
+    beyond = [st.floats(max_value=least - 0.01, allow_nan=False, allow_infinity=False)]
+    if most is not None:
+        beyond.append(st.floats(min_value=most + 0.01, allow_infinity=False))
     if option.kind is int:
         beyond.append(st.integers(0, 100).map(lambda number: number + 0.5))
     value = draw(st.one_of(*beyond))
@@ -151,7 +151,7 @@ def test_a_good_value_is_the_same_at_every_entry(option: Option) -> None:
     elif option.names:
         good = option.names[0]
     elif option.kind in {int, float}:
-        least = option.least or 0
+        least = option.bounds[0]
         good = [least + 1] if option.has_list else least + (1 if option.kind is int else 0.25)
     read = {enter.__name__: enter(option, good) for enter in entries_of(option)}
     assert len(set(read.values())) == 1, read
@@ -188,4 +188,4 @@ def test_a_number_that_is_none_is_refused_by_the_same_words_too() -> None:
     for value in (math.nan, math.inf):
         said = {words_of(enter, option, value) for enter in entries_of(option)}
         assert said == {f"must be {option.must_be}, not {value}"}
-    assert replace(option, most=None).must_be == "a number of ms, at least 0 (20)"
+    assert replace(option, bounds=(0, None)).must_be == "a number of ms, at least 0 (20)"

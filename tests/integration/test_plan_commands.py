@@ -130,7 +130,7 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
         ("--microbatches 0", "--microbatches: must be a whole number from 1 to 65536"),
         ("--microbatches many", "--microbatches: must be a whole number from 1 to 65536, n"),
         ("--policy eco", "--policy: must be one of baseline, uniform, envelope, global"),
-        ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: gpipe"),
+        ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: 1f1b"),
         ("--reconfigure eager", "--reconfigure: must be one of default, greedy, balanced, not"),
         ("--target soon", "--target: must be fastest, least-energy, slowdown:5%, deadline"),
         ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),

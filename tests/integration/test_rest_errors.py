@@ -57,7 +57,7 @@ TIMES = (
         ("num_stages", "0", "num_stages: must be a whole number from 1 to 4096"),
         ("num_stages", '"many"', "num_stages: must be a whole number from 1 to 4096"),
         ("num_microbatches", "0", "num_microbatches: must be a whole number from 1 to 65536"),
-        ("schedule", '"solitaire"', "schedule: unknown; known: gpipe, 1f1b, envpipe"),
+        ("schedule", '"solitaire"', "schedule: unknown; known: 1f1b, envpipe, gpipe"),
         ("schedule", '"auto"', "schedule: auto is for `flyball plan` and `flyball frontier` only: a"
          " job's order holds from its first step; name the order that its ranks run"),
         ("schedule", '"envpipe"', "extra_forwards: must be given with schedule envpipe, as its"),

@@ -41,7 +41,7 @@ _logger = logging.getLogger(__name__)
 
 _BLOCKS = ("flyball", "envpipe")
 _THRESHOLD_SCALE = "reconfigure_threshold_scale"
-_SCALE = Option(name=_THRESHOLD_SCALE, kind=float, least=0, is_above=True)
+_SCALE = Option(name=_THRESHOLD_SCALE, kind=float, is_above=True)
 _LONGEST_SHOWN = 200
 _DEFAULT_JOB_ID = "deepspeed"
 

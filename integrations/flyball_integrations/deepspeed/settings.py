@@ -150,7 +150,7 @@ def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
         options_of(JobSpec)["extra_forwards"],
         Option(name="p2p", choices=P2P),
         Option(name="without_planner", choices=WITHOUT_PLANNER),
-        Option(name="lease_s", kind=float, unit="seconds", least=0, is_above=True),
+        Option(name="lease_s", kind=float, is_above=True),
         Option(name="strict", kind=bool),
         Option(name="timing", choices=TIMINGS),
     )

@@ -186,7 +186,7 @@ def test_every_field_is_declared_with_a_meaning() -> None:
     for declared in DECLARED.values():
         assert declared.text
         assert not declared.text.endswith(".")
-        assert (declared.least is None) == (declared.kind not in {int, float})
+        assert bool(declared.limits) == (declared.kind in {int, float})
 
 
 def test_a_change_of_target_reads_as_the_registration_does() -> None:

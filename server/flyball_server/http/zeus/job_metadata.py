@@ -72,7 +72,7 @@ def read_metadata(text: str | None) -> JobMetadata:
         try:
             options[declared.name] = declared.read_text(value.strip())
         except OptionError as error:
-            raise InvalidFieldError(_FIELD, str(error)) from None
+            raise InvalidFieldError(_FIELD, f"{declared.name} {error.message}") from None
     return JobMetadata(name=_job_name(_SEPARATOR.join(names)), options=options)
 
 
