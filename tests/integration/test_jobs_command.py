@@ -137,7 +137,7 @@ def test_a_timetable_is_put_shown_and_deleted(live: LivePlanner) -> None:
         ("profile put job none.csv", "none.csv: cannot read the profile: No such file"),
         ("straggler job 1", "give RANK and SLOWDOWN to announce, or RANK --withdraw"),
         ("straggler job --withdraw", "--withdraw takes a RANK alone"),
-        ("straggler job 1 0.5", "SLOWDOWN: must be a finite number, at least 1"),
+        ("straggler job 1 0.5", "SLOWDOWN: must be a number, at least 1"),
         ("straggler job 7 2", "Rank 7 of job job is not known here"),
         ("timetable job --window 22:00 06:00", "--window must be FROM UNTIL TARGET [DAYS]"),
         ("timetable job --window 1 2 fastest", "windows[0].from_time: must be 22:00, or a date"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, cast
 
+from flyball_client.session.rank_settings import LEASE, STRICT, TIMING, WITHOUT_PLANNER
 from flyball_integrations.shared.attach_options import ATTACHED_OPTIONS
 from flyball_profiles.gpu_windows import (
     GPU_FOLDER_VARIABLE,
@@ -22,8 +23,6 @@ from flyball_wire.plan_options import Policy, Reconfigure
 
 SCHEDULES = ("1f1b", "envpipe")
 P2P = ("stock", "eager", "pulled")
-WITHOUT_PLANNER = ("last-plan", "default-clocks")
-TIMINGS = ("stream", "synchronize")
 
 
 @dataclass(frozen=True)
@@ -149,10 +148,10 @@ def settings_of(options: Mapping[str, Option]) -> tuple[Setting, ...]:
         *planning,
         options_of(JobSpec)["extra_forwards"],
         Option(name="p2p", choices=P2P),
-        Option(name="without_planner", choices=WITHOUT_PLANNER),
-        Option(name="lease_s", kind=float, is_above=True),
-        Option(name="strict", kind=bool),
-        Option(name="timing", choices=TIMINGS),
+        WITHOUT_PLANNER,
+        LEASE,
+        STRICT,
+        TIMING,
     )
     return tuple(Setting(each, _ENVPIPES.get(each.name)) for each in declared)
 

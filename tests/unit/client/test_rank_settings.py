@@ -84,7 +84,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "timing": "stream",
     }
     assert RankSettings.read(VARIABLES, **arguments) == replace(read, **arguments)
-    with pytest.raises(ValueError, match="strict must be True or False, not 'no'"):
+    with pytest.raises(ValueError, match="strict: must be true or false, not 'no'"):
         RankSettings.read({}, strict="no")  # type: ignore[arg-type] # as a script may have it
 
 
@@ -102,7 +102,7 @@ def test_variables_are_read_and_arguments_win() -> None:
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
+    with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(value)}"):
         RankSettings.read({name: value})
 
 

@@ -21,7 +21,7 @@ from flyball_server.cli.convert import envpipe_files, kareus_files, perseus_file
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules, named_schedule
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.model.simulator import simulate
-from flyball_wire.command import Command, CommandError, add_option, add_options
+from flyball_wire.command import Command, CommandError, add_option, add_options, argument_type
 from flyball_wire.options import Option
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.whole_file import write_result
@@ -187,15 +187,12 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--merge", action="store_true", help="profile: merge all ranks of a stage")
 
 
+_count = argument_type(Option(kind=int, bounds=(0, 9_999_999)))
+
+
 def _add_counts(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
     for option, what in options.items():
         parser.add_argument(option, metavar="N", type=_count, help=what)
-
-
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 7):
-        raise argparse.ArgumentTypeError(f"must be a count of at most 7 digits, not {text!r}")
-    return int(text)
 
 
 def _two_powers(text: str) -> tuple[float, float]:
