@@ -107,6 +107,7 @@ bench: $(VENV)/installed
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/straggler_at_once.py; \
+	run benchmarks/false_stragglers.py; \
 	run benchmarks/metrics_scrape.py; \
 	run benchmarks/timeline_view.py; \
 	run benchmarks/load.py; \
