@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from flyball_integrations.shared.attach_options import (
+    ATTACHED_OPTIONS,
     AttachOptions,
     PlanningOptions,
     check_options,
@@ -22,13 +22,6 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_wire.messages import JobRegistration
 
-# What a framework knows of its own pipeline, or a rank of its GPU.
-_NOT_PLANNED = {
-    *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
-    *("extra_forwards", "other_orders", "emulated", "checkpoint"),
-    # The registrar tells those.
-    *("start_id", "run", "restart_count", "host"),
-}
 GIVEN: dict[str, Any] = {
     "gpu_type": "a100",
     "blocking_power_w": [70, 84],
@@ -59,10 +52,9 @@ def attach(engine: object, *, job_id: str, **options: Unpack[AttachOptions]) -> 
     check_options(attach, options)
 
 
-def test_all_that_a_job_can_be_planned_with_is_an_option() -> None:
-    named = {field.name for field in fields(JobRegistration)} - _NOT_PLANNED
-    assert PlanningOptions.__optional_keys__ == (named - {"gpu"}) | {"gpu_type"}
-    assert set(GIVEN) == PlanningOptions.__optional_keys__
+def test_type_checkers_know_each_option_that_is_declared() -> None:
+    declared = {option.keyword for option in ATTACHED_OPTIONS.values()}
+    assert declared == PlanningOptions.__optional_keys__
 
 
 def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> None:

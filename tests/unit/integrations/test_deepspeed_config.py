@@ -31,6 +31,7 @@ from flyball_integrations.deepspeed.settings import (
 from flyball_integrations.shared.attach_options import AttachOptions
 from flyball_pipeline.schedules.table import SCHEDULES as PLANNERS_SCHEDULES
 from flyball_server.planning.schedule_choice import AUTO as PLANNERS_AUTO
+from flyball_wire.options import Option
 from flyball_wire.plan_options import Policy
 from flyball_wire.targets import parse_target
 
@@ -43,39 +44,29 @@ ENVPIPE = {
     "gpu": "a100",
     "reconfigure_threshold_scale": "4",
 }
-# Two values of each setting, as JSON and a variable may have them.
-TWO_VALUES: dict[str, tuple[Any, Any]] = {
+# Two values of the settings that are texts, as JSON and a variable may have them.
+TEXTS: dict[str, tuple[str, str]] = {
     "job_id": ("gpt", "bert"),
     "planner_url": (URL, "http://other:7787"),
-    "policy": ("uniform", "envelope"),
-    "schedule": ("envpipe", "1f1b"),
-    "reconfigure": ("greedy", "default"),
     "target": ("slowdown:0.1", "least-energy"),
-    "effort": ("low", "high"),
-    "profiling": ("online", "given"),
-    "profiling_slowdown": (0.05, 1.0),
-    "reserve": (0.0, 0.5),
-    "transition_ms": (0.0, 5.5),
     "transitions": ("own.toml", "other.toml"),
-    "gpus_at_once": (8, 128),
-    "gpus_in_node": (8, 1024),
-    "early_requests": (False, True),
-    "max_switches": (40, 0),
-    "min_dwell_ms": (50.0, 0.5),
-    "tail_ms": (20.0, 5.5),
-    "transfer_ms": ((1.5, 2.0), (1.0,)),
-    "adaptation": ("frontier", "reconfigure"),
     "gpu_type": ("a100", "v100"),
-    "blocking_power_w": ((70.0, 84.0), (90.0,)),
-    "p2p": ("eager", "stock"),
-    "without_planner": ("default-clocks", "last-plan"),
-    "lease_s": (12.5, 60.0),
-    "strict": (True, False),
-    "timing": ("synchronize", "stream"),
-    "extra_forwards": ((3, 2, 1, 0), (1, 0)),
-    "activation_bytes": ((1_000, 2_000), (1_000_000,)),
-    "free_memory_bytes": ((2_000_000_000,), (0, 5)),
 }
+# EnvPipe has these too.
+NAMED = {"policy": ("uniform", "envelope")}
+
+
+def two_values(option: Option) -> tuple[Any, Any]:
+    """Return two values of an option, by its declaration."""
+    if option.kind is bool:
+        return False, True
+    if option.names:
+        return NAMED.get(option.name, (option.names[0], option.names[-1]))
+    if option.kind is str:
+        return TEXTS[option.keyword]
+    low = option.bounds[0] + (1 if option.is_above and option.kind is int else 0)
+    one, other = (low + 1, low + 2) if option.kind is int else (low + 0.25, low + 0.5)
+    return ((one, other), (other,)) if option.has_list else (one, other)
 
 
 def sources_of(setting: Setting) -> list[str]:
@@ -120,7 +111,7 @@ each_setting = pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: 
 
 @each_setting
 def test_each_source_is_read_and_wins_over_all_later_ones(setting: Setting) -> None:
-    values = TWO_VALUES[setting.key]
+    values = two_values(setting.option)
     sources = sources_of(setting)
     for place, source in enumerate(sources):
         for winner, loser in (values, values[::-1]):
