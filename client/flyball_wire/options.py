@@ -78,6 +78,8 @@ class Option:
     offline: str = ""
     #: Heading in the help of the offline commands; empty: not one of their usual arguments.
     group: str = ""
+    #: True: of a single plan, and no argument of `flyball frontier`.
+    is_of_a_plan: bool = False
     flag: str = ""
     #: Help of the command line where `text` does not fit it.
     flag_help: str = ""

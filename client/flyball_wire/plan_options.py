@@ -69,7 +69,12 @@ class PlanOptions(Sent):
     ] = DEFAULT_SCHEDULE
     policy: Annotated[
         Policy,
-        Option("rule that gives each instruction its clock", offline=Policy.FRONTIER, group=CLOCKS),
+        Option(
+            "rule that gives each instruction its clock",
+            offline=Policy.FRONTIER,
+            group=CLOCKS,
+            is_of_a_plan=True,
+        ),
     ] = Policy.FRONTIER
     reconfigure: Annotated[
         Reconfigure | None,
@@ -80,6 +85,7 @@ class PlanOptions(Sent):
             if_null="`default` for policy `uniform`, else `balanced`, as in EnvPipe's evaluation",
             offline="none for policy uniform, else balanced",
             group=CLOCKS,
+            is_of_a_plan=True,
         ),
     ] = None
     target: Annotated[
@@ -92,6 +98,7 @@ class PlanOptions(Sent):
             check=is_target,
             offline=DEFAULT_TARGET,
             group=CLOCKS,
+            is_of_a_plan=True,
         ),
     ] = DEFAULT_TARGET
     effort: Annotated[
@@ -207,6 +214,7 @@ class PlanOptions(Sent):
             policies=_FRONTIER,
             if_null="no limit",
             group=CLOCKS,
+            is_of_a_plan=True,
             example="40",
         ),
     ] = None
@@ -219,6 +227,7 @@ class PlanOptions(Sent):
             policies=_FRONTIER,
             if_null="none",
             group=CLOCKS,
+            is_of_a_plan=True,
             example="50",
         ),
     ] = None

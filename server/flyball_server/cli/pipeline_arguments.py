@@ -34,8 +34,6 @@ from flyball_wire.plan_options import (
 MERGED, SEPARATE = "merged", "separate"
 
 _OPTION_OF_FIELD = {"num_microbatches": "--microbatches", "profile": "PROFILE.csv"}
-# Of one plan, not of a frontier.
-_OF_A_PLAN = frozenset({"policy", "reconfigure", "target", "max_switches", "min_dwell_ms"})
 
 
 def add_pipeline_arguments(
@@ -53,7 +51,7 @@ def add_pipeline_arguments(
     _add_order_arguments(groups[PIPELINE])
     offline_inputs.add_transition_arguments(groups[GPUS], "from --gpu, else 0")
     for name, declared in options_of(owner).items():
-        if declared.group and not (is_frontier and name in _OF_A_PLAN):
+        if declared.group and not (is_frontier and declared.is_of_a_plan):
             add_options(groups[declared.group], owner, [name])
 
 
