@@ -27,7 +27,9 @@ MAX_TEXT_CHARACTERS = 256
 _SHOWN_CHARACTERS = 60
 # Context of pydantic that reads what was checked before it was stored.
 STORED: Schema = {"is_stored": True}
-_UNITS = MappingProxyType({"ms": "ms", "s": "seconds", "w": "W", "bytes": "bytes"})
+_UNITS = MappingProxyType(
+    {"ms": "ms", "s": "seconds", "w": "W", "bytes": "bytes", "percent": "percent"}
+)
 _YES_OR_NO = MappingProxyType({"1": True, "true": True, "0": False, "false": False})
 
 
