@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from numbers import Integral, Real
 from types import MappingProxyType
-from typing import Annotated, Any, Protocol, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_origin, get_type_hints
 
 from flyball_pipeline.errors import PipelineError
 from flyball_wire.strictness import Schema, SchemaHandler
@@ -91,8 +91,9 @@ class Option:
     is_frameworks: bool = False
     #: Keyword of `attach` and key in DeepSpeed's block where it is not the name.
     key: str = ""
-    #: Name of the field, and type of one value, from the dataclass.
+    #: Name and default of the field, and type of one value, from the dataclass.
     name: str = ""
+    default: object = None
     kind: type[object] = str
 
     @property
@@ -193,7 +194,7 @@ class Option:
         Args:
             note: what stands behind the meaning; None: the default of the offline commands.
         """
-        default = self.offline or self.if_null
+        default = self.offline or self.if_null or (self.kind is not bool and self.default)
         words = f"(default: {default})" if note is None and default else note or ""
         if self.flag_help:
             text = self.flag_help
@@ -291,7 +292,9 @@ class Option:
         declared = replace(self, name=handler.field_name or "", kind=kind_of(source))
         return declared._read_before(handler(source)) if declared.is_readable else handler(source)
 
-    def __get_pydantic_json_schema__(self, schema: Schema, handler: JsonSchemaHandler) -> Schema:
+    def __get_pydantic_json_schema__(
+        self, schema: Schema, handler: Callable[[Schema], Schema]
+    ) -> Schema:
         """Return the type's JSON schema with description and bounds, for OpenAPI."""
         described = handler(schema)
         declared = replace(self, kind=float) if _set_bounds(described, self) else self
@@ -310,27 +313,10 @@ class Option:
         return OptionError(f"must be {self.must_be}, not {_shown(given)}", field=self.name)
 
 
-class ReadingInfo(Protocol):
-    """What pydantic says of the reading that is under way."""
-
-    @property
-    def context(self) -> object:
-        """Context that the reading was started with."""
-        ...
-
-
-class JsonSchemaHandler(Protocol):
-    """Handler that pydantic passes to a type that describes its own JSON schema."""
-
-    def __call__(self, schema: Schema, /) -> Schema:
-        """Return the JSON schema that the type has by itself."""
-        ...
-
-
 def _read_with(schema: Schema, read: Callable[[object], object]) -> Schema:
     """Return the schema with a reader before it, whose error pydantic gives its place."""
 
-    def worded(given: object, info: ReadingInfo) -> object:
+    def worded(given: object, info: Any) -> object:  # noqa: ANN401 - pydantic's
         if info.context is STORED:
             return given
         try:
@@ -365,7 +351,8 @@ def _options_of(owner: Hashable) -> Mapping[str, Option]:
     for name, hint in get_type_hints(cast("Any", owner), include_extras=True).items():
         for each in getattr(hint, "__metadata__", ()):
             if isinstance(each, Option):
-                found[name] = replace(each, name=name, kind=kind_of(hint))
+                default = getattr(owner, name, None)
+                found[name] = replace(each, name=name, default=default, kind=kind_of(hint))
     return MappingProxyType(found)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, TypedDict
 
 from flyball_pipeline.instruction import Checkpoint
@@ -46,9 +47,11 @@ DEFAULT_TARGET = "fastest"
 MAX_RESERVE = 0.5
 MAX_GPUS_IN_NODE = 1024
 _ENVPIPE = (Policy.BASELINE, Policy.UNIFORM, Policy.ENVELOPE)
-_FRONTIER = (Policy.FRONTIER,)
-# Headings in the help of `flyball plan`.
+# Headings in the help of `flyball plan`, and the options below them.
 PIPELINE, GPUS, CLOCKS = "pipeline", "GPUs", "clocks"
+_gpus, _clocks = partial(Option, group=GPUS), partial(Option, group=CLOCKS)
+_frontiers = partial(_clocks, policies=(Policy.FRONTIER,))
+_frameworks = partial(Option, is_frameworks=True)
 
 Order = tuple[tuple[tuple[str | int, ...], ...], ...]
 """Per stage, in the order of execution, `(kind, microbatch)` or `(kind, microbatch, chunk)`."""
@@ -60,88 +63,70 @@ class PlanOptions(Sent):
 
     schedule: Annotated[
         str,
-        Option(
+        _frameworks(
             "name of a schedule (`gpipe`, `1f1b`, `interleaved-1f1b`, ...), `step` without a"
             " pipeline, `explicit` with an `order`, or `auto`, which only the offline commands"
-            " take",
-            is_frameworks=True,
+            " take"
         ),
     ] = DEFAULT_SCHEDULE
     policy: Annotated[
         Policy,
-        Option(
-            "rule that gives each instruction its clock",
-            offline=Policy.FRONTIER,
-            group=CLOCKS,
-            is_of_a_plan=True,
-        ),
+        _clocks("rule that gives each instruction its clock", is_of_a_plan=True),
     ] = Policy.FRONTIER
     reconfigure: Annotated[
         Reconfigure | None,
-        Option(
+        _clocks(
             "EnvPipe's reconfiguration, `default` for none",
             policies=_ENVPIPE,
             may_idle=True,
             if_null="`default` for policy `uniform`, else `balanced`, as in EnvPipe's evaluation",
             offline="none for policy uniform, else balanced",
-            group=CLOCKS,
             is_of_a_plan=True,
         ),
     ] = None
     target: Annotated[
         str,
-        Option(
+        _clocks(
             "`fastest`, `slowdown:5%`, `deadline:2.9` (s), `least-energy` or `power:8000` (average"
             " W)",
             more="EnvPipe's policies support `fastest` only",
             form=TARGET_FORM,
             check=is_target,
-            offline=DEFAULT_TARGET,
-            group=CLOCKS,
             is_of_a_plan=True,
         ),
     ] = DEFAULT_TARGET
-    effort: Annotated[
-        Effort,
-        Option(
-            "search effort", policies=_FRONTIER, may_idle=True, offline=Effort.NORMAL, group=CLOCKS
-        ),
-    ] = Effort.NORMAL
+    effort: Annotated[Effort, _frontiers("search effort", may_idle=True)] = Effort.NORMAL
     reserve: Annotated[
         float | None,
-        Option(
+        _frontiers(
             "share by which instructions may take longer than profiled without making the iteration"
             " longer, as far as the pipeline has slack",
             bounds=(0, MAX_RESERVE),
             is_share=True,
-            policies=_FRONTIER,
             if_null="chosen from the scatter of the profiled times, or of the job's own if the"
             " profile has none",
             offline="auto: chosen from the scatter of the profiled times, 0 if the profile has"
             " none",
-            group=CLOCKS,
             null_word="auto",
             example="0.01",
         ),
     ] = None
     gpu: Annotated[
         str | None,
-        Option(
+        _gpus(
             "name in the GPU table (`a100`), which gives blocking power and times of clock changes",
-            group=GPUS,
             flag_help="entry of the GPU table (a100), or a file (./mine.toml)",
             key="gpu_type",
         ),
     ] = None
     blocking_power_w: Annotated[
         tuple[float, ...] | None,
-        Option(
+        _gpus(
             "power of a GPU that waits in communication in W, one value or one per stage",
             bounds=(0, 100_000),
             num_values=NumValues.ONE_OR_PER_STAGE,
             if_null="the value that the GPU table has for `gpu`",
             offline="from --gpu",
-            group=GPUS,
             flag="--blocking-power",
             example="70 or 70,84",
         ),
@@ -168,7 +153,7 @@ class PlanOptions(Sent):
     ] = None
     gpus_at_once: Annotated[
         int | None,
-        Option(
+        _gpus(
             "number of GPUs of one stage in one node (tensor parallelism, or data-parallel"
             " pipelines)",
             more="They change their clocks together, and where calls queue the last one waits for"
@@ -176,31 +161,27 @@ class PlanOptions(Sent):
             bounds=(1, 128),
             if_null="as the job's ranks register",
             offline="1",
-            group=GPUS,
             example="8",
         ),
     ] = None
     gpus_in_node: Annotated[
         int | None,
-        Option(
+        _gpus(
             "number of GPUs of all stages in one node",
             more="Where their calls queue, a clock waits for a call of another stage too, and an"
             " iteration has no more changes than keep the calls within half of its time",
             bounds=(1, MAX_GPUS_IN_NODE),
             if_null="as the job's ranks register",
             offline="1",
-            group=GPUS,
             example="8",
         ),
     ] = None
     early_requests: Annotated[
         bool,
-        Option(
+        _frontiers(
             "where clock changes take time, whether a clock may be requested before the previous"
             " instruction ends, so that it is in force when its own begins",
-            policies=_FRONTIER,
             may_idle=True,
-            group=CLOCKS,
             flag="--no-early-requests",
             flag_help="request each clock when the previous instruction ends, not before (default:"
             " earlier where clock changes take time and an instruction would wait for them)",
@@ -208,44 +189,39 @@ class PlanOptions(Sent):
     ] = True
     max_switches: Annotated[
         int | None,
-        Option(
+        _frontiers(
             "limit on clock changes of an iteration, over all stages",
             more="Not for target `power:`",
-            policies=_FRONTIER,
             if_null="no limit",
-            group=CLOCKS,
             is_of_a_plan=True,
             example="40",
         ),
     ] = None
     min_dwell_ms: Annotated[
         float | None,
-        Option(
+        _frontiers(
             "minimum time from the request of a stage's clock to that of its next one in ms",
             more="Not for target `power:`",
             bounds=(0, 60_000),
-            policies=_FRONTIER,
             if_null="none",
-            group=CLOCKS,
             is_of_a_plan=True,
             example="50",
         ),
     ] = None
     tail_ms: Annotated[
         float | None,
-        Option(
+        _gpus(
             "part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms",
             more="All GPUs wait during it",
             bounds=(0, 600_000),
             if_null="none, or as the job measures it",
             offline="0",
-            group=GPUS,
             example="20",
         ),
     ] = None
     transfer_ms: Annotated[
         tuple[float, ...] | None,
-        Option(
+        _gpus(
             "time of a transfer from one stage to the next or back in ms, one value or one for each"
             " pair of neighbours",
             more="A transfer between other stages takes as long as the longest",
@@ -253,41 +229,37 @@ class PlanOptions(Sent):
             num_values=NumValues.ONE_OR_PER_PAIR,
             if_null="none, or as the job measures them",
             offline="0",
-            group=GPUS,
             example="1.5 or 1.5,2",
         ),
     ] = None
     checkpoint: Annotated[
         Checkpoint | None,
-        Option(
+        _frameworks(
             "microbatches whose forward is recomputed before their backward",
             schedules=("torchgpipe",),
             if_null=f"`{Checkpoint.EXCEPT_LAST}`",
             group=PIPELINE,
-            is_frameworks=True,
         ),
     ] = None
     order: Annotated[
         Order | None,
-        Option(
+        _frameworks(
             "per stage, in the order of execution, `[kind, microbatch]` or `[kind, microbatch,"
             " chunk]`",
             schedules=("explicit",),
-            is_frameworks=True,
         ),
     ] = None
     virtual_stages: Annotated[
         tuple[tuple[int, ...], ...] | None,
-        Option(
+        _frameworks(
             "with `order`: per stage, the position of each of its chunks in the model, from 0",
             if_null="one chunk per stage, in the order of the stages",
             flag="--order",
-            is_frameworks=True,
         ),
     ] = None
     extra_forwards: Annotated[
         tuple[int, ...] | None,
-        Option(
+        _frameworks(
             "per stage, the forwards in front of its first backward beyond those of 1F1B",
             more="A job gives those that its ranks run",
             num_values=NumValues.EACH_STAGE,
@@ -296,27 +268,24 @@ class PlanOptions(Sent):
             offline="as many as profile and memory allow",
             group=PIPELINE,
             example="3,2,1,0",
-            is_frameworks=True,
         ),
     ] = None
     activation_bytes: Annotated[
         tuple[int, ...] | None,
-        Option(
+        _gpus(
             "activation memory per microbatch in flight in bytes, one value or one per stage",
             more="With `free_memory_bytes` it limits the extra forwards of `envpipe`, and an order"
             " that does not fit is refused",
             bounds=(1, None),
             num_values=NumValues.ONE_OR_PER_STAGE,
-            group=GPUS,
         ),
     ] = None
     free_memory_bytes: Annotated[
         tuple[int, ...] | None,
-        Option(
+        _gpus(
             "memory that is free beyond what 1F1B uses in bytes, one value or one per stage",
             more="It goes with `activation_bytes`",
             num_values=NumValues.ONE_OR_PER_STAGE,
-            group=GPUS,
         ),
     ] = None
 
