@@ -10,13 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_pipeline.dag import build_dag
+from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction
 from flyball_pipeline.schedule import Schedule, one_chunk_each
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
 from flyball_server.jobs.records import AnyPlan, PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.step_ratios import clock_times
+from flyball_server.planning.documents.recorded_plan import models_of_merged_plan
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, PlannedStages
 from flyball_server.planning.policies.measured_reconfigure import (
@@ -29,6 +32,7 @@ from flyball_server.profiling.change_delays import (
     TimedStage,
     measured_change_delays,
 )
+from flyball_server.profiling.differing_work import shared_scatter
 from flyball_server.profiling.iteration_delays import (
     TimedSteps,
     measured_delays,
@@ -201,6 +205,9 @@ def delays_of_steps(
     changes = ChangeDelays()
     if isinstance(plan, FrequencyPlan):
         changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
+    work, saving_percent = shared_scatter(dag, steps.compute_s), None
+    if work:
+        saving_percent = _step_plans_saving_percent(plan, profile, steps)
     return MeasuredDelays(
         version=version,
         num_steps=len(reports),
@@ -209,7 +216,25 @@ def delays_of_steps(
         up_s=changes.up_s,
         down_s=changes.down_s,
         jitter=_jitter(dag, steps, plan),
+        work=work,
+        step_plans_saving_percent=saving_percent,
     )
+
+
+def _step_plans_saving_percent(
+    plan: FrequencyPlan | DataParallelPlan, profile: StageProfile, steps: TimedSteps
+) -> float | None:
+    """Return what clocks for each of the steps would have saved, %; None: it cannot be known."""
+    num_pipelines = steps.compute_s.shape[2]
+    try:
+        models = models_of_merged_plan(profile, plan)
+        if isinstance(plan, FrequencyPlan):
+            models *= num_pipelines
+        elif len(models) != num_pipelines:
+            return None
+        return step_plans_saving_percent(models, steps.compute_s)
+    except PipelineError:
+        return None
 
 
 def _schedule_of(plan: FrequencyPlan | DataParallelPlan) -> Schedule:
