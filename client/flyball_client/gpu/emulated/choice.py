@@ -6,7 +6,6 @@ Options follow the file, separated by commas: `emulated:PROFILE.csv,time_scale=0
 from __future__ import annotations
 
 import logging
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedN
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_wire.options import Option, OptionError
 
 _logger = logging.getLogger(__name__)
 
@@ -135,14 +135,12 @@ class EmulatedChoice:
 
 
 def _number(name: str, text: str) -> float:
+    option = Option(name=name, kind=float, is_above=name not in _MAY_BE_ZERO)
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (0 < value < math.inf or (value == 0 and name in _MAY_BE_ZERO)):
-        bound = "at least 0" if name in _MAY_BE_ZERO else "above 0"
-        raise ValueError(f"{GPU_VARIABLE}: {name} must be a number, {bound}, not {text!r}")
-    return value
+        number: float = option.read_text(text)
+    except OptionError as error:
+        raise ValueError(f"{GPU_VARIABLE}: {name} {error.message}") from None
+    return number
 
 
 def _default_power_w() -> float:
