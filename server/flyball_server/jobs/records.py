@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -299,33 +300,84 @@ class StepRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals(Record):
-    """One step over the ranks that have posted it.
-
-    Attributes:
-        num_ranks: number of ranks that have posted it.
-        lowest_version, newest_version: range of the plan versions that were run in it; None: all
-            ranks ran at default clocks.
-        num_with_plan: number of ranks that ran a plan.
-        num_unknown: number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
-        time_s: time of the slowest rank, s.
-        energy_j: sum over the ranks, J; None: a rank could not read it.
-        num_without_clocks: number of ranks that set no clocks.
-    """
+    """One step over the ranks that have posted it."""
 
     step: int
+    #: Number of ranks that have posted it.
     num_ranks: int
+    #: Range of the plan versions that were run in it; None: all ranks ran at default clocks.
     lowest_version: int | None
     newest_version: int | None
+    #: Number of ranks that ran a plan.
     num_with_plan: int
+    #: Time of the slowest rank, s.
     time_s: float
+    #: Sum over the ranks, J; None: a rank could not read it.
     energy_j: float | None
     num_unplanned: int
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    #: Number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
     num_unknown: int = 0
     num_overruns: int = 0
+    #: Number of ranks that set no clocks.
     num_without_clocks: int = 0
+    #: Unix time of the last post, s.
+    stored_at: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether its ranks ran several versions."""
+        is_one_version = self.lowest_version == self.newest_version
+        return not is_one_version or 0 < self.num_with_plan < self.num_ranks
+
+    @property
+    def num_capped(self) -> int:
+        """Return the number of clock readings that power or heat held below the plan's clock."""
+        return self.num_power_capped + self.num_thermally_capped
+
+    @property
+    def num_lost_clocks(self) -> int:
+        """Return the number of other readings below it: another program set the clock."""
+        return max(self.num_clock_misses - self.num_capped, 0)
+
+    @property
+    def left_plan(self) -> bool:
+        """Return whether it deviated from the plan.
+
+        Power and heat limit the highest clocks too: such steps belong to the comparison.
+        """
+        return bool(self.num_unplanned or self.num_without_clocks or self.num_lost_clocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldPlace(Record):
+    """Place that the stored totals of a job's steps have reached."""
+
+    #: Start of the job that the newest posts belong to.
+    start_id: str
+    #: Number of times that the job has started over; its steps are numbered anew in each.
+    run: int = 0
+    #: Newest step of this run in the totals; -1: no step.
+    after_step: int = -1
+    #: Number of steps that were added after later ones.
+    num_late: int = 0
+    #: Newest plan version in the totals; 0: no version.
+    newest_version: int = 0
+    #: Newest step of this run that was posted, where it has overtaken steps of another; -1: none.
+    newest_step: int = -1
+    #: Step from which on a post adds to the totals.
+    due_step: int = 0
+
+    def is_ahead_of(self, other: tuple[int, int, int]) -> bool:
+        """Return whether the stored totals have steps that others lack.
+
+        Args:
+            other: run, newest step and number of late steps of the others.
+        """
+        run, after_step, num_late = other
+        return (self.run, self.after_step) > (run, after_step) or self.num_late != num_late
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -234,7 +234,7 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
         loop_state = writer.find_loop_state(job_id).evolve(timetable=timetable)
-        status = _status(services, job, loop_state)
+        status = timetable_status(services, job, loop_state)
         writer.save_loop_state(loop_state)
     services.enqueue_reconcile(job_id)
     return status
@@ -247,7 +247,8 @@ def get_timetable(services: JobServices, job_id: str) -> TimetableStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        return _status(services, require_job(reader, job_id), reader.find_loop_state(job_id))
+        job = require_job(reader, job_id)
+        return timetable_status(services, job, reader.find_loop_state(job_id))
 
 
 def delete_timetable(services: JobServices, job_id: str) -> None:
@@ -274,7 +275,10 @@ def _check_policy(job: JobRecord, timetable: Timetable) -> None:
             )
 
 
-def _status(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableStatus:
+def timetable_status(
+    services: JobServices, job: JobRecord, loop_state: JobLoopState
+) -> TimetableStatus:
+    """Return the timetable of a job with this loop state."""
     timetable = loop_state.timetable
     change = None if timetable is None else next_change(timetable, services.now())
     current_target = loop_state.planned_inputs.target or job.spec.target
