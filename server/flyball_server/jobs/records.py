@@ -10,12 +10,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
-    check_length,
     check_quantity,
     check_text,
 )
@@ -23,10 +21,9 @@ from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
 from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
 from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import (
-    check_options,
-)
 from flyball_wire.messages import (
+    MAX_RANKS,
+    MAX_STAGES,
     ClockTiming,
     InstructionReport,
     JobSpec,
@@ -39,10 +36,6 @@ JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
 # Earlier runs of a job are kept under its name with a number suffix, which cannot be registered.
 RUN_SIGN = "@"
 ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}(@[0-9]{1,9})?$"
-MAX_STAGES = 4096
-MAX_MICROBATCHES = 65_536
-MAX_RANKS = 1_048_576
-MAX_OTHER_ORDERS = 16
 MAX_SM_CLOCKS = 4096
 MAX_SM_CLOCK_MHZ = 100_000
 # Limits of one rank in one step: sums and squares of any number of them stay finite.
@@ -74,68 +67,6 @@ class Record:
     def evolve(self, **changes: object) -> Self:
         """Return this record with some fields changed; checked like a new one."""
         return replace(self, **changes)
-
-
-def check_spec_bounds(spec: JobSpec) -> None:
-    """Check the bounds of each field of a job's specification.
-
-    Raises:
-        InvalidFieldError: a value is out of bounds; `field` names it.
-    """
-    check_count("num_stages", spec.num_stages, least=1, most=MAX_STAGES)
-    check_count("num_microbatches", spec.num_microbatches, least=1, most=MAX_MICROBATCHES)
-    check_count("num_ranks", spec.num_expected_ranks, least=spec.num_stages, most=MAX_RANKS)
-    for field in ("schedule", "target", "gpu"):
-        check_text(field, getattr(spec, field) or "")
-    _check_blocking_power(spec)
-    _check_memory(spec)
-    _check_other_orders(spec)
-    if spec.order is not None:
-        check_length("order", len(spec.order), (spec.num_stages,))
-    elif spec.virtual_stages is not None:
-        raise InvalidFieldError("virtual_stages", "requires an order")
-    check_quantity("profiling_slowdown", spec.profiling_slowdown)
-    if not 0 < spec.profiling_slowdown <= 1:
-        raise InvalidFieldError(
-            "profiling_slowdown",
-            f"must be a share above 0 and at most 1, not {spec.profiling_slowdown:g}",
-        )
-    try:
-        check_options(spec, spec.num_stages)
-    except PipelineError as error:
-        raise InvalidFieldError(error.field, error.message) from None
-
-
-def _check_blocking_power(spec: JobSpec) -> None:
-    if spec.blocking_power_w is None:
-        if spec.gpu is None and not spec.is_profiled_online:
-            raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
-        return
-    check_length("blocking_power_w", len(spec.blocking_power_w), (1, spec.num_stages))
-    for power_w in spec.blocking_power_w:
-        check_quantity("blocking_power_w", power_w)
-
-
-def _check_memory(spec: JobSpec) -> None:
-    least_bytes = {"activation_bytes": 1, "free_memory_bytes": 0}
-    given = {field: getattr(spec, field) for field in least_bytes}
-    for field, values in given.items():
-        if values is None:
-            if any(other is not None for other in given.values()):
-                raise InvalidFieldError(
-                    field, "give activation_bytes and free_memory_bytes together"
-                )
-            continue
-        check_length(field, len(values), (1, spec.num_stages))
-        for num_bytes in values:
-            check_count(field, num_bytes, least=least_bytes[field])
-
-
-def _check_other_orders(spec: JobSpec) -> None:
-    check_count("other_orders", len(spec.other_orders), most=MAX_OTHER_ORDERS)
-    for other in spec.other_orders:
-        check_text("other_orders", other.schedule)
-        check_text("other_orders", other.line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,8 +106,6 @@ class JobRecord(Record):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ + -, no dot or plus first"
             )
-        for spec in {self.registered, self.spec}:
-            check_spec_bounds(spec)
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
         check_text("start_id", self.start or "")
         check_text("run", self.run or "")

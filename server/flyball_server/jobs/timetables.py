@@ -14,10 +14,10 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow, Weekday
 from flyball_wire.plan_options import DEFAULT_TARGET
+from flyball_wire.targets import parse_target
 
 MAX_WINDOWS = 64
 _DAYS = tuple(Weekday)

@@ -29,6 +29,7 @@ from flyball_server.jobs.records import (
 from flyball_server.jobs.replanning.plan_documents import any_plan_document, any_plan_from_document
 from flyball_server.kit.lru import Lru
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
+from flyball_wire.options import STORED
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -98,7 +99,7 @@ def _spec_of(document: str) -> JobSpec:
     known = {field.name for field in fields(JobSpec)}
     if not given.keys() <= known:  # a newer planner's options
         document = json.dumps({name: given[name] for name in given.keys() & known})
-    return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
+    return cast("JobSpec", _reader_of(JobSpec).validate_json(document, context=STORED))
 
 
 # By field: the function from a column's value to the record's.
