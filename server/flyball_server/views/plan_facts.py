@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.stage_profile import ProfileError, StageProfile
-from flyball_server.jobs.measurements.step_pairs import StepKinds
-from flyball_server.jobs.measurements.step_reading import step_kinds
+from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.planning.documents.recorded_plan import model_of_plan
 from flyball_server.planning.frontier.saving_sources import saving_sources
@@ -20,7 +19,6 @@ from flyball_server.planning.plan import (
     DataParallelPlan,
     FrequencyPlan,
     PlannedInstruction,
-    PlanPrediction,
 )
 from flyball_server.planning.probe_plan import ProbePlan
 from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
@@ -110,17 +108,6 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
 _RELATIVE_TOLERANCE = 1e-6
 
 
-# What a plan does not hold is computed from its model.
-_PREDICTION_FIELDS = tuple(
-    field.name for field in fields(PredictedIteration) if field.name != "saving_sources"
-)
-
-
-def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
-    """Return the model's prediction for a plan."""
-    return PredictedIteration(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})
-
-
 @dataclass(frozen=True, kw_only=True)
 class StagePrediction:
     """Predicted iteration of one stage.
@@ -139,57 +126,37 @@ class PlanFacts:
     """A plan version, without its instructions.
 
     Attributes:
-        kinds: steps that run at the highest clocks, counted from a first step of 0.
         options: policy and target that it was planned with; None: a probe plan.
         prediction: predicted iteration; None: a probe plan.
         stages: predictions by stage; empty if unknown.
         stage_clocks_mhz: mean planned clock of each stage, MHz.
-        highest_mhz: clocks of a probe plan's first row by stage; empty for other plans.
     """
 
-    kinds: StepKinds
     options: tuple[str, str] | None = None
     prediction: PredictedIteration | None = None
     stages: tuple[StagePrediction, ...] = ()
     stage_clocks_mhz: tuple[float, ...]
-    highest_mhz: tuple[int, ...] = ()
-
-    def kinds_from(self, first_step: int | None) -> StepKinds:
-        """Return which of its steps run at the highest clocks, for this first step."""
-        return replace(self.kinds, first_step=first_step or 0)
 
 
-def plan_facts(
-    record: PlanRecord, profile: StageProfile | None, highest_mhz: Sequence[int] = ()
-) -> PlanFacts:
+def plan_facts(record: PlanRecord, profile: StageProfile | None) -> PlanFacts:
     """Return the facts of a version.
 
     Args:
         record: plan version.
         profile: the job's newest profile; None: no profile.
-        highest_mhz: highest clock of online profiling by stage; empty: not profiled online.
     """
     plan = record.plan
     if isinstance(plan, ProbePlan):
-        highest = tuple(highest_mhz) or tuple(
-            max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0]
-        )
-        return PlanFacts(
-            kinds=step_kinds(record, highest),
-            stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
-            highest_mhz=highest,
-        )
+        return PlanFacts(stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile))
     stages: tuple[StagePrediction, ...] = ()
     sources: SavingSources | None = None
     if isinstance(plan, FrequencyPlan) and profile is not None:
         stages, sources = _modelled(plan, profile)
     return PlanFacts(
-        kinds=step_kinds(record),
         options=(plan.policy, plan.target),
         prediction=replace(predicted_iteration(plan), saving_sources=sources),
         stages=stages,
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
-        highest_mhz=tuple(highest_mhz),
     )
 
 
