@@ -155,7 +155,7 @@ def per_step(
         for seed in range(num_seeds)
     ]
     times, savings = zip(*found, strict=True)
-    return TimeAndSaving(fmean(times), fmean(savings)), 100 * fmean(reserves)
+    return TimeAndSaving(fmean(times), fmean(savings)), 100 * fmean(map(sum, reserves))
 
 
 def exact_jobs(job: str, steps: Steps, least_saved_percent: float) -> list[PlannedJob]:

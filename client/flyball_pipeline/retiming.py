@@ -29,20 +29,17 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
-from flyball_pipeline.clock_groups import ClockGroups
-from flyball_pipeline.clock_rounding import ChangeDelays, ClockRounding
+from flyball_pipeline.clock_rounding import ChangeDelays
 from flyball_pipeline.dag import DependencyDag
 from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.retimed_clocks import MAX_OF_MANY_TRIES, RetimedClocks
 from flyball_pipeline.step_curves import ClockPoint, step_curves
 from flyball_pipeline.step_paths import StepPaths
 
 MAX_INSTRUCTIONS = 33_000
-# Pipelines up to this size have time for many rounds, and for all groupings and tries.
-_MAX_OF_MANY = 2_500
 _MANY_ROUNDS, _FEW_ROUNDS, _LAST_ROUNDS, _ROUNDS_OF_GROUPS = 16, 8, 2, 6
-# Numbers of instructions of a stage that share a clock, where one each is too late.
-RUN_LENGTHS = (2, 4, 8)
 # Of one grouping, each aimed at segments as much shorter as the one before was late, and half as
 # much again: fewer changes are in time then.
 _MAX_TRIES = 4
@@ -57,6 +54,18 @@ _TOLERANCE = 1e-9
 
 class RetimingError(PipelineError):
     """A pipeline or a step that gets no plan of its own."""
+
+
+class StepReserve(NamedTuple):
+    """Room for errors of a step's predicted times, a share of them, not negative."""
+
+    #: Share by which each segment is planned shorter, as far as the highest clocks allow.
+    of_step: float = 0.0
+    #: Share by which instructions below the highest clock may take longer.
+    of_instruction: float = 0.0
+
+
+NO_RESERVE = StepReserve()
 
 
 class RetimedPipeline:
@@ -116,10 +125,10 @@ class RetimedPipeline:
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
         self.tail_s, self.delays = dag.tail_s, delays
         self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
-        self.rounding = ClockRounding(self.paths, self.curves, delays, self.gaps_s)
+        self.clocks = RetimedClocks(self.paths, self.curves, delays, self.gaps_s)
+        self._reserved = (0.0, self.clocks)
         self.plan_mhz = tuple(plan_mhz)
         self._highest_s = [curve.highest_s for curve in self.curves]
-        self.most_ratios = [curve.ratios[-1] for curve in self.curves]
 
     @cached_property
     def plan_ratios(self) -> list[float]:
@@ -137,18 +146,15 @@ class RetimedPipeline:
     @property
     def has_time(self) -> bool:
         """Return whether the pipeline is small enough for many rounds, groupings and tries."""
-        return self.paths.num_places <= _MAX_OF_MANY
+        return self.paths.num_places <= MAX_OF_MANY_TRIES
 
-    @cached_property
-    def groupings(self) -> tuple[ClockGroups, ...]:
-        """Groups of instructions that may share clocks, the smallest first."""
-        paths, curves = self.paths, self.curves
-        lengths = RUN_LENGTHS if self.has_time else ()
-        return (
-            *(ClockGroups.of_runs(paths, curves, length) for length in lengths),
-            ClockGroups(paths, curves, paths.stage),
-            ClockGroups(paths, curves, [0] * paths.num_places),
-        )
+    def with_reserve(self, reserve: float) -> RetimedClocks:
+        """Return the clocks with a reserve, a share of time; the last one is kept."""
+        if not reserve:
+            return self.clocks
+        if self._reserved[0] != reserve:
+            self._reserved = (reserve, self.clocks.with_reserve(reserve))
+        return self._reserved[1]
 
     def times_of(self, durations_s: Sequence[float]) -> tuple[float, ...]:
         """Return the time of each segment, s, the last with the tail.
@@ -213,7 +219,7 @@ def retime(
     deadlines_s: Sequence[float],
     *,
     in_force_mhz: Sequence[int] = (),
-    reserve: float = 0.0,
+    reserve: StepReserve = NO_RESERVE,
 ) -> tuple[int, ...]:
     """Return per node its clock in a step, MHz.
 
@@ -225,7 +231,7 @@ def retime(
         factors: per node, its time in this step over the one of its points.
         deadlines_s: time of each segment, s, the last with the tail.
         in_force_mhz: per stage, the clock in force as the step before ended; empty: the highest.
-        reserve: share by which each segment is planned shorter, as far as the highest clocks allow.
+        reserve: room for errors of the factors.
 
     Raises:
         RetimingError: a factor or a deadline is missing, or not a positive number.
@@ -243,8 +249,8 @@ def retime(
         )
     if _is_plan_in_force(pipeline, factors, deadlines_s):
         return pipeline.plan_mhz
-    step = _Step(pipeline, highest_s, factors)
-    step.aim_at(deadlines_s, in_force_mhz, reserve)
+    step = _Step(pipeline, pipeline.with_reserve(reserve.of_instruction), highest_s, factors)
+    step.aim_at(deadlines_s, in_force_mhz, reserve.of_step)
     return pipeline.clocks_of(step.choices())
 
 
@@ -264,10 +270,11 @@ class _Step:
     def __init__(
         self,
         pipeline: RetimedPipeline,
+        clocks: RetimedClocks,
         highest_s: list[float],
         factors: Sequence[float],
     ) -> None:
-        self._pipeline, self._highest_s = pipeline, highest_s
+        self._pipeline, self._clocks, self._highest_s = pipeline, clocks, highest_s
         self._factors = [factors[node] for node in pipeline.paths.nodes]
 
     def aim_at(
@@ -278,7 +285,7 @@ class _Step:
         self._in_force = pipeline.numbers_of(in_force_mhz) or [0] * pipeline.num_stages
         *before_s, last_s = deadlines_s
         segments_s = (*before_s, last_s - pipeline.tail_s)
-        paths, rounding = pipeline.paths, pipeline.rounding
+        paths, rounding = pipeline.paths, self._clocks.rounding
         own_s = paths.segment_times_s(paths.ends_s(highest_s))
         segments_s = tuple(map(max, segments_s, own_s))
         #: Segments' times that are aimed at, and that may not be exceeded, s.
@@ -315,17 +322,18 @@ class _Step:
             is_short = self._highest_s[place] <= _MOST_OF_STAGE * of_stage_s
             if late_s > most_late_s and is_short:
                 ratio = 1 / (1 - most_late_s / late_s)
-                slowest[place] = bisect_right(pipeline.curves[place].ratios, ratio) - 1
+                slowest[place] = bisect_right(self._clocks.curves[place].ratios, ratio) - 1
         return slowest
 
     def choices(self) -> list[int]:
         """Return the plan of least energy net of waiting among those that are in time."""
         pipeline, highest_s = self._pipeline, self._highest_s
         most_s = [
-            ratio * time_s for ratio, time_s in zip(pipeline.most_ratios, highest_s, strict=True)
+            ratio * time_s
+            for ratio, time_s in zip(self._clocks.most_ratios, highest_s, strict=True)
         ]
         for place, choice in self._slowest.items():
-            most_s[place] = pipeline.curves[place].ratios[choice] * highest_s[place]
+            most_s[place] = self._clocks.curves[place].ratios[choice] * highest_s[place]
         best = [0] * len(highest_s)
         highest_j = best_j = self._cost_j(best)
         starts = [(list(highest_s), True), (list(highest_s), False)]
@@ -338,7 +346,7 @@ class _Step:
             if not is_squared and shares[0] <= 1:
                 break
             self._stretch(times_s, most_s, is_squared=is_squared)
-            choices, ends_s = pipeline.rounding.rounded(
+            choices, ends_s = self._clocks.rounding.rounded(
                 times_s, highest_s, self._aimed_s, self._in_force, self._slowest
             )
             cost_j = self._cost_j(choices)
@@ -347,7 +355,7 @@ class _Step:
                 best, best_j = choices, cost_j
         if pipeline.delays is None:
             return best
-        at_once, _ = pipeline.rounding.rounded_at_once(starts[0][0], highest_s, self._aimed_s)
+        at_once, _ = self._clocks.rounding.rounded_at_once(starts[0][0], highest_s, self._aimed_s)
         least_j = self._cost_j(at_once)
         if highest_j - best_j >= (1 - _MOST_LOST) * (highest_j - least_j):
             return best
@@ -364,8 +372,8 @@ class _Step:
 
     def _best_of_groups(self, best: list[int], best_j: float) -> list[int]:
         """Return this plan, or one in time with fewer changes that takes less energy."""
-        rounding = self._pipeline.rounding
-        for groups in self._pipeline.groupings:
+        rounding = self._clocks.rounding
+        for groups in self._clocks.groupings:
             aimed_s = self._aimed_s
             for _ in range(_MAX_TRIES if self._pipeline.has_time else 1):
                 choices = groups.choices(self._highest_s, aimed_s, _ROUNDS_OF_GROUPS)
@@ -392,5 +400,5 @@ class _Step:
 
     def _cost_j(self, choices: Sequence[int]) -> float:
         """Return energy net of waiting, J."""
-        places = zip(self._pipeline.curves, choices, self._factors, strict=True)
+        places = zip(self._clocks.curves, choices, self._factors, strict=True)
         return math.fsum(curve.costs_j[choice] * factor for curve, choice, factor in places)

@@ -7,7 +7,7 @@ that of its stage, kind and chunk, whatever its work is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -43,6 +43,16 @@ class StepCurve:
     ratio_of_number: tuple[float, ...]
     #: Per number of a clock that is kept, its index among them.
     choice_of_number: Mapping[int, int]
+
+    def with_reserve(self, reserve: float) -> StepCurve:
+        """Return the curve with this share more time at every clock but the highest."""
+
+        def longer(ratios: tuple[float, ...]) -> tuple[float, ...]:
+            return tuple(1.0 if ratio == 1 else ratio * (1 + reserve) for ratio in ratios)
+
+        return replace(
+            self, ratios=longer(self.ratios), ratio_of_number=longer(self.ratio_of_number)
+        )
 
 
 def step_curves(

@@ -33,6 +33,7 @@ from flyball_pipeline.retiming import (
     MAX_INSTRUCTIONS,
     RetimedPipeline,
     RetimingError,
+    StepReserve,
     own_times,
     retime,
 )
@@ -131,9 +132,24 @@ def test_each_meeting_has_its_deadline() -> None:
 
 def test_a_reserve_is_kept_where_the_highest_clocks_allow() -> None:
     pipeline = small_pipeline(1, 1)
-    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=0.0) == (1300, 1300)
-    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=0.04) == (HIGHEST, 1300)
-    assert retime(pipeline.retimed(), [1, 1], [0.3], reserve=0.5) == (HIGHEST, HIGHEST)
+    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=StepReserve()) == (1300, 1300)
+    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=StepReserve(of_step=0.04)) == (
+        HIGHEST,
+        1300,
+    )
+    assert retime(pipeline.retimed(), [1, 1], [0.3], reserve=StepReserve(of_step=0.5)) == (
+        HIGHEST,
+        HIGHEST,
+    )
+
+
+def test_a_reserve_of_instructions_leaves_the_highest_clocks_what_they_are() -> None:
+    # 0.1 s at 1400 MHz and 0.22 s at 1300, 5 % longer: 0.331 s.
+    pipeline = small_pipeline(1, 1)
+    reserve = StepReserve(of_instruction=0.05)
+    assert retime(pipeline.retimed(), [1, 1], [0.332], reserve=reserve) == (HIGHEST, 1300)
+    assert retime(pipeline.retimed(), [1, 1], [0.33], reserve=reserve) == (HIGHEST, HIGHEST)
+    assert retime(pipeline.retimed(), [1, 1], [0.33]) == (1300, 1300)
 
 
 def test_refuses_what_it_cannot_retime() -> None:
@@ -179,7 +195,7 @@ def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
             max_size=len(factors),
         )
     )
-    reserve = data.draw(st.floats(0, 0.1))
+    reserve = StepReserve(data.draw(st.floats(0, 0.1)), data.draw(st.floats(0, 0.1)))
     highest = (HIGHEST,) * len(factors)
     for parts in ({}, {"plan_mhz": plan}):
         retimed = pipeline.retimed(**parts)
@@ -212,7 +228,7 @@ def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
     highest = (HIGHEST,) * len(factors)
     numbers = retimed.numbers_of(in_force)
     times_s = retimed.highest_s(factors)
-    worst_s = max(retimed.rounding.latest_ends_s([0] * len(factors), times_s, numbers))
+    worst_s = max(retimed.clocks.rounding.latest_ends_s([0] * len(factors), times_s, numbers))
     latest_s = late_end_s(
         pipeline, highest, factors, in_force, lambda is_up: delays.up_s if is_up else down_s
     )
@@ -246,7 +262,9 @@ def test_the_latest_end_bounds_every_order_of_delays(data: st.DataObject, seed: 
     up_s, down_s = data.draw(st.floats(0, 0.1)), data.draw(st.floats(0, 0.05))
     retimed = pipeline.retimed(delays=ChangeDelays(up_s=up_s, down_s=down_s))
     by_place = [choices[node] for node in retimed.paths.nodes]
-    latest_s = max(retimed.rounding.latest_ends_s(by_place, retimed.highest_s(factors), in_force))
+    latest_s = max(
+        retimed.clocks.rounding.latest_ends_s(by_place, retimed.highest_s(factors), in_force)
+    )
     rng = random.Random(seed)
     for _ in range(5):
         end_s = late_end_s(
@@ -316,7 +334,7 @@ def test_segments_between_meetings_keep_their_deadlines_whatever_the_waits_are(
     in_force = data.draw(st.sampled_from([1400, 1200, 1000]))
     clocks = retime(retimed, factors, deadlines_s, in_force_mhz=[in_force])
     highest_s = retimed.paths.segment_times_s(
-        retimed.rounding.latest_ends_s(
+        retimed.clocks.rounding.latest_ends_s(
             [0] * num, retimed.highest_s(factors), retimed.numbers_of([in_force])
         )
     )
@@ -349,10 +367,12 @@ def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:
     pipeline = small_pipeline(1, 1)
     delays = ChangeDelays(up_s=0.05, down_s=0.0)
     retimed = pipeline.retimed(delays=delays)
-    late_s = retimed.rounding.latest_ends_s([0, 0], [0.1, 0.2], retimed.numbers_of([1000]))
+    late_s = retimed.clocks.rounding.latest_ends_s([0, 0], [0.1, 0.2], retimed.numbers_of([1000]))
     assert late_s[:2] == pytest.approx([0.11875, 0.31875])
     with_gap = pipeline.retimed(delays=delays, gap_s=[0.05])
-    in_time_s = with_gap.rounding.latest_ends_s([0, 0], [0.1, 0.2], with_gap.numbers_of([1000]))
+    in_time_s = with_gap.clocks.rounding.latest_ends_s(
+        [0, 0], [0.1, 0.2], with_gap.numbers_of([1000])
+    )
     assert in_time_s[:2] == pytest.approx([0.1, 0.3])
 
 

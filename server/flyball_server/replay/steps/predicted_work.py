@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from flyball_pipeline.retiming import own_times, retime
-from flyball_server.replay.steps.judged_steps import judged_at_once
+from flyball_pipeline.retiming import NO_RESERVE, StepReserve, own_times, retime
+from flyball_server.replay.steps.judged_steps import JudgedStep, judged_at_once
 from flyball_server.replay.steps.step_models import PipelineStep, Steps
 
 # By which share of time steps may be longer on average, on the steps that the reserve is chosen on.
@@ -50,7 +50,7 @@ EXACT = PredictionError(deviation=0.0)
 def planned_steps(
     steps: Sequence[Sequence[PipelineStep]],
     error: PredictionError,
-    reserves: Sequence[float],
+    reserves: Sequence[StepReserve],
     seed: int,
 ) -> Iterator[list[tuple[int, ...]]]:
     """Yield the clocks of each step by pipeline and node, MHz, made of predicted work.
@@ -84,11 +84,11 @@ def planned_steps(
         yield planned
 
 
-def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[float, ...]:
+def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[StepReserve, ...]:
     """Return a reserve for each step, chosen on others: the least that keeps `LONGER`.
 
-    Every second step has the reserve that the others need, with other errors; a single step has
-    its own.
+    Of a reserve of the step and one of each instruction the one that saves more counts. Every
+    second step has the reserve that the others need, with other errors; a single step has its own.
 
     Args:
         steps: the steps.
@@ -96,39 +96,48 @@ def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[fl
         seed: of the errors that the reserve is tried on.
     """
     if not error.deviation:
-        return (0.0,) * len(steps)
+        return (NO_RESERVE,) * len(steps)
     halves = (steps[::2], steps[1::2] or steps)
-    of_halves = [_least_reserve(half, error, seed) for half in halves]
+    of_halves = [_best_reserve(half, error, seed) for half in halves]
     return tuple(of_halves[1 - number % 2] for number in range(len(steps)))
 
 
-def _least_reserve(
+def _best_reserve(
     steps: Sequence[Sequence[PipelineStep]], error: PredictionError, seed: int
-) -> float:
-    low, high = 0.0, 4 * error.deviation
-    for _ in range(_NUM_HALVINGS):
-        middle = (low + high) / 2
-        if _longer(steps, error, middle, seed) <= LONGER:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def _longer(
-    steps: Sequence[Sequence[PipelineStep]], error: PredictionError, reserve: float, seed: int
-) -> float:
-    """Return by which share steps planned so are longer than at the highest clocks."""
+) -> StepReserve:
     highest_s = sum(
         judged_at_once(each, [one.model.highest_mhz for one in each]).time_s for each in steps
     )
-    took_s = sum(
-        judged_at_once(each, clocks).time_s
+    most_s = (1 + LONGER) * highest_s
+    found: list[tuple[bool, float, StepReserve]] = []
+    for kind in StepReserve._fields:
+        low, high = 0.0, 4 * error.deviation
+        best = _tried(steps, error, StepReserve(**{kind: high}), seed)
+        for _ in range(_NUM_HALVINGS):
+            middle = (low + high) / 2
+            tried = _tried(steps, error, StepReserve(**{kind: middle}), seed)
+            if tried.time_s <= most_s:
+                high, best = middle, tried
+            else:
+                low = middle
+        found.append((best.time_s > most_s, best.energy_j, StepReserve(**{kind: high})))
+    return min(found)[-1]
+
+
+def _tried(
+    steps: Sequence[Sequence[PipelineStep]],
+    error: PredictionError,
+    reserve: StepReserve,
+    seed: int,
+) -> JudgedStep:
+    """Return mean time and energy of all steps planned so, over the draws of errors."""
+    judged = [
+        judged_at_once(each, clocks)
         for draw in range(_NUM_DRAWS)
         for each, clocks in zip(
             steps,
             planned_steps(steps, error, [reserve] * len(steps), seed + draw),
             strict=True,
         )
-    )
-    return took_s / (_NUM_DRAWS * highest_s) - 1
+    ]
+    return JudgedStep(*(sum(each) / _NUM_DRAWS for each in zip(*judged, strict=True)))

@@ -52,7 +52,7 @@ class StepsReplay:
     per_step: TimeAndSaving
     #: Saving that no clocks exceed which are no slower and change at once, %.
     bound_saved_percent: float
-    #: Mean reserve of the plans for each step, %.
+    #: Mean reserve of the plans for each step, of the step or of each instruction, %.
     reserve_percent: float
     #: Clocks of the plans for each step, by step, pipeline and node, MHz.
     clocks_mhz: tuple[tuple[tuple[int, ...], ...], ...]
@@ -109,7 +109,7 @@ def replay_steps(
         one_clock=compared(highest, world.judged(steps, one_clocks(steps), seed)),
         per_step=compared(highest, world.judged(steps, iter(clocks), seed)),
         bound_saved_percent=bound_saved_percent(steps),
-        reserve_percent=100 * sum(reserves) / len(reserves),
+        reserve_percent=100 * sum(map(sum, reserves)) / len(reserves),
         clocks_mhz=clocks,
     )
 
