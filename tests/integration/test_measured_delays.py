@@ -269,7 +269,8 @@ def test_steps_whose_work_differs_keep_the_highest_clocks_and_say_so(
         (note,) = [each for each in job.notes if "steps differ" in each]
         found = re.search(r"scatter together by (\d+) %.* would have saved (\d+) %", note)
         assert found is not None
-        assert float(found[1]) / 100 == pytest.approx(work, rel=0.35)
+        # Medians of as few as four usable steps.
+        assert 0.4 * work <= float(found[1]) / 100 <= 1.6 * work
         assert float(found[2]) >= kept["saving_percent"] + 5
         # Measured on this version too, it stays so.
         job.run_until_timed(2)
