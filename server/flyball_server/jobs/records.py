@@ -20,11 +20,7 @@ from flyball_server.jobs.bounds import (
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan
-from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.request_options import (
-    check_options,
-)
+from flyball_server.planning.request_options import check_options
 from flyball_wire.messages import (
     ClockTiming,
     InstructionReport,
@@ -32,6 +28,7 @@ from flyball_wire.messages import (
     JobState,
     MeasurementDetail,
 )
+from flyball_wire.plan import Plan
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
@@ -280,9 +277,6 @@ def _falling(clocks_mhz: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(clocks_mhz), reverse=True))
 
 
-AnyPlan = FrequencyPlan | DataParallelPlan | ProbePlan
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
     """One version of a job's plan; only `first_step` is ever added, once.
@@ -300,7 +294,7 @@ class PlanRecord(Record):
     version: int
     created_at: datetime
     solve_s: float
-    plan: AnyPlan
+    plan: Plan
     first_step: int | None = None
     measurement_detail: MeasurementDetail = MeasurementDetail.TOTALS
     baseline_cycle: tuple[bool, ...] = ()
@@ -313,9 +307,7 @@ class PlanRecord(Record):
     @property
     def cycle_length(self) -> int:
         """Number of steps after which the clocks repeat; 1: all steps are equal."""
-        if isinstance(self.plan, ProbePlan):
-            return len(self.plan.cycle_mhz)
-        return len(self.baseline_cycle) or 1
+        return len(self.plan.cycle_mhz) or len(self.baseline_cycle) or 1
 
 
 _STEP_COUNTS = (

@@ -10,11 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flyball_server.planning.data_parallel import (
-    DataParallelRequest,
-    choose_jointly,
-    join_pipelines,
-)
+from flyball_server.planning.data_parallel import DataParallelRequest, choose_jointly
 from flyball_server.planning.errors import PlanningError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.relaxation import (
@@ -24,6 +20,7 @@ from flyball_server.planning.frontier.relaxation import (
 )
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.model.early_requests import EarlyRequestBatch
+from flyball_server.planning.model.joint_model import join_pipelines
 from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy

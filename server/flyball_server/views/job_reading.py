@@ -18,11 +18,12 @@ from flyball_server.jobs.records import JobRecord, RankRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.job_totals import JobTotals
-from flyball_server.views.plan_facts import PlanFacts, StagePrediction, plan_facts
+from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import Estimate, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
+from flyball_wire.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
 # Time limit for reading further into unread steps in one pass, s.

@@ -4,35 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
-from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_server.jobs.measurements.step_pairs import StepKinds
 from flyball_server.jobs.measurements.step_reading import step_kinds
 from flyball_server.jobs.records import PlanRecord
-from flyball_server.planning.documents.recorded_plan import model_of_plan
-from flyball_server.planning.frontier.saving_sources import saving_sources
-from flyball_server.planning.model.simulator import simulate
-from flyball_server.planning.plan import (
-    DataParallelPlan,
-    FrequencyPlan,
-    PlannedInstruction,
-    PlanPrediction,
-)
-from flyball_server.planning.probe_plan import ProbePlan
-from flyball_server.planning.stragglers.slowed_pipelines import slowed_model
-from flyball_wire.read_models import PredictedIteration, SavingSources
+from flyball_wire.plan import Plan, StagePrediction
+from flyball_wire.read_models import PredictedIteration
 
 # Kind, chunk and MHz of instructions that are alike.
 _Alike = tuple[InstructionKind, int, int]
 
 
-def mean_stage_clocks_mhz(
-    plan: FrequencyPlan | DataParallelPlan | ProbePlan, profile: StageProfile | None
-) -> tuple[float, ...]:
+def mean_stage_clocks_mhz(plan: Plan, profile: StageProfile | None) -> tuple[float, ...]:
     """Return the mean clock of each stage over its instructions, MHz.
 
     Each instruction is weighted by its profiled time at its clock; if the profile lacks some of the
@@ -50,31 +37,23 @@ def mean_stage_clocks_mhz(
     )
 
 
-def _counts_by_stage(
-    plan: FrequencyPlan | DataParallelPlan | ProbePlan,
-) -> list[Counter[_Alike]]:
-    if isinstance(plan, FrequencyPlan):
-        return [_counts(stage) for stage in plan.stages]
-    if isinstance(plan, ProbePlan):
-        return [_probe_counts(plan, stage) for stage in range(plan.num_stages)]
+def _counts_by_stage(plan: Plan) -> list[Counter[_Alike]]:
+    if plan.cycle_mhz:
+        return [_cycle_counts(plan, stage) for stage in range(plan.num_stages)]
     together: list[Counter[_Alike]] = [Counter() for _ in range(plan.num_stages)]
     for pipeline in plan.pipelines:
-        for stage, instructions in enumerate(pipeline.stages):
-            for alike, count in _counts(instructions).items():
-                together[stage][alike] += count * len(pipeline.stands_for)
+        for counts, instructions in zip(together, pipeline.stages, strict=True):
+            for kind, _, clock_mhz, chunk in instructions:
+                counts[kind, chunk, clock_mhz] += len(pipeline.stands_for)
     return together
 
 
-def _counts(instructions: Iterable[PlannedInstruction]) -> Counter[_Alike]:
-    return Counter((item.kind, item.chunk, item.frequency_mhz) for item in instructions)
-
-
-def _probe_counts(plan: ProbePlan, stage: int) -> Counter[_Alike]:
+def _cycle_counts(plan: Plan, stage: int) -> Counter[_Alike]:
     """Count the stage's instructions; rows repeat in a cycle, so each is counted once."""
     counts: Counter[_Alike] = Counter()
     for row_mhz, num_steps in Counter(row[stage] for row in plan.cycle_mhz).items():
-        for (kind, _, chunk), clock_mhz in zip(plan.stages[stage], row_mhz, strict=True):
-            counts[kind, chunk, clock_mhz] += num_steps
+        for item, clock_mhz in zip(plan.stages[stage], row_mhz, strict=True):
+            counts[item.kind, item.chunk, clock_mhz] += num_steps
     return counts
 
 
@@ -106,32 +85,22 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
     return weighted_mhz / sum(weights.values())
 
 
-# The sum of the stages' energies is the plan's, unless it was made from another profile.
-_RELATIVE_TOLERANCE = 1e-6
-
-
-# What a plan does not hold is computed from its model.
-_PREDICTION_FIELDS = tuple(
-    field.name for field in fields(PredictedIteration) if field.name != "saving_sources"
-)
-
-
-def predicted_iteration(plan: PlanPrediction) -> PredictedIteration:
-    """Return the model's prediction for a plan."""
-    return PredictedIteration(**{name: getattr(plan, name) for name in _PREDICTION_FIELDS})
-
-
-@dataclass(frozen=True, kw_only=True)
-class StagePrediction:
-    """Predicted iteration of one stage.
-
-    Attributes:
-        busy_s: total time of its instructions at the plan's clocks, s.
-        energy_j: energy of these and of waiting for the rest of the iteration, J.
-    """
-
-    busy_s: float
-    energy_j: float
+def predicted_iteration(plan: Plan) -> PredictedIteration | None:
+    """Return the model's prediction for a plan; None: a probe."""
+    prediction = plan.prediction
+    if prediction is None:
+        return None
+    return PredictedIteration(
+        iteration_time_s=plan.iteration_time_s,
+        energy_j=prediction.energy_j,
+        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
+        baseline_energy_j=prediction.baseline_energy_j,
+        saving_percent=prediction.saving_percent,
+        gap_percent=prediction.gap_percent,
+        compared=prediction.compared,
+        reserve=plan.reserve,
+        saving_sources=prediction.saving_sources,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +139,7 @@ def plan_facts(
         highest_mhz: highest clock of online profiling by stage; empty: not profiled online.
     """
     plan = record.plan
-    if isinstance(plan, ProbePlan):
+    if plan.is_probe:
         highest = tuple(highest_mhz) or tuple(
             max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0]
         )
@@ -179,45 +148,11 @@ def plan_facts(
             stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
             highest_mhz=highest,
         )
-    stages: tuple[StagePrediction, ...] = ()
-    sources: SavingSources | None = None
-    if isinstance(plan, FrequencyPlan) and profile is not None:
-        stages, sources = _modelled(plan, profile)
     return PlanFacts(
         kinds=step_kinds(record),
         options=(plan.policy, plan.target),
-        prediction=replace(predicted_iteration(plan), saving_sources=sources),
-        stages=stages,
+        prediction=predicted_iteration(plan),
+        stages=() if plan.is_separate else plan.predicted.stages,
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
         highest_mhz=tuple(highest_mhz),
     )
-
-
-def _modelled(
-    plan: FrequencyPlan, profile: StageProfile
-) -> tuple[tuple[StagePrediction, ...], SavingSources | None]:
-    """Return predictions by stage, and the sources of the plan's saving.
-
-    Neither if the plan has another profile.
-    """
-    try:
-        model, assignment = model_of_plan(profile, plan)
-        model = slowed_model(model, plan.slowdowns, share=1.0) if plan.slowdowns else model
-    except PipelineError:
-        return (), None
-    simulation = simulate(model, assignment)
-    power_w = model.stage_blocking_power_w
-    busy_s = [0.0] * plan.num_stages
-    energy_j = [simulation.iteration_time_s * of_stage_w for of_stage_w in power_w]
-    for stage, node_s, node_j in zip(
-        model.dag.stage, simulation.busy_s, simulation.busy_j, strict=True
-    ):
-        busy_s[stage] += node_s
-        energy_j[stage] += node_j - power_w[stage] * node_s
-    if abs(sum(energy_j) - plan.energy_j) > _RELATIVE_TOLERANCE * plan.energy_j:
-        return (), None
-    predictions = tuple(
-        StagePrediction(busy_s=busy, energy_j=energy)
-        for busy, energy in zip(busy_s, energy_j, strict=True)
-    )
-    return predictions, saving_sources(model, simulation, plan.baseline_iteration_time_s)

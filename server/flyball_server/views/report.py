@@ -12,7 +12,6 @@ from flyball_server.jobs.savings.energy_scopes import common_scope, scope_notes
 from flyball_server.jobs.savings.headline import headline_of
 from flyball_server.jobs.savings.savings import SavingsFold
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.plan import PlanPrediction
 from flyball_server.views.plan_facts import predicted_iteration
 from flyball_server.views.planned_delays import planned_delays
 from flyball_wire.closed_loop import JobReport, MeasuredSavings, VersionSavings
@@ -61,9 +60,7 @@ def get_report(services: JobServices, job_id: str) -> JobReport:
         order_advice=loop_state.order_advice,
         headline=headline_of(
             savings.versions,
-            predicted_iteration(plan_in_force)
-            if isinstance(plan_in_force, PlanPrediction)
-            else None,
+            None if plan_in_force is None else predicted_iteration(plan_in_force),
             active_version=summary.active_version,
         ),
     )
@@ -75,13 +72,14 @@ def _version_savings(
     """Yield the measured savings of versions beside what was predicted for them."""
     for measured in versions:
         plan = plans[measured.version].plan if measured.version in plans else None
-        if isinstance(plan, PlanPrediction):
+        predicted = None if plan is None else predicted_iteration(plan)
+        if plan is not None and predicted is not None:
             yield VersionSavings(
                 **vars(measured),
                 policy=plan.policy,
                 target=plan.target,
                 predicted_time_s=plan.iteration_time_s,
-                predicted_energy_j=plan.energy_j,
-                predicted_saving_percent=plan.saving_percent,
-                compared=plan.compared,
+                predicted_energy_j=predicted.energy_j,
+                predicted_saving_percent=predicted.saving_percent,
+                compared=predicted.compared,
             )

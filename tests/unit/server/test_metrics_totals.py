@@ -25,11 +25,11 @@ from flyball_server.jobs.measurements.step_reading import (
 )
 from flyball_server.jobs.records import PlanRecord, StepRecord
 from flyball_server.jobs.store.contract import JobStore
-from flyball_server.planning.plan import DataParallelPlan, FrequencyPlan, Slowdown
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
 from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
 from flyball_server.views.plan_facts import plan_facts
+from flyball_wire.plan import Plan, Slowdown
 from flyball_wire.plan_options import Effort, PlanOptions
 from flyball_wire.read_models import PredictedIteration, StepClocks
 
@@ -134,23 +134,24 @@ def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
 
 @pytest.mark.parametrize("slowdown", [None, 1.5])
 @pytest.mark.parametrize("transition_ms", [None, 20.0])
-def test_the_stages_of_a_plan_are_told_with_their_slowdowns_from_its_own_profile_alone(
+def test_the_stages_of_a_plan_are_told_with_their_slowdowns(
     slowdown: float | None, transition_ms: float | None
 ) -> None:
     options = PlanOptions(blocking_power_w=(70.0,), effort=Effort.LOW, transition_ms=transition_ms)
     request = PlanRequest(profile=profile(), num_microbatches=2, options=options)
-    plan: FrequencyPlan | DataParallelPlan = make_plan(request).plan
+    plan: Plan = make_plan(request).plan
     if slowdown is not None:
         slowdowns = (Slowdown(stage=1, slowdown=slowdown),)
         plan = make_slowed_plan(SlowedRequest(request=request, slowdowns=slowdowns))
     record = plan_record(plan=plan)
     facts = plan_facts(record, profile())
-    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.energy_j)
+    assert sum(stage.energy_j for stage in facts.stages) == pytest.approx(plan.predicted.energy_j)
     assert all(0 < stage.busy_s <= plan.iteration_time_s for stage in facts.stages)
     # Two forwards and two backwards at the highest clocks, on the last stage.
     assert facts.stages[-1].busy_s == pytest.approx((slowdown or 1.0) * 0.6)
+    # They are those of the plan as it was made, whatever profile came later.
     for other in (profile(forward_energy_j=31.0), profile(3), None):
-        assert plan_facts(record, other).stages == ()
+        assert plan_facts(record, other).stages == facts.stages
     assert plan_facts(plan_record(plan=frequency_plan()), profile()).stages == ()
 
 

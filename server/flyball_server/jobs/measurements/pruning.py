@@ -15,7 +15,6 @@ from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepR
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import JobSpec, JobState
 
 # Limits of one answer about stages of steps: measurements of ranks, stages, steps.
@@ -64,7 +63,7 @@ class Cycles:
 
 
 def _rows_of(record: PlanRecord) -> tuple[int, ...]:
-    if isinstance(record.plan, ProbePlan):
+    if record.plan.is_probe:
         return tuple(range(record.cycle_length))
     kinds = step_kinds(record)
     return tuple(map(int, kinds.baseline_cycle)) if kinds.is_interleaved else (0,)

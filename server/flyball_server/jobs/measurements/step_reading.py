@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from flyball_server.jobs.measurements.step_pairs import PairGathering, StepKinds, WholeStep
 from flyball_server.jobs.records import PlanRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.planning.probe_plan import ProbePlan
+from flyball_wire.plan import Plan
 
 STEPS_A_PIECE = 5_000
 # Time in s after which a step counts as lost: a rank that cannot reach its planner posts later.
@@ -26,7 +26,7 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
         record: plan version.
         highest_mhz: highest clock of online profiling by stage, MHz; empty: not profiled online.
     """
-    if isinstance(record.plan, ProbePlan):
+    if record.plan.is_probe:
         is_probe, cycle = True, _highest_rows(record.plan, highest_mhz)
     else:
         is_probe = False
@@ -42,14 +42,14 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
     """Return the step kinds of all versions of a job."""
     known = tuple(records)
-    probes = [record.plan for record in known if isinstance(record.plan, ProbePlan)]
+    probes = [record.plan for record in known if record.plan.is_probe]
     # The first version of profiling runs entirely at the highest clocks.
     first_row = probes[0].cycle_mhz[0] if probes else ()
     highest_mhz = [max(clocks_mhz, default=0) for clocks_mhz in first_row]
     return {record.version: step_kinds(record, highest_mhz) for record in known}
 
 
-def _highest_rows(plan: ProbePlan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
+def _highest_rows(plan: Plan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
     if len(highest_mhz) != plan.num_stages:
         return ()
     return tuple(

@@ -28,7 +28,6 @@ from flyball_server.jobs.stragglers.detector import (
     planned_clock_times,
     rank_step,
 )
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import Adaptation
 from flyball_wire.plan_options import Effort, Policy
 
@@ -114,7 +113,7 @@ class DetectionWindow:
         if self._times_s is None:
             profile = reader.find_profile(self.job_id)
             plan = require_plan(reader, self.job_id, self.version).plan
-            if profile is None or isinstance(plan, ProbePlan):
+            if profile is None or plan.is_probe:
                 return {}
             self._times_s = planned_clock_times(profile, plan)
         return self._times_s[stage]
@@ -163,7 +162,7 @@ def measured_slowdowns(
 
 def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     plan = require_plan(reader, seen.job_id, seen.version)
-    return not plan.baseline_cycle and not isinstance(plan.plan, ProbePlan)
+    return not plan.baseline_cycle and not plan.plan.is_probe
 
 
 # Number of steps that a plan holds before measurements on it may change it.

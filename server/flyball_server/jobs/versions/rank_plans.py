@@ -25,58 +25,26 @@ from flyball_server.jobs.errors import (
 )
 from flyball_server.jobs.loop_state import PlanningInputs
 from flyball_server.jobs.measurements.timed_steps import is_timed, num_timed_steps
-from flyball_server.jobs.records import AnyPlan, JobRecord, PlanRecord, RankRecord, identity_of
+from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord, identity_of
 from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.planning.plan import (
-    DataParallelPlan,
-    FrequencyPlan,
-    PlannedInstruction,
-    PlannedPipeline,
-)
-from flyball_server.planning.probe_plan import ProbePlan
 from flyball_wire.messages import PlanVersion
+from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
 from flyball_wire.rank_plan import MAX_INSTRUCTIONS, MAX_PART_BYTES, RankPlan, most_bytes, rank_plan
 
 
-def rank_instructions(plan: AnyPlan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
-    """Return the rank's instructions in order of execution; of its own pipeline if they differ.
-
-    In a probe plan each instruction has its highest clock of the cycle.
-    """
-    if isinstance(plan, ProbePlan):
-        highest_mhz = map(max, zip(*(row[rank.stage] for row in plan.cycle_mhz), strict=True))
-        return tuple(
-            PlannedInstruction(kind=kind, microbatch=microbatch, frequency_mhz=mhz, chunk=chunk)
-            for (kind, microbatch, chunk), mhz in zip(
-                plan.stages[rank.stage], highest_mhz, strict=True
-            )
-        )
-    return _part_of(plan, rank).stages[rank.stage]
+def rank_instructions(plan: Plan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
+    """Return the rank's instructions in order of execution; of its own pipeline if they differ."""
+    return plan.pipeline_of(rank.dp_rank).stages[rank.stage]
 
 
-def _part_of(
-    plan: FrequencyPlan | DataParallelPlan, rank: RankRecord
-) -> FrequencyPlan | PlannedPipeline:
-    """Return the plan of the rank's pipeline."""
-    if not isinstance(plan, DataParallelPlan):
-        return plan
-    for pipeline in plan.pipelines:
-        if rank.dp_rank in (pipeline.dp_ranks or (pipeline.dp_rank,)):
-            return pipeline
-    # A rank that registered after the plan was made: the first pipeline's part is safe for it too.
-    return plan.pipelines[0]
-
-
-def rank_requests(plan: AnyPlan, rank: RankRecord) -> tuple[tuple[int, int, float], ...]:
+def rank_requests(plan: Plan, rank: RankRecord) -> tuple[tuple[int, int, float], ...]:
     """Return the early requests of the rank's clocks: `[position, after_position, offset_s]`."""
-    if isinstance(plan, ProbePlan):
-        return ()
     return tuple(
         (position, after_position, offset_s)
-        for stage, position, after_position, offset_s in _part_of(plan, rank).requests
+        for stage, position, after_position, offset_s in plan.pipeline_of(rank.dp_rank).requests
         if stage == rank.stage
     )
 
@@ -88,7 +56,7 @@ def rank_cycle_mhz(
     profile: StageProfile | None,
 ) -> tuple[tuple[int, ...], ...]:
     """Return each instruction's clock per step of the version's cycle; empty: there is no cycle."""
-    if isinstance(record.plan, ProbePlan):
+    if record.plan.cycle_mhz:
         return tuple(row[stage] for row in record.plan.cycle_mhz)
     if not record.baseline_cycle or profile is None:
         return ()
@@ -136,7 +104,7 @@ def planned_times_s(
     return times_s
 
 
-def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
+def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
     """Check that ranks can take their parts of a plan.
 
     Args:
@@ -146,9 +114,10 @@ def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
     Raises:
         InvalidFieldError: A part is too large.
     """
-    for pipeline in plan.pipelines if isinstance(plan, DataParallelPlan) else (plan,):
+    for pipeline in plan.pipelines:
         for stage, instructions in enumerate(pipeline.stages):
-            num, num_bytes = len(instructions), _most_bytes(pipeline, stage, cycle_length)
+            num = len(instructions)
+            num_bytes = _most_bytes(plan, pipeline, stage, cycle_length)
             if num > MAX_INSTRUCTIONS or num_bytes > MAX_PART_BYTES:
                 raise InvalidFieldError(
                     "num_microbatches",
@@ -157,26 +126,17 @@ def check_parts_fit(plan: AnyPlan, *, cycle_length: int = 0) -> None:
                 )
 
 
-def _most_bytes(
-    pipeline: FrequencyPlan | PlannedPipeline | ProbePlan, stage: int, cycle_length: int
-) -> int:
-    if isinstance(pipeline, ProbePlan):
-        rows = {row[stage] for row in pipeline.cycle_mhz}
-        return most_bytes(
-            len(pipeline.stages[stage]),
-            num_clocks=len(set[int]().union(*rows)),
-            num_rows=len(rows),
-            cycle_length=pipeline.num_steps,
-        )
+def _most_bytes(plan: Plan, pipeline: PipelinePlan, stage: int, cycle_length: int) -> int:
+    rows = {row[stage] for row in plan.cycle_mhz}
     alike = {(kind, clock_mhz, chunk) for kind, _, clock_mhz, chunk in pipeline.stages[stage]}
     return most_bytes(
         len(pipeline.stages[stage]),
         # A comparison adds the highest clock of each kind.
-        num_clocks=2 * len(alike),
+        num_clocks=len(set[int]().union(*rows)) if rows else 2 * len(alike),
         num_times=len(alike),
         num_requests=sum(1 for of_stage, *_ in pipeline.requests if of_stage == stage),
-        num_rows=2 if cycle_length else 0,
-        cycle_length=cycle_length,
+        num_rows=len(rows) or (2 if cycle_length else 0),
+        cycle_length=len(plan.cycle_mhz) or cycle_length,
     )
 
 
@@ -339,11 +299,10 @@ class _Version:
 
     def rendered(self, rank: RankRecord, render: Callable[[RankPlan], bytes]) -> bytes:
         """Return the part of this rank."""
-        is_separate = isinstance(self.plan.plan, DataParallelPlan)
         is_slowed = any(slowed.rank == rank.rank for slowed in self.planned_inputs.rank_slowdowns)
         key = (
             rank.stage,
-            rank.dp_rank if is_separate else None,
+            rank.dp_rank if self.plan.plan.is_separate else None,
             rank.rank if is_slowed else None,
             is_timed(self.plan.plan, rank),
         )
