@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
 from flyball_pipeline.errors import PipelineError
@@ -18,6 +19,19 @@ MIN_SLOWDOWN, MAX_SLOWDOWN = 0.01, 100.0
 
 PROBE_POLICY = "probe"
 """Policy of a plan that measures instructions at changing clocks."""
+
+
+class Purpose(StrEnum):
+    """Purpose of a plan version.
+
+    `probe`: to measure instructions at changing clocks. `raise`: to run, and to measure which
+    clocks to raise. `comparison`: to run in turn with the highest clocks.
+    """
+
+    PLAN = "plan"
+    PROBE = "probe"
+    RAISE = "raise"
+    COMPARISON = "comparison"
 
 
 class PlannedInstruction(NamedTuple):

@@ -44,7 +44,7 @@ def test_plan_and_simulate_print_the_agreed_keys_and_the_figures_worked_out_by_h
         "policy", "reconfigure", "schedule", "target", "num_stages", "num_microbatches",
         "blocking_power_w", "iteration_time_s", "energy_j", "baseline", "saving_percent",
         "slowdown_percent", "lower_bound_j", "gap_percent", "transition_ms", "num_switches",
-        "solve_s", "compared", "stages", "saving_sources",
+        "solve_s", "compared", "stages", "saving_sources", "stage_predictions",
     }  # fmt: skip
     assert document["baseline"] == {"iteration_time_s": 9.0, "energy_j": 190.0}
     assert document["blocking_power_w"] == [5.0, 5.0]

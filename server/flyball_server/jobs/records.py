@@ -28,7 +28,7 @@ from flyball_wire.messages import (
     JobState,
     MeasurementDetail,
 )
-from flyball_wire.plan import Plan
+from flyball_wire.plan import Plan, Purpose
 
 # No leading dot: `..` in an address leads elsewhere.
 JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
@@ -303,6 +303,16 @@ class PlanRecord(Record):
     def plan_id(self) -> str:
         """Return the identity of the plan, different from that of another plan of its version."""
         return identity_of(self.created_at)
+
+    @property
+    def purpose(self) -> Purpose:
+        """Purpose of the version, by what it has its ranks run and measure."""
+        if self.plan.is_probe:
+            return Purpose.PROBE
+        if self.baseline_cycle:
+            return Purpose.COMPARISON
+        is_measured = self.measurement_detail == MeasurementDetail.INSTRUCTIONS
+        return Purpose.RAISE if is_measured else Purpose.PLAN
 
     @property
     def cycle_length(self) -> int:

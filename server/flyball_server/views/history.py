@@ -16,6 +16,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
 from flyball_server.views.plan_facts import mean_stage_clocks_mhz, predicted_iteration
+from flyball_wire.plan import Purpose
 from flyball_wire.read_models import PlanKind, PlanSummary
 
 # Limit over all jobs; one of 64 stages takes some 3 KB.
@@ -136,8 +137,6 @@ def summary_of(record: PlanRecord, profile: StageProfile | None) -> PlanSummary:
 
 
 def _kind(record: PlanRecord) -> PlanKind:
-    if record.plan.is_probe:
-        return PlanKind.PROBE
-    if record.baseline_cycle:
-        return PlanKind.COMPARISON
+    if record.purpose in {Purpose.PROBE, Purpose.COMPARISON}:
+        return PlanKind(record.purpose)
     return PlanKind.SEPARATE if record.plan.is_separate else PlanKind.PLAN

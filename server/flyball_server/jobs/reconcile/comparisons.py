@@ -16,7 +16,8 @@ from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, co
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
-from flyball_wire.messages import MeasurementDetail, PlanVersion
+from flyball_wire.messages import PlanVersion
+from flyball_wire.plan import Purpose
 
 _LOG = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ def _can_be_compared(reader: JobReader, situation: _Situation) -> bool:
     if newest.first_step is None or job.planned_revision != job.inputs_revision:
         return False
     record = require_plan(reader, job.job_id, newest.version)
-    return not record.plan.is_probe and record.measurement_detail != MeasurementDetail.INSTRUCTIONS
+    return record.purpose in {Purpose.PLAN, Purpose.COMPARISON}
 
 
 def _change(services: JobServices, writer: JobWriter, situation: _Situation) -> str:

@@ -37,7 +37,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
 )
 from flyball_server.planning.policies.reconfigure import reconfigure
 from flyball_wire.messages import Adaptation, MeasurementDetail
-from flyball_wire.plan import Plan
+from flyball_wire.plan import Plan, Purpose
 
 # Number of a version's steps that are read: a run that started over has later ones too.
 MOST_STEPS = 64
@@ -222,9 +222,7 @@ def _round(services: JobServices, reader: JobReader, job_id: str) -> _Round | No
     if record is None:
         return None
     plan = record.plan
-    is_open = (
-        record.measurement_detail == MeasurementDetail.INSTRUCTIONS and not record.baseline_cycle
-    )
+    is_open = record.purpose == Purpose.RAISE
     is_current = record.first_step is not None and job.planned_revision == job.inputs_revision
     if not (is_open and is_current) or plan.is_separate:
         return None

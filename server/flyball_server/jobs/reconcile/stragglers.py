@@ -29,6 +29,7 @@ from flyball_server.jobs.stragglers.detector import (
     rank_step,
 )
 from flyball_wire.messages import Adaptation
+from flyball_wire.plan import Purpose
 from flyball_wire.plan_options import Effort, Policy
 
 # Number of steps within which the next measured step is searched for: steps of an earlier run may
@@ -162,7 +163,7 @@ def measured_slowdowns(
 
 def _is_watched(reader: JobReader, seen: DetectionWindow) -> bool:
     plan = require_plan(reader, seen.job_id, seen.version)
-    return not plan.baseline_cycle and not plan.plan.is_probe
+    return plan.purpose in {Purpose.PLAN, Purpose.RAISE}
 
 
 # Number of steps that a plan holds before measurements on it may change it.
