@@ -104,9 +104,11 @@ bench: $(VENV)/installed
 	run benchmarks/envpipe_evaluation.py --switch-latency 0; \
 	run benchmarks/online_profiling.py --seeds 3 $(BENCH_ARGS); \
 	[ -z "$$FLYBALL_SHARED_DATA" ] || run benchmarks/replay.py; \
+	[ -z "$$FLYBALL_SHARED_DATA" ] || run benchmarks/varying_steps.py; \
 	run benchmarks/online_reconfiguration.py $(BENCH_ARGS); \
 	run benchmarks/straggler.py $(BENCH_ARGS); \
 	run benchmarks/straggler_at_once.py; \
+	run benchmarks/false_stragglers.py; \
 	run benchmarks/metrics_scrape.py; \
 	run benchmarks/timeline_view.py; \
 	run benchmarks/load.py; \

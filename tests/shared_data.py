@@ -24,3 +24,8 @@ def recorded_runs() -> list[Path]:
     found = sorted((Path(_FOLDER or ".") / "perseus-sosp24" / "recorded_runs").glob("*.json"))
     assert found, "no recorded runs below FLYBALL_SHARED_DATA"
     return found
+
+
+def recorded_steps(name: str) -> Path:
+    """Steps of a production job, recorded for an OSDI 2025 paper; where missing, tests fail."""
+    return Path(_FOLDER or ".") / "bytedance-osdi25" / name

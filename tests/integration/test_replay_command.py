@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.integration.command_in_process import document_of, flyball
 from tests.integration.command_in_process import refusal as refusal_of
+from tests.unit.replay.small_steps import PROFILE_TEXT, alone
 from tests.unit.replay.synthetic_runs import Document, synthetic_document
 
 
@@ -83,3 +84,72 @@ def test_options_are_refused(runs: Path, tmp_path: Path) -> None:
     assert "unknown 'half'" in refusal(runs, "--fit", "half")
     assert "must end in .svg or .png" in refusal(runs, "--plot", tmp_path / "replay.pdf")
     assert "cannot be written" in refusal(runs, "--plot", tmp_path / "none" / "replay.png")
+
+
+@pytest.fixture
+def steps(tmp_path: Path) -> list[str | Path]:
+    """Return the arguments for recorded steps: two ranks that take turns."""
+    recorded, its_profile = tmp_path / "steps.csv", tmp_path / "profile.csv"
+    recorded.write_text(alone([[(0.12, 0.24), (0.1, 0.2)], [(0.1, 0.2), (0.12, 0.24)]]))
+    its_profile.write_text(PROFILE_TEXT)
+    return ["--steps", recorded, "--profile", its_profile, "--blocking-power", "80"]
+
+
+def test_recorded_steps_are_compared_under_four_plans(
+    steps: list[str | Path], tmp_path: Path
+) -> None:
+    document = document_of("replay", *steps, "--no-transitions")
+    assert set(document) == {"steps", "static", "one_clock", "per_step", "bound_saved_percent"}
+    assert document["steps"] == 2
+    assert document["static"] == {"time_percent": 0.0, "saved_percent": pytest.approx(0)}
+    # The quick rank's 0.36 s have room for 1200 MHz: 12 J less in 0.03 s more, of 202.4 + 4.8 J.
+    assert document["per_step"]["saved_percent"] == pytest.approx(100 * 14.4 / 207.2, abs=0.01)
+    assert document["one_clock"] == pytest.approx(document["per_step"])
+    out = tmp_path / "clocks.csv"
+    text = flyball("replay", *steps, "--transition-ms", "2", "--clocks", out).stdout
+    assert "2 steps, 4 pipeline steps; clock changes take 2 ms up, 2 ms down; predicted" in text
+    lines = out.read_text().splitlines()
+    assert lines[:2] == [
+        "step,dp_rank,stage,instruction,microbatch,clock_mhz",
+        "0,0,0,forward,0,1400",
+    ]
+    assert len(lines) == 9
+    assert "0,1,0,backward,0,1200" in lines
+
+
+def test_an_error_of_prediction_has_a_reserve(steps: list[str | Path]) -> None:
+    document = document_of("replay", *steps, "--error", "2", "--shared-error")
+    assert 0 <= document["reserve_percent"] <= 8
+    text = flyball("replay", *steps, "--error", "2").stdout
+    assert "times with an error of 2 % an instruction, with a reserve of" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--curve", "3"], "--curve: the profile has stages 0 to 0, not 3"),
+        (["--error", "90"], "--error: must be from 0 to 50 %, not 90"),
+        (["--error", "nan"], "--error: must be from 0 to 50 %, not nan"),
+        (["--shared-error"], "--shared-error needs --error PERCENT"),
+        (["--saving"], "--saving is for recorded runs; leave it out with --steps"),
+        (["--transition-ms", "-1"], "--transition-ms: must be from 0 to 10000 ms, not -1"),
+        (["--clocks", "."], ".: is a folder; name a file in it"),
+    ],
+)
+def test_steps_are_refused_with_one_line(
+    steps: list[str | Path], arguments: list[str], fault: str
+) -> None:
+    assert refusal(*steps, *arguments) == fault
+
+
+def test_faults_of_recorded_steps_name_file_and_line(
+    steps: list[str | Path], tmp_path: Path
+) -> None:
+    recorded = tmp_path / "steps.csv"
+    recorded.write_text(recorded.read_text().replace("0.24\n", "-1\n", 1))
+    assert refusal(*steps) == (f"{recorded}: line 3: time_s must be above 0, at most 1e+06, not -1")
+    recorded.write_bytes(b"\xff")
+    assert refusal(*steps).startswith(f"{recorded}: not a CSV file in UTF-8")
+    assert refusal(*steps[:2]) == "--steps needs --profile PROFILE.csv, energies by clock"
+    assert refusal("--curve", "3") == "--curve needs --steps FILE.csv, times of recorded steps"
+    assert refusal(*steps[:4]).startswith("blocking power is needed: give --blocking-power W")

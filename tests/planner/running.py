@@ -22,7 +22,7 @@ from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.stragglers.announcements import (
     announce_straggler,
 )
-from flyball_server.jobs.stragglers.detector import clock_times
+from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.jobs.versions.rank_plans import rank_instructions
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_wire.closed_loop import StragglerAnnouncement

@@ -13,6 +13,11 @@ from flyball_server.cli.perseus_folder import read_workload, workload_folders
 from flyball_server.cli.plots.plot_file import PLOT_SUFFIXES, check_plot_path
 from flyball_server.cli.plots.replay_plot import write_replay_plot
 from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.cli.replay_steps import (
+    add_steps_arguments,
+    check_no_steps_arguments,
+    run_steps,
+)
 from flyball_server.replay.predicted_saving import PredictedSaving, predicted_saving
 from flyball_server.replay.recorded_runs import Recording, RecordingError
 from flyball_server.replay.replay_report import replay_text, saving_text
@@ -31,7 +36,8 @@ from flyball_wire.errors import CodecError
 def _configure(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Fit a stage profile on some of a workload's recorded runs, predict time and energy of the"
-        " others, and compare with what was measured."
+        " others, and compare with what was measured. With --steps: compare a plan for each"
+        " recorded step with one plan for all of them."
     )
     parser.add_argument(
         "recordings", metavar="RUN.json", type=Path, nargs="*", help="recorded runs of a workload"
@@ -65,6 +71,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
         help=f"plot measured against predicted figures: {', '.join(PLOT_SUFFIXES)}",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON only")
+    add_steps_arguments(parser)
 
 
 def read_recording(path: Path) -> Recording:
@@ -113,12 +120,16 @@ class _Result:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.steps:
+        _check_steps_alone(arguments)
+        return run_steps(arguments)
+    check_no_steps_arguments(arguments)
     if arguments.plot:
         check_plot_path(arguments.plot)
     if not (arguments.recordings or arguments.from_perseus or arguments.job):
         raise CommandError(
             "give RUN.json, a file of recorded runs, or --from-perseus, the Perseus artifact's"
-            " data, or --job, a job of the planner"
+            " data, or --job, a job of the planner, or --steps, times of recorded steps"
         )
     sources = [(str(path), read_recording(path)) for path in arguments.recordings]
     refused: list[str] = []
@@ -142,6 +153,20 @@ def _run(arguments: argparse.Namespace) -> int:
         not_replayed = "\n".join(f"not replayed: {reason}" for reason in refused)
         print("\n\n".join([*(result.text() for result in results), *filter(None, [not_replayed])]))
     return 0
+
+
+def _check_steps_alone(arguments: argparse.Namespace) -> None:
+    """Refuse recorded steps beside recorded runs."""
+    of_runs = {
+        "RUN.json": arguments.recordings,
+        "--from-perseus": arguments.from_perseus,
+        "--job": arguments.job,
+        "--saving": arguments.saving,
+        "--plot": arguments.plot,
+    }
+    for name, given in of_runs.items():
+        if given:
+            raise CommandError(f"{name} is for recorded runs; leave it out with --steps")
 
 
 def _add_artifact(

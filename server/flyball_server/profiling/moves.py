@@ -15,6 +15,7 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.rank_merge import whole_stages
 from flyball_profiles.stage_profile import MAX_JITTER, OperatingPoint, StageProfile
 from flyball_server.profiling.arms import needed_points, next_arms
+from flyball_server.profiling.differing_work import work_scatter
 from flyball_server.profiling.observations import (
     MAX_WITH_WAITING,
     Z_95,
@@ -105,14 +106,16 @@ def next_move(
     num_steps = _num_steps(versions, steps)
     first_step = versions[0].first_step or 0
     baseline = _baseline_of(steps)
-    findings = find(setup, [step for step in observed if step.step >= first_step])
+    current = [step for step in observed if step.step >= first_step]
+    findings = find(setup, current)
     if baseline is None or len(findings) < setup.schedule.num_stages:
         return Refused(
             problem=f"none of {num_steps} steps ran at the highest clocks as planned on every"
             " stage; clocks that cannot be set, or hooks that are not called, leave nothing to"
             " measure"
         )
-    problem = _first_problem(_unusable(setup, of_stage) for of_stage in findings)
+    problem = _differing_work(setup, current)
+    problem = problem or _first_problem(_unusable(setup, of_stage) for of_stage in findings)
     if problem is not None:
         return Refused(problem=problem)
     remaining = _remaining_steps(setup, versions, steps) - _DELAY_STEPS
@@ -262,6 +265,19 @@ def _first_problem(problems: Iterable[str | None]) -> str | None:
     """Return the first stage's problem, in one sentence; None: there is none."""
     return next(
         (f"stage {stage}: {problem}" for stage, problem in enumerate(problems) if problem), None
+    )
+
+
+def _differing_work(setup: ProbeSetup, observed: Iterable[StageStep]) -> str | None:
+    """Return the refusal of steps that differ in more than noise; None: they do not."""
+    scatter = work_scatter(setup, observed)
+    if scatter is None:
+        return None
+    return (
+        "the work of steps differs: times of all instructions rise and fall together, a"
+        f" microbatch's by {100 * scatter:.0f} %; one plan for all steps would make them longer."
+        " Pack or pad the inputs to one length while the job is profiled and planned; without a"
+        " plan it keeps its highest clocks"
     )
 
 

@@ -35,6 +35,7 @@ class Truth:
     Attributes:
         blocking_power_w: of a waiting rank, per stage.
         noise: standard deviation of each instruction's time and energy, as a share.
+        work: the same of what a microbatch's instructions have in common, log-normal.
         counter_period_s: between movements of an energy counter.
         delay_steps: least and most steps from a version's making to its first step.
     """
@@ -43,6 +44,7 @@ class Truth:
     schedule: Schedule
     blocking_power_w: tuple[float, ...]
     noise: float = 0.02
+    work: float = 0.0
     counter_period_s: float = 0.1
     delay_steps: tuple[int, int] = (3, 6)
 
@@ -61,6 +63,7 @@ class EmulatedTraining:
         self._random = np.random.default_rng(seed)
         self._dag = build_dag(truth.schedule)
         self._stage = np.array(self._dag.stage)
+        self._microbatch = [instruction.microbatch for instruction in self._dag.instruction]
         # Each GPU's counter moves at moments of its own.
         self._now_s = self._random.uniform(0, truth.counter_period_s, truth.schedule.num_stages)
         self._exact_j = np.zeros(truth.schedule.num_stages)
@@ -83,6 +86,11 @@ class EmulatedTraining:
             self._table[key] = self._truth.point(*key)
         true = np.array([self._table[key] for key in keys])
         drawn = true * (1 + self._truth.noise * self._random.standard_normal(true.shape))
+        if self._truth.work:
+            of_microbatch = np.exp(
+                self._truth.work * self._random.standard_normal(plan.num_microbatches)
+            )
+            drawn *= of_microbatch[self._microbatch][:, None]
         finish_s = np.array(earliest_finish_s(self._dag, drawn[:, 0].tolist()))
         iteration_time_s = float(finish_s.max())
         shown_j = self._read_counters(drawn, finish_s, iteration_time_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from dataclasses import replace
 from functools import cache
@@ -10,15 +11,30 @@ from typing import Any
 
 import pytest
 from tests.unit.planning.tiny_pipelines import changed_points
-from tests.unit.profiling.emulated_training import ProfilingRun, Truth, profile_online
+from tests.unit.profiling.emulated_training import (
+    EmulatedTraining,
+    ProfilingRun,
+    Truth,
+    profile_online,
+)
 from tests.unit.profiling.true_profiles import a100_truth, setup_of
 
 from flyball_pipeline.errors import PipelineError
-from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.instruction import WHOLE_STEP, InstructionKind, equal_stages
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import make_schedule
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
+from flyball_server.profiling.differing_work import work_scatter
 from flyball_server.profiling.moves import Finished, KeepWatching, Probe, Refused, next_move
-from flyball_server.profiling.observations import MAX_WITH_WAITING, ProbeSetup, StageStep
+from flyball_server.profiling.observations import (
+    MAX_WITH_WAITING,
+    InstructionTimes,
+    ProbedVersion,
+    ProbeSetup,
+    StageStep,
+)
+from flyball_server.profiling.version_design import baseline_plan
 
 TRUTH = a100_truth(12, stages=(0, 7))
 SETUP = setup_of(TRUTH)
@@ -127,6 +143,74 @@ def test_times_that_scatter_beyond_use_are_refused() -> None:
     assert isinstance(move, Refused)
     assert move.problem.startswith("stage 0: ")
     assert "takes a time that scatters by 9" in move.problem
+
+
+@pytest.mark.parametrize("work", [0.1, 0.2, 0.5])
+def test_steps_whose_work_differs_are_refused_within_twenty_steps(work: float) -> None:
+    problem = refused(truth=replace(TRUTH, work=work), steps=20)
+    found = re.search(r"the work of steps differs: .* by (\d+) %; one plan", problem)
+    assert found is not None
+    assert float(found[1]) / 100 == pytest.approx(work, rel=0.35)
+
+
+def baseline_steps(setup: ProbeSetup, truth: Truth, *, seed: int) -> list[StageStep]:
+    """Twelve steps at the highest clocks."""
+    training = EmulatedTraining(truth, seed=seed)
+    version = ProbedVersion(version=1, first_step=0, plan=baseline_plan(setup))
+    return [each for step in range(12) for each in training.run_step(step, version)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_noise_of_each_instruction_and_slow_steps_are_no_work(seed: int) -> None:
+    steps = baseline_steps(SETUP, replace(TRUTH, noise=0.2), seed=seed)
+    assert work_scatter(SETUP, steps) is None
+    slow = [
+        step
+        if step.step not in {3, 9}
+        else replace(
+            step,
+            instructions=tuple(
+                replace(times, mean_s=2 * times.mean_s) for times in step.instructions
+            ),
+        )
+        for step in steps
+    ]
+    assert work_scatter(SETUP, slow) is None
+
+
+@pytest.mark.parametrize(("scatter", "says_work"), [(0.03, False), (0.2, True), (0.5, True)])
+def test_a_step_of_one_instruction_scatters_with_its_work_alone(
+    *, scatter: float, says_work: bool
+) -> None:
+    shape = equal_stages(1, 1, kinds=WHOLE_STEP)
+    setup = ProbeSetup(
+        schedule=make_schedule("step", ScheduleInputs(shape=shape)),
+        clocks_mhz=((1410, 1200),),
+        num_ranks=(1,),
+    )
+    chance = random.Random(2)
+    steps = [
+        StageStep(
+            stage=0,
+            step=step,
+            version=1,
+            iteration_time_s=1.0,
+            energy_j=None,
+            instructions=(
+                InstructionTimes(
+                    kind=InstructionKind.STEP,
+                    chunk=0,
+                    sm_clock_mhz=1410,
+                    count=1,
+                    mean_s=math.exp(chance.gauss(0, scatter)),
+                    variance_s2=0.0,
+                ),
+            ),
+        )
+        for step in range(12)
+    ]
+    found = work_scatter(setup, steps)
+    assert (found is not None) is says_work
 
 
 def test_noise_beyond_the_limits_is_refused_with_error_and_limit() -> None:

@@ -15,7 +15,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.detector import clock_times
+from flyball_server.jobs.stragglers.step_ratios import clock_times
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.policies.measured_reconfigure import (
     StageInstructionTimes,

@@ -19,12 +19,10 @@ from flyball_server.jobs.replanning.update_and_replan import update_and_replan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.announcements import slowdowns_at
-from flyball_server.jobs.stragglers.detector import (
+from flyball_server.jobs.stragglers.detector import SlowdownRules, Slowdowns, find_slowdowns
+from flyball_server.jobs.stragglers.step_ratios import (
     ClockTimes,
     RankStep,
-    SlowdownRules,
-    Slowdowns,
-    find_slowdowns,
     planned_clock_times,
     rank_step,
 )

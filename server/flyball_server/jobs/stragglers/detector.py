@@ -1,10 +1,9 @@
 """Detection of stragglers from measurements, against their profile; pure.
 
-A ratio is the time that instructions took over their profiled time at the requested clock, so that
-a clock that was planned to be low does not make a rank slow; where clocks change late, over their
-predicted time. Ratios are pooled over the
-instructions of a step, and judged over a window of steps: a single slow step has no effect, and
-neither has noise within the window's standard error.
+Ratios of measured to profiled times (`step_ratios`) are judged over windows of steps. Steps of a
+job may differ in their work, so a rank is slow only where its excess is beyond what its stage's
+steps scatter: a t-test on logarithms of ratios, at a level that holds for all ranks and looks
+together. A few slow steps have no effect however slow they are.
 
 Ranks of one stage and pipeline wait for each other within an instruction, so their measurements are
 not independent and one of them stands for all. If a stage runs in several pipelines, their common
@@ -15,206 +14,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from flyball_pipeline.errors import PipelineError
-from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import RankSlowdown, StageSlowdown
-from flyball_server.jobs.records import RankRecord, StepDetail, StepRecord
-from flyball_server.planning.documents.recorded_plan import models_of_plan
-from flyball_server.planning.model.simulator import simulate
-from flyball_wire.closed_loop import StragglerReason
-from flyball_wire.plan import MAX_SLOWDOWN, MIN_SLOWDOWN, Plan
-
-ClockTimes = Mapping[tuple[str, int, int], float]
-"""Profiled times of one stage in s, by (kind, chunk, MHz)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindTimes:
-    """Times of all instructions of one kind in one step of one rank.
-
-    Attributes:
-        measured_s: sum of their measured times, s.
-        profiled_s: sum of their profiled times, s; positive.
-        variance_s2: variance of `measured_s`, from the scatter within the step, s2.
-    """
-
-    measured_s: float
-    profiled_s: float
-    variance_s2: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankStep:
-    """Measurement of one step of one rank for its slowdown factor."""
-
-    rank: int
-    step: int
-    by_kind: Mapping[str, KindTimes]
-    is_power_capped: bool = False
-    is_thermally_capped: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Ratio:
-    """Measured over profiled time: in each step of a window, and over all with standard error."""
-
-    of_steps: tuple[float, ...]
-    mean: float
-    error: float
-
-    def over(self, factor: float) -> Ratio:
-        """Return the ratio to a profile with all times multiplied by `factor`."""
-        return Ratio(
-            of_steps=tuple(of_step / factor for of_step in self.of_steps),
-            mean=self.mean / factor,
-            error=self.error / factor,
-        )
-
-    @property
-    def halves(self) -> tuple[float, float]:
-        """Means of the earlier and of the later half of the window."""
-        middle = len(self.of_steps) // 2
-        earlier, later = self.of_steps[:middle], self.of_steps[middle:]
-        return sum(earlier) / len(earlier), sum(later) / len(later)
-
-
-def clock_times(profile: StageProfile, stage: int) -> ClockTimes:
-    """Return the profiled times of one stage's instructions."""
-    return {
-        (str(kind), chunk, point.frequency_mhz): point.time_s
-        for chunk, of_chunk in enumerate(profile.chunks or (profile,))
-        for (of_stage, kind), points in of_chunk.points.items()
-        if of_stage == stage
-        for point in points
-    }
-
-
-def planned_clock_times(profile: StageProfile, plan: Plan) -> list[ClockTimes]:
-    """Return the times that a plan's instructions are predicted to take, by stage.
-
-    Where clocks change late, this is the mean over the plan's instructions of a kind, chunk and
-    clock, so that no change looks like a slow GPU. Others, and all of a plan that does not fit the
-    profile, have their profiled times.
-    """
-    of_stages = [dict(clock_times(profile, stage)) for stage in range(profile.num_stages)]
-    if plan.transitions is None:
-        return list(of_stages)
-    try:
-        pipelines = models_of_plan(profile, plan)
-    except PipelineError:
-        return list(of_stages)
-    sums: dict[tuple[int, tuple[str, int, int]], tuple[float, int]] = {}
-    for model, assignment in pipelines:
-        simulated = simulate(model, assignment)
-        repeats = model.schedule.num_microbatches if model.schedule.is_periodic else 1
-        for node, (stage, instruction) in enumerate(
-            zip(model.dag.stage, model.dag.instruction, strict=True)
-        ):
-            clock_mhz = model.points[node][assignment[node]].frequency_mhz
-            key = stage, (str(instruction.kind), instruction.chunk, clock_mhz)
-            sum_s, count = sums.get(key, (0.0, 0))
-            sums[key] = sum_s + simulated.busy_s[node], count + repeats
-    for (stage, alike), (sum_s, count) in sums.items():
-        of_stages[stage][alike] = sum_s / count
-    return list(of_stages)
-
-
-def rank_step(record: StepRecord, detail: StepDetail, times_s: ClockTimes) -> RankStep | None:
-    """Return the ratio of a rank's step to its profile; None: the step deviated from the plan.
-
-    None also if an emulated GPU could not reproduce its profile in the step.
-    """
-    sums: dict[str, tuple[float, float, float]] = {}
-    for kind, chunk, clock_mhz, count, mean_s, variance_s2 in detail.by_clock or ():
-        profiled_s = times_s.get((kind, chunk, clock_mhz or 0))
-        if profiled_s is not None:
-            measured, profiled, variance = sums.get(kind, (0.0, 0.0, 0.0))
-            sums[kind] = (
-                measured + count * mean_s,
-                profiled + count * profiled_s,
-                variance + count * variance_s2,
-            )
-    if not sums or record.plan_version is None or record.num_unplanned or record.num_overruns:
-        return None
-    return RankStep(
-        rank=record.rank,
-        step=record.step,
-        by_kind={
-            kind: KindTimes(measured_s=measured, profiled_s=profiled, variance_s2=variance)
-            for kind, (measured, profiled, variance) in sums.items()
-        },
-        is_power_capped=record.num_power_capped > 0,
-        is_thermally_capped=record.num_thermally_capped > 0,
-    )
-
-
-def window_ratio(
-    steps: Sequence[RankStep],
-    num_steps: int,
-    *,
-    drifts: Mapping[str, float],
-    kind: str | None = None,
-) -> Ratio | None:
-    """Return a rank's ratio over its newest steps; None: too few steps.
-
-    Args:
-        steps: steps of one rank, in their order.
-        num_steps: number of steps in the window, at least 2.
-        drifts: factors on the profile's times by kind; 1 for kinds without an entry.
-        kind: kind of instruction; None: all kinds together.
-    """
-    window: list[tuple[float, float, float]] = []
-    for step in reversed(steps):
-        times = _chosen_times(step, drifts, kind)
-        if times is not None:
-            window.append(times)
-        if len(window) == num_steps:
-            break
-    else:
-        return None
-    of_steps = tuple(measured_s / profiled_s for measured_s, profiled_s, _ in reversed(window))
-    all_measured_s, all_profiled_s, all_variance_s2 = map(sum, zip(*window, strict=True))
-    return Ratio(
-        of_steps=of_steps,
-        mean=all_measured_s / all_profiled_s,
-        # Steps scatter more than their instructions do if something slows whole steps.
-        error=max(_error_of_mean(of_steps), math.sqrt(all_variance_s2) / all_profiled_s),
-    )
-
-
-def _error_of_mean(values: Sequence[float]) -> float:
-    mean, num_values = sum(values) / len(values), len(values)
-    squares = sum((value - mean) ** 2 for value in values)
-    return math.sqrt(squares / (num_values - 1) / num_values)
-
-
-def reason_of(steps: Sequence[RankStep]) -> StragglerReason:
-    """Return the clock limit of at least half of the steps; `slow`: no reason was reported."""
-    num_thermal = sum(step.is_thermally_capped for step in steps)
-    num_power = sum(step.is_power_capped for step in steps)
-    if 2 * max(num_thermal, num_power) < len(steps):
-        return StragglerReason.SLOW
-    return StragglerReason.THERMAL if num_thermal >= num_power else StragglerReason.POWER
-
-
-def _chosen_times(
-    step: RankStep, drifts: Mapping[str, float], kind: str | None
-) -> tuple[float, float, float] | None:
-    """Return measured s, drifted profile's s and variance s2; None: nothing of this kind."""
-    if kind is not None:
-        times = step.by_kind.get(kind)
-        if times is None:
-            return None
-        return times.measured_s, drifts.get(kind, 1.0) * times.profiled_s, times.variance_s2
-    measured_s = profiled_s = variance_s2 = 0.0
-    for name, times in step.by_kind.items():
-        measured_s += times.measured_s
-        profiled_s += drifts.get(name, 1.0) * times.profiled_s
-        variance_s2 += times.variance_s2
-    return measured_s, profiled_s, variance_s2
+from flyball_server.jobs.records import RankRecord
+from flyball_server.jobs.stragglers.step_ratios import RankStep, Ratio, reason_of, window_ratio
+from flyball_wire.plan import MAX_SLOWDOWN, MIN_SLOWDOWN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,18 +29,27 @@ class SlowdownRules:
     """Thresholds for slow ranks and drifted stages.
 
     Attributes:
-        slow_above: ratio above which a rank is a straggler, in each of `num_steps` steps; a known
-            one's slowdown changes by as large a factor, or not at all.
-        slow_until: ratio below which a straggler has recovered, for as many steps.
+        slow_above: ratio above which a rank is a straggler on average over a window; a known one's
+            slowdown changes by as large a factor, or not at all.
+        slow_until: ratio above which it is in all of the shortest window's steps, three quarters of
+            a longer one's, and below which a straggler has recovered.
+        surely_above: ratio that its average is surely above.
+        windows: numbers of steps of the windows, rising.
+        false_alarm_z: quantile of the normal distribution that a straggler's excess is beyond:
+            at 5.2, one in ten million windows of equal ranks is (64 ranks looked at in 10,000
+            steps have 640,000 of each length, most of which overlap).
         drift: share beyond which the ratios of all a stage's ranks are a drift, on average over
             `num_drift_steps` steps, and over either half of them.
-        num_errors: number of standard errors that each of these has to exceed in addition.
+        num_errors: number of standard errors that a drift has to exceed in addition, and a
+            recovered straggler has to be below its slowdown.
     """
 
-    slow_above: float = 1.05
+    slow_above: float = 1.04
     slow_until: float = 1.025
+    surely_above: float = 1.01
+    windows: tuple[int, ...] = (5, 10, 20, 40)
+    false_alarm_z: float = 5.2
     drift: float = 0.02
-    num_steps: int = 5
     num_drift_steps: int = 40
     num_errors: float = 3.0
 
@@ -296,6 +112,59 @@ def find_slowdowns(
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Scatter:
+    """Standard deviation of the logarithm of one step's ratio, by rank, and its freedom.
+
+    A rank's is not below that of its stage.
+    """
+
+    of_ranks: Mapping[int, float]
+    freedom: float
+
+    def of_rank(self, rank: int) -> float:
+        return self.of_ranks.get(rank, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Excess:
+    """Slowness of a pipeline's slowest rank in one window of steps.
+
+    Attributes:
+        rank: that rank.
+        factor: mean of its ratio over the common one.
+        of_steps: logarithms of the same by step.
+        error: standard error of the mean of these.
+        false_alarm_errors: how many of them chance does not exceed.
+    """
+
+    rank: int
+    factor: float
+    of_steps: tuple[float, ...]
+    error: float
+    false_alarm_errors: float
+
+    def is_in_most_steps(self, limit: float, sign: int) -> bool:
+        """Return whether steps are beyond the limit: all of a few, three quarters of many."""
+        beyond = sum(sign * (of_step - math.log(limit)) > 0 for of_step in self.of_steps)
+        return beyond >= len(self.of_steps) - (
+            len(self.of_steps) // 4 if len(self.of_steps) > 5 else 0
+        )
+
+
+def student_quantile(normal_quantile: float, freedom: float) -> float:
+    """Return the quantile of Student's t that is as rare as the normal distribution's.
+
+    Wallace's approximation (Annals of Mathematical Statistics 30, 1959), turned round.
+
+    Args:
+        normal_quantile: of the normal distribution.
+        freedom: degrees of freedom, at least 1.
+    """
+    squared = (normal_quantile * (8 * freedom + 3) / (8 * freedom + 1)) ** 2
+    return math.sqrt(freedom * math.expm1(min(squared / freedom, 500.0)))
+
+
+@dataclass(frozen=True, kw_only=True)
 class _StageObservation:
     """One stage: by pipeline its ranks, their measurements, and the known slowdowns."""
 
@@ -307,51 +176,123 @@ class _StageObservation:
 
     def stragglers(self, now_unix_s: float) -> list[RankSlowdown]:
         """Return the stragglers of the stage, beyond its drift and the pipelines' common ratio."""
-        ratios = {
-            rank: self._ratio(rank, self.rules.num_steps)
-            for pipeline in self.pipelines
-            for rank in pipeline
-        }
-        means: list[float] = []
-        for pipeline in self.pipelines:
-            of_pipeline = [ratio.mean for rank in pipeline if (ratio := ratios[rank]) is not None]
-            if len(of_pipeline) < len(pipeline):  # a rank has not measured enough yet
-                return [self.known[rank] for rank in ratios if rank in self.known]
-            means.append(max(of_pipeline))
+        windows = list(self._windows())
+        if not windows:  # a rank has not measured enough yet
+            return [self.known[rank] for of in self.pipelines for rank in of if rank in self.known]
         found: list[RankSlowdown] = []
-        for index, pipeline in enumerate(self.pipelines):
-            others = [*means[:index], *means[index + 1 :]]
-            common = max(1.0, min(others, default=1.0))
-            beyond = {rank: ratio.over(common) for rank in pipeline if (ratio := ratios[rank])}
-            found += self._of_pipeline(beyond, now_unix_s)
+        for number, pipeline in enumerate(self.pipelines):
+            excesses = [of_pipelines[number] for of_pipelines in windows]
+            known = next((self.known[rank] for rank in pipeline if rank in self.known), None)
+            if known is None:
+                slow = next((each for each in excesses if self._is_slow(each)), None)
+                slowed = None if slow is None else self._slowdown(slow, now_unix_s)
+            else:
+                slowed = self._known_now(known, excesses, now_unix_s)
+            if slowed is not None:
+                found.append(slowed)
         return found
 
-    def _of_pipeline(self, beyond: Mapping[int, Ratio], now_unix_s: float) -> list[RankSlowdown]:
-        """Return the slowest rank of a pipeline's stage as a straggler, if it is slow."""
-        slowest = max(beyond, key=lambda rank: beyond[rank].mean)
-        known = next((self.known[rank] for rank in beyond if rank in self.known), None)
-        ratio = beyond[slowest]
-        if known is None:
-            if not self._is_above(ratio, self.rules.slow_above, at_least=self.rules.slow_until):
-                return []
-            return [self._slowdown(slowest, ratio, now_unix_s)]
-        own = beyond[known.rank]
-        if self._is_below(own, self.rules.slow_until, at_most=self.rules.slow_above):
-            return []
-        against_known = ratio.over(known.slowdown)
-        factor = self.rules.slow_above
-        has_changed = self._is_above(against_known, factor, at_least=1.0) or self._is_below(
-            against_known, 1 / factor, at_most=1.0
-        )
-        found = self._slowdown(slowest, ratio, now_unix_s)
-        is_other = (found.rank, found.slowdown) != (known.rank, known.slowdown)
-        return [found] if has_changed and is_other else [known]
+    def _windows(self) -> Iterator[list[_Excess]]:
+        """Yield, window by window, each pipeline's excess; the shortest first."""
+        scatter = self._scatter()
+        for num_steps in self.rules.windows:
+            slowest: list[tuple[int, Ratio]] = []
+            for pipeline in self.pipelines:
+                ratios = {rank: self._ratio(rank, num_steps) for rank in pipeline}
+                measured = {rank: ratio for rank, ratio in ratios.items() if ratio is not None}
+                if len(measured) < len(pipeline):
+                    return
+                slowest.append(max(measured.items(), key=lambda of_rank: of_rank[1].mean))
+            yield [self._excess(number, slowest, scatter) for number in range(len(self.pipelines))]
 
-    def _slowdown(self, rank: int, ratio: Ratio, now_unix_s: float) -> RankSlowdown:
-        return RankSlowdown(
+    def _excess(
+        self, number: int, slowest: Sequence[tuple[int, Ratio]], scatter: _Scatter
+    ) -> _Excess:
+        """Return the excess of one pipeline over the others' common ratio, and over the profile."""
+        rank, ratio = slowest[number]
+        others = sorted(
+            math.log(of.mean) for index, (_, of) in enumerate(slowest) if index != number
+        )
+        deviation = scatter.of_rank(rank) / math.sqrt(len(ratio.of_steps))
+        common = 0.0
+        if others:
+            # The least of several that scatter is below what they have in common, by about this.
+            least = others[0] + math.sqrt(2 * math.log(len(others))) * deviation
+            common = max(0.0, min(least, others[len(others) // 2]))
+            deviation *= math.sqrt(1 + 1.6 / len(others))
+        return _Excess(
             rank=rank,
-            slowdown=min(max(1.0, ratio.mean), MAX_SLOWDOWN),
-            reason=reason_of(self.steps[rank][-self.rules.num_steps :]),
+            factor=ratio.mean / math.exp(common),
+            of_steps=tuple(math.log(of_step) - common for of_step in ratio.of_steps),
+            error=max(deviation, ratio.step_error / ratio.mean),
+            false_alarm_errors=student_quantile(self.rules.false_alarm_z, scatter.freedom),
+        )
+
+    def _scatter(self) -> _Scatter:
+        """Return the scatter of the logarithm of one step's ratio, from steps that follow.
+
+        Differences from one step to the next hold no mean, and little of a change within the
+        steps. A sum of squares of n - 1 of them has some 2 (n - 1) / 3 degrees of freedom
+        (von Neumann et al., Annals of Mathematical Statistics 12, 1941).
+        """
+        of_ranks: dict[int, float] = {}
+        squares = num_differences = 0.0
+        for pipeline in self.pipelines:
+            for rank in pipeline:
+                steps = list(self.steps.get(rank, ()))[-self.rules.num_drift_steps :]
+                ratio = self._ratio(rank, len(steps)) if len(steps) > 1 else None
+                if ratio is None:
+                    continue
+                logs = [math.log(of_step) for of_step in ratio.of_steps]
+                of_rank = sum((after - before) ** 2 for before, after in pairwise(logs)) / 2
+                of_ranks[rank] = of_rank / (len(logs) - 1)
+                squares += of_rank / len(pipeline)
+                num_differences += (len(logs) - 1) / len(pipeline)
+        pooled = squares / num_differences if num_differences else 0.0
+        return _Scatter(
+            of_ranks={rank: math.sqrt(max(own, pooled)) for rank, own in of_ranks.items()},
+            freedom=max(1.0, 2 * num_differences / 3),
+        )
+
+    def _is_slow(self, excess: _Excess) -> bool:
+        """Return whether it is that of a straggler: large enough, in most steps, and surely."""
+        sure = math.log(excess.factor) - excess.false_alarm_errors * excess.error
+        return (
+            excess.factor > self.rules.slow_above
+            and excess.is_in_most_steps(self.rules.slow_until, 1)
+            and sure > math.log(self.rules.surely_above)
+        )
+
+    def _known_now(
+        self, known: RankSlowdown, excesses: Sequence[_Excess], now_unix_s: float
+    ) -> RankSlowdown | None:
+        """Return a known straggler as it is now; None: it has recovered."""
+        for excess in excesses:
+            against = math.log(excess.factor / known.slowdown)
+            sign = 1 if against > 0 else -1
+            if (
+                abs(against) > math.log(self.rules.slow_above)
+                and abs(against) > excess.false_alarm_errors * excess.error
+                and excess.is_in_most_steps(known.slowdown * self.rules.slow_above**sign, sign)
+            ):
+                is_slow = excess.factor > self.rules.slow_above
+                return self._slowdown(excess, now_unix_s) if is_slow else None
+        for excess in excesses:
+            surely_less = math.log(excess.factor / known.slowdown)
+            surely_less += self.rules.num_errors * excess.error
+            if (
+                excess.factor < self.rules.slow_until
+                and excess.is_in_most_steps(self.rules.slow_until, -1)
+                and surely_less < 0
+            ):
+                return None
+        return known
+
+    def _slowdown(self, excess: _Excess, now_unix_s: float) -> RankSlowdown:
+        return RankSlowdown(
+            rank=excess.rank,
+            slowdown=min(max(1.0, excess.factor), MAX_SLOWDOWN),
+            reason=reason_of(self.steps[excess.rank][-self.rules.windows[0] :]),
             since_unix_s=now_unix_s,
         )
 
@@ -409,12 +350,3 @@ class _StageObservation:
     def _ratio(self, rank: int, num_steps: int, kind: str | None = None) -> Ratio | None:
         drifts = {name: slowed.slowdown for name, slowed in self.drifts.items()}
         return window_ratio(self.steps.get(rank, ()), num_steps, drifts=drifts, kind=kind)
-
-    def _is_above(self, ratio: Ratio, limit: float, *, at_least: float) -> bool:
-        """Return whether the ratio is above the limit in each step, and surely above `at_least`."""
-        sure = ratio.mean - self.rules.num_errors * ratio.error > at_least
-        return sure and min(ratio.of_steps) > limit
-
-    def _is_below(self, ratio: Ratio, limit: float, *, at_most: float) -> bool:
-        sure = ratio.mean + self.rules.num_errors * ratio.error < at_most
-        return sure and max(ratio.of_steps) < limit

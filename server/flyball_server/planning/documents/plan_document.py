@@ -261,16 +261,18 @@ def plan_from_document(document: object) -> Plan:
         PlanningError: the document is not a plan; `field` says where.
     """
     fields = mapping_of(document, "plan")
+    is_probe = fields.get("policy") == PROBE_POLICY
+    prediction = None if is_probe else _prediction_of(fields)
+    header = _header_of(fields)
     pipelines: tuple[PipelinePlan, ...]
     if "pipelines" in fields:
         pipelines = _planned_pipelines(list_of(fields["pipelines"], "pipelines"))
     else:
         pipelines = (PipelinePlan(**_clocks_of(fields)),)
-    is_probe = fields.get("policy") == PROBE_POLICY
     return Plan(
-        **_header_of(fields),
+        **header,
         pipelines=pipelines,
-        prediction=None if is_probe else _prediction_of(fields),
+        prediction=prediction,
         cycle_mhz=_cycle_of(fields, pipelines[0].stages) if is_probe else (),
     )
 

@@ -35,7 +35,7 @@ class HighsRelaxation:
         self._unit_s = float(network.min_window_s[: network.num_instructions].mean())
         gains_w = np.abs(network.slope_w[network.slope_w < 0])
         self._unit_w = float(np.sort(gains_w)[len(gains_w) // 2]) if len(gains_w) else 1.0
-        self._highs = _QuietHighs()
+        self._highs = QuietHighs()
         # Each solve begins with the last one's basis; steepest-edge weights are not worth keeping.
         for option, value in (("threads", 1), ("presolve", "off"), (_EDGE_WEIGHTS, _DEVEX)):
             self._highs.setOptionValue(option, value)
@@ -60,7 +60,7 @@ class HighsRelaxation:
         )
 
 
-class _QuietHighs(highspy.Highs):  # type: ignore[misc]
+class QuietHighs(highspy.Highs):  # type: ignore[misc]
     """HiGHS without the callbacks of its constructor, which prints a banner to standard output."""
 
     def __init__(self) -> None:

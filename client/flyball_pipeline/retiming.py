@@ -1,0 +1,365 @@
+"""Clocks for one step from its work: durations in proportion to the longest path.
+
+A plan repeats one iteration. Where steps differ, each has other bubbles, and other pipelines are
+its slowest. `retime` chooses the clocks of one step of one pipeline from a factor of each
+instruction's time in this step and a deadline for each meeting:
+
+1. `t[i]` is at first the time `b[i]` at the highest clock, or that of the plan in force.
+2. `L[i]` is the longest path through i: one pass forward, one backward.
+3. `t[i] <- min(max(t[i] T / L[i], b[i]), c[i])`, where `c[i]` is the time at the clock of least
+   energy net of waiting. 2 and 3 are repeated `ROUNDS` times.
+4. In topological order each instruction takes the slowest clock at which it ends no later than the
+   longest path after it allows.
+
+From the highest clocks no path becomes longer than T: on a path P the sum of `t[i] T / L[i]` is at
+most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on P; clipping at
+`c[i]` shortens; and where `len(P) > T` every `L[i] > T`, so nothing on P is stretched
+(docs/theory.md, "A plan for each step"). The start from the plan in force and late clock changes
+are not proven: there the result is checked by its latest end.
+
+Everything is a list in a fixed order, so that equal inputs give equal clocks on every rank.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+
+from flyball_pipeline.clock_groups import ClockGroups
+from flyball_pipeline.clock_rounding import ChangeDelays, ClockRounding
+from flyball_pipeline.dag import DependencyDag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.step_curves import ClockPoint, step_curves
+from flyball_pipeline.step_paths import StepPaths
+
+ROUNDS = 6
+MAX_INSTRUCTIONS = 33_000
+# Numbers of instructions of a stage that share a clock, where one each is too late.
+RUN_LENGTHS = (2, 4, 8)
+# Of one grouping, each aimed at segments as much shorter as the one before was late, and half as
+# much again: fewer changes are in time then.
+_MAX_TRIES = 4
+_MORE = 1.5
+_MAX_OF_MANY_TRIES = 2_500
+# Where late changes cost more than this share of the saving, groups are tried too.
+_MOST_LOST = 0.03
+# Share of a step by which late first clocks may lengthen it, where a last instruction at a higher
+# clock avoids more, and the most of its stage's time that such an instruction may take.
+_MOST_FIRST_LATE, _MOST_OF_STAGE = 0.003, 0.15
+# Of factors, and of sums of times in another order.
+_TOLERANCE = 1e-9
+
+
+class RetimingError(PipelineError):
+    """A pipeline or a step that gets no plan of its own."""
+
+
+class RetimedPipeline:
+    """All of a pipeline that its steps share; made once for each version of its plan.
+
+    Nodes are the instructions of a step, as in a dependency DAG. A meeting is a moment at which
+    all pipelines wait for each other; it ends a segment of the step, and each node belongs to one.
+
+    Args:
+        dag: what waits for what, with its tail and transfers.
+        points: per node, its time and energy by clock at factor 1, in any order. Nodes that are
+            alike should share one object.
+        waiting_power_w: per stage, power of all its GPUs while they wait, W.
+        meeting: per node, the meeting that ends its segment, from 0 on; empty: one at the end.
+        plan_mhz: per node, its clock in the plan in force; empty: there is no plan.
+        delays: delays of clock changes; None: clocks change at once.
+        gap_s: per stage, least time from a step's end, where the next first clock is requested, to
+            the stage's first instruction, s; empty: none.
+
+    Raises:
+        RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none.
+        ValueError: arguments have other lengths, or a node has no point.
+    """
+
+    def __init__(
+        self,
+        *,
+        dag: DependencyDag,
+        points: Sequence[Sequence[ClockPoint]],
+        waiting_power_w: Sequence[float],
+        meeting: Sequence[int] = (),
+        plan_mhz: Sequence[int] = (),
+        delays: ChangeDelays | None = None,
+        gap_s: Sequence[float] = (),
+    ) -> None:
+        if not 0 < dag.num_nodes <= MAX_INSTRUCTIONS:
+            raise RetimingError(
+                f"no step plans for {dag.num_nodes}; they are made for 1 to {MAX_INSTRUCTIONS}",
+                field="instructions",
+            )
+        self.paths = StepPaths(dag, meeting)
+        of_nodes = [points[node] for node in self.paths.nodes]
+        powers_w = [waiting_power_w[each] for each in self.paths.stage]
+        #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
+        self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
+        self._number_of = {mhz: number for number, mhz in enumerate(self.clocks_mhz)}
+        self.tail_s, self.delays = dag.tail_s, delays
+        self.num_stages = 1 + max(dag.stage)
+        self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
+        self.rounding = ClockRounding(self.paths, self.curves, delays, self.gaps_s)
+        self.plan_mhz = tuple(plan_mhz)
+        self._highest_s = [curve.highest_s for curve in self.curves]
+        self.most_ratios = [curve.ratios[-1] for curve in self.curves]
+
+    @cached_property
+    def plan_ratios(self) -> list[float]:
+        """Time of each place in the plan in force over that at the highest clock."""
+        clocks = (self.plan_mhz[node] for node in self.paths.nodes)
+        return [
+            curve.ratio_of_number[self._number_of[clock_mhz]]
+            for curve, clock_mhz in zip(self.curves, clocks, strict=True)
+        ]
+
+    @cached_property
+    def plan_times(self) -> tuple[float, ...]:
+        """Time of each segment in the plan in force at factors of 1, s; the last with the tail."""
+        both = zip(self._highest_s, self.plan_ratios, strict=True)
+        return self.times_of([time_s * ratio for time_s, ratio in both])
+
+    @property
+    def has_many_tries(self) -> bool:
+        """Return whether the pipeline is small enough for all groupings and tries."""
+        return self.paths.num_places <= _MAX_OF_MANY_TRIES
+
+    @cached_property
+    def groupings(self) -> tuple[ClockGroups, ...]:
+        """Groups of instructions that may share clocks, the smallest first."""
+        paths, curves = self.paths, self.curves
+        lengths = RUN_LENGTHS if self.has_many_tries else ()
+        return (
+            *(ClockGroups.of_runs(paths, curves, length) for length in lengths),
+            ClockGroups(paths, curves, paths.stage),
+            ClockGroups(paths, curves, [0] * paths.num_places),
+        )
+
+    def times_of(self, durations_s: Sequence[float]) -> tuple[float, ...]:
+        """Return the time of each segment, s, the last with the tail.
+
+        Args:
+            durations_s: per place, s.
+        """
+        *before_s, last_s = self.paths.segment_times_s(self.paths.ends_s(durations_s))
+        return (*before_s, last_s + self.tail_s)
+
+    def highest_s(self, factors: Sequence[float]) -> list[float]:
+        """Return per place its time at the highest clock in a step, s.
+
+        Args:
+            factors: per node, its time in this step over the one of its points.
+
+        Raises:
+            RetimingError: a factor is missing, or not a positive number.
+        """
+        if len(factors) != self.paths.num_places:
+            raise RetimingError(
+                f"{len(factors)} for {self.paths.num_places} instructions", field="factors"
+            )
+        if not all(0 < factor < math.inf for factor in factors):
+            raise RetimingError("must be positive numbers", field="factors")
+        both = zip(self._highest_s, self.paths.nodes, strict=True)
+        return [time_s * factors[node] for time_s, node in both]
+
+    def numbers_of(self, in_force_mhz: Sequence[int]) -> list[int]:
+        """Return the number of each clock; one that is not among them counts as the next lower."""
+        last = len(self.clocks_mhz) - 1
+        return [
+            next((n for n, mhz in enumerate(self.clocks_mhz) if mhz <= in_force), last)
+            for in_force in in_force_mhz
+        ]
+
+    def clocks_of(self, choices: Sequence[int]) -> tuple[int, ...]:
+        """Return per node its clock in MHz; `choices` are by place, indices of kept clocks."""
+        clocks = [0] * self.paths.num_places
+        for node, curve, choice in zip(self.paths.nodes, self.curves, choices, strict=True):
+            clocks[node] = self.clocks_mhz[curve.numbers[choice]]
+        return tuple(clocks)
+
+
+def own_times(pipeline: RetimedPipeline, factors: Sequence[float]) -> tuple[float, ...]:
+    """Return the time of each segment of a step at the highest clocks, s, the last with the tail.
+
+    Args:
+        pipeline: the pipeline.
+        factors: per node, its time in this step over the one of its points.
+
+    Raises:
+        RetimingError: a factor is missing, or not a positive number.
+    """
+    return pipeline.times_of(pipeline.highest_s(factors))
+
+
+def retime(
+    pipeline: RetimedPipeline,
+    factors: Sequence[float],
+    deadlines_s: Sequence[float],
+    *,
+    in_force_mhz: Sequence[int] = (),
+    reserve: float = 0.0,
+) -> tuple[int, ...]:
+    """Return per node its clock in a step, MHz.
+
+    No segment takes longer than its deadline, or where that is longer than its own time at the
+    highest clocks, requested with the same clocks in force.
+
+    Args:
+        pipeline: the pipeline.
+        factors: per node, its time in this step over the one of its points.
+        deadlines_s: time of each segment, s, the last with the tail.
+        in_force_mhz: per stage, the clock in force as the step before ended; empty: the highest.
+        reserve: share by which each segment is planned shorter, as far as the highest clocks allow.
+
+    Raises:
+        RetimingError: a factor or a deadline is missing, or not a positive number.
+    """
+    highest_s = pipeline.highest_s(factors)
+    if len(deadlines_s) != pipeline.paths.num_meetings:
+        raise RetimingError(
+            f"{len(deadlines_s)} for {pipeline.paths.num_meetings} meetings", field="deadlines_s"
+        )
+    if not all(0 < deadline_s < math.inf for deadline_s in deadlines_s):
+        raise RetimingError("must be positive numbers", field="deadlines_s")
+    if _is_plan_in_force(pipeline, factors, deadlines_s):
+        return pipeline.plan_mhz
+    step = _Step(pipeline, highest_s, factors)
+    step.aim_at(deadlines_s, in_force_mhz, reserve)
+    return pipeline.clocks_of(step.choices())
+
+
+def _is_plan_in_force(
+    pipeline: RetimedPipeline, factors: Sequence[float], deadlines_s: Sequence[float]
+) -> bool:
+    """Return whether the step is the one that the plan in force was made for."""
+    if not pipeline.plan_mhz or max(factors) - 1 > _TOLERANCE or 1 - min(factors) > _TOLERANCE:
+        return False
+    both = zip(deadlines_s, pipeline.plan_times, strict=True)
+    return all(abs(deadline_s - time_s) <= _TOLERANCE * time_s for deadline_s, time_s in both)
+
+
+class _Step:
+    """One step of a pipeline."""
+
+    def __init__(
+        self,
+        pipeline: RetimedPipeline,
+        highest_s: list[float],
+        factors: Sequence[float],
+    ) -> None:
+        self._pipeline, self._highest_s = pipeline, highest_s
+        self._factors = [factors[node] for node in pipeline.paths.nodes]
+
+    def aim_at(
+        self, deadlines_s: Sequence[float], in_force_mhz: Sequence[int], reserve: float
+    ) -> None:
+        """Take the rest of what `retime` takes."""
+        pipeline, highest_s = self._pipeline, self._highest_s
+        self._in_force = pipeline.numbers_of(in_force_mhz) or [0] * pipeline.num_stages
+        *before_s, last_s = deadlines_s
+        segments_s = (*before_s, last_s - pipeline.tail_s)
+        paths, rounding = pipeline.paths, pipeline.rounding
+        own_s = paths.segment_times_s(paths.ends_s(highest_s))
+        segments_s = tuple(map(max, segments_s, own_s))
+        #: Segments' times that are aimed at, and that may not be exceeded, s.
+        self._aimed_s = [segment_s / (1 + reserve) for segment_s in segments_s]
+        latest_s = own_s
+        if pipeline.delays is not None:
+            highest = [0] * len(highest_s)
+            ends_s = rounding.latest_ends_s(highest, highest_s, self._in_force)
+            latest_s = paths.segment_times_s(ends_s)
+        self._allowed_s = [
+            max(both) * (1 + _TOLERANCE) for both in zip(segments_s, latest_s, strict=True)
+        ]
+        self._slowest = self._slowest_at_end()
+
+    def _slowest_at_end(self) -> dict[int, int]:
+        """Return of stages' last places the slowest choice from which a first clock is in time.
+
+        The next step's first clock is late by up to `up_s` less the gap, for which its instruction
+        runs at the clock of this step's last one. An instruction that is much of its stage's work
+        keeps its clock: a higher one would cost more than the delay.
+        """
+        pipeline = self._pipeline
+        if pipeline.delays is None:
+            return {}
+        of_stages_s = [0.0] * pipeline.num_stages
+        for stage, time_s in zip(pipeline.paths.stage, self._highest_s, strict=True):
+            of_stages_s[stage] += time_s
+        most_late_s = _MOST_FIRST_LATE * sum(self._allowed_s)
+        slowest: dict[int, int] = {}
+        for place, gap_s, of_stage_s in zip(
+            pipeline.paths.last_of_stage, pipeline.gaps_s, of_stages_s, strict=True
+        ):
+            late_s = pipeline.delays.up_s - gap_s
+            is_short = self._highest_s[place] <= _MOST_OF_STAGE * of_stage_s
+            if late_s > most_late_s and is_short:
+                ratio = 1 / (1 - most_late_s / late_s)
+                slowest[place] = bisect_right(pipeline.curves[place].ratios, ratio) - 1
+        return slowest
+
+    def choices(self) -> list[int]:
+        """Return the plan of least energy net of waiting among those that are in time."""
+        pipeline, highest_s = self._pipeline, self._highest_s
+        most_s = [
+            ratio * time_s for ratio, time_s in zip(pipeline.most_ratios, highest_s, strict=True)
+        ]
+        for place, choice in self._slowest.items():
+            most_s[place] = pipeline.curves[place].ratios[choice] * highest_s[place]
+        best = [0] * len(highest_s)
+        highest_j = best_j = self._cost_j(best)
+        starts = [list(highest_s)]
+        if pipeline.plan_mhz:
+            of_plan = zip(highest_s, pipeline.plan_ratios, most_s, strict=True)
+            starts.append([min(time_s * ratio, most) for time_s, ratio, most in of_plan])
+        for times_s in starts:
+            pipeline.paths.stretch(times_s, highest_s, most_s, self._aimed_s, ROUNDS)
+            choices, ends_s = pipeline.rounding.rounded(
+                times_s, highest_s, self._aimed_s, self._in_force, self._slowest
+            )
+            cost_j = self._cost_j(choices)
+            if cost_j < best_j and self._share_of_allowed(ends_s) <= 1:
+                best, best_j = choices, cost_j
+        if pipeline.delays is None:
+            return best
+        at_once, _ = pipeline.rounding.rounded_at_once(starts[0], highest_s, self._aimed_s)
+        least_j = self._cost_j(at_once)
+        if highest_j - best_j >= (1 - _MOST_LOST) * (highest_j - least_j):
+            return best
+        return self._best_of_groups(best, best_j)
+
+    def _best_of_groups(self, best: list[int], best_j: float) -> list[int]:
+        """Return this plan, or one in time with fewer changes that takes less energy."""
+        rounding = self._pipeline.rounding
+        for groups in self._pipeline.groupings:
+            aimed_s = self._aimed_s
+            for _ in range(_MAX_TRIES if self._pipeline.has_many_tries else 1):
+                choices = groups.choices(self._highest_s, aimed_s, ROUNDS)
+                for place, slowest in self._slowest.items():
+                    choices[place] = min(choices[place], slowest)
+                cost_j = self._cost_j(choices)
+                if cost_j >= best_j:
+                    break
+                share = self._share_of_allowed(
+                    rounding.latest_ends_s(choices, self._highest_s, self._in_force)
+                )
+                if share <= 1:
+                    best, best_j = choices, cost_j
+                    break
+                aimed_s = [share**-_MORE * time_s for time_s in aimed_s]
+        return best
+
+    def _share_of_allowed(self, ends_s: Sequence[float]) -> float:
+        """Return the longest segment as a share of what is allowed; above 1: it is late."""
+        times_s = self._pipeline.paths.segment_times_s(ends_s)
+        both = zip(times_s, self._allowed_s, strict=True)
+        return max(time_s / allowed_s for time_s, allowed_s in both)
+
+    def _cost_j(self, choices: Sequence[int]) -> float:
+        """Return energy net of waiting, J."""
+        places = zip(self._pipeline.curves, choices, self._factors, strict=True)
+        return sum(curve.costs_j[choice] * factor for curve, choice, factor in places)

@@ -1,0 +1,239 @@
+"""`flyball replay --steps`: recorded steps under a static plan and under a plan for each step."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from flyball_pipeline.errors import PipelineError
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.gpu_windows import GpuWindow
+from flyball_profiles.limited_file import read_text
+from flyball_server.cli import offline_inputs
+from flyball_server.cli.pipeline_arguments import OPTION_OF_FIELD
+from flyball_server.cli.progress_line import ProgressLine
+from flyball_server.planning.request_options import clock_transitions, with_known_transitions
+from flyball_server.replay.recorded_runs import RecordingError
+from flyball_server.replay.steps.predicted_work import PredictionError
+from flyball_server.replay.steps.recorded_steps import (
+    RecordedStep,
+    has_chunks,
+    parse_recorded_steps,
+)
+from flyball_server.replay.steps.replayed_steps import (
+    JudgedBy,
+    StepsReplay,
+    TimeAndSaving,
+    replay_steps,
+)
+from flyball_server.replay.steps.step_models import Steps, pipeline_steps
+from flyball_wire.command import CommandError
+from flyball_wire.plan_options import PlanOptions
+from flyball_wire.whole_file import write_result
+
+_MAX_ERROR_PERCENT = 50.0
+# Options of recorded steps: name in the arguments, and as it is given.
+_OF_STEPS = {
+    "profile": "--profile",
+    "curve": "--curve",
+    "error": "--error",
+    "shared_error": "--shared-error",
+    "clocks": "--clocks",
+    "blocking_power": "--blocking-power",
+    "gpu": "--gpu",
+    "transition_ms": "--transition-ms or --no-transitions",
+    "transitions": "--transitions",
+}
+
+
+def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add `--steps` and what belongs to it."""
+    group = parser.add_argument_group("recorded steps")
+    group.add_argument(
+        "--steps",
+        metavar="FILE.csv",
+        type=Path,
+        help="times of recorded steps at the highest clock: columns step, dp_rank, stage,"
+        " instruction, microbatch, begin_s, time_s, and chunk where there are model chunks; a"
+        " plan for each step is compared with one plan for all of them",
+    )
+    group.add_argument(
+        "--profile",
+        metavar="PROFILE.csv",
+        type=Path,
+        help="stage profile; times and energies by clock are taken relative to the highest clock",
+    )
+    group.add_argument(
+        "--curve",
+        metavar="STAGE",
+        type=int,
+        help="stage of the profile whose curves all stages get (default: each its own)",
+    )
+    group.add_argument(
+        "--error",
+        metavar="PERCENT",
+        type=float,
+        default=None,
+        help="standard deviation in percent of the predicted times that each step's plan is made"
+        f" of, 0 to {_MAX_ERROR_PERCENT:g} (default: 0, the recorded times themselves)",
+    )
+    group.add_argument(
+        "--shared-error",
+        action="store_true",
+        help="draw one error for each microbatch of a pipeline, not for each instruction",
+    )
+    group.add_argument(
+        "--clocks",
+        metavar="OUT.csv",
+        type=Path,
+        help="write the clocks of each step's plan: step, dp_rank, stage, instruction, microbatch,"
+        " clock_mhz",
+    )
+    offline_inputs.add_blocking_power_argument(group, "default: from --gpu")
+    offline_inputs.add_gpu_argument(group)
+    offline_inputs.add_transition_arguments(group, "from --gpu, else clocks change at once")
+
+
+def check_no_steps_arguments(arguments: argparse.Namespace) -> None:
+    """Refuse options of recorded steps where there are none.
+
+    Raises:
+        CommandError: one is given.
+    """
+    for name, option in _OF_STEPS.items():
+        if getattr(arguments, name) not in {None, False}:
+            raise CommandError(f"{option} needs --steps FILE.csv, times of recorded steps")
+
+
+def run_steps(arguments: argparse.Namespace) -> int:
+    """Run `flyball replay --steps`."""
+    error = _error(arguments)
+    if arguments.profile is None:
+        raise CommandError("--steps needs --profile PROFILE.csv, energies by clock")
+    profile = offline_inputs.read_profile(arguments.profile)
+    if arguments.curve is not None and not 0 <= arguments.curve < profile.num_stages:
+        raise CommandError(
+            f"--curve: the profile has stages 0 to {profile.num_stages - 1}, not {arguments.curve}"
+        )
+    gpu = offline_inputs.gpu_window(arguments.gpu)
+    power_w = offline_inputs.blocking_power_w(arguments.blocking_power, gpu)
+    transitions = _transitions(arguments, gpu)
+    recorded = _recorded(arguments.steps)
+    with ProgressLine("replaying the steps"):
+        try:
+            steps = pipeline_steps(
+                recorded,
+                profile,
+                power_w,
+                curve_stage=arguments.curve,
+                transitions=transitions,
+            )
+            replayed = replay_steps(steps, world=JudgedBy(transitions=transitions), error=error)
+        except RecordingError as fault:
+            raise CommandError(f"{arguments.steps}: {fault}") from None
+        except PipelineError as fault:
+            option = OPTION_OF_FIELD.get(fault.field, fault.field)
+            raise CommandError(f"{option}: {fault.message}") from None
+    if arguments.clocks:
+        write_result(arguments.clocks, _clocks_csv(recorded, steps, replayed))
+    if arguments.json:
+        print(json.dumps(_document(replayed, error)))
+    else:
+        print(_text(replayed, error, transitions))
+    return 0
+
+
+def _error(arguments: argparse.Namespace) -> PredictionError:
+    percent = 0.0 if arguments.error is None else arguments.error
+    if not 0 <= percent <= _MAX_ERROR_PERCENT:
+        raise CommandError(f"--error: must be from 0 to {_MAX_ERROR_PERCENT:g} %, not {percent:g}")
+    if arguments.shared_error and not percent:
+        raise CommandError("--shared-error needs --error PERCENT")
+    return PredictionError(deviation=percent / 100, is_shared=arguments.shared_error)
+
+
+def _transitions(arguments: argparse.Namespace, gpu: GpuWindow | None) -> ClockTransitions | None:
+    options = PlanOptions(
+        transition_ms=arguments.transition_ms,
+        transitions=offline_inputs.given_transitions(arguments.transitions),
+    )
+    of_gpu = None if gpu is None else gpu.transitions
+    try:
+        return clock_transitions(with_known_transitions(options, of_gpu))
+    except PipelineError as fault:
+        raise CommandError(f"--transition-ms: {fault.message}") from None
+
+
+def _recorded(path: Path) -> tuple[RecordedStep, ...]:
+    try:
+        return parse_recorded_steps(read_text(path))
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from None
+    except RecordingError as error:
+        raise CommandError(f"{path}: {error}") from None
+    except ValueError as error:
+        raise CommandError(f"{path}: not a CSV file in UTF-8 ({error})") from None
+
+
+def _clocks_csv(recorded: tuple[RecordedStep, ...], steps: Steps, replayed: StepsReplay) -> str:
+    with_chunks = has_chunks(recorded)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    columns = ["step", "dp_rank", "stage", "instruction", "microbatch", "clock_mhz"]
+    writer.writerow([*columns[:-1], *(["chunk"] if with_chunks else []), columns[-1]])
+    for step, pipelines, of_step in zip(recorded, steps, replayed.clocks_mhz, strict=True):
+        for pipeline, clocks in zip(pipelines, of_step, strict=True):
+            dag = pipeline.model.dag
+            nodes = zip(dag.stage, dag.instruction, clocks, strict=True)
+            for stage, (kind, microbatch, chunk), mhz in nodes:
+                of_chunk = [chunk] if with_chunks else []
+                row = [step.step, pipeline.dp_rank, stage, kind.value, microbatch]
+                writer.writerow([*row, *of_chunk, mhz])
+    return text.getvalue()
+
+
+def _document(replayed: StepsReplay, error: PredictionError) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "steps": replayed.steps,
+        "static": replayed.static._asdict(),
+        "one_clock": replayed.one_clock._asdict(),
+        "per_step": replayed.per_step._asdict(),
+        "bound_saved_percent": replayed.bound_saved_percent,
+    }
+    return document | ({"reserve_percent": replayed.reserve_percent} if error.deviation else {})
+
+
+def _text(
+    replayed: StepsReplay, error: PredictionError, transitions: ClockTransitions | None
+) -> str:
+    def row(name: str, figures: TimeAndSaving) -> str:
+        return f"{name:26} {figures.time_percent:+8.2f} % {figures.saved_percent:12.2f} %"
+
+    clocks = "clocks change at once"
+    if transitions is not None:
+        up_ms, down_ms = 1e3 * transitions.up_p50_s, 1e3 * transitions.down_p50_s
+        clocks = f"clock changes take {up_ms:g} ms up, {down_ms:g} ms down"
+    predicted = "each step's plan is made of its recorded times"
+    if error.deviation:
+        of_what = "microbatch" if error.is_shared else "instruction"
+        predicted = (
+            f"each step's plan is made of times with an error of {100 * error.deviation:g} % an"
+            f" {of_what}".replace("an microbatch", "a microbatch")
+            + f", with a reserve of {replayed.reserve_percent:.1f} %"
+        )
+    return "\n".join(
+        [
+            f"{replayed.steps} steps, {replayed.pipeline_steps} pipeline steps; {clocks};"
+            " predicted, against the highest clocks",
+            predicted,
+            f"{'':26} {'time':>10} {'energy saved':>14}",
+            row("one plan for all steps", replayed.static),
+            row("one clock a pipeline, step", replayed.one_clock),
+            row("a plan for each step", replayed.per_step),
+            f"{'bound, no slower':26} {'':10} {replayed.bound_saved_percent:12.2f} %",
+        ]
+    )

@@ -1,0 +1,86 @@
+"""Steps whose work differs, told from noise in the times of instructions.
+
+Noise makes each instruction's time scatter for itself. Work is a microbatch's: with longer
+sequences its forward and its backward take longer on all stages, so their mean times in a step rise
+and fall together. That is measured by Kendall's coefficient of concordance over the classes of all
+stages, which one slow step does not move much.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from flyball_server.planning.model.array_dag import FloatArray
+from flyball_server.profiling.observations import InstructionTimes, ProbeSetup, StageStep
+
+# Steps at the highest clocks before anything is said.
+_FEWEST_STEPS = 12
+# Of a single instruction's time; below, an online profile averages it out and a reserve covers it.
+_LEAST_SCATTER = 0.05
+# Mean rank correlation of the classes' times; of two that are independent, in 12 steps, one of a
+# thousand pairs has more.
+_LEAST_CONCORDANCE = 0.8
+# Where a step has one instruction alone, its scatter is all there is to tell work by.
+_LEAST_SCATTER_ALONE = 0.1
+_DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
+
+
+def work_scatter(setup: ProbeSetup, observed: Iterable[StageStep]) -> float | None:
+    """Return how much an instruction's time scatters with its work, as a share; None: it does not.
+
+    Args:
+        setup: setup of the profiling.
+        observed: steps of all stages, in any order; those at the highest clocks count.
+    """
+    series = _series(setup, observed)
+    if not series:
+        return None
+    means_s, deviations = zip(*series, strict=True)
+    times_s = np.array(means_s)
+    if times_s.shape[1] < _FEWEST_STEPS:
+        return None
+    median_s = np.median(times_s, axis=1, keepdims=True)
+    between = np.median(np.abs(times_s / median_s - 1), axis=1) * _DEVIATIONS_OF_MEDIAN
+    scatter = float(np.median(np.hypot(between, deviations)))
+    if len(series) == 1:
+        return scatter if scatter > _LEAST_SCATTER_ALONE else None
+    is_work = scatter > _LEAST_SCATTER and _concordance(times_s) > _LEAST_CONCORDANCE
+    return scatter if is_work else None
+
+
+def _series(setup: ProbeSetup, observed: Iterable[StageStep]) -> list[tuple[FloatArray, float]]:
+    """Return, per class of each stage, its mean times in s by step, and the scatter within steps.
+
+    Of steps that ran as planned, at the highest clocks, on all stages.
+    """
+    by_step: dict[int, dict[tuple[int, str, int], InstructionTimes]] = defaultdict(dict)
+    for step in observed:
+        highest_mhz = setup.clocks_mhz[step.stage][0]
+        if step.is_clean and all(each.sm_clock_mhz == highest_mhz for each in step.instructions):
+            for times in step.instructions:
+                by_step[step.step][step.stage, str(times.kind), times.chunk] = times
+    most = max(map(len, by_step.values()), default=0)
+    whole = [classes for _, classes in sorted(by_step.items()) if len(classes) == most]
+    names = sorted(whole[0]) if whole else []
+    return [_of_class([classes[name] for classes in whole]) for name in names]
+
+
+def _of_class(times: Sequence[InstructionTimes]) -> tuple[FloatArray, float]:
+    mean_s = np.array([each.mean_s for each in times])
+    within = np.mean([each.variance_s2 / each.mean_s**2 for each in times])
+    return mean_s, float(np.sqrt(within))
+
+
+def _concordance(times_s: FloatArray) -> float:
+    """Return the mean rank correlation of all pairs of rows: `(m W - 1) / (m - 1)`.
+
+    W is Kendall's coefficient of concordance (Kendall and Babington Smith, 1939).
+    """
+    num_rows, num_steps = times_s.shape
+    ranks = times_s.argsort(axis=1).argsort(axis=1)
+    squares = float(((ranks.sum(axis=0) - num_rows * (num_steps - 1) / 2) ** 2).sum())
+    concordance = 12 * squares / (num_rows**2 * (num_steps**3 - num_steps))
+    return float((num_rows * concordance - 1) / (num_rows - 1))

@@ -1,0 +1,1 @@
+"""Recorded steps that differ, under a static plan and a plan for each step."""

@@ -1,0 +1,134 @@
+"""Step plans made of predicted work: errors of prediction, and the reserve that they need."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from flyball_pipeline.retiming import own_times, retime
+from flyball_server.replay.steps.judged_steps import judged_at_once
+from flyball_server.replay.steps.step_models import PipelineStep, Steps
+
+# By which share of time steps may be longer on average, on the steps that the reserve is chosen on.
+LONGER = 0.001
+# Of predictions that the reserve is tried on, and halvings of its interval.
+_NUM_DRAWS, _NUM_HALVINGS = 3, 6
+# A prediction that is this share of the truth or less is no prediction.
+_LEAST = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionError:
+    """Errors of predicted times: normal, with one deviation."""
+
+    #: Standard deviation as a share of the time.
+    deviation: float
+    #: True: one error for all instructions of a microbatch in a pipeline; false: one for each.
+    is_shared: bool = False
+
+    def predicted(self, pipeline: PipelineStep, rng: random.Random) -> tuple[float, ...]:
+        """Return predicted factors of a pipeline's step, by node."""
+        if not self.deviation:
+            return pipeline.factors
+        of_microbatch: dict[int, float] = {}
+        predicted: list[float] = []
+        for factor, instruction in zip(
+            pipeline.factors, pipeline.model.dag.instruction, strict=True
+        ):
+            microbatch = instruction.microbatch
+            error = of_microbatch.get(microbatch) if self.is_shared else None
+            if error is None:
+                error = of_microbatch[microbatch] = self.deviation * rng.gauss(0, 1)
+            predicted.append(factor * max(_LEAST, 1 + error))
+        return tuple(predicted)
+
+
+EXACT = PredictionError(deviation=0.0)
+
+
+def planned_steps(
+    steps: Sequence[Sequence[PipelineStep]],
+    error: PredictionError,
+    reserves: Sequence[float],
+    seed: int,
+) -> Iterator[list[tuple[int, ...]]]:
+    """Yield the clocks of each step by pipeline and node, MHz, made of predicted work.
+
+    Args:
+        steps: the steps, one after the other.
+        error: errors of prediction.
+        reserves: reserve of each step.
+        seed: of the errors.
+    """
+    rng = random.Random(seed)
+    in_force: dict[int, list[int]] = {}
+    for pipelines, reserve in zip(steps, reserves, strict=True):
+        factors = [error.predicted(pipeline, rng) for pipeline in pipelines]
+        slowest_s = max(
+            own_times(pipeline.model.retimed, each)[0]
+            for pipeline, each in zip(pipelines, factors, strict=True)
+        )
+        planned: list[tuple[int, ...]] = []
+        for pipeline, each in zip(pipelines, factors, strict=True):
+            clocks = retime(
+                pipeline.model.retimed,
+                each,
+                [slowest_s],
+                in_force_mhz=in_force.get(pipeline.dp_rank, ()),
+                reserve=reserve,
+            )
+            last = pipeline.model.dag.last_of_stages
+            in_force[pipeline.dp_rank] = [clocks[node] for node in last]
+            planned.append(clocks)
+        yield planned
+
+
+def chosen_reserves(steps: Steps, error: PredictionError, seed: int) -> tuple[float, ...]:
+    """Return a reserve for each step, chosen on others: the least that keeps `LONGER`.
+
+    Every second step has the reserve that the others need, with other errors; a single step has
+    its own.
+
+    Args:
+        steps: the steps.
+        error: errors of prediction.
+        seed: of the errors that the reserve is tried on.
+    """
+    if not error.deviation:
+        return (0.0,) * len(steps)
+    halves = (steps[::2], steps[1::2] or steps)
+    of_halves = [_least_reserve(half, error, seed) for half in halves]
+    return tuple(of_halves[1 - number % 2] for number in range(len(steps)))
+
+
+def _least_reserve(
+    steps: Sequence[Sequence[PipelineStep]], error: PredictionError, seed: int
+) -> float:
+    low, high = 0.0, 4 * error.deviation
+    for _ in range(_NUM_HALVINGS):
+        middle = (low + high) / 2
+        if _longer(steps, error, middle, seed) <= LONGER:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _longer(
+    steps: Sequence[Sequence[PipelineStep]], error: PredictionError, reserve: float, seed: int
+) -> float:
+    """Return by which share steps planned so are longer than at the highest clocks."""
+    highest_s = sum(
+        judged_at_once(each, [one.model.highest_mhz for one in each]).time_s for each in steps
+    )
+    took_s = sum(
+        judged_at_once(each, clocks).time_s
+        for draw in range(_NUM_DRAWS)
+        for each, clocks in zip(
+            steps,
+            planned_steps(steps, error, [reserve] * len(steps), seed + draw),
+            strict=True,
+        )
+    )
+    return took_s / (_NUM_DRAWS * highest_s) - 1

@@ -1,0 +1,285 @@
+"""Recorded pipelines as pipelines to retime: order, curves from a profile, a static plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.dag import DependencyDag, build_dag
+from flyball_pipeline.errors import PipelineError
+from flyball_pipeline.instruction import Instruction, InstructionKind
+from flyball_pipeline.retiming import RetimedPipeline
+from flyball_pipeline.schedule import Schedule, VirtualStages, looped
+from flyball_pipeline.schedules.explicit import EXPLICIT
+from flyball_pipeline.step_curves import ClockPoint
+from flyball_profiles.clock_transitions import ClockTransitions
+from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+from flyball_server.planning.planner import PlanRequest, make_plan_only
+from flyball_server.replay.recorded_runs import RecordingError
+from flyball_server.replay.steps.recorded_steps import RecordedPipeline, RecordedStep
+from flyball_wire.plan_options import PlanOptions
+
+Place = tuple[int, InstructionKind, int]
+"""Stage, kind and chunk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepModel:
+    """Pipelines of one order."""
+
+    #: What waits for what.
+    dag: DependencyDag
+    #: The pipeline to retime; its plan in force is the static one.
+    retimed: RetimedPipeline
+    #: Per node, its points at factor 1: the median of the recorded times.
+    points: tuple[tuple[ClockPoint, ...], ...]
+    #: Per node, time and energy net of waiting by clock, at factor 1, s and J.
+    by_clock: tuple[Mapping[int, tuple[float, float]], ...]
+    #: Power of all its GPUs while they wait, W.
+    waiting_power_w: float
+
+    @property
+    def highest_mhz(self) -> tuple[int, ...]:
+        """Highest clock of each node."""
+        return tuple(max(by_clock) for by_clock in self.by_clock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineStep:
+    """One pipeline in one step, as it was recorded."""
+
+    dp_rank: int
+    model: StepModel
+    #: Per node, its recorded time over the median.
+    factors: tuple[float, ...]
+
+
+Steps = tuple[tuple[PipelineStep, ...], ...]
+"""Per step, its pipelines."""
+
+
+def pipeline_steps(
+    steps: Sequence[RecordedStep],
+    profile: StageProfile,
+    blocking_power_w: Sequence[float],
+    *,
+    curve_stage: int | None = None,
+    transitions: ClockTransitions | None = None,
+    delays: ChangeDelays | None = None,
+    gap_s: float = 0.0,
+) -> Steps:
+    """Return recorded pipelines, with a static plan made of each stage's and kind's median.
+
+    Args:
+        steps: recorded steps; times are those at the highest clock.
+        profile: how times and energies change with the clock; of several ranks of a stage the
+            mean.
+        blocking_power_w: power of a waiting GPU in W, one value for all stages or one per stage.
+        curve_stage: stage of the profile whose curves all stages have; None: each has its own.
+        transitions: times of clock changes that the static plan counts; None: it counts none.
+        delays: delays that a step's plan counts; None: those of the transitions.
+        gap_s: least time between the request of a step's first clock and its begin, s.
+
+    Raises:
+        RecordingError: the profile lacks a curve, or an order cannot run; names the place.
+    """
+    models = _StepModels(steps, profile, blocking_power_w, curve_stage)
+    models.transitions, models.delays, models.gap_s = transitions, delays, gap_s
+    if delays is None and transitions is not None:
+        models.delays = ChangeDelays(up_s=transitions.up_p95_s, down_s=transitions.down_p5_s)
+        if transitions.starts_settled:
+            models.gap_s = transitions.up_p95_s
+    return tuple(
+        tuple(models.step_of(pipeline, recorded.step) for pipeline in recorded.pipelines)
+        for recorded in steps
+    )
+
+
+class _StepModels:
+    transitions: ClockTransitions | None
+    delays: ChangeDelays | None
+    gap_s: float
+
+    def __init__(
+        self,
+        steps: Sequence[RecordedStep],
+        profile: StageProfile,
+        blocking_power_w: Sequence[float],
+        curve_stage: int | None,
+    ) -> None:
+        times_s: dict[Place, list[float]] = {}
+        for recorded in steps:
+            for pipeline in recorded.pipelines:
+                for stage, of_stage in enumerate(pipeline.stages):
+                    for (kind, _, chunk), time_s in of_stage:
+                        times_s.setdefault((stage, kind, chunk), []).append(time_s)
+        num_stages = 1 + max(stage for stage, _, _ in times_s)
+        if len(blocking_power_w) not in {1, num_stages}:
+            raise RecordingError(
+                f"{len(blocking_power_w)} values of blocking power for {num_stages} stages; give"
+                " one, or one per stage"
+            )
+        self._power_w = tuple(blocking_power_w) * (num_stages // len(blocking_power_w))
+        self._points = {
+            place: self._scaled(profile, place, curve_stage, median(times_s[place]))
+            for place in sorted(times_s)
+        }
+        self._by_clock = {
+            place: {
+                point.clock_mhz: (
+                    point.time_s,
+                    point.energy_j - self._power_w[place[0]] * point.time_s,
+                )
+                for point in points
+            }
+            for place, points in self._points.items()
+        }
+        self._models: dict[tuple[tuple[Instruction, ...], ...], StepModel] = {}
+
+    def step_of(self, recorded: RecordedPipeline, step: int) -> PipelineStep:
+        """Return a pipeline in a step."""
+        order = tuple(tuple(each.instruction for each in stage) for stage in recorded.stages)
+        try:
+            if order not in self._models:
+                self._models[order] = self._model(order)
+        except PipelineError as error:
+            raise RecordingError(
+                f"line {recorded.line}: step {step}, dp_rank {recorded.dp_rank}: {error.message}"
+            ) from None
+        model = self._models[order]
+        times_s = [time_s for stage in recorded.stages for _, time_s in stage]
+        medians_s = (points[0].time_s for points in model.points)
+        return PipelineStep(
+            dp_rank=recorded.dp_rank,
+            model=model,
+            factors=tuple(
+                time_s / median_s for time_s, median_s in zip(times_s, medians_s, strict=True)
+            ),
+        )
+
+    def _scaled(
+        self, profile: StageProfile, place: Place, curve_stage: int | None, time_s: float
+    ) -> tuple[ClockPoint, ...]:
+        """Return the profile's curve as one GPU's, so that the highest clock takes this time."""
+        stage, kind, _ = place
+        source = stage if curve_stage is None else curve_stage
+        points = profile.points.get((source, kind))
+        if points is None:
+            advice = "; give one stage's curve to all stages with --curve STAGE"
+            raise RecordingError(
+                f"the profile has no {kind} of stage {source}"
+                + (advice if curve_stage is None else "")
+            )
+        scale, num_ranks = time_s / points[0].time_s, profile.num_ranks_per_stage[source]
+        power_w = self._power_w[stage]
+        return tuple(
+            ClockPoint(
+                point.frequency_mhz,
+                scale * point.time_s,
+                scale * (point.energy_j + power_w * point.rank_waiting_s) / num_ranks,
+            )
+            for point in points
+        )
+
+    def _model(self, order: tuple[tuple[Instruction, ...], ...]) -> StepModel:
+        num_microbatches = 1 + max(each.microbatch for stage in order for each in stage)
+        num_chunks = 1 + max(each.chunk for stage in order for each in stage)
+        virtual_stages = looped(len(order), num_chunks)
+        dag = build_dag(
+            Schedule(
+                name=EXPLICIT,
+                num_microbatches=num_microbatches,
+                stages=order,
+                virtual_stages=virtual_stages,
+            )
+        )
+        places = [
+            (stage, kind, chunk)
+            for stage, (kind, _, chunk) in zip(dag.stage, dag.instruction, strict=True)
+        ]
+        points = tuple(self._points[place] for place in places)
+        power_w = self._power_w[: len(order)]
+        retimed = RetimedPipeline(
+            dag=dag,
+            points=points,
+            waiting_power_w=power_w,
+            plan_mhz=self._static_mhz(order, virtual_stages),
+            delays=self.delays,
+            gap_s=[self.gap_s] * len(order),
+        )
+        return StepModel(
+            dag=dag,
+            retimed=retimed,
+            points=points,
+            by_clock=tuple(self._by_clock[place] for place in places),
+            waiting_power_w=sum(power_w),
+        )
+
+    def _static_mhz(
+        self, order: tuple[tuple[Instruction, ...], ...], virtual_stages: VirtualStages
+    ) -> tuple[int, ...]:
+        """Return the clocks of the plan `fastest` of the medians, without a reserve."""
+        plan = make_plan_only(
+            PlanRequest(
+                profile=self._profile(len(order), len(virtual_stages[0])),
+                num_microbatches=1 + max(each.microbatch for stage in order for each in stage),
+                options=PlanOptions(
+                    schedule=EXPLICIT,
+                    order=tuple(
+                        tuple((kind.value, microbatch, chunk) for kind, microbatch, chunk in stage)
+                        for stage in order
+                    ),
+                    virtual_stages=virtual_stages,
+                    blocking_power_w=self._power_w[: len(order)],
+                    transitions=self.transitions,
+                    early_requests=False,
+                    reserve=0.0,
+                ),
+            )
+        )
+        return tuple(planned.frequency_mhz for stage in plan.stages for planned in stage)
+
+    def _profile(self, num_stages: int, num_chunks: int) -> StageProfile:
+        """Return the profile of the medians; of several chunks, whole stages take their sum."""
+        chunks = tuple(
+            self._profile_of(
+                {
+                    (stage, kind): [points]
+                    for (stage, kind, of_chunk), points in self._points.items()
+                    if stage < num_stages and of_chunk == chunk
+                },
+                num_stages,
+            )
+            for chunk in range(num_chunks)
+        )
+        if num_chunks == 1:
+            return chunks[0]
+        whole: dict[tuple[int, InstructionKind], list[tuple[ClockPoint, ...]]] = {}
+        for (stage, kind, chunk), points in self._points.items():
+            if stage < num_stages and chunk < num_chunks:
+                whole.setdefault((stage, kind), []).append(points)
+        return self._profile_of(whole, num_stages, chunks)
+
+    def _profile_of(
+        self,
+        of_places: Mapping[tuple[int, InstructionKind], Sequence[tuple[ClockPoint, ...]]],
+        num_stages: int,
+        chunks: tuple[StageProfile, ...] = (),
+    ) -> StageProfile:
+        return StageProfile(
+            points={
+                place: tuple(
+                    OperatingPoint(
+                        frequency_mhz=at_clock[0].clock_mhz,
+                        time_s=sum(point.time_s for point in at_clock),
+                        energy_j=sum(point.energy_j for point in at_clock),
+                    )
+                    for at_clock in zip(*curves, strict=True)
+                )
+                for place, curves in of_places.items()
+            },
+            num_ranks_per_stage=(1,) * num_stages,
+            chunks=chunks,
+        )

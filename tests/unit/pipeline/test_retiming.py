@@ -1,0 +1,353 @@
+"""Clocks for one step: never late, never dearer than the highest clocks, alike on all ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.pipeline.small_pipelines import (
+    BACKWARD,
+    FORWARD,
+    SmallPipeline,
+    cost_j,
+    factors_of,
+    late_end_s,
+    longest_path_s,
+    pipelines,
+    small_pipeline,
+    time_s,
+)
+
+from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.dag import build_dag
+from flyball_pipeline.instruction import SPLIT_BACKWARD, InstructionKind, equal_stages
+from flyball_pipeline.paths import earliest_finish_s
+from flyball_pipeline.retiming import (
+    MAX_INSTRUCTIONS,
+    RetimedPipeline,
+    RetimingError,
+    own_times,
+    retime,
+)
+from flyball_pipeline.schedules.inputs import ScheduleInputs
+from flyball_pipeline.schedules.table import make_schedule
+from flyball_pipeline.step_curves import ClockPoint
+
+HIGHEST = 1400
+EXACT = 1 + 1e-9
+A100 = ChangeDelays(up_s=0.02, down_s=0.01)
+
+
+def durations_s(
+    pipeline: SmallPipeline, clocks_mhz: tuple[int, ...], factors: list[float]
+) -> list[float]:
+    return [
+        factor * time_s(kind, mhz)
+        for (_, kind, _), mhz, factor in zip(pipeline.nodes, clocks_mhz, factors, strict=True)
+    ]
+
+
+def test_a_rank_alone_stretches_its_step_to_the_deadline() -> None:
+    pipeline = small_pipeline(1, 1)
+    # 0.1 s and 0.2 s; with 10 % more time both can take 1300 MHz.
+    assert retime(pipeline.retimed(), [1, 1], [0.33]) == (1300, 1300)
+    # The forward's share, a third of 0.022 s, is too little; the backward gets it too.
+    assert retime(pipeline.retimed(), [1, 1], [0.322]) == (HIGHEST, 1300)
+    assert retime(pipeline.retimed(), [1, 1], [0.3]) == (HIGHEST, HIGHEST)
+
+
+def test_no_clock_is_lower_than_that_of_least_energy_net_of_waiting() -> None:
+    # At 1000 MHz a forward takes 27 - 80 * 0.16 = 14.2 J beyond waiting, at 1200 15.5 J; a backward
+    # takes 29.8 J and 32.2 J. At 80 W slower is cheaper; at 20 W 1200 MHz is the cheapest.
+    pipeline = small_pipeline(1, 1)
+    assert retime(pipeline.retimed(), [1, 1], [9.0]) == (1000, 1000)
+    assert retime(pipeline.retimed(waiting_power_w=[20.0]), [1, 1], [9.0]) == (1200, 1200)
+
+
+def test_what_waits_in_a_bubble_is_stretched_into_it() -> None:
+    # Two stages, one microbatch: F0 F1 B1 B0, all on the longest path. Then stage 1 with half the
+    # work in a second microbatch has bubbles before B0 of that microbatch only.
+    pipeline = small_pipeline(2, 2)
+    retimed = pipeline.retimed()
+    factors = [1.0 if stage == 0 else 0.25 for stage, _, _ in pipeline.nodes]
+    (own_s,) = own_times(retimed, factors)
+    clocks = retime(retimed, factors, [own_s])
+    of_stage = [clocks[n] for n, (stage, _, _) in enumerate(pipeline.nodes) if stage == 0]
+    # Stage 0 is busy but for F1 and B1 of microbatch 1, so its clocks are the highest.
+    assert set(of_stage) == {HIGHEST}
+    assert min(clocks) < HIGHEST
+    assert longest_path_s(pipeline.dag, durations_s(pipeline, clocks, factors)) <= own_s * EXACT
+
+
+def test_a_deadline_below_the_own_time_counts_as_that() -> None:
+    pipeline = small_pipeline(3, 3)
+    factors = [1.0 + 0.1 * (n % 4) for n in range(len(pipeline.nodes))]
+    retimed = pipeline.retimed()
+    (own_s,) = own_times(retimed, factors)
+    assert retime(retimed, factors, [own_s / 2]) == retime(retimed, factors, [own_s])
+    assert set(retime(retimed, factors, [own_s / 2])) != {HIGHEST}
+
+
+def test_a_step_like_the_plans_runs_the_plan_in_force() -> None:
+    pipeline = small_pipeline(2, 3)
+    plan = tuple(1300 if kind == "forward" else 1200 for _, kind, _ in pipeline.nodes)
+    retimed = pipeline.retimed(plan_mhz=plan)
+    (plan_s,) = retimed.plan_times
+    near = [1 + 1e-10 * (-1) ** n for n in range(len(plan))]
+    assert retime(retimed, near, [plan_s]) == plan
+    assert retime(retimed, near, [plan_s * 1.2]) != plan
+    assert retime(retimed, [1.1] * len(plan), [plan_s]) != plan
+
+
+def test_tail_and_transfers_count() -> None:
+    pipeline = small_pipeline(2, 2)
+    dag = pipeline.dag.with_delays(0.5, [0.03])
+    retimed = pipeline.retimed(dag=dag)
+    factors = [1.0] * len(pipeline.nodes)
+    highest_s = durations_s(pipeline, (HIGHEST,) * len(factors), factors)
+    (own_s,) = own_times(retimed, factors)
+    assert own_s == pytest.approx(longest_path_s(dag, highest_s))
+    clocks = retime(retimed, factors, [own_s * 1.05])
+    took_s = longest_path_s(dag, durations_s(pipeline, clocks, factors))
+    assert own_s < took_s <= own_s * 1.05 * EXACT
+
+
+def test_each_meeting_has_its_deadline() -> None:
+    # One rank, two microbatches, which meets others after each instruction.
+    pipeline = small_pipeline(1, 2)
+    retimed = pipeline.retimed(meeting=[0, 1, 2, 3])
+    factors = [1.0, 1.0, 2.0, 1.0]
+    assert own_times(retimed, factors) == pytest.approx((0.1, 0.2, 0.2, 0.2))
+    # What one segment leaves is no time of the next.
+    assert retime(retimed, factors, [0.11, 0.2, 0.25, 0.219]) == (1300, HIGHEST, 1200, HIGHEST)
+
+
+def test_a_reserve_is_kept_where_the_highest_clocks_allow() -> None:
+    pipeline = small_pipeline(1, 1)
+    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=0.0) == (1300, 1300)
+    assert retime(pipeline.retimed(), [1, 1], [0.34], reserve=0.04) == (HIGHEST, 1300)
+    assert retime(pipeline.retimed(), [1, 1], [0.3], reserve=0.5) == (HIGHEST, HIGHEST)
+
+
+def test_refuses_what_it_cannot_retime() -> None:
+    pipeline = small_pipeline(1, 1)
+    with pytest.raises(RetimingError, match="factors: 1 for 2 instructions"):
+        own_times(pipeline.retimed(), [1.0])
+    with pytest.raises(RetimingError, match="deadlines_s: 2 for 1 meetings"):
+        retime(pipeline.retimed(), [1, 1], [0.3, 0.3])
+    for fault in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(RetimingError, match="factors: must be positive"):
+            own_times(pipeline.retimed(), [1.0, fault])
+        with pytest.raises(RetimingError, match="deadlines_s: must be positive"):
+            retime(pipeline.retimed(), [1, 1], [fault])
+    assert MAX_INSTRUCTIONS == 33_000
+    with pytest.raises(RetimingError, match="instructions: no step plans for 33002"):
+        small_pipeline(1, 16_501).retimed()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_no_step_is_late_or_takes_more_energy_than_at_the_highest_clocks(
+    data: st.DataObject,
+) -> None:
+    pipeline = data.draw(pipelines())
+    factors = data.draw(factors_of(pipeline))
+    plan = data.draw(
+        st.lists(
+            st.sampled_from([point.clock_mhz for point in FORWARD]),
+            min_size=len(factors),
+            max_size=len(factors),
+        )
+    )
+    reserve = data.draw(st.floats(0, 0.1))
+    highest = (HIGHEST,) * len(factors)
+    for parts in ({}, {"plan_mhz": plan}):
+        retimed = pipeline.retimed(**parts)
+        (own_s,) = own_times(retimed, factors)
+        deadline_s = own_s * data.draw(st.floats(0.8, 1.5))
+        clocks = retime(retimed, factors, [deadline_s], reserve=reserve)
+        took_s = longest_path_s(pipeline.dag, durations_s(pipeline, clocks, factors))
+        assert took_s <= max(own_s, deadline_s) * EXACT
+        assert cost_j(pipeline, clocks, factors) <= cost_j(pipeline, highest, factors)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data(), st.integers(0, 2**32))
+def test_whatever_the_delays_are_a_step_is_late_only_as_the_highest_clocks_are(
+    data: st.DataObject, seed: int
+) -> None:
+    pipeline = data.draw(pipelines())
+    factors = [factor * data.draw(st.sampled_from([1.0, 0.1])) for factor in
+               data.draw(factors_of(pipeline))]  # fmt: skip
+    clocks_mhz = [point.clock_mhz for point in FORWARD]
+    num_stages = 1 + max(pipeline.dag.stage)
+    in_force = [data.draw(st.sampled_from(clocks_mhz)) for _ in range(num_stages)]
+    least_up_s, span_s = data.draw(st.floats(0, 0.05)), data.draw(st.floats(0, 0.1))
+    down_s = data.draw(st.floats(0, 0.05))
+    delays = ChangeDelays(up_s=least_up_s + span_s, down_s=down_s)
+    retimed = pipeline.retimed(delays=delays)
+    (own_s,) = own_times(retimed, factors)
+    deadline_s = own_s * data.draw(st.floats(1.0, 1.3))
+    clocks = retime(retimed, factors, [deadline_s], in_force_mhz=in_force)
+    highest = (HIGHEST,) * len(factors)
+    numbers = retimed.numbers_of(in_force)
+    times_s = retimed.highest_s(factors)
+    worst_s = max(retimed.rounding.latest_ends_s([0] * len(factors), times_s, numbers))
+    latest_s = late_end_s(
+        pipeline, highest, factors, in_force, lambda is_up: delays.up_s if is_up else down_s
+    )
+    assert worst_s == pytest.approx(latest_s)
+    rng = random.Random(seed)
+    for _ in range(5):
+        end_s = late_end_s(
+            pipeline,
+            clocks,
+            factors,
+            in_force,
+            lambda is_up: (
+                least_up_s + rng.choice([0, 1, rng.random()]) * span_s
+                if is_up
+                else down_s + rng.choice([0, rng.random()]) * 0.1
+            ),
+        )
+        assert end_s <= max(deadline_s, worst_s) * EXACT
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.data(), st.integers(0, 2**32))
+def test_the_latest_end_bounds_every_order_of_delays(data: st.DataObject, seed: int) -> None:
+    pipeline = data.draw(pipelines())
+    factors = [factor * data.draw(st.sampled_from([1.0, 0.1])) for factor in
+               data.draw(factors_of(pipeline))]  # fmt: skip
+    num = len(factors)
+    choices = data.draw(st.lists(st.integers(0, 3), min_size=num, max_size=num))
+    num_stages = 1 + max(pipeline.dag.stage)
+    in_force = data.draw(st.lists(st.integers(0, 3), min_size=num_stages, max_size=num_stages))
+    up_s, down_s = data.draw(st.floats(0, 0.1)), data.draw(st.floats(0, 0.05))
+    retimed = pipeline.retimed(delays=ChangeDelays(up_s=up_s, down_s=down_s))
+    by_place = [choices[node] for node in retimed.paths.nodes]
+    latest_s = max(retimed.rounding.latest_ends_s(by_place, retimed.highest_s(factors), in_force))
+    rng = random.Random(seed)
+    for _ in range(5):
+        end_s = late_end_s(
+            pipeline,
+            [retimed.clocks_mhz[choice] for choice in choices],
+            factors,
+            [retimed.clocks_mhz[number] for number in in_force],
+            lambda is_up: (
+                rng.choice([0, 1, rng.random()]) * up_s
+                if is_up
+                else down_s + rng.choice([0, rng.random()]) * 0.1
+            ),
+        )
+        assert end_s <= latest_s * EXACT
+
+
+ORDERS = (
+    *("gpipe", "1f1b", "early-recompute-1f1b", "zb-h1"),
+    *("interleaved-1f1b", "looped-bfs", "interleaved-zb", "zbv", "dualpipev"),
+)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_no_step_of_any_order_is_late(name: str) -> None:
+    kinds = SPLIT_BACKWARD | {InstructionKind.BACKWARD, InstructionKind.RECOMPUTE}
+    num_chunks = 2 if name.startswith(("interleaved", "looped", "zbv", "dual")) else 1
+    shape = equal_stages(3, 6, kinds=kinds, num_chunks=num_chunks)
+    dag = build_dag(make_schedule(name, ScheduleInputs(shape=shape))).with_delays(0.1, [0.01])
+    points = [
+        FORWARD if each.kind in {"forward", "recompute"} else BACKWARD for each in dag.instruction
+    ]
+    rng = random.Random(3)
+    for delays in (None, A100):
+        retimed = RetimedPipeline(dag=dag, points=points, waiting_power_w=[80.0] * 3, delays=delays)
+        factors = [rng.lognormvariate(0, 0.3) for _ in points]
+        (own_s,) = own_times(retimed, factors)
+        clocks = retime(retimed, factors, [own_s])
+        took_s = max(
+            earliest_finish_s(
+                dag,
+                [
+                    factor * next(each.time_s for each in curve if each.clock_mhz == mhz)
+                    for factor, curve, mhz in zip(factors, points, clocks, strict=True)
+                ],
+            )
+        )
+        assert took_s <= own_s * EXACT
+        assert min(clocks) < HIGHEST
+
+
+def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:
+    # One rank, 0.1 and 0.2 s. From 1000 MHz its forward begins at that clock: for 0.05 s it does
+    # 0.05 / 0.16 of it, the rest takes 0.06875 s: 0.01875 s late.
+    pipeline = small_pipeline(1, 1)
+    delays = ChangeDelays(up_s=0.05, down_s=0.0)
+    retimed = pipeline.retimed(delays=delays)
+    late_s = retimed.rounding.latest_ends_s([0, 0], [0.1, 0.2], retimed.numbers_of([1000]))
+    assert late_s[:2] == pytest.approx([0.11875, 0.31875])
+    with_gap = pipeline.retimed(delays=delays, gap_s=[0.05])
+    in_time_s = with_gap.rounding.latest_ends_s([0, 0], [0.1, 0.2], with_gap.numbers_of([1000]))
+    assert in_time_s[:2] == pytest.approx([0.1, 0.3])
+
+
+def test_calls_of_the_other_gpus_of_a_node_come_first() -> None:
+    in_node = A100.in_node(0.0045, 8)
+    assert in_node.up_s == pytest.approx(0.02 + 7 * 0.0045)
+    assert in_node.down_s == 0.01
+    with pytest.raises(ValueError, match="down_s must be at least 0, not -1"):
+        ChangeDelays(up_s=0.0, down_s=-1)
+
+
+def test_instructions_share_a_clock_where_changes_come_too_late() -> None:
+    # Changes take as long as two microbatches: clocks of their own are of no use.
+    pipeline = small_pipeline(1, 6)
+    factors = [0.9 if each % 2 else 1.1 for _, _, each in pipeline.nodes]
+    retimed = pipeline.retimed(delays=ChangeDelays(up_s=0.6, down_s=0.0), gap_s=[1.0])
+    (own_s,) = own_times(retimed, factors)
+    clocks = retime(retimed, factors, [own_s * 1.1])
+    assert set(clocks[:-1]) == {1300}
+
+
+_DETERMINISM = """
+import random
+from flyball_pipeline.clock_rounding import ChangeDelays
+from flyball_pipeline.retiming import own_times, retime
+from tests.unit.pipeline.small_pipelines import small_pipeline
+rng = random.Random(7)
+pipeline = small_pipeline(4, 6)
+for delays in (None, ChangeDelays(up_s=0.2, down_s=0.01)):
+    retimed = pipeline.retimed(delays=delays)
+    for _ in range(5):
+        factors = [rng.lognormvariate(0, 0.4) for _ in pipeline.nodes]
+        print(retime(retimed, factors, [own_times(retimed, factors)[0] * 1.1]))
+"""
+
+
+def test_every_process_gets_the_same_clocks() -> None:
+    printed = {
+        subprocess.run(
+            [sys.executable, "-c", _DETERMINISM],
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            cwd=Path(__file__).parents[3],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(printed) == 1
+    assert BACKWARD[0].clock_mhz == HIGHEST
+
+
+def test_points_that_are_slower_and_dearer_are_never_chosen() -> None:
+    pipeline = small_pipeline(1, 1)
+    noisy = (*FORWARD, ClockPoint(1250, 0.13, 40.0), ClockPoint(1350, 0.099, 29.0))
+    retimed = pipeline.retimed(points=[noisy, BACKWARD])
+    chosen = {retime(retimed, [1, 1], [0.3 + 0.002 * n])[0] for n in range(120)}
+    assert chosen == {1400, 1300, 1200, 1000}
