@@ -13,7 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
+from flyball_pipeline.retiming import MAX_INSTRUCTIONS as MOST_RETIMED
+from flyball_pipeline.step_curves import ClockPoint
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
 from flyball_server.jobs.errors import (
     InvalidFieldError,
@@ -30,9 +33,18 @@ from flyball_server.jobs.registry.inspection import newest_version, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
+from flyball_server.planning.documents.predicted_timeline import planned_models
 from flyball_wire.messages import PlanVersion
 from flyball_wire.plan import PipelinePlan, Plan, PlannedInstruction
-from flyball_wire.rank_plan import MAX_INSTRUCTIONS, MAX_PART_BYTES, RankPlan, most_bytes, rank_plan
+from flyball_wire.rank_pipeline import packed_pipeline
+from flyball_wire.rank_plan import (
+    MAX_INSTRUCTIONS,
+    MAX_PART_BYTES,
+    RankPipeline,
+    RankPlan,
+    most_bytes,
+    rank_plan,
+)
 
 
 def rank_instructions(plan: Plan, rank: RankRecord) -> tuple[PlannedInstruction, ...]:
@@ -102,6 +114,41 @@ def planned_times_s(
             return None
         times_s[str(kind), chunk, clock_mhz] = time_s * slowdown * drifts.get(str(kind), 1.0)
     return times_s
+
+
+def pipeline_part(plan: Plan, rank: RankRecord, profile: StageProfile) -> RankPipeline | None:
+    """Return a rank's pipeline, from which the clocks of single steps are chosen.
+
+    Returns:
+        None where its steps get no plans of their own: it never flushes, the profile is not the
+        plan's, or ranks do not take a part as large.
+    """
+    pipeline = plan.pipeline_of(rank.dp_rank)
+    num_instructions = sum(map(len, pipeline.stages))
+    if plan.is_probe or plan.weight_versions is not None or num_instructions > MOST_RETIMED:
+        return None
+    try:
+        model = planned_models(profile, plan)[plan.pipelines.index(pipeline)][0]
+    except PipelineError:
+        return None
+    places, place_of_node = model.dag.alike
+    points_of = dict(zip(place_of_node, model.points, strict=True))
+    part = packed_pipeline(
+        model.schedule,
+        pipeline.clocks_mhz,
+        {
+            place: [
+                ClockPoint(point.frequency_mhz, point.time_s, point.energy_j)
+                for point in points_of[number]
+            ]
+            for number, place in enumerate(places)
+        },
+        waiting_power_w=model.stage_blocking_power_w,
+        tail_s=plan.tail_s,
+        transfer_s=plan.transfer_s,
+    )
+    num_bytes = part.most_bytes + _most_bytes(plan, pipeline, rank.stage, 0)
+    return part if num_bytes <= MAX_PART_BYTES else None
 
 
 def check_parts_fit(plan: Plan, *, cycle_length: int = 0) -> None:
@@ -260,9 +307,22 @@ def _is_news(asked: PlanQuestion, newest: int, newest_id: str | None) -> bool:
 
 
 def part_of(
-    plan: PlanRecord, rank: RankRecord, profile: StageProfile | None, planned_inputs: PlanningInputs
+    plan: PlanRecord,
+    rank: RankRecord,
+    profile: StageProfile | None,
+    planned_inputs: PlanningInputs,
+    *,
+    has_step_plans: bool = False,
 ) -> RankPlan:
-    """Return this rank's part of a version."""
+    """Return this rank's part of a version.
+
+    Args:
+        plan: the version.
+        rank: the rank.
+        profile: the job's profile; None: none is known.
+        planned_inputs: inputs of the version's planning.
+        has_step_plans: true if steps get clocks of their own, for which ranks need the pipeline.
+    """
     instructions = rank_instructions(plan.plan, rank)
     return rank_plan(
         [(str(kind), number, clock_mhz, chunk) for kind, number, clock_mhz, chunk in instructions],
@@ -277,6 +337,7 @@ def part_of(
         num_timed_steps=num_timed_steps(plan.plan) if is_timed(plan.plan, rank) else 0,
         plan_id=plan.plan_id,
         requests=rank_requests(plan.plan, rank),
+        pipeline=pipeline_part(plan.plan, rank, profile) if has_step_plans and profile else None,
     )
 
 

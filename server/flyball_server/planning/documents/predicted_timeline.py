@@ -83,6 +83,28 @@ def _rows(
         )
 
 
+def planned_models(profile: StageProfile, plan: Plan) -> list[tuple[PipelineModel, Assignment]]:
+    """Return model and assignment of each pipeline, with the slowdown factors of the plan.
+
+    Args:
+        profile: measured points, merged over the ranks of all pipelines.
+        plan: plan of a job.
+
+    Raises:
+        PlanningError: the plan does not fit the profile.
+    """
+    num_pipelines = len(plan.by_dp_rank)
+    pipelines: list[tuple[PipelineModel, Assignment]] = []
+    for part, (model, assignment) in zip(
+        plan.pipelines, models_of_plan(profile, plan), strict=True
+    ):
+        share = len(part.stands_for) / num_pipelines
+        is_as_profiled = share == 1 and not part.slowdowns
+        own = model if is_as_profiled else slowed_model(model, part.slowdowns, share=share)
+        pipelines.append((own, assignment))
+    return pipelines
+
+
 # The same sums in another order differ by rounding alone.
 _RELATIVE_TOLERANCE = 1e-6
 
@@ -100,16 +122,7 @@ def job_timeline(profile: StageProfile, plan: Plan) -> tuple[SimulatedPlan, bool
     Raises:
         PlanningError: the plan does not fit the profile.
     """
-    num_pipelines = len(plan.by_dp_rank)
-    pipelines: list[tuple[PipelineModel, Assignment]] = []
-    for part, (model, assignment) in zip(
-        plan.pipelines, models_of_plan(profile, plan), strict=True
-    ):
-        share = len(part.stands_for) / num_pipelines
-        is_as_profiled = share == 1 and not part.slowdowns
-        own = model if is_as_profiled else slowed_model(model, part.slowdowns, share=share)
-        pipelines.append((own, assignment))
-    timeline = simulated_plan(plan, pipelines)
+    timeline = simulated_plan(plan, planned_models(profile, plan))
     whole = timeline.simulation.whole
     is_as_planned = math.isclose(
         whole.iteration_time_s, plan.iteration_time_s, rel_tol=_RELATIVE_TOLERANCE
