@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import fmean
@@ -85,6 +88,16 @@ class Job:
         predicted_s: float = self.plan(version)["iteration_time_s"]
         return abs(predicted_s / measured_s - 1)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The job's notes."""
+        return self._client.get_job(JOB).notes
+
+    def times_s(self, version: int, num_steps: int) -> list[float]:
+        """Train so many steps on a version; return their times, s."""
+        self._ranks.train_until_in_force(version)
+        return [step.time_s for step in self._ranks.train(num_steps)]
+
     def _is_planned_by(self, version: int) -> bool:
         with self._planner.state.services.store.reading() as reader:
             stored = reader.find_job(JOB)
@@ -100,6 +113,7 @@ def training(
     tail_s: float = TAIL_S,
     hops_s: tuple[float, ...] = HOPS_S,
     noise: float = 0.0,
+    work: float = 0.0,
     delay_s: float = DELAY_S,
     **options: Any,  # noqa: ANN401 - as JobRegistration has them
 ) -> Iterator[Job]:
@@ -129,6 +143,9 @@ def training(
             noise=noise,
         ) as running:
             running.tail_s, running.hops_s = tail_s, hops_s
+            if work:
+                chance = random.Random(5)
+                running.work = lambda: math.exp(chance.gauss(0, work))
             yield Job(planner, client, running)
 
 
@@ -238,3 +255,29 @@ def test_a_given_tail_stays_and_the_transfers_are_measured_and_shown_as_such(
     measured = f"transfers of 8, 4, 12 ms, measured in {report['num_steps']} steps of plan 1"
     assert report["text"] == f"a tail of 20 ms, given; {measured}"
     assert f"planned beside the instructions: {report['text']}\n" in printed
+
+
+@pytest.mark.parametrize("work", [0.05, 0.3])
+def test_steps_whose_work_differs_keep_the_highest_clocks_and_say_so(
+    planner: LivePlanner, work: float
+) -> None:
+    with training(planner, noise=NOISE, work=work, tail_s=0.0, hops_s=(0.0,) * 3) as job:
+        assert job.plan(1)["saving_percent"] > 5
+        job.run_until_timed(1)
+        kept = job.plan(2)
+        assert {mhz for stage in kept["stages"] for _, _, mhz in stage} == {1400}
+        (note,) = [each for each in job.notes if "steps differ" in each]
+        found = re.search(r"scatter together by (\d+) %.* would have saved (\d+) %", note)
+        assert found is not None
+        assert float(found[1]) / 100 == pytest.approx(work, rel=0.35)
+        assert float(found[2]) >= kept["saving_percent"] + 5
+        # Measured on this version too, it stays so.
+        job.run_until_timed(2)
+        assert job.newest == 2
+
+
+def test_noise_and_slow_steps_alone_keep_the_plan(planner: LivePlanner) -> None:
+    with training(planner, noise=0.03, tail_s=0.0, hops_s=(0.0,) * 3, reserve=0.01) as job:
+        job.run_until_timed(1)
+        assert job.notes == ()
+        assert job.plan(job.newest)["policy"] == "frontier"

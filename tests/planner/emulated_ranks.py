@@ -29,7 +29,7 @@ from flyball_client.gpu.emulated import (
 )
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
-from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, run_step
+from flyball_lab.emulation.emulated_pipeline import EmulatedRank, Order, RankClock, Work, run_step
 from flyball_profiles.stage_profile import StageProfile
 from flyball_wire.messages import StepMeasurement
 
@@ -75,6 +75,7 @@ class EmulatedTraining:
     Attributes:
         planner: what the test itself asks; the ranks have clients of their own.
         tail_s, hops_s: times beside the instructions, as of `run_step`.
+        work: draws a microbatch's work; None: all are as profiled.
     """
 
     job_id: str
@@ -84,6 +85,7 @@ class EmulatedTraining:
     num_stages: int
     tail_s: float = 0.0
     hops_s: float | Sequence[float] = 0.0
+    work: Callable[[], float] | None = None
     steps: list[TrainedStep] = field(default_factory=list[TrainedStep])
 
     def train(self, num_steps: int) -> list[TrainedStep]:
@@ -165,6 +167,7 @@ class EmulatedTraining:
             num_stages=self.num_stages,
             transfer_time_s=self.hops_s,
             tail_time_s=self.tail_s,
+            work=self._work_of_step(),
         )
         step = TrainedStep(
             measured=measured,
@@ -178,6 +181,17 @@ class EmulatedTraining:
         self.steps.append(step)
         self._let_planner_work()
         return step
+
+    def _work_of_step(self) -> Work | None:
+        draw = self.work
+        if draw is None:
+            return None
+        drawn: dict[tuple[int, int], float] = {}
+
+        def factor(pipeline: int, microbatch: int) -> float:
+            return drawn.setdefault((pipeline, microbatch), draw())
+
+        return factor
 
     def _let_planner_work(self) -> None:
         try:

@@ -170,12 +170,17 @@ class _Channels:
         self.sent.append(channel)
 
 
+Work = Callable[[int, int], float]
+"""Given pipeline and microbatch of a step, its work relative to the profile's."""
+
+
 def run_step(
     ranks: Sequence[EmulatedRank],
     *,
     num_stages: int,
     transfer_time_s: float | Sequence[float] = 0.0,
     tail_time_s: float = 0.0,
+    work: Work | None = None,
 ) -> tuple[StepMeasurement, ...]:
     """Train one step on all ranks; it ends for all with the slowest rank.
 
@@ -190,6 +195,8 @@ def run_step(
             sender or the receiver computes meanwhile goes on. One value, or one for each pair of
             neighbouring stages.
         tail_time_s: time from the last instruction to the end of the step, s, not negative.
+        work: given pipeline and microbatch, the factor of its instructions' time and energy in this
+            step, positive; None: all are as profiled.
 
     Returns:
         What each rank's session measured, in the order of the ranks.
@@ -206,7 +213,7 @@ def run_step(
     for rank in ranks:
         rank.session.on_step_begin()
     channels = _Channels(transfer_s=tuple(transfer_time_s))
-    _run_all([(rank, _instructions(rank, channels, num_stages)) for rank in ranks], channels)
+    _run_all([(rank, _instructions(rank, channels, num_stages, work)) for rank in ranks], channels)
     # The optimizer's step needs every gradient: the next step begins after the slowest rank.
     ended_s = max(rank.clock.now_s() for rank in ranks) + tail_time_s
     for rank in ranks:
@@ -258,7 +265,9 @@ def _run_all(running: Sequence[tuple[EmulatedRank, _Running]], channels: _Channe
         )
 
 
-def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _Running:
+def _instructions(
+    rank: EmulatedRank, channels: _Channels, num_stages: int, work: Work | None
+) -> _Running:
     for position, (kind, microbatch) in enumerate(rank.order):
         received_from_s = rank.session.clock_s()
         source, target = _neighbours(kind, rank.stage, num_stages)
@@ -278,6 +287,8 @@ def _instructions(rank: EmulatedRank, channels: _Channels, num_stages: int) -> _
             rank.clock.sleep_until(arrives_s)
             time_s = rank.session.clock_s() - received_from_s
             rank.session.on_transfer("receive", kind, time_s=time_s, microbatch=microbatch)
+        if work is not None:
+            rank.gpu.set_slowdown(work(rank.pipeline, microbatch))
         rank.session.on_instruction_begin(kind, microbatch=microbatch)
         yield from _pass_until(rank, rank.gpu.completion_s)
         rank.session.on_instruction_end(kind, microbatch=microbatch)

@@ -96,6 +96,10 @@ class MeasuredDelays:
         jitter: standard deviation of a single instruction's time as a share of it, root mean
             square; 0: none is certain.
         num_before: number of earlier delays that the job was planned with.
+        work: how much a microbatch's instructions scatter together, as a share; 0: not surely. With
+            more than 0 one plan does not fit all steps, for as long as the job keeps its profile.
+        step_plans_saving_percent: energy that clocks for each step would have saved in these steps,
+            predicted, %; None: not computed.
     """
 
     version: int
@@ -106,6 +110,25 @@ class MeasuredDelays:
     down_s: float | None = None
     jitter: float = 0.0
     num_before: int = 0
+    work: float = 0.0
+    step_plans_saving_percent: float | None = None
+
+    @property
+    def work_note(self) -> str | None:
+        """Line that says that one plan does not fit all steps; None: it does."""
+        if not self.work:
+            return None
+        note = (
+            f"steps differ in their work: times of a microbatch's instructions scatter together by"
+            f" {100 * self.work:.0f} %, so one plan would make steps longer, and the highest clocks"
+            " are kept"
+        )
+        if self.step_plans_saving_percent is None:
+            return note
+        return (
+            f"{note}; clocks chosen for each step would have saved"
+            f" {self.step_plans_saving_percent:.0f} % of their energy, predicted"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,20 @@
 """Steps whose work differs, told from noise in the times of instructions.
 
 Noise makes each instruction's time scatter for itself. Work is a microbatch's: with longer
-sequences its forward and its backward take longer on all stages, so their mean times in a step rise
-and fall together. That is measured by Kendall's coefficient of concordance over the classes of all
-stages, which one slow step does not move much.
+sequences its forward and its backward take longer on all stages. So, of means of whole steps, all
+rise and fall together, which Kendall's coefficient of concordance measures (`work_scatter`); and,
+of single instructions, those of a microbatch have something in common (`shared_scatter`).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from flyball_pipeline.dag import DependencyDag
 from flyball_server.planning.model.array_dag import FloatArray
 from flyball_server.profiling.observations import InstructionTimes, ProbeSetup, StageStep
 
@@ -25,6 +27,10 @@ _LEAST_SCATTER = 0.05
 _LEAST_CONCORDANCE = 0.8
 # Where a step has one instruction alone, its scatter is all there is to tell work by.
 _LEAST_SCATTER_ALONE = 0.1
+# Scatter that a microbatch's instructions have in common; with more of it one plan for all steps
+# makes them more than half a percent longer, whatever its reserve is (decision 48).
+LEAST_SHARED_SCATTER = 0.01
+_FEWEST_GROUPS, _ERRORS_OF_SHARED = 16, 4.0
 _DEVIATIONS_OF_MEDIAN = 1.4826  # of a normal distribution's median absolute deviation
 
 
@@ -84,3 +90,41 @@ def _concordance(times_s: FloatArray) -> float:
     squares = float(((ranks.sum(axis=0) - num_rows * (num_steps - 1) / 2) ** 2).sum())
     concordance = 12 * squares / (num_rows**2 * (num_steps**3 - num_steps))
     return float((num_rows * concordance - 1) / (num_rows - 1))
+
+
+def shared_scatter(dag: DependencyDag, compute_s: FloatArray) -> float:
+    """Return how much a microbatch's instructions scatter together, as a share; 0: not surely.
+
+    What a whole step has in common on all pipelines does not count: it makes every plan longer by
+    as much. Medians keep single slow instructions and steps out.
+
+    Args:
+        dag: order of the pipelines.
+        compute_s: times of instructions at unchanging clocks, s; shape (num_nodes, num_steps,
+            num_pipelines).
+    """
+    if compute_s.shape[1] < 2 or not (compute_s > 0).all():
+        return 0.0
+    logs = np.log(compute_s)
+    logs -= np.median(logs, axis=(1, 2), keepdims=True)
+    microbatch = np.array([instruction.microbatch for instruction in dag.instruction])
+    numbers = np.unique(microbatch)
+    of_each = np.array([np.median(logs[microbatch == number], axis=0) for number in numbers])
+    position = np.searchsorted(numbers, microbatch)
+    own = logs - of_each[position]
+    of_each = of_each - np.median(of_each, axis=(0, 2), keepdims=True)
+    together, noise = _deviation(of_each), _deviation(own)
+    num_alike = len(microbatch) / len(numbers)
+    if num_alike < 2 or of_each.size < _FEWEST_GROUPS:
+        return 0.0
+    # Of a median of n, whose own share of the deviations about it is missing there.
+    noise_of_median = math.sqrt(math.pi / 2 / (num_alike - 1)) * noise
+    excess = together**2 - noise_of_median**2
+    # The variance from a median absolute deviation of n has a relative error of 2 / sqrt(0.74 n).
+    error = 2 / math.sqrt(0.74 * of_each.size) * noise_of_median**2
+    shared = math.sqrt(excess) if excess > _ERRORS_OF_SHARED * error else 0.0
+    return round(shared, 4) if shared > LEAST_SHARED_SCATTER else 0.0
+
+
+def _deviation(values: FloatArray) -> float:
+    return _DEVIATIONS_OF_MEDIAN * float(np.median(np.abs(values - np.median(values))))

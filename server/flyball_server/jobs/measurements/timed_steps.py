@@ -10,12 +10,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from flyball_pipeline.dag import build_dag
+from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.schedule import Schedule
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.loop_state import MeasuredDelays
+from flyball_server.jobs.measurements.step_saving import step_plans_saving_percent
 from flyball_server.jobs.records import PlanRecord, RankRecord
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.stragglers.step_ratios import clock_times
+from flyball_server.planning.documents.recorded_plan import models_of_plan
 from flyball_server.planning.model.array_dag import ArrayDag, array_dag
 from flyball_server.planning.policies.measured_reconfigure import (
     StageInstructionTimes,
@@ -26,6 +29,7 @@ from flyball_server.profiling.change_delays import (
     TimedStage,
     measured_change_delays,
 )
+from flyball_server.profiling.differing_work import shared_scatter
 from flyball_server.profiling.iteration_delays import (
     TimedSteps,
     measured_delays,
@@ -195,6 +199,9 @@ def delays_of_steps(
     changes = ChangeDelays()
     if not plan.is_separate:
         changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
+    work, saving_percent = shared_scatter(dag, steps.compute_s), None
+    if work:
+        saving_percent = _step_plans_saving_percent(plan, profile, steps)
     return MeasuredDelays(
         version=version,
         num_steps=len(reports),
@@ -203,7 +210,25 @@ def delays_of_steps(
         up_s=changes.up_s,
         down_s=changes.down_s,
         jitter=_jitter(dag, steps, plan),
+        work=work,
+        step_plans_saving_percent=saving_percent,
     )
+
+
+def _step_plans_saving_percent(
+    plan: Plan, profile: StageProfile, steps: TimedSteps
+) -> float | None:
+    """Return what clocks for each of the steps would have saved, %; None: it cannot be known."""
+    num_pipelines = steps.compute_s.shape[2]
+    try:
+        models = models_of_plan(profile, plan)
+        if not plan.is_separate:
+            models *= num_pipelines
+        elif len(models) != num_pipelines:
+            return None
+        return step_plans_saving_percent(models, steps.compute_s)
+    except PipelineError:
+        return None
 
 
 def _pipelines(ranks: Sequence[RankRecord], num_stages: int) -> list[list[int]]:

@@ -104,9 +104,14 @@ def _given_hops_s(spec: JobSpec) -> tuple[float, ...] | None:
 
 
 def _following(before: MeasuredDelays, after: MeasuredDelays) -> MeasuredDelays:
-    """Return the later delays, with the earlier clock changes where those are not certain."""
+    """Return the later delays, with the earlier ones of what is not certain any more."""
+    is_known = before.work and not after.work
     return replace(
         after,
+        work=before.work if is_known else after.work,
+        step_plans_saving_percent=before.step_plans_saving_percent
+        if is_known
+        else after.step_plans_saving_percent,
         up_s=before.up_s if after.up_s is None else after.up_s,
         down_s=before.down_s if after.down_s is None else after.down_s,
         num_before=before.num_before + 1,
@@ -118,6 +123,8 @@ def _matters(
 ) -> bool:
     """Return whether planning with the one or the other makes a difference."""
     factor = 1 if before is None else 2 ** (before.num_before + 1)
+    if after.work and not (before and before.work):
+        return True
     if not has_given_transitions(spec) and _changes_otherwise(plan, after, factor):
         return True
     before = before or replace(after, tail_s=0.0, transfer_s=(), jitter=0.0)

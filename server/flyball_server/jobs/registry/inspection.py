@@ -36,6 +36,7 @@ class JobSummary:
         refused: newest refused registration; None: none since the job was registered last.
         shape_change: newest change of the number of microbatches; None: none in this run.
         profile_scope: what the energies of its profile count; None: not known.
+        work_note: line that says that its steps differ in their work; None: not surely.
     """
 
     job: JobRecord
@@ -48,6 +49,7 @@ class JobSummary:
     refused: RefusedRegistration | None = None
     shape_change: ShapeChange | None = None
     profile_scope: EnergyScope | None = None
+    work_note: str | None = None
 
 
 def get_job(services: JobServices, job_id: str) -> JobSummary:
@@ -130,6 +132,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
     versions = reader.list_versions(job.job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
     loop_state = reader.find_loop_state(job.job_id)
+    delays = loop_state.inputs.delays
     return JobSummary(
         job=job,
         ranks=reader.list_ranks(job.job_id),
@@ -141,6 +144,7 @@ def summarise(reader: JobReader, job: JobRecord) -> JobSummary:
         refused=loop_state.refused,
         shape_change=loop_state.shape_change,
         profile_scope=reader.profile_scope(job.job_id),
+        work_note=None if delays is None else delays.work_note,
     )
 
 
@@ -148,6 +152,7 @@ def notes(services: JobServices, summary: JobSummary) -> tuple[str, ...]:
     """Return a readable line for each pending condition or anomaly of the job."""
     of_plan = [found.text for found in (summary.missed, summary.order_advice) if found is not None]
     of_plan += shape_notes(summary)
+    of_plan += [] if summary.work_note is None else [summary.work_note]
     of_job = job_notes(
         summary.job,
         summary.ranks,

@@ -18,6 +18,7 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
+from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -26,7 +27,7 @@ from flyball_server.planning.request_options import (
 )
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_wire.messages import Adaptation, JobSpec
-from flyball_wire.plan_options import PlanOptions, Policy, Reconfigure, plan_options
+from flyball_wire.plan_options import DEFAULT_TARGET, PlanOptions, Policy, Reconfigure, plan_options
 
 GpuTable = Callable[[str], GpuWindow]
 
@@ -124,11 +125,29 @@ def plan_request(
         target=loop_state.inputs.target or spec.target,
         effort=loop_state.inputs.effort or spec.effort,
     )
+    if loop_state.inputs.delays is not None and loop_state.inputs.delays.work:
+        options = _for_differing_steps(options)
     return PlanRequest(
         profile=profile,
         num_microbatches=spec.num_microbatches,
         options=options,
         reconfigure_granularity_mhz=granularity_mhz,
+    )
+
+
+def _for_differing_steps(options: PlanOptions) -> PlanOptions:
+    """Return the options with the highest clocks, where the target promises a time.
+
+    No reserve keeps one plan from making steps longer whose work differs (decision 48).
+    """
+    if parse_target(options.target).kind in {"least-energy", "power"}:
+        return options
+    return replace(
+        options,
+        policy=Policy.BASELINE,
+        target=DEFAULT_TARGET,
+        reserve=None,
+        reconfigure=Reconfigure.DEFAULT,
     )
 
 
