@@ -211,7 +211,7 @@ def make_frontier(
         raise PlanningError(f"must be from 2 to {MAX_NUM_POINTS}, not {num_points}", field="points")
     pipelines = request.pipelines if isinstance(request, DataParallelRequest) else (request,)
     models = [model_of_request(pipeline) for pipeline in pipelines]
-    model = join_pipelines(models) if len(models) > 1 else models[0]
+    model = join_pipelines(models)
     first = pipelines[0].with_options(max_switches=None, min_dwell_ms=None)
     at_once = model.without_transitions()
     baseline_s = time_and_energy(at_once, at_once.baseline())[0]
