@@ -11,15 +11,16 @@ import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import IO, Any, cast
 
 from benchmark_report import Distribution, Report, run_benchmark, show_progress, table_of
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.nvml_facts import nvml_session, nvml_versions
-from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.facts import nvml_session
+from flyball_client.gpu.nvml.vendor import NvidiaVendor
+from flyball_client.gpu.registry import find_gpu, gpu_argument
 from measured_process import BenchmarkError
 
 NUM_CALLS = 400
@@ -115,11 +116,11 @@ def measure(arguments: argparse.Namespace) -> Report:
     """Without kernels, and with them where they are asked for."""
     try:
         with nvml_session():
-            gpu = NvmlGpu.open(uuid=uuid_of(arguments.gpu))
+            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[2])
             facts = {
                 "name": gpu.name,
                 "uuid": gpu.uuid,
-                "versions": asdict(nvml_versions()),
+                "versions": NvidiaVendor().checks().check_driver().found,
                 "num_sm_clocks": _num_sm_clocks(gpu),
             }
             try:

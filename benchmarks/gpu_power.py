@@ -7,6 +7,7 @@ again and again, beside nvidia-smi's power. Clocks are read, never set.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import threading
 import time
@@ -21,9 +22,9 @@ from transformers import GPT2Config
 
 from benchmark_report import Report, run_benchmark, show_progress, table
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.nvml_facts import nvml_session
-from flyball_client.gpu.open_gpu import uuid_of
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.facts import nvml_session
+from flyball_client.gpu.registry import find_gpu
 from flyball_client.profiling.counter_window import WindowEstimate
 from flyball_client.profiling.repetition import MeasuringRule, Repetition
 from flyball_client.profiling.workload import WorkloadError
@@ -92,7 +93,7 @@ def measure(arguments: argparse.Namespace) -> Report:
     rule = MeasuringRule(wanted_error=0.002, max_point_s=4.0, max_settle_s=6.0)
     try:
         with nvml_session():
-            gpu = NvmlGpu.open(uuid=uuid_of(arguments.gpu))
+            gpu = NvmlGpu.open(uuid=find_gpu(arguments.gpu, os.environ)[2])
         with Smi().running(gpu.uuid) as smi:
             for number in range(arguments.repeats):
                 for kind, run_once in workload.instructions.items():

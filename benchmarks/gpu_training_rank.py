@@ -28,7 +28,7 @@ import torch.distributed
 from transformers import GPT2Config
 
 from flyball_client.gpu._base import GpuDevice
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.huggingface import build_causal_lm, next_token_loss
 from flyball_integrations.shared.device_hooks import DeviceHooks

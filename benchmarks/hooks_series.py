@@ -380,12 +380,13 @@ def planned_session(
     from tests.unit.client.memory_planner import JOB_ID, MemoryPlanner  # noqa: PLC0415
 
     from flyball_client.governor.process_governor import ProcessGovernor  # noqa: PLC0415
-    from flyball_client.gpu.nvml import NvmlGpu, visible_gpu_uuid  # noqa: PLC0415
+    from flyball_client.gpu.nvml.device import NvmlGpu  # noqa: PLC0415
+    from flyball_client.gpu.registry import local_vendor  # noqa: PLC0415
     from flyball_client.session.rank_session import RankSession  # noqa: PLC0415
 
     planner = MemoryPlanner()
     planner.name_first_step(planner.publish(*instructions), 0)
-    gpu = NvmlGpu.open(uuid=visible_gpu_uuid(0, os.environ))
+    gpu = NvmlGpu.open(uuid=local_vendor(os.environ).visible(os.environ).select(0))
     governor = ProcessGovernor(gpu.address, "hooks")
     with planner.client() as client:
         session = RankSession(

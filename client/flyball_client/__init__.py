@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from flyball_client.api.planner_client import PlannerClient
     from flyball_client.gpu._base import GpuDevice
     from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
-    from flyball_client.gpu.open_gpu import open_local_gpu
+    from flyball_client.gpu.registry import open_local_gpu
     from flyball_client.profiling.workload import Workload
     from flyball_client.session.rank_session import RankSession
     from flyball_client.session.rank_settings import RankSettings
@@ -48,7 +48,7 @@ _PLACES = {
     "RankSession": "flyball_client.session.rank_session",
     "RankSettings": "flyball_client.session.rank_settings",
     "Workload": "flyball_client.profiling.workload",
-    "open_local_gpu": "flyball_client.gpu.open_gpu",
+    "open_local_gpu": "flyball_client.gpu.registry",
 }
 
 

@@ -7,17 +7,20 @@ instruction's time in this step and a deadline for each meeting:
 1. `t[i]` is at first the time `b[i]` at the highest clock, or that of the plan in force.
 2. `L[i]` is the longest path through i: one pass forward, one backward.
 3. `t[i] <- min(max(t[i] T / L[i], b[i]), c[i])`, where `c[i]` is the time at the clock of least
-   energy net of waiting. 2 and 3 are repeated `ROUNDS` times.
+   energy net of waiting. 2 and 3 are repeated.
+   All rounds but the last two stretch by `(T / L[i])^2`, which comes as far in a third of them.
 4. In topological order each instruction takes the slowest clock at which it ends no later than the
    longest path after it allows.
 
 From the highest clocks no path becomes longer than T: on a path P the sum of `t[i] T / L[i]` is at
 most `T / len(P)` times the sum of `t[i]`, since `L[i] >= len(P)` for each i on P; clipping at
 `c[i]` shortens; and where `len(P) > T` every `L[i] > T`, so nothing on P is stretched
-(docs/theory.md, "A plan for each step"). The start from the plan in force and late clock changes
-are not proven: there the result is checked by its latest end.
+(docs/theory.md, "A plan for each step"). Squares, the start from the plan in force and late clock
+changes are not proven: every result is checked by its latest end, and where the first start
+fails, the rounds are those of the proof.
 
-Everything is a list in a fixed order, so that equal inputs give equal clocks on every rank.
+Everything is a list in a fixed order, and no function is used whose rounding differs by platform or
+by Python, so that equal inputs give equal clocks on every rank.
 """
 
 from __future__ import annotations
@@ -34,15 +37,15 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.step_curves import ClockPoint, step_curves
 from flyball_pipeline.step_paths import StepPaths
 
-ROUNDS = 6
 MAX_INSTRUCTIONS = 33_000
+# Pipelines up to this size have time for many rounds, and for all groupings and tries.
+_MAX_OF_MANY = 2_500
+_MANY_ROUNDS, _FEW_ROUNDS, _LAST_ROUNDS, _ROUNDS_OF_GROUPS = 16, 8, 2, 6
 # Numbers of instructions of a stage that share a clock, where one each is too late.
 RUN_LENGTHS = (2, 4, 8)
 # Of one grouping, each aimed at segments as much shorter as the one before was late, and half as
 # much again: fewer changes are in time then.
 _MAX_TRIES = 4
-_MORE = 1.5
-_MAX_OF_MANY_TRIES = 2_500
 # Where late changes cost more than this share of the saving, groups are tried too.
 _MOST_LOST = 0.03
 # Share of a step by which late first clocks may lengthen it, where a last instruction at a higher
@@ -74,8 +77,8 @@ class RetimedPipeline:
             the stage's first instruction, s; empty: none.
 
     Raises:
-        RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none.
-        ValueError: arguments have other lengths, or a node has no point.
+        RetimingError: the pipeline has more than `MAX_INSTRUCTIONS` instructions, or none; an
+            argument has another length; or a meeting has no node.
     """
 
     def __init__(
@@ -94,14 +97,24 @@ class RetimedPipeline:
                 f"no step plans for {dag.num_nodes}; they are made for 1 to {MAX_INSTRUCTIONS}",
                 field="instructions",
             )
+        self.num_stages = 1 + max(dag.stage)
+        for name, each, num in (
+            ("points", points, dag.num_nodes),
+            ("meeting", meeting or points, dag.num_nodes),
+            ("plan_mhz", plan_mhz or points, dag.num_nodes),
+            ("waiting_power_w", waiting_power_w, self.num_stages),
+            ("gap_s", gap_s or waiting_power_w, self.num_stages),
+        ):
+            if len(each) != num:
+                raise RetimingError(f"{len(each)} entries, not {num}", field=name)
+        if meeting and set(meeting) != set(range(1 + max(meeting))):
+            raise RetimingError("meetings count from 0 without gaps", field="meeting")
         self.paths = StepPaths(dag, meeting)
         of_nodes = [points[node] for node in self.paths.nodes]
         powers_w = [waiting_power_w[each] for each in self.paths.stage]
         #: Clocks of the pipeline, MHz, the highest first; a clock's number is its place here.
         self.clocks_mhz, self.curves = step_curves(of_nodes, powers_w)
-        self._number_of = {mhz: number for number, mhz in enumerate(self.clocks_mhz)}
         self.tail_s, self.delays = dag.tail_s, delays
-        self.num_stages = 1 + max(dag.stage)
         self.gaps_s = tuple(gap_s) or (0.0,) * self.num_stages
         self.rounding = ClockRounding(self.paths, self.curves, delays, self.gaps_s)
         self.plan_mhz = tuple(plan_mhz)
@@ -111,11 +124,9 @@ class RetimedPipeline:
     @cached_property
     def plan_ratios(self) -> list[float]:
         """Time of each place in the plan in force over that at the highest clock."""
-        clocks = (self.plan_mhz[node] for node in self.paths.nodes)
-        return [
-            curve.ratio_of_number[self._number_of[clock_mhz]]
-            for curve, clock_mhz in zip(self.curves, clocks, strict=True)
-        ]
+        numbers = self.numbers_of(self.plan_mhz)
+        both = zip(self.curves, self.paths.nodes, strict=True)
+        return [curve.ratio_of_number[numbers[node]] for curve, node in both]
 
     @cached_property
     def plan_times(self) -> tuple[float, ...]:
@@ -124,15 +135,15 @@ class RetimedPipeline:
         return self.times_of([time_s * ratio for time_s, ratio in both])
 
     @property
-    def has_many_tries(self) -> bool:
-        """Return whether the pipeline is small enough for all groupings and tries."""
-        return self.paths.num_places <= _MAX_OF_MANY_TRIES
+    def has_time(self) -> bool:
+        """Return whether the pipeline is small enough for many rounds, groupings and tries."""
+        return self.paths.num_places <= _MAX_OF_MANY
 
     @cached_property
     def groupings(self) -> tuple[ClockGroups, ...]:
         """Groups of instructions that may share clocks, the smallest first."""
         paths, curves = self.paths, self.curves
-        lengths = RUN_LENGTHS if self.has_many_tries else ()
+        lengths = RUN_LENGTHS if self.has_time else ()
         return (
             *(ClockGroups.of_runs(paths, curves, length) for length in lengths),
             ClockGroups(paths, curves, paths.stage),
@@ -166,13 +177,14 @@ class RetimedPipeline:
         both = zip(self._highest_s, self.paths.nodes, strict=True)
         return [time_s * factors[node] for time_s, node in both]
 
-    def numbers_of(self, in_force_mhz: Sequence[int]) -> list[int]:
+    def numbers_of(self, clocks_mhz: Sequence[int]) -> list[int]:
         """Return the number of each clock; one that is not among them counts as the next lower."""
         last = len(self.clocks_mhz) - 1
-        return [
-            next((n for n, mhz in enumerate(self.clocks_mhz) if mhz <= in_force), last)
-            for in_force in in_force_mhz
-        ]
+        number_of = {
+            clock_mhz: next((n for n, mhz in enumerate(self.clocks_mhz) if mhz <= clock_mhz), last)
+            for clock_mhz in set(clocks_mhz)
+        }
+        return [number_of[clock_mhz] for clock_mhz in clocks_mhz]
 
     def clocks_of(self, choices: Sequence[int]) -> tuple[int, ...]:
         """Return per node its clock in MHz; `choices` are by place, indices of kept clocks."""
@@ -225,6 +237,10 @@ def retime(
         )
     if not all(0 < deadline_s < math.inf for deadline_s in deadlines_s):
         raise RetimingError("must be positive numbers", field="deadlines_s")
+    if in_force_mhz and len(in_force_mhz) != pipeline.num_stages:
+        raise RetimingError(
+            f"{len(in_force_mhz)} for {pipeline.num_stages} stages", field="in_force_mhz"
+        )
     if _is_plan_in_force(pipeline, factors, deadlines_s):
         return pipeline.plan_mhz
     step = _Step(pipeline, highest_s, factors)
@@ -290,7 +306,7 @@ class _Step:
         of_stages_s = [0.0] * pipeline.num_stages
         for stage, time_s in zip(pipeline.paths.stage, self._highest_s, strict=True):
             of_stages_s[stage] += time_s
-        most_late_s = _MOST_FIRST_LATE * sum(self._allowed_s)
+        most_late_s = _MOST_FIRST_LATE * math.fsum(self._allowed_s)
         slowest: dict[int, int] = {}
         for place, gap_s, of_stage_s in zip(
             pipeline.paths.last_of_stage, pipeline.gaps_s, of_stages_s, strict=True
@@ -312,33 +328,47 @@ class _Step:
             most_s[place] = pipeline.curves[place].ratios[choice] * highest_s[place]
         best = [0] * len(highest_s)
         highest_j = best_j = self._cost_j(best)
-        starts = [list(highest_s)]
+        starts = [(list(highest_s), True), (list(highest_s), False)]
         if pipeline.plan_mhz:
             of_plan = zip(highest_s, pipeline.plan_ratios, most_s, strict=True)
-            starts.append([min(time_s * ratio, most) for time_s, ratio, most in of_plan])
-        for times_s in starts:
-            pipeline.paths.stretch(times_s, highest_s, most_s, self._aimed_s, ROUNDS)
+            times_s = [min(time_s * ratio, most) for time_s, ratio, most in of_plan]
+            starts.insert(1, (times_s, True))
+        shares: list[float] = []
+        for times_s, is_squared in starts:
+            if not is_squared and shares[0] <= 1:
+                break
+            self._stretch(times_s, most_s, is_squared=is_squared)
             choices, ends_s = pipeline.rounding.rounded(
                 times_s, highest_s, self._aimed_s, self._in_force, self._slowest
             )
             cost_j = self._cost_j(choices)
-            if cost_j < best_j and self._share_of_allowed(ends_s) <= 1:
+            shares.append(self._share_of_allowed(ends_s))
+            if cost_j < best_j and shares[-1] <= 1:
                 best, best_j = choices, cost_j
         if pipeline.delays is None:
             return best
-        at_once, _ = pipeline.rounding.rounded_at_once(starts[0], highest_s, self._aimed_s)
+        at_once, _ = pipeline.rounding.rounded_at_once(starts[0][0], highest_s, self._aimed_s)
         least_j = self._cost_j(at_once)
         if highest_j - best_j >= (1 - _MOST_LOST) * (highest_j - least_j):
             return best
         return self._best_of_groups(best, best_j)
+
+    def _stretch(self, times_s: list[float], most_s: list[float], *, is_squared: bool) -> None:
+        """Stretch durations in s; the last rounds as the proof does."""
+        pipeline = self._pipeline
+        rounds = _MANY_ROUNDS if pipeline.has_time else _FEW_ROUNDS
+        limits = (self._highest_s, most_s, self._aimed_s)
+        if is_squared:
+            pipeline.paths.stretch(times_s, *limits, rounds - _LAST_ROUNDS, is_squared=True)
+        pipeline.paths.stretch(times_s, *limits, _LAST_ROUNDS if is_squared else rounds)
 
     def _best_of_groups(self, best: list[int], best_j: float) -> list[int]:
         """Return this plan, or one in time with fewer changes that takes less energy."""
         rounding = self._pipeline.rounding
         for groups in self._pipeline.groupings:
             aimed_s = self._aimed_s
-            for _ in range(_MAX_TRIES if self._pipeline.has_many_tries else 1):
-                choices = groups.choices(self._highest_s, aimed_s, ROUNDS)
+            for _ in range(_MAX_TRIES if self._pipeline.has_time else 1):
+                choices = groups.choices(self._highest_s, aimed_s, _ROUNDS_OF_GROUPS)
                 for place, slowest in self._slowest.items():
                     choices[place] = min(choices[place], slowest)
                 cost_j = self._cost_j(choices)
@@ -350,7 +380,8 @@ class _Step:
                 if share <= 1:
                     best, best_j = choices, cost_j
                     break
-                aimed_s = [share**-_MORE * time_s for time_s in aimed_s]
+                shorter = 1 / (share * math.sqrt(share))
+                aimed_s = [shorter * time_s for time_s in aimed_s]
         return best
 
     def _share_of_allowed(self, ends_s: Sequence[float]) -> float:
@@ -362,4 +393,4 @@ class _Step:
     def _cost_j(self, choices: Sequence[int]) -> float:
         """Return energy net of waiting, J."""
         places = zip(self._pipeline.curves, choices, self._factors, strict=True)
-        return sum(curve.costs_j[choice] * factor for curve, choice, factor in places)
+        return math.fsum(curve.costs_j[choice] * factor for curve, choice, factor in places)

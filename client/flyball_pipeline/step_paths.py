@@ -114,6 +114,8 @@ class StepPaths:
         most_s: Sequence[float],
         segments_s: Sequence[float],
         rounds: int,
+        *,
+        is_squared: bool = False,
     ) -> None:
         """Stretch each duration by its segment's time over its longest path, some times over.
 
@@ -123,6 +125,7 @@ class StepPaths:
             most_s: per place, its longest duration, s.
             segments_s: time of each segment, s.
             rounds: number of times.
+            is_squared: stretch by the square of that, which is sooner done, and may be too much.
         """
         with_own_s = [0.0] * (len(times_s) + 1)
         for _ in range(rounds):
@@ -138,7 +141,8 @@ class StepPaths:
                 with_own_s[place] = rest_s + time_s
                 if not is_single:
                     segment_s = segments_s[self.meeting[place]]
-                time_s *= segment_s / (ends_s[place] + rest_s)
+                share = segment_s / (ends_s[place] + rest_s)
+                time_s *= share * share if is_squared else share
                 if time_s > most_s[place]:
                     time_s = most_s[place]
                 elif time_s < least_s[place]:

@@ -11,7 +11,8 @@ from docs.scripts.command_reference import parser
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, table
 from pydantic.fields import FieldInfo
 
-from flyball_client.gpu.clock_settings import ClockSettings
+from flyball_client.gpu.registry import read_clock_settings
+from flyball_client.gpu.zeusd.settings import ZeusdSettings
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_integrations.shared.attach_options import PlanningOptions, RankOptions
@@ -94,10 +95,10 @@ def _limits(field: FieldInfo) -> str:
 
 
 def _client() -> str:
-    """Return the variables that the attributes of the two classes name in parentheses."""
+    """Return the variables that the attributes of these classes name in parentheses."""
     rows = [
         (code(variable), _shown(getattr(read, name)), text)
-        for read in (RankSettings.read({}), ClockSettings.read({}))
+        for read in (RankSettings.read({}), read_clock_settings({}), ZeusdSettings.read({}))
         for name, texts in attributes_of(type(read).__doc__ or "").items()
         for variable, text in _by_variable(texts)
     ]

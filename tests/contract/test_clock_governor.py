@@ -15,7 +15,7 @@ from tests.governed_rank.processes import wait_until
 from flyball_client.governor._base import ClockGovernor, ClockReport
 from flyball_client.governor.in_process import InProcessGovernor
 from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
 
 SET, RESET = "nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"
 READ = "nvmlDeviceGetClockInfo"
@@ -103,7 +103,7 @@ def governed(
     request: pytest.FixtureRequest, loaded_nvml: FalseNvml, tmp_path: Path
 ) -> Iterator[Governed]:
     """Each implementation, not yet started."""
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     governor: ClockGovernor
     if request.param == "in this process":
         governor = InProcessGovernor(gpu, "rank 3")

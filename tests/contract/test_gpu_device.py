@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from tests.false_nvml.library import FalseNvml
 from tests.false_zeusd.server import FalseZeusd
+from tests.made_up_gpus.fixtures import made_up_gpus
+from tests.made_up_gpus.vendor import UUIDS
 
 from flyball_client.gpu._base import (
     ClockLimit,
@@ -22,9 +24,11 @@ from flyball_client.gpu._base import (
     SmClockRange,
 )
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
-from flyball_client.gpu.open_gpu import open_gpu
+from flyball_client.gpu.registry import open_gpu, vendor_of
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import OperatingPoint, StageProfile
+
+__all__ = ["made_up_gpus"]
 
 CALLS: dict[str, Callable[[GpuDevice], object]] = {
     "supported_sm_clocks_mhz": lambda gpu: gpu.supported_sm_clocks_mhz(),
@@ -91,11 +95,17 @@ def open_here(address: GpuAddress) -> Iterator[Open]:
         yield open_one
 
 
-@pytest.fixture(params=[*EMULATED, *REAL])
+@pytest.fixture(params=[*EMULATED, *REAL, "made-up"])
 def gpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GpuDevice]:
     """Each implementation, open, at its default clock."""
     if request.param in EMULATED:
         device: GpuDevice = emulated_gpu(noise=EMULATED[request.param])
+        yield device
+        device.close()
+        return
+    if request.param == "made-up":
+        request.getfixturevalue("made_up_gpus")
+        device = open_gpu(GpuAddress(control="mul", uuid=UUIDS[0]))
         yield device
         device.close()
         return
@@ -110,7 +120,8 @@ def gpu(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GpuDevice]:
 class TestGpuDevice:
     def test_its_names_say_whether_it_is_emulated_and_its_clocks_fall(self, gpu: GpuDevice) -> None:
         assert gpu.name.startswith("emulated ") == gpu.is_emulated
-        assert gpu.uuid.startswith("EMULATED-" if gpu.is_emulated else "GPU-")
+        prefix = "EMULATED-" if gpu.is_emulated else vendor_of(gpu.uuid).uuid_prefix
+        assert gpu.uuid.startswith(prefix)
         clocks_mhz = gpu.supported_sm_clocks_mhz()
         assert len(clocks_mhz) > 1
         assert list(clocks_mhz) == sorted(set(clocks_mhz), reverse=True)

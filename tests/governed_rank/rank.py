@@ -19,7 +19,8 @@ from pathlib import Path
 from flyball_client.governor._base import ClockGovernor
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import SmClockRange
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.registry import find_gpu
 
 NUM_INSTRUCTIONS = 6
 INSTRUCTION_S = 0.003
@@ -76,7 +77,7 @@ def main() -> None:
     if options.return_mhz is not None:
         lowest_mhz, highest_mhz = options.return_mhz
         return_range = SmClockRange(lowest_mhz=lowest_mhz, highest_mhz=highest_mhz)
-    gpu = NvmlGpu.open(index=0, return_range=return_range)
+    gpu = NvmlGpu.open(uuid=find_gpu("0", os.environ)[2], return_range=return_range)
     clocks_mhz = gpu.supported_sm_clocks_mhz()
     governor = ProcessGovernor(
         gpu.address, "rank 0", lease_s=options.lease_s, state_dir=options.state_dir

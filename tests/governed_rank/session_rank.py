@@ -17,7 +17,7 @@ from tests.governed_rank.processes import wait_until
 
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.session.plan_cursor import CompiledPlan
 from flyball_client.session.rank_session import RankSession
 

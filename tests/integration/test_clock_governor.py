@@ -23,10 +23,10 @@ from tests.governed_rank.processes import send, wait_until
 from tests.governed_rank.random_kills import strike_at_random
 from tests.governed_rank.running_guard import RunningGuard
 
-from flyball_client.governor import process_governor
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import GpuAddress, GpuError
+from flyball_client.gpu.nvml import vendor
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
@@ -330,7 +330,7 @@ def test_a_strict_start_raises_what_keeps_clocks_from_being_set(
         case "state folder":
             (tmp_path / "state").write_text("a file in its place")
         case "rights":
-            monkeypatch.setattr(process_governor, "may_set_clocks", lambda: False)
+            monkeypatch.setattr(vendor, "may_set_clocks", lambda _: False)
         case _:
             monkeypatch.setattr(sys, "executable", shutil.which("false"))
     says = {

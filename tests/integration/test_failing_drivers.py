@@ -24,7 +24,7 @@ from flyball_client.cli.doctor.machine_checks import check_records
 from flyball_client.governor.lock_record import find_records
 from flyball_client.governor.process_governor import ProcessGovernor, reap_left_behind
 from flyball_client.gpu._base import GpuAddress
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 from flyball_wire import routes

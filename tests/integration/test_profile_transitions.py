@@ -15,7 +15,9 @@ from tests.false_nvml.library import HIGHEST_MHZ, FalseNvml
 from tests.integration.command_in_process import document_of, flyball, refusal
 
 from flyball_client.gpu._base import GPU_VARIABLE, ClockCall, GpuError
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml import vendor
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.vendor import NvidiaVendor
 from flyball_client.profiling.transitions import measurement, opening
 from flyball_client.profiling.transitions.bench import LoopProcess, TransitionBench
 from flyball_client.profiling.transitions.detection import Loop
@@ -92,7 +94,7 @@ def test_gpus_that_compute_or_are_divided_and_processes_without_rights_or_cuda_a
     loaded_nvml.set_mig(1)
     assert "divided by MIG" in refusal(flyball(*COMMAND))
     loaded_nvml.set_mig(0)
-    monkeypatch.setattr(opening, "may_set_clocks", lambda: False)
+    monkeypatch.setattr(vendor, "may_set_clocks", lambda _: False)
     refused = refusal(flyball(*COMMAND))
     assert "no right to set clocks; run as root" in refused
     assert loaded_nvml.calls("nvmlDeviceSetGpuLockedClocks") == []
@@ -104,7 +106,7 @@ def test_a_process_that_begins_to_compute_voids_the_measurement(
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setattr(opening, "LoopProcess", lambda device: WatchedClock(loaded_nvml, device))
     computing: tuple[int, ...] = ()
-    monkeypatch.setattr(opening, "computing_processes", lambda uuid: computing)
+    monkeypatch.setattr(NvidiaVendor, "computing_processes", lambda _, uuid: computing)
 
     def change() -> None:
         nonlocal computing
@@ -224,7 +226,7 @@ def test_clocks_are_restored_when_the_measurement_is_interrupted(
     loaded_nvml: FalseNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLYBALL_STATE_DIR", str(tmp_path / "state"))
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     bench = TransitionBench(gpu, WatchedClock(loaded_nvml, 0))
     num_shown = 0
 

@@ -16,7 +16,7 @@ from tests.governed_rank.processes import PATIENCE_S, send, wait_until
 from flyball_client.governor import shared_state as word
 from flyball_client.governor.process_governor import ProcessGovernor
 from flyball_client.gpu._base import ClockCall
-from flyball_client.gpu.nvml import NvmlGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
 
 __all__ = ["false_nvml", "false_nvml_library", "loaded_nvml"]
 
@@ -29,7 +29,7 @@ NewGovernor = Callable[..., ProcessGovernor]
 @pytest.fixture
 def new_governor(loaded_nvml: FalseNvml, tmp_path: Path) -> Iterator[NewGovernor]:
     """Starts a governor whose clock is 1410 MHz, with its standby."""
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     governors: list[ProcessGovernor] = []
 
     def new(*, lease_s: float = 30.0) -> ProcessGovernor:

@@ -14,7 +14,7 @@ import sys
 import time
 
 from flyball_client.api.planner_client import PlannerClient
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.helper.rank_agent import LinkTimes
 from flyball_client.session.rank_session import RankSession
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.emulated_execution import profiled_clocks_mhz
-from flyball_client.gpu.nvml import list_nvml_gpus
-from flyball_client.gpu.nvml_facts import driver_version, nvml_session
-from flyball_client.gpu.open_gpu import gpu_argument, uuid_of
+from flyball_client.gpu.emulated.execution import profiled_clocks_mhz
+from flyball_client.gpu.registry import find_gpu, gpu_argument, local_vendor, vendor_of
+from flyball_client.gpu.vendor import ListedGpu
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_client.profiling.arguments import add_force, emulated_profile
 from flyball_wire.command import Command, CommandError
@@ -23,17 +23,6 @@ from flyball_wire.whole_file import write_result
 
 # `--gpu NAME` is case-insensitive and finds the file with the lower-case name.
 _TABLE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuClocks:
-    """One GPU of the list; the index of an emulated one is its stage, and it has no UUID."""
-
-    index: int
-    name: str
-    uuid: str | None
-    emulated: bool
-    sm_clocks_mhz: tuple[int, ...]
 
 
 def describe_clocks(clocks_mhz: Sequence[int]) -> str:
@@ -113,74 +102,70 @@ def _check_combination(arguments: argparse.Namespace) -> None:
         )
 
 
-def _toml(name: str, gpus: Sequence[GpuClocks]) -> str:
+def _toml(name: str, gpus: Sequence[ListedGpu]) -> str:
     gpu = gpus[0]
     if any((other.name, other.sm_clocks_mhz) != (gpu.name, gpu.sm_clocks_mhz) for other in gpus):
         raise CommandError("--toml: the GPUs of this machine differ; choose one with --gpu")
+    vendor = vendor_of(gpu.uuid or "")
     try:
-        with nvml_session():
-            driver = driver_version()
+        driver = vendor.driver_version()
     except GpuError as error:
         raise CommandError(str(error)) from None
     today = datetime.now(UTC).date().isoformat()
-    origin = f"read from the {gpu.name} itself through NVML (driver {driver}, {today})"
+    origin = f"read from the {gpu.name} itself through {vendor.library} (driver {driver}, {today})"
     try:
         return window_toml(draft_window(name, gpu.sm_clocks_mhz, origin=origin), gpu.name)
     except ValueError as error:
         raise CommandError(f"--toml: {gpu.name}: {error}") from None
 
 
-def _real_gpus(named: str | None) -> list[GpuClocks]:
+def _real_gpus(named: str | None) -> list[ListedGpu]:
+    vendor = local_vendor(os.environ)
+    found: list[ListedGpu] = []
     try:
-        with nvml_session():
-            found = list_nvml_gpus()
-            uuid = None if named is None else uuid_of(named)
+        if named is not None:
+            vendor, index, _ = find_gpu(named, os.environ)
+            return [vendor.describe(index)]
+        with vendor.session():
+            num_gpus = len(vendor.uuids())
+            for index in range(num_gpus):
+                try:
+                    found.append(vendor.describe(index))
+                except GpuError as error:
+                    print(f"flyball clocks: GPU {index}: {error}", file=sys.stderr)
     except GpuError as error:
         raise CommandError(
             f"{error}; --profile PROFILE.csv shows the clocks of an emulated GPU"
         ) from None
-    if not found:
+    if not num_gpus:
         raise CommandError(
-            "NVML lists no GPU; --profile PROFILE.csv shows the clocks of an emulated GPU"
+            f"{vendor.library} lists no GPU; --profile PROFILE.csv shows the clocks of an emulated"
+            " GPU"
         )
-    for gpu in found:
-        if gpu.fault and uuid is None:
-            print(f"flyball clocks: GPU {gpu.index}: {gpu.fault}", file=sys.stderr)
-    if all(gpu.fault for gpu in found):
+    if not found:
         raise CommandError("no GPU can be read; see flyball doctor")
-    return [
-        GpuClocks(
-            index=gpu.index,
-            name=gpu.name,
-            uuid=gpu.uuid,
-            emulated=False,
-            sm_clocks_mhz=gpu.sm_clocks_mhz,
-        )
-        for gpu in found
-        if not gpu.fault and uuid in {None, gpu.uuid}
-    ]
+    return found
 
 
-def _emulated_gpus(file: Path, stage: int | None) -> list[GpuClocks]:
+def _emulated_gpus(file: Path, stage: int | None) -> list[ListedGpu]:
     profile = emulated_profile(file, stage or 0)
-    stages = range(profile.num_stages) if stage is None else (stage,)
     return [
-        GpuClocks(
+        ListedGpu(
             index=stage,
             name=f"emulated GPU of stage {stage}",
             uuid=None,
-            emulated=True,
             sm_clocks_mhz=profiled_clocks_mhz((profile,), stage),
         )
-        for stage in stages
+        for stage in (range(profile.num_stages) if stage is None else (stage,))
     ]
 
 
-def _as_json(gpus: Sequence[GpuClocks]) -> str:
-    return json.dumps({"gpus": [asdict(gpu) for gpu in gpus]}, indent=2)
+def _as_json(gpus: Sequence[ListedGpu]) -> str:
+    documents = [{**asdict(gpu), "emulated": gpu.uuid is None} for gpu in gpus]
+    return json.dumps({"gpus": documents}, indent=2)
 
 
-def _gpu_lines(gpu: GpuClocks) -> str:
+def _gpu_lines(gpu: ListedGpu) -> str:
     head = gpu.name if gpu.uuid is None else f"GPU {gpu.index}  {gpu.name}  {gpu.uuid}"
     if not gpu.sm_clocks_mhz:
         return f"{head}\n  SM clocks: this GPU lists none that can be locked"

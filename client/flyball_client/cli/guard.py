@@ -10,7 +10,7 @@ import signal
 
 from flyball_client.governor.guard import PERIOD_S, Guard, OtherGuardError, prepare_node_dir
 from flyball_client.governor.state_folder import StateRefusedError, node_state_dir
-from flyball_client.gpu.clock_settings import ClockSettings
+from flyball_client.gpu.registry import read_clock_settings
 from flyball_wire.command import NOT_NOW, Command, CommandError
 
 _END_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -38,7 +38,7 @@ def _configure(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     try:
-        ClockSettings.read(os.environ)
+        read_clock_settings(os.environ)
     except ValueError as error:
         raise CommandError(str(error)) from None
     node_dir = node_state_dir(os.environ)

@@ -19,9 +19,13 @@ from flyball_client.governor.lock_record import (
 )
 from flyball_client.governor.state_folder import StateRefusedError, all_state_dirs
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, SmClockRange
-from flyball_client.gpu.clock_settings import ClockSettings
-from flyball_client.gpu.nvml_facts import num_gpus, nvml_session, uuid_at
-from flyball_client.gpu.open_gpu import gpu_argument, reset_clock, uuid_of
+from flyball_client.gpu.registry import (
+    find_gpu,
+    gpu_argument,
+    local_vendor,
+    read_clock_settings,
+    reset_clock,
+)
 from flyball_wire.command import Command, CommandError
 
 _UNKNOWN = (
@@ -222,7 +226,7 @@ def _environment(to: SmClockRange | None) -> Mapping[str, str]:
     if to is not None:
         environ["FLYBALL_RETURN_CLOCKS_MHZ"] = str(to)
     try:
-        ClockSettings.read(environ)
+        read_clock_settings(environ)
     except ValueError as error:
         raise CommandError(str(error)) from None
     return environ
@@ -230,30 +234,21 @@ def _environment(to: SmClockRange | None) -> Mapping[str, str]:
 
 def _unlock_named(unlocker: Unlocker, named: Sequence[str], *, force: bool) -> Iterator[Unlocked]:
     """Restore the clocks of the named GPUs; of all, if none is named."""
+    vendor = local_vendor(os.environ)
     try:
-        with nvml_session():
+        with vendor.session():
             # All are found before the first is changed.
-            targets = [uuid_of(each) for each in named] if named else _all_uuids()
-            if not targets:
-                raise GpuNotFoundError("NVML lists no GPU; see nvidia-smi -L")
-            for target in dict.fromkeys(targets):
-                yield (
-                    target if isinstance(target, Unlocked) else unlocker.unlock(target, force=force)
-                )
+            found = [find_gpu(each, os.environ)[2] for each in named] if named else vendor.uuids()
+            if not found:
+                raise GpuNotFoundError(f"{vendor.library} lists no GPU; see {vendor.lister}")
+            for index, uuid in enumerate(dict.fromkeys(found)):
+                if isinstance(uuid, GpuError):
+                    text = f"GPU {index}: its SM clock may still be locked: {uuid}"
+                    yield Unlocked(gpu=str(index), outcome="failed", rank_name=None, text=text)
+                else:
+                    yield unlocker.unlock(uuid, force=force)
     except GpuError as error:
         raise CommandError(str(error)) from None
-
-
-def _all_uuids() -> list[str | Unlocked]:
-    """Return the UUID of every GPU; a failure for each that cannot be read."""
-    uuids: list[str | Unlocked] = []
-    for index in range(num_gpus()):
-        try:
-            uuids.append(uuid_at(index))
-        except GpuError as error:
-            text = f"GPU {index}: its SM clock may still be locked: {error}"
-            uuids.append(Unlocked(gpu=str(index), outcome="failed", rank_name=None, text=text))
-    return uuids
 
 
 COMMAND = Command(configure=_configure, run=_run)

@@ -21,7 +21,7 @@ from flyball_client.gpu._base import (
 # updated about as often as they are read here.
 SETTLE_S = 0.05
 READ_PERIOD_S = 0.2
-# One step of NVML's clocks, since readings are rounded.
+# One step of a GPU's clocks, since readings are rounded.
 TOLERANCE_MHZ = 15
 # A clock that differs in so many readings in a row, each so long after its request, was changed by
 # another program. The longest delay that was published is 0.5 s.

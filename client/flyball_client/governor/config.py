@@ -52,7 +52,7 @@ class GovernorConfig:
     active: ProcessIdentity | None = None
 
     def to_json(self) -> str:
-        """Return one line, which contains zeusd's token and must be passed by a pipe."""
+        """Return one line, which contains a daemon's token and must be passed by a pipe."""
         return json.dumps(asdict(self) | {"state_dir": str(self.state_dir)})
 
     @classmethod

@@ -36,7 +36,7 @@ from flyball_client.gpu._base import (
     GpuDevice,
     GpuError,
 )
-from flyball_client.gpu.open_gpu import open_gpu
+from flyball_client.gpu.registry import open_gpu
 
 # Time after which the standby restores a clock that the active one has not restored.
 OVERDUE_S = 0.4

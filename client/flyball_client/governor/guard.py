@@ -33,7 +33,7 @@ from flyball_client.governor.state_folder import (
     user_state_dirs,
 )
 from flyball_client.gpu._base import GpuError
-from flyball_client.gpu.open_gpu import reset_clock
+from flyball_client.gpu.registry import reset_clock
 
 # Time between two checks of all records, which read some small files.
 PERIOD_S = 0.25

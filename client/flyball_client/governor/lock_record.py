@@ -58,7 +58,7 @@ class ClockHolder:
 
     Attributes:
         uuid: UUID of the GPU.
-        control: Clock control, `nvml` or `zeusd`.
+        control: Clock control, as `nvml` or `zeusd`.
         rank_name: Job and rank.
         rank_byte: Number of the byte that the rank has locked; 0: the record is incomplete.
     """
@@ -421,4 +421,6 @@ def _read_holder(fd: int, uuid: str) -> ClockHolder | None:
         )
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         # Incomplete, written by a process that was killed: the clock may be locked.
-        return ClockHolder(uuid=uuid, control="nvml", rank_name="an unknown rank", rank_byte=0)
+        return ClockHolder(
+            uuid=uuid, control="unknown means", rank_name="an unknown rank", rank_byte=0
+        )

@@ -19,8 +19,8 @@ from flyball_client.governor.own_process import OwnProcess
 from flyball_client.governor.process_watch import ProcessIdentity, is_running
 from flyball_client.governor.shared_state import SharedState
 from flyball_client.governor.state_folder import StateRefusedError, default_state_dir
-from flyball_client.gpu._base import ClockCall, GpuAddress, GpuError, GpuPermissionError
-from flyball_client.gpu.open_gpu import may_set_clocks
+from flyball_client.gpu._base import ClockCall, GpuAddress, GpuError
+from flyball_client.gpu.registry import check_rights
 
 _logger = logging.getLogger(__name__)
 
@@ -394,10 +394,7 @@ class ProcessGovernor:
         )
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
-        if self._address.control == "nvml" and not may_set_clocks():
-            raise GpuPermissionError(
-                "this process has no right to set clocks; run as root or give it CAP_SYS_ADMIN"
-            )
+        check_rights(self._address)
         words = self._words
         give_up_s = time.monotonic() + _READY_TIMEOUT_S
         while words[word.STATE] != word.READY:

@@ -1,1 +1,1 @@
-"""GPUs behind one contract (`_base.GpuDevice`): a file for each way to reach one."""
+"""GPUs behind one contract (`_base.GpuDevice`): a folder for each vendor or way to reach one."""

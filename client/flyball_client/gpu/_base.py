@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.errors import FlyballError
@@ -97,14 +97,14 @@ class GpuAddress:
     """Address by which another process on this machine opens the same GPU.
 
     Attributes:
-        control: Way of setting clocks: NVML in this process, or zeusd.
-        uuid: UUID, `GPU-...`.
-        endpoint: Path of zeusd's socket, or `HOST:PORT`.
-        token: Token for zeusd; None: no token.
+        control: Way of setting clocks, one of a vendor's `controls`.
+        uuid: UUID, such as `GPU-...`.
+        endpoint: Socket or `HOST:PORT` of the daemon that sets clocks; None: there is none.
+        token: Token for the daemon; None: no token.
         return_range: Clocks that a reset restores; None: the driver's default.
     """
 
-    control: Literal["nvml", "zeusd"]
+    control: str
     uuid: str
     endpoint: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -137,7 +137,7 @@ class GpuDevice(Protocol):
 
     @property
     def uuid(self) -> str:
-        """UUID (`GPU-...`); that of an emulated GPU starts with `EMULATED-`."""
+        """UUID, with its vendor's prefix; that of an emulated GPU starts with `EMULATED-`."""
         ...
 
     @property

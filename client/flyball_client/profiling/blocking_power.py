@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Self
 
 from flyball_client.gpu._base import GpuDevice, GpuError
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
     add_option,

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice, GpuError
-from flyball_client.gpu.open_gpu import open_local_gpu
+from flyball_client.gpu.registry import open_local_gpu
 from flyball_client.profiling.arguments import (
     WorkLine,
     add_labels,

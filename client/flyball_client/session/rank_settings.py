@@ -11,7 +11,7 @@ from typing import Literal, cast, get_args
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError
-from flyball_client.gpu.open_gpu import open_rank_gpu
+from flyball_client.gpu.registry import open_rank_gpu
 
 _logger = logging.getLogger(__name__)
 
@@ -131,49 +131,22 @@ class RankSettings:
             GpuError, OSError: With `strict`, the GPU cannot be found or opened.
         """
         number = self.local_rank if local_rank is None else local_rank
-        if environ.get(GPU_VARIABLE):
-            return _open_emulated(
+        try:
+            return open_rank_gpu(
                 environ,
-                local_rank=number or 0,
+                uuid=uuid,
+                local_rank=number,
                 stage=stage,
                 num_chunks=num_chunks,
                 blocking_power_w=blocking_power_w,
             )
-        try:
-            return open_rank_gpu(environ, uuid=uuid, local_rank=number)
         except (GpuError, OSError) as error:
-            if self.strict:
+            if self.strict or environ.get(GPU_VARIABLE):
                 raise
             text = "%s: no clock is set and no energy measured, training continues: %s"
             name = uuid or ("no local rank" if number is None else f"local rank {number}")
             _logger.warning(text, name, error)
             return None
-
-
-def _open_emulated(
-    environ: Mapping[str, str],
-    *,
-    local_rank: int,
-    stage: int | None,
-    num_chunks: int,
-    blocking_power_w: float | None,
-) -> GpuDevice:
-    # Imported here, since ranks of real GPUs do not need it.
-    from flyball_client.gpu.emulated_choice import EmulatedChoice  # noqa: PLC0415
-
-    choice = EmulatedChoice.parse(environ[GPU_VARIABLE])
-    if stage is None:
-        raise ValueError(
-            f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
-            " open_gpu(..., stage=STAGE)"
-        )
-    rank = environ.get("RANK", "")
-    return choice.open(
-        stage=stage,
-        num_chunks=num_chunks,
-        seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank,
-        blocking_power_w=blocking_power_w,
-    )
 
 
 def _lease_s(environ: Mapping[str, str]) -> float:

@@ -17,6 +17,7 @@ import torch
 import torch.version
 
 from flyball_client.gpu._base import GpuDevice, GpuError
+from flyball_client.gpu.registry import uuid_of_framework
 from flyball_client.session.rank_session import RankSession
 from flyball_client.session.rank_settings import RankSettings
 from flyball_client.session.registration import JobRegistrar
@@ -194,11 +195,12 @@ class RankEnds:
 
 
 def _uuid_of(device: torch.device) -> str | None:
-    """Return the UUID of a CUDA device's GPU; None: it has none, or torch (below 2.4) hides it."""
-    if device.type != "cuda" or torch.version.hip:
+    """Return the UUID of a device's GPU; None: it has none, or torch (below 2.4) hides it."""
+    if device.type != "cuda":
         return None
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return None if uuid is None else f"GPU-{uuid}"
+    backend = "hip" if torch.version.hip else "cuda"
+    return None if uuid is None else uuid_of_framework(uuid, backend)
 
 
 def _blocking_power_w(fields: Mapping[str, Any], stage: int) -> float | None:

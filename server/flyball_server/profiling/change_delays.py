@@ -62,7 +62,7 @@ class TimedStage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeDelays:
+class MedianDelays:
     """Median delays of clock changes.
 
     Attributes:
@@ -73,7 +73,7 @@ class ChangeDelays:
     down_s: float | None = None
 
 
-def measured_change_delays(stages: Sequence[TimedStage]) -> ChangeDelays:
+def measured_change_delays(stages: Sequence[TimedStage]) -> MedianDelays:
     """Return the delays with which the measured times of the instructions are explained best."""
     taken: list[TimedStage] = []
     num_taken = 0
@@ -94,7 +94,7 @@ def measured_change_delays(stages: Sequence[TimedStage]) -> ChangeDelays:
         if has_down:
             down_s, is_down_certain = _fitted(taken, coarse_s, up_s, is_up=False)
         taken = [_as_measured(stage, up_s, down_s) for stage in taken]
-    return ChangeDelays(
+    return MedianDelays(
         up_s=round(up_s, 5) if is_up_certain else None,
         down_s=round(down_s, 5) if is_down_certain else None,
     )

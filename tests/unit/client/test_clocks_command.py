@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +8,8 @@ from hypothesis import strategies as st
 from tests.false_nvml.library import SUPPORTED_MHZ, FalseNvml
 from tests.integration.command_in_process import document_of, flyball, refusal
 
-from flyball_client.cli import clocks
 from flyball_client.cli.clocks import describe_clocks
-from flyball_client.gpu.nvml import list_nvml_gpus
+from flyball_client.gpu.nvml import vendor
 from flyball_client.gpu.window_draft import draft_window, window_toml
 from flyball_profiles.gpu_windows import load_gpu_window, window_clocks_mhz
 
@@ -129,9 +127,8 @@ def test_options_that_do_not_fit_are_refused_in_one_line(
 
 @pytest.mark.usefixtures("loaded_nvml")
 def test_among_different_gpus_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = list_nvml_gpus()
-    mixed = (first, replace(second, name="Other GPU"))
-    monkeypatch.setattr(clocks, "list_nvml_gpus", lambda: mixed)
+    names = iter(["False GPU", "Other GPU", "Other GPU"])
+    monkeypatch.setattr(vendor, "name_of", lambda _: next(names))
     command = ("clocks", "--toml", "h200")
     assert "GPUs of this machine differ; choose one with --gpu" in refusal(flyball(*command))
     assert flyball(*command, "--gpu", "1").stdout.startswith("# Other GPU: ")

@@ -21,9 +21,10 @@ from tests.planner.ports import free_port
 from flyball_client.cli.doctor import command
 from flyball_client.cli.doctor.command import probe_gpus
 from flyball_client.cli.doctor.gpu_checks import check_gpus
-from flyball_client.cli.doctor.machine_checks import CheckResult, check_guard, check_system
-from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.open_gpu import clock_rights
+from flyball_client.cli.doctor.machine_checks import check_guard, check_system
+from flyball_client.gpu.checks import CheckResult
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.vendor import clock_rights
 from flyball_wire import routes
 from flyball_wire.messages import TOKEN_HEADER
 
@@ -269,7 +270,7 @@ def test_the_right_to_set_clocks_is_needed_without_zeusd(monkeypatch: pytest.Mon
     wanted = {"yes": "ok", "no": "problem", "only in a user namespace": "warning"}
     for rights, state in wanted.items():
         monkeypatch.setattr(
-            "flyball_client.cli.doctor.gpu_checks.clock_rights", lambda rights=rights: rights
+            "flyball_client.gpu.nvml.checks.clock_rights", lambda rights=rights: rights
         )
         control = gpu_checks("0")["GPU 0 control"]
         assert control.state == state
@@ -303,7 +304,7 @@ def test_a_zeusd_that_is_named_and_not_there_is_a_problem_where_nothing_else_may
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZEUSD_SOCK_PATH", str(tmp_path / "zeusd.sock"))
-    monkeypatch.setattr("flyball_client.cli.doctor.gpu_checks.clock_rights", lambda: "yes")
+    monkeypatch.setattr("flyball_client.gpu.nvml.checks.clock_rights", lambda: "yes")
     checks = gpu_checks("0")
     assert [checks["zeusd"].state, checks["GPU 0 control"].state] == ["warning", "warning"]
     assert "through NVML, not zeusd" in checks["GPU 0 control"].found

@@ -24,7 +24,7 @@ from flyball_client.gpu.emulated import (
     EmulatedNode,
     RandomTime,
 )
-from flyball_client.gpu.emulated_execution import Execution
+from flyball_client.gpu.emulated.execution import Execution
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import StageProfile

@@ -20,7 +20,12 @@ print(json.dumps(sorted(sys.modules)))
 
 GOVERNOR = """
 import json, sys
-import flyball_client.governor.governor_process
+from flyball_client.governor.governor_process import open_gpu
+from flyball_client.gpu._base import GpuAddress, GpuNotFoundError
+try:
+    open_gpu(GpuAddress(control="nvml", uuid="none"))
+except GpuNotFoundError:
+    pass
 print(json.dumps(sorted(sys.modules)))
 """
 
@@ -38,5 +43,12 @@ def test_wire_command_and_emulated_gpu_need_neither_httpx_nor_nvml() -> None:
 def test_a_governor_loads_no_http_before_it_is_told_to_reach_zeusd() -> None:
     # A rank waits for the start of its governor.
     loaded = modules_after(GOVERNOR)
-    assert {"flyball_client.gpu.open_gpu", "pynvml"} <= loaded
-    assert loaded & {"flyball_client.gpu.zeusd", "http.client", "ssl", "httpx"} == set()
+    assert {"flyball_client.gpu.registry", "pynvml"} <= loaded
+    http = {"flyball_client.gpu.zeusd.device", "http.client", "ssl", "httpx"}
+    assert loaded & http == set()
+    # Nor what only doctor asks, nor emulated GPUs, nor of the pipeline more than its kinds.
+    ours = {name for name in loaded if name.startswith("flyball_")}
+    assert {name for name in ours if "checks" in name or "emulated" in name} == set()
+    of_pipeline = {name for name in ours if name.startswith("flyball_pipeline")}
+    parts = ("flyball_pipeline", "flyball_pipeline.errors", "flyball_pipeline.instruction")
+    assert of_pipeline <= set(parts)

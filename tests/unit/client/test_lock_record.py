@@ -31,7 +31,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be ano
 
 UUID = "GPU-1"
 HOLDER = ClockHolder(uuid=UUID, control="zeusd", rank_name="job gpt rank 3", rank_byte=1 << 42)
-UNKNOWN = ClockHolder(uuid=UUID, control="nvml", rank_name="an unknown rank", rank_byte=0)
+UNKNOWN = ClockHolder(uuid=UUID, control="unknown means", rank_name="an unknown rank", rank_byte=0)
 NOBODY = 65534
 PATIENCE_S = 20
 

@@ -16,14 +16,9 @@ from flyball_client.gpu._base import (
     GpuNotSupportedError,
     GpuPermissionError,
 )
-from flyball_client.gpu.nvml import (
-    NvmlGpu,
-    list_nvml_gpus,
-    select_for_rank,
-    select_visible,
-    visible_gpu_uuid,
-)
-from flyball_client.gpu.nvml_facts import NVML_ERRORS, gpu_error, pynvml
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.facts import NVML_ERRORS, gpu_error, pynvml
+from flyball_client.gpu.nvml.vendor import NvidiaVendor, visible_gpus
 from flyball_profiles.stage_profile import EnergyScope
 
 NO_PERMISSION = 4
@@ -45,7 +40,7 @@ def test_every_code_of_nvml_has_its_error_which_says_what_was_done_and_what_to_d
 def test_a_code_newer_than_the_table_is_a_plain_error(loaded_nvml: FalseNvml) -> None:
     loaded_nvml.fail("nvmlDeviceGetCount_v2", UNKNOWN_TO_US)
     with pytest.raises(GpuError, match="counting GPUs: false NVML error 777"):
-        list_nvml_gpus()
+        NvidiaVendor().uuids()
 
 
 @pytest.mark.parametrize("function", ["", "nvmlDeviceGetUUID", "nvmlDeviceGetName"])
@@ -53,28 +48,27 @@ def test_a_lost_gpu_keeps_its_index_and_costs_the_others_nothing(
     loaded_nvml: FalseNvml, function: str
 ) -> None:
     loaded_nvml.fail(function, GPU_IS_LOST, gpu=0)
-    assert visible_gpu_uuid(1, {}) == loaded_nvml.uuid(1)
-    assert visible_gpu_uuid(0, {"CUDA_VISIBLE_DEVICES": "1"}) == loaded_nvml.uuid(1)
+    assert NvidiaVendor().visible({}).select(1) == loaded_nvml.uuid(1)
+    assert NvidiaVendor().visible({"CUDA_VISIBLE_DEVICES": "1"}).select(0) == loaded_nvml.uuid(1)
     with pytest.raises(GpuNotFoundError, match="cuda:0 cannot be opened"):
-        visible_gpu_uuid(0, {})
-    lost, whole = list_nvml_gpus()
-    assert (lost.index, whole.index, whole.uuid) == (0, 1, loaded_nvml.uuid(1))
-    assert "fell off the bus" in lost.fault
+        NvidiaVendor().visible({}).select(0)
+    assert NvidiaVendor().describe(1).uuid == loaded_nvml.uuid(1)
+    with pytest.raises(GpuNotFoundError, match="fell off the bus"):
+        NvidiaVendor().describe(0)
     listed = flyball("clocks")
     assert listed.returncode == 0
     assert listed.stderr.startswith("flyball clocks: GPU 0: ")
     assert listed.stdout.startswith(f"GPU 1  False GPU  {loaded_nvml.uuid(1)}")
 
 
-def test_a_gpu_is_opened_by_uuid_or_by_index(loaded_nvml: FalseNvml) -> None:
-    by_uuid = NvmlGpu.open(uuid=loaded_nvml.uuid(1))
-    by_index = NvmlGpu.open(index=1)
-    assert by_uuid.uuid == by_index.uuid == loaded_nvml.uuid(1)
-    assert by_uuid.name == "False GPU"
-    assert not by_uuid.is_emulated
-    by_uuid.close()
-    assert by_index.sm_clock_mhz() == 1980  # NVML is still there for the other one
-    by_index.close()
+def test_a_gpu_may_be_opened_twice(loaded_nvml: FalseNvml) -> None:
+    first, second = (NvmlGpu.open(uuid=loaded_nvml.uuid(1)) for _ in range(2))
+    assert first.uuid == second.uuid == loaded_nvml.uuid(1)
+    assert first.name == "False GPU"
+    assert not first.is_emulated
+    first.close()
+    assert second.sm_clock_mhz() == 1980  # NVML is still there for the other one
+    second.close()
 
 
 @pytest.mark.parametrize("uuid", ["GPU-unknown", "nonsense", "GPU-\u00e4"])
@@ -91,15 +85,15 @@ def test_a_mig_instance_or_a_divided_gpu_is_refused_and_one_without_mig_is_whole
     with pytest.raises(GpuNotSupportedError, match="MIG instance"):
         NvmlGpu.open(uuid="MIG-1")
     loaded_nvml.set_mig(1)
-    assert list_nvml_gpus()[0].has_mig
+    assert NvidiaVendor().describe(0).sm_clocks_mhz == SUPPORTED_MHZ
     loaded_nvml.fail("nvmlDeviceGetMigMode", NOT_SUPPORTED)
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     assert gpu.supported_sm_clocks_mhz() == SUPPORTED_MHZ
     gpu.close()
 
 
 def test_closing_ends_nvml_even_if_the_clock_cannot_be_given_back(loaded_nvml: FalseNvml) -> None:
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     gpu.lock_sm_clock_mhz(1410)
     loaded_nvml.fail("nvmlDeviceResetGpuLockedClocks", NO_PERMISSION)
     with pytest.raises(GpuPermissionError, match="restoring the SM clock"):
@@ -112,7 +106,7 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
     loaded_nvml: FalseNvml,
 ) -> None:
     loaded_nvml.set_module_w(150, 1)
-    alone, of_module = (NvmlGpu.open(index=index) for index in (0, 1))
+    alone, of_module = (NvmlGpu.open(uuid=loaded_nvml.uuid(index)) for index in (0, 1))
     assert (alone.energy_scope(), of_module.energy_scope()) == (EnergyScope.GPU, EnergyScope.MODULE)
     for code in (GPU_IS_LOST, UNKNOWN_TO_US):
         loaded_nvml.fail("nvmlDeviceGetFieldValues", code)
@@ -129,7 +123,7 @@ def test_the_counter_of_a_module_is_known_by_the_power_that_its_module_has(
 
 
 def test_the_energy_is_in_joules(loaded_nvml: FalseNvml, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = NvmlGpu.open(index=0)
+    gpu = NvmlGpu.open(uuid=loaded_nvml.uuid(0))
     monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", lambda _: 1234567)
     assert gpu.total_energy_j() == pytest.approx(1234.567)
     gpu.close()
@@ -140,9 +134,9 @@ import pynvml
 def CDLL(name): raise OSError
 pynvml.CDLL = CDLL
 from flyball_client.gpu._base import GpuNotFoundError
-from flyball_client.gpu.nvml import list_nvml_gpus
+from flyball_client.gpu.nvml.vendor import NvidiaVendor
 try:
-    list_nvml_gpus()
+    NvidiaVendor().uuids()
 except GpuNotFoundError as error:
     print(error)
 """
@@ -174,7 +168,7 @@ def test_the_number_counts_within_what_is_visible(
     setting: str | None, local_rank: int, uuid: str
 ) -> None:
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
-    assert select_visible(local_rank, environ, EQUAL) == uuid
+    assert visible_gpus(environ, EQUAL).select(local_rank) == uuid
 
 
 @pytest.mark.parametrize(
@@ -195,30 +189,33 @@ def test_a_number_beyond_what_is_visible_is_not_found(
 ) -> None:
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
     with pytest.raises(GpuNotFoundError, match=f": {num_visible} of 3 GPUs are visible"):
-        select_visible(local_rank, environ, EQUAL)
+        visible_gpus(environ, EQUAL).select(local_rank)
 
 
 @pytest.mark.parametrize("setting", [None, "0,2"])
 def test_of_several_visible_gpus_none_is_chosen_without_a_number(setting: str | None) -> None:
     environ = {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting}
     with pytest.raises(GpuError, match="no variable such as LOCAL_RANK or SLURM_LOCALID says"):
-        select_for_rank(None, environ, EQUAL)
-    assert select_for_rank(1, environ, EQUAL) == select_visible(1, environ, EQUAL)
+        visible_gpus(environ, EQUAL).select_for_rank(None)
+    assert visible_gpus(environ, EQUAL).select_for_rank(1) == visible_gpus(environ, EQUAL).select(1)
 
 
 @pytest.mark.parametrize("local_rank", [None, 0, 2])
 def test_one_visible_gpu_is_the_ranks_whatever_its_number(local_rank: int | None) -> None:
     # A launcher shows each rank its own.
-    assert select_for_rank(local_rank, {"CUDA_VISIBLE_DEVICES": "1"}, EQUAL) == "GPU-aabb-1"
-    assert select_for_rank(local_rank, {}, EQUAL[:1]) == "GPU-aaaa-0"
+    assert (
+        visible_gpus({"CUDA_VISIBLE_DEVICES": "1"}, EQUAL).select_for_rank(local_rank)
+        == "GPU-aabb-1"
+    )
+    assert visible_gpus({}, EQUAL[:1]).select_for_rank(local_rank) == "GPU-aaaa-0"
 
 
 def test_a_mig_instance_is_refused_and_different_gpus_need_the_order_of_the_bus() -> None:
     with pytest.raises(GpuNotSupportedError, match="names a MIG instance"):
-        select_visible(0, {"CUDA_VISIBLE_DEVICES": "MIG-1234"}, EQUAL)
+        visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-1234"}, EQUAL).select(0)
     with pytest.raises(GpuError, match="set CUDA_DEVICE_ORDER=PCI_BUS_ID"):
-        select_visible(0, {}, MIXED)
+        visible_gpus({}, MIXED).select(0)
     ordered = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert select_visible(0, ordered, MIXED) == "GPU-aaaa-0"
+    assert visible_gpus(ordered, MIXED).select(0) == "GPU-aaaa-0"
     by_uuid = {"CUDA_VISIBLE_DEVICES": "GPU-aabb"}
-    assert select_visible(0, by_uuid, MIXED) == "GPU-aabb-1"
+    assert visible_gpus(by_uuid, MIXED).select(0) == "GPU-aabb-1"

@@ -18,9 +18,10 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
     SmClockRange,
 )
-from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.open_gpu import open_gpu, open_local_gpu
-from flyball_client.gpu.zeusd import ZeusdGpu
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.vendor import NvidiaVendor
+from flyball_client.gpu.registry import VENDORS, open_gpu, open_local_gpu
+from flyball_client.gpu.zeusd.device import ZeusdGpu
 
 TOKEN = "eyJhbGciOiJIUzI1NiJ9.e30.c2lnbmVk"  # noqa: S105 - nobody's
 
@@ -43,7 +44,9 @@ def zeusd(loaded_nvml: FalseNvml, place: Path) -> Iterator[FalseZeusd]:
 
 
 @pytest.fixture
-def open_local(loaded_nvml: FalseNvml, tmp_path: Path, place: Path) -> Iterator[Open]:
+def open_local(
+    loaded_nvml: FalseNvml, tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Open]:
     """Opens the GPU of local rank 0; closes all."""
     with ExitStack() as opened:
 
@@ -55,12 +58,12 @@ def open_local(loaded_nvml: FalseNvml, tmp_path: Path, place: Path) -> Iterator[
             status: str = CONTAINER_ROOT,
         ) -> GpuDevice:
             (tmp_path / "status").write_text(f"Name:\tpython3\n{status}Seccomp:\t2\n")
-            device = open_local_gpu(
-                local_rank,
-                environ,
-                default_socket=default_socket,
-                process=tmp_path,
+            monkeypatch.setitem(
+                VENDORS,
+                "nvidia",
+                lambda: NvidiaVendor(default_socket=default_socket, process=tmp_path),
             )
+            device = open_local_gpu(local_rank, environ)
             opened.callback(device.close)
             return device
 

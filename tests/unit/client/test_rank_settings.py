@@ -13,7 +13,7 @@ import pytest
 from tests.unit.client.recording_gpu import RecordingGpu
 
 from flyball_client.gpu.emulated import EmulatedGpu
-from flyball_client.gpu.emulated_choice import EmulatedChoice
+from flyball_client.gpu.emulated.choice import EmulatedChoice
 from flyball_client.session import rank_settings
 from flyball_client.session.rank_settings import RankSettings
 from flyball_client.session.registration import LaunchedRun, launch_of

@@ -14,7 +14,7 @@ from tests.false_zeusd.answers import Discovery
 from tests.false_zeusd.server import FalseZeusd
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-from flyball_client.gpu.zeusd import ZeusdGpu
+from flyball_client.gpu.zeusd.device import ZeusdGpu
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.unit.client.recording_gpu import RecordingGpu
 
 pytest.importorskip("deepspeed", reason="needs the extra 'deepspeed'")
 
-from flyball_client.session import rank_settings
+from flyball_client.gpu import registry
 from flyball_integrations.deepspeed import pipeline
 from flyball_integrations.deepspeed.config_file import attach_configured, read_attachment
 from flyball_integrations.deepspeed.pipeline import attach, detach
@@ -59,7 +59,7 @@ class Opened:
             opened.log.append(f"local rank {local_rank}")
             return Gpu()
 
-        monkeypatch.setattr(rank_settings, "open_rank_gpu", open_gpu)
+        monkeypatch.setattr(registry, "open_real_rank_gpu", open_gpu)
         monkeypatch.setattr(pipeline, "EagerP2P", Eager)
 
 

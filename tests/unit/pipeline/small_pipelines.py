@@ -123,16 +123,29 @@ def late_end_s(
             # A change that would come after this one never does.
             changes[stage] = [each for each in changes[stage] if each[0] < effect_s]
             changes[stage].append((effect_s, clocks_mhz[node]))
-        now_s, left = max(free_s, ends_s[dag.data_predecessor[node]]), 1.0
-        for place, (effect_s, mhz) in enumerate(changes[stage]):
-            until_s = changes[stage][place + 1][0] if place + 1 < len(changes[stage]) else 1e9
-            if until_s <= now_s:
-                continue
-            assert effect_s <= now_s + 1e-12
-            whole_s = factors[node] * time_s(kind, mhz)
-            past_s = min(until_s - now_s, left * whole_s)
-            now_s, left = now_s + past_s, left - past_s / whole_s
-            if left <= 1e-15:
-                break
-        ends_s[node] = now_s
+        begin_s = max(free_s, ends_s[dag.data_predecessor[node]])
+        ends_s[node] = end_at_s(kind, factors[node], begin_s, changes[stage])
     return max(ends_s)
+
+
+def end_at_s(kind: str, factor: float, now_s: float, changes: Sequence[tuple[float, int]]) -> float:
+    """Return the end of an instruction, s.
+
+    Args:
+        kind: its kind.
+        factor: its work.
+        now_s: its begin, s.
+        changes: from when on which clock is in force, in order of time.
+    """
+    left = 1.0
+    for place, (effect_s, mhz) in enumerate(changes):
+        until_s = changes[place + 1][0] if place + 1 < len(changes) else 1e9
+        if until_s <= now_s:
+            continue
+        assert effect_s <= now_s + 1e-12
+        whole_s = factor * time_s(kind, mhz)
+        past_s = min(until_s - now_s, left * whole_s)
+        now_s, left = now_s + past_s, left - past_s / whole_s
+        if left <= 1e-15:
+            break
+    return now_s

@@ -16,6 +16,7 @@ from tests.unit.pipeline.small_pipelines import (
     FORWARD,
     SmallPipeline,
     cost_j,
+    end_at_s,
     factors_of,
     late_end_s,
     longest_path_s,
@@ -146,6 +147,19 @@ def test_refuses_what_it_cannot_retime() -> None:
             own_times(pipeline.retimed(), [1.0, fault])
         with pytest.raises(RetimingError, match="deadlines_s: must be positive"):
             retime(pipeline.retimed(), [1, 1], [fault])
+    for name, wrong in (
+        ("points", [FORWARD]),
+        ("meeting", [0]),
+        ("plan_mhz", [1400] * 3),
+        ("waiting_power_w", [80.0] * 2),
+        ("gap_s", [0.0] * 2),
+    ):
+        with pytest.raises(RetimingError, match=f"{name}: {len(wrong)} entries, not"):
+            pipeline.retimed(**{name: wrong})
+    with pytest.raises(RetimingError, match="meeting: meetings count from 0 without gaps"):
+        pipeline.retimed(meeting=[0, 2])
+    with pytest.raises(RetimingError, match="in_force_mhz: 2 for 1 stages"):
+        retime(pipeline.retimed(), [1, 1], [0.3], in_force_mhz=[1400, 1400])
     assert MAX_INSTRUCTIONS == 33_000
     with pytest.raises(RetimingError, match="instructions: no step plans for 33002"):
         small_pipeline(1, 16_501).retimed()
@@ -281,6 +295,52 @@ def test_no_step_of_any_order_is_late(name: str) -> None:
         )
         assert took_s <= own_s * EXACT
         assert min(clocks) < HIGHEST
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data(), st.integers(0, 2**32))
+def test_segments_between_meetings_keep_their_deadlines_whatever_the_waits_are(
+    data: st.DataObject, seed: int
+) -> None:
+    pipeline = small_pipeline(1, data.draw(st.integers(1, 5)))
+    num = len(pipeline.nodes)
+    length = data.draw(st.integers(1, 3))
+    meeting = [node // length for node in range(num)]
+    factors = [
+        factor * data.draw(st.sampled_from([1.0, 0.1]))
+        for factor in data.draw(factors_of(pipeline))
+    ]
+    delays = ChangeDelays(up_s=data.draw(st.floats(0, 0.1)), down_s=data.draw(st.floats(0, 0.05)))
+    retimed = pipeline.retimed(meeting=meeting, delays=delays)
+    deadlines_s = [own_s * data.draw(st.floats(1, 1.3)) for own_s in own_times(retimed, factors)]
+    in_force = data.draw(st.sampled_from([1400, 1200, 1000]))
+    clocks = retime(retimed, factors, deadlines_s, in_force_mhz=[in_force])
+    highest_s = retimed.paths.segment_times_s(
+        retimed.rounding.latest_ends_s(
+            [0] * num, retimed.highest_s(factors), retimed.numbers_of([in_force])
+        )
+    )
+    rng = random.Random(seed)
+    for _ in range(5):
+        waits_s = [rng.choice([0, 0, rng.random() * 0.1]) for _ in deadlines_s]
+        begins_s, now_s = [], 0.0
+        changes = [(-1.0, in_force)]
+        for node in range(num):
+            free_s = now_s
+            asked = changes[-1][1]
+            if clocks[node] != asked:
+                is_up = clocks[node] > asked
+                delay_s = rng.choice([0, 1, rng.random()]) * delays.up_s if is_up else (
+                    delays.down_s + rng.choice([0, 0.1])
+                )  # fmt: skip
+                changes = [each for each in changes if each[0] < free_s + delay_s]
+                changes.append((free_s + delay_s, clocks[node]))
+            if node % length == 0:
+                begins_s.append(now_s := now_s + waits_s[node // length])
+            now_s = end_at_s(pipeline.nodes[node][1], factors[node], now_s, changes)
+            took_s = now_s - begins_s[-1]
+            allowed_s = max(deadlines_s[meeting[node]], highest_s[meeting[node]])
+            assert took_s <= allowed_s * EXACT + 1e-12
 
 
 def test_a_first_clock_that_comes_late_counts_from_the_step_before() -> None:

@@ -30,7 +30,7 @@ from tests.unit.planning.tiny_pipelines import (
     request_delays_s,
 )
 
-from flyball_client.gpu.emulated_execution import EmulatedGpuSettings, Execution
+from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, Execution
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.stage_profile import OperatingPoint
 from flyball_server.planning.model.clocked_instructions import ClockRequest

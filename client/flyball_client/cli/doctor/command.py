@@ -23,19 +23,16 @@ from flyball_client.api.planner_client import PlannerClient, Retries
 from flyball_client.api.trust import CA_FILE_VARIABLE, CaFileError
 from flyball_client.cli.doctor.gpu_checks import check_gpus
 from flyball_client.cli.doctor.machine_checks import (
-    CheckResult,
     as_text,
     check_guard,
     check_records,
     check_state_dir,
     check_system,
     find_readable_records,
-    ok,
-    problem,
-    warning,
 )
 from flyball_client.cli.doctor.transition_checks import applied_table, check_transitions
-from flyball_client.gpu.open_gpu import gpu_argument
+from flyball_client.gpu.checks import CheckResult, ok, problem, warning
+from flyball_client.gpu.registry import gpu_argument
 from flyball_wire.command import Command, CommandError, flyball_version
 from flyball_wire.python_child import python_command, python_environment
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from flyball_client.cli.doctor.machine_checks import CheckResult, ok, warning
+from flyball_client.gpu.checks import CheckResult, ok, warning
 from flyball_client.profiling.transitions.action import measured_by, spread_clocks
 from flyball_client.profiling.transitions.opening import opened_bench
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError

@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path
 
 from flyball_client.gpu._base import GpuDevice
-from flyball_client.gpu.nvml_facts import driver_version, nvml_session
+from flyball_client.gpu.registry import vendor_of
 from flyball_client.profiling.arguments import WorkLine, add_option, add_output, count
 from flyball_client.profiling.repetition import clock_grid
 from flyball_client.profiling.transitions.bench import TransitionBench
@@ -146,8 +146,7 @@ def _is_coarse(gpu: GpuDevice, measured: MeasuredTransitions) -> bool:
 def _source(gpu: GpuDevice, measured: MeasuredTransitions) -> str:
     driver = ""
     if not gpu.is_emulated:
-        with nvml_session():
-            driver = f", driver {driver_version()}"
+        driver = f", driver {vendor_of(gpu.uuid).driver_version()}"
     coarse = f"; {_COARSE}" if _is_coarse(gpu, measured) else ""
     return (
         f"flyball profile transitions on {gpu.name}{driver}, {date.today()}: {NUM_REPETITIONS}"

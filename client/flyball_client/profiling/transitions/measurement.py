@@ -42,7 +42,7 @@ _SIGMA = 1.4826
 _LEAST_LOG_DEVIATION = 0.02
 # More than this share is no outlier but another mode of the GPU.
 _MOST_OUTLIERS = 0.1
-# Of the clock, at most one step of NVML's.
+# Of the clock, at most one step of the GPU's.
 _HELD_WITHIN_MHZ = 15
 
 _NUM_AT_ONCE = 20

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 
-from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError, GpuPermissionError
+from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError
 from flyball_client.gpu.emulated import EmulatedGpuSettings
-from flyball_client.gpu.emulated_choice import EmulatedChoice
-from flyball_client.gpu.nvml import num_visible_gpus
-from flyball_client.gpu.nvml_facts import computing_processes, nvml_session
-from flyball_client.gpu.open_gpu import may_set_clocks, open_local_gpu
+from flyball_client.gpu.emulated.choice import EmulatedChoice
+from flyball_client.gpu.registry import check_rights, local_vendor, open_local_gpu, vendor_of
 from flyball_client.profiling.transitions.bench import EmulatedLoops, LoopProcess, TransitionBench
 
 
@@ -38,11 +36,8 @@ def opened_bench(device: int, environ: Mapping[str, str]) -> Generator[Transitio
                 f"process {', '.join(map(str, pids))} computes on {gpu.name} ({gpu.uuid}); measure"
                 " once it has ended, or choose another GPU with --device"
             )
-        if gpu.address is not None and gpu.address.control == "nvml" and not may_set_clocks():
-            raise GpuPermissionError(
-                "this process has no right to set clocks; run as root, give it CAP_SYS_ADMIN, or"
-                " use zeusd"
-            )
+        if gpu.address is not None:
+            check_rights(gpu.address)
         yield TransitionBench(gpu, LoopProcess(device), other=_another(gpu, device, environ, stack))
 
 
@@ -83,7 +78,7 @@ def _another(
     gpu: GpuDevice, device: int, environ: Mapping[str, str], stack: ExitStack
 ) -> GpuDevice | None:
     """Open another free GPU of the same name; None: there is none."""
-    for number in range(num_visible_gpus(environ)):
+    for number in range(len(local_vendor(environ).visible(environ).uuids)):
         if number == device:
             continue
         with suppress(GpuError):
@@ -94,5 +89,4 @@ def _another(
 
 
 def _computing(gpu: GpuDevice) -> tuple[int, ...]:
-    with nvml_session():
-        return computing_processes(gpu.uuid)
+    return vendor_of(gpu.uuid).computing_processes(gpu.uuid)

@@ -25,7 +25,7 @@ from flyball_server.planning.policies.measured_reconfigure import (
     is_as_ordered,
 )
 from flyball_server.profiling.change_delays import (
-    ChangeDelays,
+    MedianDelays,
     TimedStage,
     measured_change_delays,
 )
@@ -196,7 +196,7 @@ def delays_of_steps(
         iteration_time_s=np.array(iteration_times_s), begin_s=times_s[0], compute_s=times_s[1]
     )
     delays = measured_delays(dag, steps, given_hops_s)
-    changes = ChangeDelays()
+    changes = MedianDelays()
     if not plan.is_separate:
         changes = measured_change_delays(_timed_stages(plan, profile, dag, steps))
     work, saving_percent = shared_scatter(dag, steps.compute_s), None

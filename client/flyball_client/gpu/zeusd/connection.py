@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flyball_client.gpu._base import GpuError, GpuNotFoundError, GpuPermissionError
-from flyball_client.gpu.clock_settings import check_token, parse_endpoint
+from flyball_client.gpu.zeusd.settings import check_token, parse_endpoint
 
 # Answers of zeusd have a few hundred bytes; longer ones are not read to the end.
 _MAX_ANSWER_BYTES = 1 << 20

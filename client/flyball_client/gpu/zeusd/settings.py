@@ -1,4 +1,4 @@
-"""Environment variables for setting and restoring clocks."""
+"""Environment variables of zeusd."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flyball_client.gpu._base import SmClockRange
-
 DEFAULT_PORT = 4938
+DEFAULT_SOCKET = Path("/run/zeusd/zeusd.sock")
 
 _MAX_TEXT_LENGTH = 200
 _LABEL = r"[A-Za-z0-9_-]{1,63}"
@@ -40,50 +39,35 @@ def parse_endpoint(endpoint: str) -> tuple[str, int] | None:
     return found[1].strip("[]"), port
 
 
-_CONTROLS = ("auto", "nvml", "zeusd")
-
-
 @dataclass(frozen=True, kw_only=True)
-class ClockSettings:
-    """Settings of clock control, read from environment variables.
+class ZeusdSettings:
+    """Address of zeusd, read from environment variables.
 
     Attributes:
-        control: Interface that sets clocks, `nvml`, `zeusd` or `auto` (`FLYBALL_CLOCK_CONTROL`).
         endpoint: Path of zeusd's Unix socket (`ZEUSD_SOCK_PATH`), else TCP address of zeusd,
             `HOST:PORT` (`ZEUSD_HOST_PORT`); None: not set, or not used.
         token: Token for zeusd (`ZEUSD_TOKEN`).
-        return_range: Clocks to restore, `LOWEST:HIGHEST` in MHz
-            (`FLYBALL_RETURN_CLOCKS_MHZ`); None: the driver's default.
     """
 
-    control: str
     endpoint: str | None
     token: str | None = field(repr=False)
-    return_range: SmClockRange | None
 
     @classmethod
-    def read(cls, environ: Mapping[str, str]) -> ClockSettings:
+    def read(cls, environ: Mapping[str, str]) -> ZeusdSettings:
         """Read the settings; an empty variable counts as not set.
 
         Raises:
             ValueError: A variable cannot be used; the text names it.
         """
-        control = environ.get("FLYBALL_CLOCK_CONTROL") or "auto"
-        if control not in _CONTROLS:
-            raise ValueError(f"FLYBALL_CLOCK_CONTROL must be auto, nvml or zeusd, not {control!r}")
-        range_text = environ.get("FLYBALL_RETURN_CLOCKS_MHZ")
-        try:
-            return_range = SmClockRange.parse(range_text) if range_text else None
-        except ValueError as error:
-            raise ValueError(f"FLYBALL_RETURN_CLOCKS_MHZ {error}") from None
-        if control == "nvml":
-            return cls(control=control, endpoint=None, token=None, return_range=return_range)
-        return cls(
-            control=control,
-            token=_token(environ),
-            endpoint=_endpoint(environ),
-            return_range=return_range,
-        )
+        return cls(token=_token(environ), endpoint=_endpoint(environ))
+
+
+def socket_exists(socket: Path) -> bool:
+    """Return whether zeusd's socket exists; False in a folder that cannot be read."""
+    try:
+        return socket.exists()
+    except OSError:
+        return False
 
 
 def _token(environ: Mapping[str, str]) -> str | None:

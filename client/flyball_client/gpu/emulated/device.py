@@ -11,30 +11,17 @@ import uuid as uuids
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall, ClockLimit, GpuError
-from flyball_client.gpu.emulated_execution import (
+from flyball_client.gpu.emulated.execution import (
     ClockCalls,
     EmulatedGpuSettings,
     EmulatedNode,
     Execution,
     InstructionVariation,
-    RandomTime,
     check,
     points_by_clock,
     profiled_clocks_mhz,
 )
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
-
-__all__ = [
-    "COUNTER_PERIOD_S",
-    "DEFAULT_PHYSICS",
-    "IDEAL_GPU",
-    "EmulatedGpu",
-    "EmulatedGpuSettings",
-    "EmulatedNode",
-    "EmulationClock",
-    "RandomTime",
-    "WallClock",
-]
 
 DEFAULT_PHYSICS = EmulatedGpuSettings()
 """Settings of a GPU whose clock changes as on the GPUs that were measured."""

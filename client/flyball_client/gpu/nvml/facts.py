@@ -1,10 +1,9 @@
-"""Read-only calls to NVML: driver, GPUs and their states beyond the GPU contract."""
+"""Calls to NVML, with its errors as ours; what is read here changes nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import pynvml as _pynvml
@@ -106,19 +105,6 @@ def gpu_error(doing: str, code: int, description: str) -> GpuError:
     return kind(f"{doing}: {description.rstrip('.')}; {advice}")
 
 
-# nvmlClocksEventReasonApplicationsClocksSetting: the clocks were set, locked or not.
-_CHOSEN_CLOCKS = 0x2
-
-
-@dataclass(frozen=True, kw_only=True)
-class NvmlVersions:
-    """Versions of the driver, of its NVML library (None: not reported), of the Python binding."""
-
-    driver: str
-    nvml: str | None
-    binding: str
-
-
 @contextmanager
 def nvml_session() -> Generator[None, None, None]:
     """Start NVML for a `with` block, which the functions below need.
@@ -133,42 +119,13 @@ def nvml_session() -> Generator[None, None, None]:
         call_nvml("ending NVML", "nvmlShutdown")
 
 
-def nvml_versions() -> NvmlVersions:
-    """Return the versions in use."""
-    try:
-        nvml = str(call_nvml("reading NVML's version", "nvmlSystemGetNVMLVersion"))
-    except GpuNotSupportedError:
-        nvml = None
-    # Imported here: a governor starts sooner without it, and needs no versions.
-    from importlib import metadata  # noqa: PLC0415
-
-    try:
-        binding = metadata.version("nvidia-ml-py")
-    except metadata.PackageNotFoundError:
-        binding = "unknown"
-    return NvmlVersions(driver=driver_version(), nvml=nvml, binding=binding)
-
-
-def driver_version() -> str:
-    """Return the driver's version, as nvidia-smi prints it."""
-    return str(call_nvml("reading the driver's version", "nvmlSystemGetDriverVersion"))
-
-
 def num_gpus() -> int:
     """Return the number of GPUs, lost ones included."""
     return int(call_nvml("counting GPUs", "nvmlDeviceGetCount"))
 
 
 def handle_at(index: int) -> object:
-    """Return the handle of the GPU at this index in NVML's order.
-
-    Raises:
-        GpuNotFoundError: There is no such GPU.
-        GpuError: It cannot be opened.
-    """
-    number = num_gpus()
-    if not 0 <= index < number:
-        raise GpuNotFoundError(f"there is no GPU {index}; NVML counts {number}, from 0")
+    """Return the handle of the GPU at this index in NVML's order."""
     return call_nvml(f"opening GPU {index}", "nvmlDeviceGetHandleByIndex", index)
 
 
@@ -180,31 +137,6 @@ def handle_of(uuid: str) -> object:
 def uuid_at(index: int) -> str:
     """Return the UUID of the GPU at this index in NVML's order."""
     return str(call_nvml(f"opening GPU {index}", "nvmlDeviceGetUUID", handle_at(index)))
-
-
-def index_of(uuid: str) -> int:
-    """Return the index of this GPU in NVML's order."""
-    return int(call_nvml(f"counting up to {uuid}", "nvmlDeviceGetIndex", handle_of(uuid)))
-
-
-def is_persistent(uuid: str) -> bool:
-    """Return whether the driver stays loaded while the GPU is not in use."""
-    doing = f"reading the persistence mode of {uuid}"
-    return int(call_nvml(doing, "nvmlDeviceGetPersistenceMode", handle_of(uuid))) == 1
-
-
-def computing_processes(uuid: str) -> tuple[int, ...]:
-    """Return the numbers of the processes that compute on the GPU, as the driver counts them."""
-    doing = f"listing the processes on {uuid}"
-    processes = call_nvml(doing, "nvmlDeviceGetComputeRunningProcesses", handle_of(uuid))
-    return tuple(int(process.pid) for process in processes)
-
-
-def compute_capability(uuid: str) -> tuple[int, int]:
-    """Return CUDA's compute capability of the GPU; 7.0 is Volta."""
-    doing = f"reading the compute capability of {uuid}"
-    major, minor = call_nvml(doing, "nvmlDeviceGetCudaComputeCapability", handle_of(uuid))
-    return int(major), int(minor)
 
 
 def event_reasons(handle: object, uuid: str) -> int:
@@ -225,8 +157,3 @@ def module_power_code(handle: object, uuid: str) -> int | None:
     except GpuError:
         return None
     return int(value.nvmlReturn)
-
-
-def has_chosen_clocks(uuid: str) -> bool:
-    """Return whether the driver reports a clock setting as the limit of the clock."""
-    return bool(event_reasons(handle_of(uuid), uuid) & _CHOSEN_CLOCKS)

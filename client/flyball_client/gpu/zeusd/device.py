@@ -19,9 +19,9 @@ from flyball_client.gpu._base import (
     GpuPermissionError,
     SmClockRange,
 )
-from flyball_client.gpu.nvml import NvmlGpu
-from flyball_client.gpu.nvml_facts import call_nvml, num_gpus
-from flyball_client.gpu.zeusd_connection import ZeusdAnswer, ZeusdConnection
+from flyball_client.gpu.nvml.device import NvmlGpu
+from flyball_client.gpu.nvml.facts import call_nvml, num_gpus
+from flyball_client.gpu.zeusd.connection import ZeusdAnswer, ZeusdConnection
 
 _MJ_PER_J = 1000.0
 

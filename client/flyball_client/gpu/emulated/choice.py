@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.gpu._base import GPU_VARIABLE
-from flyball_client.gpu.emulated import EmulatedGpu, EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated.device import EmulatedGpu
+from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
@@ -66,17 +67,17 @@ class EmulatedChoice:
     def open(
         self,
         *,
-        stage: int,
+        stage: int | None,
+        seed: int,
         num_chunks: int = 1,
-        seed: int = 0,
         blocking_power_w: float | None = None,
     ) -> EmulatedGpu:
         """Return the emulated GPU of a rank, and log one line about it.
 
         Args:
-            stage: Stage of the rank.
-            num_chunks: Number of model chunks of the stage.
+            stage: Stage of the rank; None: not known, which is an error.
             seed: Seed of the draws; different on each rank.
+            num_chunks: Number of model chunks of the stage.
             blocking_power_w: Power of a waiting GPU in W where the variable has none; None: that
                 of an A100.
 
@@ -84,6 +85,11 @@ class EmulatedChoice:
             ValueError: The profile cannot be read, or has no such stage; the text names the
                 variable and the file.
         """
+        if stage is None:
+            raise ValueError(
+                f"{GPU_VARIABLE}: an emulated GPU needs the stage of its rank:"
+                " open_gpu(..., stage=STAGE)"
+            )
         given_w = blocking_power_w if self.blocking_power_w is None else self.blocking_power_w
         power_w = _default_power_w() if given_w is None else given_w
         profile = self.read_profile()
