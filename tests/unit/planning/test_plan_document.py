@@ -107,22 +107,20 @@ def test_what_a_plan_was_made_for_is_written_and_read_back(
 
 
 @pytest.mark.parametrize(
-    ("transitions", "field", "message"),
+    ("transitions", "message"),
     [
-        (None, "transitions", "must be an object"),
-        ({"up_p5_s": -1.0}, "transitions.up_p5_s", "must be a number, not negative"),
-        ({"starts_settled": 1}, "transitions.starts_settled", "must be true or false"),
-        ({"colour": 1}, "transitions", "known fields: up_p5_s, "),
-        ({"up_p5_s": 0.1}, "transitions", "missing"),
-        (TIMES | {"up_p5_s": 9.0}, "transitions", "up_p50_s must be from up_p5_s"),
-        (TIMES | {"up_p5_s": None}, "transitions", ""),
+        (None, "must be an object"),
+        (TIMES | {"up_p5_s": -1.0}, "up_p5_s must be from 0"),
+        (TIMES | {"up_p5_s": "fast"}, "up_p5_s must be a number, not text"),
+        (TIMES | {"starts_settled": 1}, "starts_settled must be true or false"),
+        ({"up_p5_s": 0.1}, "up_p50_s is missing"),
+        (TIMES | {"up_p5_s": 9.0}, "up_p50_s must be from up_p5_s"),
+        (TIMES | {"up_p5_s": None}, "up_p5_s must be a number, not null"),
     ],
 )
-def test_wrong_times_of_clock_changes_are_refused(
-    transitions: object, field: str, message: str
-) -> None:
+def test_wrong_times_of_clock_changes_are_refused(transitions: object, message: str) -> None:
     document = fresh_document() | {"transition_ms": None, "transitions": transitions}
-    with refuses(field, message):
+    with refuses("transitions", message):
         plan_from_document(document)
 
 

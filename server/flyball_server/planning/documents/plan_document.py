@@ -6,7 +6,6 @@ nothing in it is ever evaluated.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,7 +15,9 @@ from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.clock_transitions import ClockTransitions, TransitionsError
 from flyball_server.planning.errors import PlanningError
-from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve, ReserveChoice
+from flyball_wire.closed_loop import NO_RESERVE, ComparedPlan, Reserve
+from flyball_wire.codec import decode
+from flyball_wire.errors import CodecError
 from flyball_wire.plan import (
     PROBE_POLICY,
     ConsideredSchedule,
@@ -351,7 +352,7 @@ def _shape(plan: Plan) -> dict[str, Any]:
 
 def _prediction_of(fields: dict[str, Any]) -> Prediction:
     baseline = mapping_of(fields.get("baseline"), "baseline")
-    bound = fields.get("lower_bound_j")
+    bound, sources = fields.get("lower_bound_j"), fields.get("saving_sources")
     return Prediction(
         energy_j=positive_of(fields.get("energy_j"), "energy_j"),
         baseline_iteration_time_s=positive_of(
@@ -359,32 +360,25 @@ def _prediction_of(fields: dict[str, Any]) -> Prediction:
         ),
         baseline_energy_j=positive_of(baseline.get("energy_j"), "baseline.energy_j"),
         lower_bound_j=None if bound is None else positive_of(bound, "lower_bound_j"),
-        compared=each_of(fields.get("compared", []), "compared", _compared),
-        **_account_of(fields),
+        compared=_parts_of(ComparedPlan, fields, "compared"),
+        saving_sources=None
+        if sources is None
+        else _part_of(SavingSources, sources, "saving_sources"),
+        late_changes_j=finite_of(fields.get("late_changes_j", 0.0), "late_changes_j"),
+        stages=_parts_of(StagePrediction, fields, "stage_predictions"),
     )
 
 
-def _account_of(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Prediction` that `_account` wrote."""
-    sources = fields.get("saving_sources")
-    return {
-        "saving_sources": (
-            None if sources is None else _figures_of(SavingSources, sources, "saving_sources")
-        ),
-        "late_changes_j": finite_of(fields.get("late_changes_j", 0.0), "late_changes_j"),
-        "stages": each_of(
-            fields.get("stage_predictions", []),
-            "stage_predictions",
-            lambda entry, place: _figures_of(StagePrediction, entry, place),
-        ),
-    }
+def _part_of(kind: type[ItemT], entry: object, where: str) -> ItemT:
+    """Return a part whose form follows from its type."""
+    try:
+        return decode(kind, entry)
+    except CodecError as error:
+        raise PlanningError(str(error), field=where) from None
 
 
-def _figures_of(kind: type[ItemT], entry: object, where: str) -> ItemT:
-    """Return a dataclass of finite numbers."""
-    given = mapping_of(entry, where)
-    names = [field.name for field in dataclasses.fields(cast("Any", kind))]
-    return kind(**{name: finite_of(given.get(name), f"{where}.{name}") for name in names})
+def _parts_of(kind: type[ItemT], fields: dict[str, Any], where: str) -> tuple[ItemT, ...]:
+    return each_of(fields.get(where, []), where, lambda entry, at: _part_of(kind, entry, at))
 
 
 def _header_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -406,78 +400,27 @@ def _header_of(fields: dict[str, Any]) -> dict[str, Any]:
             if "weight_versions" in fields
             else None
         ),
-        "reserve": _reserve(fields["reserve"]) if "reserve" in fields else NO_RESERVE,
+        "reserve": _part_of(Reserve, fields.get("reserve", {}), "reserve"),
         "transitions": _transitions(fields),
         "tail_s": number_of(fields.get("tail_ms", 0.0), "tail_ms") / 1e3,
         "transfer_s": tuple(
             number_of(time_ms, "transfer_ms") / 1e3
             for time_ms in list_of(fields.get("transfer_ms", []), "transfer_ms")
         ),
-        "considered": each_of(fields.get("considered", []), "considered", _considered),
+        "considered": _parts_of(ConsideredSchedule, fields, "considered"),
     }
 
 
 def _transitions(fields: dict[str, Any]) -> ClockTransitions | None:
     """Times of clock changes: one delay, which older documents have not, or `transitions`."""
     delay_ms = fields.get("transition_ms", 0.0)
+    if delay_ms is None:
+        return _part_of(ClockTransitions, fields.get("transitions"), "transitions")
+    delay_s = number_of(delay_ms, "transition_ms") / 1e3
     try:
-        if delay_ms is not None:
-            delay_s = number_of(delay_ms, "transition_ms") / 1e3
-            return ClockTransitions.exact(delay_s) if delay_s else None
-        values = mapping_of(fields.get("transitions"), "transitions")
-        known = [field.name for field in dataclasses.fields(ClockTransitions)]
-        if not set(known) >= set(values):
-            raise PlanningError(f"known fields: {', '.join(known)}", field="transitions")
-        given: dict[str, Any] = {name: _transition(name, values[name]) for name in values}
-        return ClockTransitions(**given)
-    except (TransitionsError, TypeError) as error:
+        return ClockTransitions.exact(delay_s) if delay_s else None
+    except TransitionsError as error:
         raise PlanningError(str(error), field="transitions") from None
-
-
-def _transition(name: str, value: object) -> object:
-    where = f"transitions.{name}"
-    if value is None:
-        return None
-    if name.endswith("_s"):
-        return number_of(value, where)
-    return typed_of(value, bool, "true or false", where)
-
-
-def _reserve(entry: object) -> Reserve:
-    fields = mapping_of(entry, "reserve")
-    share, choice = number_of(fields.get("share"), "reserve.share"), fields.get("choice")
-    if choice is None:
-        return Reserve(share=share)
-    given = mapping_of(choice, "reserve.choice")
-    names = [field.name for field in dataclasses.fields(ReserveChoice)]
-    figures = {name: number_of(given.get(name), f"reserve.choice.{name}") for name in names}
-    return Reserve(share=share, choice=ReserveChoice(**figures))
-
-
-def _compared(entry: object, where: str) -> ComparedPlan:
-    fields = mapping_of(entry, where)
-    return ComparedPlan(
-        name=cast("str", typed_of(fields.get("name"), str, "text", f"{where}.name")),
-        iteration_time_s=positive_of(fields.get("iteration_time_s"), f"{where}.iteration_time_s"),
-        energy_j=positive_of(fields.get("energy_j"), f"{where}.energy_j"),
-    )
-
-
-def _considered(entry: object, where: str) -> ConsideredSchedule:
-    fields = mapping_of(entry, where)
-
-    def figure(name: str) -> float | None:
-        value = fields.get(name)
-        return None if value is None else number_of(value, f"{where}.{name}")
-
-    name = typed_of(fields.get("schedule"), str, "text", f"{where}.schedule")
-    return ConsideredSchedule(
-        schedule=cast("str", name),
-        lower_bound_j=figure("lower_bound_j"),
-        iteration_time_s=figure("iteration_time_s"),
-        energy_j=figure("energy_j"),
-        why_not=None if fields.get("why_not") is None else text_of(fields, "why_not"),
-    )
 
 
 def _planned_pipelines(entries: list[object]) -> tuple[PipelinePlan, ...]:
