@@ -110,6 +110,7 @@ bench: $(VENV)/installed
 	run benchmarks/straggler_at_once.py; \
 	run benchmarks/false_stragglers.py; \
 	run benchmarks/metrics_scrape.py; \
+	run benchmarks/job_report.py; \
 	run benchmarks/timeline_view.py; \
 	run benchmarks/load.py; \
 	run benchmarks/hostile_planner.py; \

@@ -12,8 +12,10 @@ from pathlib import Path
 
 from benchmark_report import Report, figures_of, run_benchmark, table
 from flyball_server.jobs.lifecycle.job_life import LifeTimes
-from flyball_server.jobs.measurements.pruning import Cycles, prune_some
+from flyball_server.jobs.measurements.pruning import prune_some
+from flyball_server.jobs.measurements.step_reading import place_of_post
 from flyball_server.jobs.records import JobRecord, RankRecord, StepRecord
+from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.jobs.store.sqlite.sqlite_store import SqliteJobStore
@@ -32,12 +34,13 @@ class Growth:
     Attributes:
         a_measurement: bytes of one rank's step.
         a_pruned_step: bytes of one step of the whole job after pruning.
-        stages: bytes of the newest pruned steps by stages, which do not grow with the training.
+        constant: bytes of the newest pruned steps by stages and of the running totals, which do not
+            grow with the training.
     """
 
     a_measurement: float
     a_pruned_step: float
-    stages: float
+    constant: float
 
 
 def measure(arguments: argparse.Namespace) -> Report:
@@ -55,7 +58,7 @@ def measure(arguments: argparse.Namespace) -> Report:
         [f"a day of {arguments.ranks} ranks", f"{per_day * arguments.ranks:.1f} MB"],
         ["a pruned step of all ranks", f"{growth.a_pruned_step:.0f} B"],
         ["a pruned day of all ranks", f"{growth.a_pruned_step * STEPS_A_DAY / 1e6:.2f} MB"],
-        ["pruned steps by stages, in all", f"{growth.stages / 1e6:.2f} MB"],
+        ["steps by stages and totals, in all", f"{growth.constant / 1e6:.2f} MB"],
     ]
     return Report(
         figures=figures_of(growth),
@@ -65,6 +68,8 @@ def measure(arguments: argparse.Namespace) -> Report:
 
 def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Growth:
     _put_job(store, arguments)
+    with store.writing("job") as writer:
+        place_of_post(writer, require_job(writer, "job"), ())
     empty = _bytes_in_use(file)
     for step in range(arguments.steps):
         with store.writing("job") as writer:
@@ -78,21 +83,18 @@ def _measured(store: JobStore, file: Path, arguments: argparse.Namespace) -> Gro
         now=lambda: _MOMENT + timedelta(seconds=2 * _RETENTION_S),
         life=LifeTimes(step_retention_s=_RETENTION_S),
     )
-    with store.reading() as reader:
-        job = reader.find_job("job")
-    assert job is not None  # noqa: S101 - put above
-    cycles = Cycles(job)
-    while prune_some(services, "job", cycles):
+    while prune_some(services, "job"):
         pass
     pruned = _bytes_in_use(file)
     with closing(sqlite3.connect(file)) as connection:
-        connection.execute("DELETE FROM pruned_stages")
+        for table in ("pruned_stages", "fold_parts"):
+            connection.execute(f"DELETE FROM {table}")  # noqa: S608 - of this line's own
         connection.commit()
     totals = _bytes_in_use(file)
     return Growth(
         a_measurement=(full - empty) / (arguments.ranks * arguments.steps),
         a_pruned_step=(totals - empty) / arguments.steps,
-        stages=pruned - totals,
+        constant=pruned - totals,
     )
 
 

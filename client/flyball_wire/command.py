@@ -8,10 +8,12 @@ Packages offer commands through the entry point group `flyball.commands`, one `C
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from flyball_wire.options import Option, OptionError, options_of
 
 if TYPE_CHECKING:
     from flyball_wire.closed_loop import RecordedRuns
@@ -50,6 +52,47 @@ def add_planner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--planner", metavar="URL", help="address of the planner (default: FLYBALL_PLANNER_URL)"
     )
+
+
+# A parser or one of its groups.
+Arguments = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
+
+
+def add_options(
+    parser: Arguments, owner: type[object], names: Iterable[str], *, note: str | None = None
+) -> None:
+    """Add options that a dataclass declares, as `add_option` does."""
+    for name in names:
+        add_option(parser, options_of(owner)[name], note=note)
+
+
+def add_option(parser: Arguments, declared: Option, *, note: str | None = None) -> None:
+    """Add a declared option; its argument is None where it is not given.
+
+    Args:
+        parser: parser of a command or one of its groups.
+        declared: declaration of the option.
+        note: end of its help; None: the default of the offline commands.
+    """
+    how: dict[str, Any] = {"action": "store_false", "default": None}
+    if declared.kind is not bool:
+        how = {"metavar": declared.metavar, "type": argument_type(declared)}
+    help_text = declared.help(note).replace("%", "%%")
+    parser.add_argument(declared.option_string, dest=declared.name, help=help_text, **how)
+
+
+def argument_type(declared: Option) -> Callable[[str], object]:
+    """Return argparse's `type` of a declared option."""
+
+    def read(text: str) -> object:
+        if declared.null_word and text == declared.null_word:
+            return None
+        try:
+            return declared.read_text(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(error.message) from None
+
+    return read
 
 
 RecordedRunsOf = Callable[[str], "RecordedRuns"]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_wire.closed_loop import MissedTarget
+from flyball_wire.options import Option
 from flyball_wire.orders import OrderAdvice, OtherOrder
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.strictness import Sent
@@ -22,6 +23,9 @@ TOKEN_HEADER = "Flyball-Token"  # noqa: S105 - the header's name, not a token
 # In the planner's answers to a read-only token.
 ACCESS_HEADER, READ_ONLY = "Flyball-Access", "read-only"
 
+MAX_STAGES = 4096
+MAX_MICROBATCHES = 65_536
+MAX_RANKS = 1_048_576
 
 # ------------------------------------------------------------------ what clients send
 
@@ -77,27 +81,53 @@ class JobSpec(PlanOptions):
     """A training job and the options that it is planned with.
 
     Attributes:
-        num_stages: number of pipeline stages, at least 1.
-        num_microbatches: number of microbatches per iteration, at least 1.
-        num_ranks: number of ranks that must have a plan before it takes effect; null: one per
-            stage.
         emulated: true if the job's GPUs are emulated; shown with all of its figures.
-        profiling: `given`: the profile is sent to the planner; `online`: it is measured during
-            training, and so is the blocking power if neither that nor a `gpu` is given.
-        profiling_slowdown: largest slowdown of an iteration during online profiling, as a share,
-            above 0 and at most 1.
-        adaptation: effect of measurements on the plan.
         other_orders: orders that the planner compares with the job's own, at most 16; it advises
             one that saves enough and never changes the order itself.
     """
 
-    num_stages: int
-    num_microbatches: int
-    num_ranks: int | None = None
+    num_stages: Annotated[
+        int, Option("number of pipeline stages", bounds=(1, MAX_STAGES), is_frameworks=True)
+    ]
+    num_microbatches: Annotated[
+        int,
+        Option(
+            "number of microbatches per iteration",
+            bounds=(1, MAX_MICROBATCHES),
+            flag="--microbatches",
+            is_frameworks=True,
+        ),
+    ]
+    num_ranks: Annotated[
+        int | None,
+        Option(
+            "number of ranks that must have a plan before it takes effect",
+            bounds=(1, MAX_RANKS),
+            if_null="one per stage",
+            is_frameworks=True,
+        ),
+    ] = None
     emulated: bool = False
-    profiling: Profiling = Profiling.GIVEN
-    profiling_slowdown: float = 0.1
-    adaptation: Adaptation = Adaptation.ANNOUNCED
+    profiling: Annotated[
+        Profiling,
+        Option(
+            "`given`: the profile is sent to the planner; `online`: it is measured during"
+            " training, and so is the blocking power if neither that nor a `gpu` is given"
+        ),
+    ] = Profiling.GIVEN
+    profiling_slowdown: Annotated[
+        float,
+        Option(
+            "largest slowdown of an iteration during online profiling, as a share",
+            bounds=(0, 1),
+            is_above=True,
+            is_share=True,
+            example="0.1",
+        ),
+    ] = 0.1
+    adaptation: Annotated[Adaptation, Option("effect of measurements on the plan")] = (
+        Adaptation.ANNOUNCED
+    )
     other_orders: tuple[OtherOrder, ...] = ()
 
     @property

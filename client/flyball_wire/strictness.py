@@ -22,6 +22,11 @@ _NO_SCHEMAS = frozenset({"cls", "config", "default", "metadata", "serialization"
 class SchemaHandler(Protocol):
     """Handler that pydantic passes to a type that describes its own schema."""
 
+    @property
+    def field_name(self) -> str | None:
+        """Name of the field that has the type; None: it is no field's."""
+        ...
+
     def __call__(self, source: object, /) -> Schema:
         """Return the schema that the type has by itself."""
         ...

@@ -9,8 +9,14 @@ from typing import Any
 from docs.scripts.openapi_document import openapi_document, schemas
 from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, summary_of, table
 
-from flyball_wire import closed_loop, messages, online_profiling, orders, read_models
-from flyball_wire.messages import JobRegistration
+from flyball_wire import (
+    closed_loop,
+    messages,
+    online_profiling,
+    orders,
+    plan_options,
+    read_models,
+)
 
 # Of all calls, as the page's introduction says.
 _COMMON_ERRORS = {"400", "401", "403", "408", "413", "415", "503"}
@@ -108,13 +114,11 @@ def _text_of(name: str, schema: Schema) -> str:
 
 
 def _fields(name: str, schema: Schema) -> str:
-    modules = (messages, read_models, closed_loop, orders, online_profiling)
+    modules = (messages, read_models, closed_loop, orders, online_profiling, plan_options)
     described = next((found for each in modules if (found := getattr(each, name, None))), None)
     texts = attributes_of(schema.get("description", ""))
     if described is not None:
         texts = inherited_attributes(described) | texts
-    if name == "TargetChange":
-        texts = inherited_attributes(JobRegistration)
     required = schema.get("required", [])
     rows = [
         (

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
 from docs.scripts.command_reference import parser
-from docs.scripts.tables import attributes_of, code, inherited_attributes, listed, table
+from docs.scripts.tables import attributes_of, code, listed, table
 from pydantic.fields import FieldInfo
 
 from flyball_client.gpu.registry import read_clock_settings
 from flyball_client.gpu.zeusd.settings import ZeusdSettings
 from flyball_client.session.rank_settings import RankSettings
 from flyball_integrations.deepspeed.settings import SETTINGS
-from flyball_integrations.shared.attach_options import PlanningOptions, RankOptions
+from flyball_integrations.shared.attach_options import ATTACHED_OPTIONS, RankOptions
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import gpu_names, load_gpu_window
 from flyball_server.settings import Settings
@@ -145,20 +145,24 @@ def _milliseconds(percentiles_s: tuple[float, ...]) -> str:
 
 
 def _attach() -> str:
-    texts = inherited_attributes(JobSpec)
-    for options in (PlanningOptions, RankOptions):
-        texts |= attributes_of(options.__doc__ or "")
+    texts = attributes_of(RankOptions.__doc__ or "") | {
+        declared.keyword: declared.description for declared in ATTACHED_OPTIONS.values()
+    }
+    texts["transitions"] = f"{texts['transitions']} It may be the path of a TOML file"
     defaults: Mapping[str, Any] = {
         field.name: field.default
         for field in dataclasses.fields(JobSpec)
         if field.default is not dataclasses.MISSING
     }
-    names = [*RankOptions.__annotations__, *PlanningOptions.__annotations__]
+    names = [
+        *RankOptions.__annotations__,
+        *(declared.keyword for declared in ATTACHED_OPTIONS.values()),
+    ]
     rows = [
         (
             code(name),
             code(defaults[name]) if defaults.get(name) is not None else "",
-            texts[name].replace("Null:", "None:").rstrip("."),
+            texts[name].replace("null:", "None:").rstrip("."),
         )
         for name in names
     ]
@@ -171,7 +175,7 @@ def _deepspeed() -> str:
             code(setting.variable),
             code(setting.key),
             _envpipe(setting.envpipe),
-            setting.must_be,
+            setting.option.must_be,
         )
         for setting in SETTINGS
     ]

@@ -6,6 +6,8 @@ import inspect
 import re
 from collections.abc import Iterable, Sequence
 
+from flyball_wire.options import options_of
+
 _ATTRIBUTE = re.compile(r"^    ([a-z]\w*(?:, [a-z]\w*)*): ")
 _SECTION = re.compile(r"^(?:Attributes|Raises|Args|Returns):$")
 
@@ -59,7 +61,8 @@ def inherited_attributes(described: type) -> dict[str, str]:
     for each in reversed(described.__mro__):
         if each.__module__ != "builtins" and each.__doc__:
             found |= attributes_of(each.__doc__)
-    return found
+    options = options_of(described).items()
+    return found | {name: declared.description for name, declared in options}
 
 
 def _row(cells: Sequence[str]) -> str:

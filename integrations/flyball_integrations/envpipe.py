@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +27,7 @@ from deepspeed.runtime.pipe import module
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
 from flyball_client.session.rank_session import RankSession
+from flyball_client.session.rank_settings import value_of
 from flyball_integrations.deepspeed.config_file import (
     ConfiguredAttachment,
     attach_configured,
@@ -35,10 +35,12 @@ from flyball_integrations.deepspeed.config_file import (
     load_config,
     read_attachment,
 )
+from flyball_wire.options import Option
 
 _logger = logging.getLogger(__name__)
 
 _WAIT_VARIABLE = "FLYBALL_PLAN_WAIT_S"
+_WAIT = Option(name="plan_wait_s", kind=float)
 _DEFAULT_WAIT_S = 120.0
 _CUSTOM = "custom"
 
@@ -204,7 +206,7 @@ def initialize(*arguments: Any, **keywords: Any) -> tuple[Any, ...]:  # noqa: AN
     configured = _configured(
         inspect.signature(deepspeed.initialize).bind(*arguments, **keywords).arguments
     )
-    limit_s = _wait_s(os.environ)
+    limit_s = value_of(_WAIT, os.environ, None, _DEFAULT_WAIT_S)
     returned: tuple[Any, ...] = deepspeed.initialize(*arguments, **keywords)
     engine = returned[0]
     # Not a subclass: DualPipeV's engine runs other instructions.
@@ -239,19 +241,6 @@ def _then(train_batch: Any, wait: PlanWait) -> Any:  # noqa: ANN401 - DeepSpeed'
         return loss
 
     return with_phases
-
-
-def _wait_s(environ: Mapping[str, str]) -> float:
-    text = environ.get(_WAIT_VARIABLE, "").strip()
-    if not text:
-        return _DEFAULT_WAIT_S
-    try:
-        limit_s = float(text)
-    except ValueError:
-        limit_s = math.nan
-    if not 0 <= limit_s < math.inf:
-        raise ValueError(f"{_WAIT_VARIABLE} must be a number of seconds, at least 0, not {text!r}")
-    return limit_s
 
 
 def _configured(given: Mapping[str, Any]) -> ConfiguredAttachment | None:

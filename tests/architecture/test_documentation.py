@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import pytest
 
+from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedules.table import SCHEDULES
 from flyball_profiles.gpu_windows import gpu_names
@@ -27,6 +28,7 @@ from flyball_server.settings import Settings
 from flyball_wire import messages, read_models
 from flyball_wire.command import Command
 from flyball_wire.messages import JobState
+from flyball_wire.options import Option
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -94,6 +96,7 @@ def settings_variables() -> frozenset[str]:
         for file in sources
         for name in re.findall(r"FLYBALL_[A-Z][A-Z0-9_]*", file.read_text())
     }
+    named |= {setting.variable for setting in SETTINGS}
     return frozenset(named | {f"FLYBALL_{field.upper()}" for field in Settings.model_fields})
 
 
@@ -102,7 +105,7 @@ def wire_types() -> list[type]:
     return [
         item
         for item in (vars(messages) | vars(read_models)).values()
-        if isinstance(item, type) and dataclasses.is_dataclass(item)
+        if isinstance(item, type) and dataclasses.is_dataclass(item) and item is not Option
     ]
 
 

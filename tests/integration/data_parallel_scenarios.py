@@ -33,6 +33,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flyball_client.api.errors import PlannerError
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu
+from flyball_client.session.instruction_timings import InstructionTiming
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.data_parallel import attach, detach, training_step
 from flyball_integrations.data_parallel.rank_waits import DDP_WAITS, FSDP_WAITS, RankWaits
@@ -64,6 +65,7 @@ _PATIENCE_S = 60.0
 # Between steps that take no time, so that a plan can come.
 _PAUSE_S = 0.01
 _NUM_MEASURED = 3
+_NUM_WITH_WORK = 6
 
 
 def step_profile() -> StageProfile:
@@ -225,9 +227,11 @@ class VirtualJob:
             blocking_power_w=BLOCKING_POWER_W,
             settings=settings,
             counter_period_s=0.001,
+            work=options.pop("work", None),
             clock=self.clock,
         )
         self.training = Training(kind)
+        self.timings: list[InstructionTiming] = []
         self.planner = PlannerClient(os.environ["PLANNER_URL"])
         self.session = attach(
             self.training.model,
@@ -255,6 +259,7 @@ class VirtualJob:
 
         with mock.patch.object(RankWaits, "end", end_together), training_step(self.training.model):
             self.training.step()
+        self.timings += self.session.last_step_timings
         time.sleep(_PAUSE_S)
 
     def run_until(self, is_over: Callable[[], bool]) -> bool:
@@ -308,6 +313,26 @@ def planned(kind: str) -> Findings:
     return found
 
 
+def with_work() -> Findings:
+    """DDP without a plan: one rank has half as much work again, and another one in each step."""
+    rank = torch.distributed.get_rank()
+    job = VirtualJob("ddp", "work", work=lambda step, microbatch: work_of(rank, step))
+    for _ in range(_NUM_WITH_WORK):
+        job.step()
+    found: Findings = {
+        "times_s": [one.time_s for one in job.session.history],
+        "compute_s": [one.compute_time_s for one in job.timings],
+        "num_overruns": job.gpu.num_overruns,
+    }
+    job.close()
+    return found
+
+
+def work_of(rank: int, step: int) -> float:
+    """Return the work of a rank's step."""
+    return 1.5 if (rank + step) % 2 else 1.0
+
+
 def profiled_online(kind: str) -> Findings:
     """A job without a profile, measured while it trains."""
     job = VirtualJob(
@@ -340,5 +365,6 @@ def scenarios() -> Iterator[tuple[str, Findings]]:
         yield f"{kind} flyball", trained_with_flyball(kind)
         yield f"{kind} planned", planned(kind)
     yield "online", profiled_online("ddp")
+    yield "work", with_work()
     for kind, options in (("ddp", ("--accumulate", "2")), ("fsdp", ("--fsdp",))):
         yield f"{kind} example", {"printed": printed_by(EXAMPLE, *_SIZES, *options)}

@@ -17,6 +17,7 @@ from tests.integration.data_parallel_scenarios import (
     STRAGGLER,
     TARGETS,
     step_profile,
+    work_of,
 )
 from tests.integration.rank_server import Findings, RankServer
 from tests.integration.trainings import BLOCKING_POWER_W
@@ -97,6 +98,17 @@ def test_a_straggler_is_found_and_the_others_slow_down_to_it(
     ((rank, source, slowdown),) = ranks[0][f"{kind} planned"]["stragglers"]
     assert (rank, source) == (STRAGGLER, "detected")
     assert slowdown == pytest.approx(SLOWDOWN, rel=1e-3)
+
+
+def test_emulated_ranks_wait_within_the_step_for_the_one_with_the_most_work(
+    ranks: Sequence[Findings],
+) -> None:
+    for number, rank in enumerate(ranks):
+        found = rank["work"]
+        assert found["num_overruns"] == 0
+        work = [work_of(number, step) for step in range(len(found["times_s"]))]
+        assert found["compute_s"] == pytest.approx(work, rel=1e-3)
+        assert found["times_s"] == pytest.approx([1.5] * len(work), rel=1e-3)
 
 
 def test_a_step_is_profiled_while_it_trains(ranks: Sequence[Findings]) -> None:

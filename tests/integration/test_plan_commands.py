@@ -147,27 +147,27 @@ def test_a_bad_profile_is_refused_with_file_and_line(tmp_path: Path, plan: Path)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--microbatches 0", "--microbatches: must be from 1"),
-        ("--microbatches many", "--microbatches: invalid int value: 'many'"),
-        ("--policy eco", "--policy: unknown 'eco'; known: baseline"),
-        ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: gpipe"),
-        ("--reconfigure eager", "--reconfigure: unknown 'eager'; known: default"),
-        ("--target soon", "--target: unknown 'soon'"),
+        ("--microbatches 0", "--microbatches: must be a whole number from 1 to 65536"),
+        ("--microbatches many", "--microbatches: must be a whole number from 1 to 65536, n"),
+        ("--policy eco", "--policy: must be one of baseline, uniform, envelope, global"),
+        ("--schedule 2f2b", "--schedule: unknown '2f2b'; known: 1f1b"),
+        ("--reconfigure eager", "--reconfigure: must be one of default, greedy, balanced, not"),
+        ("--target soon", "--target: must be fastest, least-energy, slowdown:5%, deadline"),
         ("--policy uniform --reserve 0.1", "--reserve: is for policy frontier, not unif"),
         ("--policy uniform --effort low", "--effort: is for policy frontier, not uniform"),
         ("--policy envelope --max-switches 1", "--max-switches: is for policy frontier, not"),
-        ("--transition-ms -1", "--transition-ms: must be from 0 to 10000 ms, not -1"),
+        ("--transition-ms -1", "--transition-ms: must be a number of ms from 0 to 10000 (5), n"),
         ("--transition-ms 5 --no-transitions", "--no-transitions: not allowed with argument --tra"),
         ("--transitions none.toml", "--transitions: none.toml: No such file or directory"),
         ("--reconfigure greedy", "--reconfigure: is for policies baseline, uniform, envelope"),
         ("--gpu a1000", "--gpu: unknown GPU 'a1000'; known: a100"),
-        ("--blocking-power 1,2,3", "--blocking-power: 3 values for 2 stages"),
-        ("--blocking-power much", "--blocking-power: 'much' is not a number of watts"),
-        ("--blocking-power -5", "--blocking-power: must be from 0 to 100000 W"),
-        ("--activation-bytes 10", "--free-memory-bytes: give activation_bytes and free_mem"),
+        ("--blocking-power 1,2,3", "--blocking-power: has 3 values for 2 stages"),
+        ("--blocking-power much", "--blocking-power: must be a number of W from 0 to 1000"),
+        ("--blocking-power -5", "--blocking-power: must be a number of W from 0 to 100000, or"),
+        ("--activation-bytes 10", "--free-memory-bytes: must be given: activation_bytes and"),
         ("--activation-bytes 1,2,3 --free-memory-bytes 4 --schedule=envpipe",
-         "--activation-bytes: 3 values for 2 stages; give one, or one per stage"),
-        ("--transfer-ms 1,2", "--transfer-ms: 2 values for 2 stages; give one, or one for each"),
+         "--activation-bytes: has 3 values for 2 stages; give one, or one per stage"),
+        ("--transfer-ms 1,2", "--transfer-ms: has 2 values for 2 stages; give one, or one for"),
         ("--gpus-in-node 2", "--gpus-in-node: has no effect: it needs the time of a call"),
         ("--data-parallel separate", "profile.csv: the profile has no column dp_rank"),
     ],
@@ -271,8 +271,11 @@ def test_a_tail_and_transfers_are_in_the_plan_and_its_simulation(
     printed = flyball("simulate", profile, plan, "--tail-ms", "100").stdout
     assert "counted beside    a tail of 100 ms and transfers of 250 ms between stages" in printed
     for wrong, said in (
-        (("--transfer-ms", "1,2"), "--transfer-ms: 2 values for 2 stages; give one, or one for"),
-        (("--tail-ms", "-1"), "--tail-ms: must be from 0 to 600000 ms, not -1"),
+        (
+            ("--transfer-ms", "1,2"),
+            "--transfer-ms: has 2 values for 2 stages; give one, or one for",
+        ),
+        (("--tail-ms", "-1"), "--tail-ms: must be a number of ms from 0 to 600000 (20), not -1"),
     ):
         assert said in refusal(flyball("simulate", profile, plan, *wrong))
 

@@ -132,7 +132,10 @@ def test_what_is_missing_is_named_where_it_can_be_added() -> None:
         for metadata, words in (
             (POWER, "job_metadata, as in NAME+num_microbatches=8"),
             ("num_microbatches=2", "blocking_power_w: give it in W, or name a gpu of the table"),
-            ("num_microbatches=two", "job_metadata: the value of num_microbatches is invalid"),
+            (
+                "num_microbatches=two",
+                "job_metadata: num_microbatches must be a whole number from 1 to 65536",
+            ),
         ):
             answer = register(planner.http, metadata)
             assert answer.status_code == 422

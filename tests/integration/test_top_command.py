@@ -105,7 +105,7 @@ def test_a_live_planner_is_read_and_a_wrong_name_gets_the_line_of_report() -> No
         (("--once",), "give --planner URL, or set FLYBALL_PLANNER_URL"),
         (("--once", "--planner", "http://127.0.0.1:1"), "cannot be reached"),
         (("--planner", "http://127.0.0.1:1"), "no terminal to draw on; --once prints"),
-        (("--interval", "0"), "--interval: must be a finite number, at least 0.2 and at most 3600"),
+        (("--interval", "0"), "--interval: must be a number from 0.2 to 3600"),
     ],
 )
 def test_bad_input_gets_one_line(arguments: tuple[str, ...], named: str) -> None:

@@ -246,7 +246,7 @@ class PlannerClient(PlannerConnection):
 
     def get_report(self, job_id: str) -> JobReport:
         """Return a job's measured times, energies and savings."""
-        return self.one(JobReport, "GET", routes.REPORT, job_id=job_id, wait_s=_LONG_WORK_S)
+        return self.one(JobReport, "GET", routes.REPORT, job_id=job_id)
 
     def get_recorded_runs(self, job_id: str) -> RecordedRuns:
         """Return a job's measurements of each plan version as recorded runs."""

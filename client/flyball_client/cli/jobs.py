@@ -22,9 +22,10 @@ from flyball_wire.closed_loop import (
     Weekday,
 )
 from flyball_wire.codec import encode
-from flyball_wire.command import Command, CommandError, add_planner
+from flyball_wire.command import Command, CommandError, add_options, add_planner, argument_type
 from flyball_wire.messages import JobRegistration, JobView, RankView
-from flyball_wire.plan_options import Effort, Policy, Reconfigure, TargetChange
+from flyball_wire.options import options_of
+from flyball_wire.plan_options import TargetChange
 from flyball_wire.read_models import JobOverview
 
 if TYPE_CHECKING:
@@ -66,29 +67,25 @@ def _show(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
     return _job_as_text(view, stragglers, timetable), document
 
 
+_CHANGED_BY_NAME = ("policy", "reconfigure", "effort")
+
+
 def _configure_target(parser: argparse.ArgumentParser) -> None:
     _add_job(parser)
+    target = options_of(TargetChange)["target"]
     parser.add_argument(
         "target",
-        metavar="TARGET",
+        metavar=target.metavar,
         nargs="?",
-        help="fastest, slowdown:5%%, deadline:2.9 (s), least-energy or power:8000 (average W)",
+        type=argument_type(target),
+        help=target.help(note="").replace("%", "%%"),
     )
-    for flag, names, text in (
-        ("policy", Policy, "new clock policy"),
-        ("reconfigure", Reconfigure, "new reconfiguration, for EnvPipe's policies"),
-        ("effort", Effort, "new search effort, for policy frontier"),
-    ):
-        parser.add_argument(f"--{flag}", choices=tuple(names), help=text)
+    add_options(parser, TargetChange, _CHANGED_BY_NAME, note="")
 
 
 def _target(planner: PlannerClient, arguments: argparse.Namespace) -> Shown:
-    policy, reconfigure, effort = arguments.policy, arguments.reconfigure, arguments.effort
     change = TargetChange(
-        target=arguments.target,
-        policy=None if policy is None else Policy(policy),
-        reconfigure=None if reconfigure is None else Reconfigure(reconfigure),
-        effort=None if effort is None else Effort(effort),
+        target=arguments.target, **{name: getattr(arguments, name) for name in _CHANGED_BY_NAME}
     )
     if change == TargetChange():
         raise CommandError("give a TARGET, --policy, --reconfigure or --effort to change")

@@ -203,6 +203,14 @@ class InstructionObserver(Protocol):
 class EmulatedDevice(GpuDevice, InstructionObserver, Protocol):
     """GPU with its own clock, which runs instructions with the times of a profile."""
 
+    def begin_work(self, step: int, microbatch: int) -> None:
+        """Take the work of this step's microbatch for instructions that begin from now on."""
+        ...
+
+    def complete(self) -> None:
+        """Wait until the emulated time of the running instruction is over; it may go on."""
+        ...
+
     def on_wait_begin(self) -> None:
         """Suspend the running instruction: it makes no progress until `on_wait_end`."""
         ...

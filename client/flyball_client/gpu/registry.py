@@ -137,6 +137,7 @@ def open_rank_gpu(
     uuid: str | None,
     local_rank: int | None,
     stage: int | None = None,
+    dp_rank: int = 0,
     num_chunks: int = 1,
     blocking_power_w: float | None = None,
 ) -> GpuDevice:
@@ -149,6 +150,7 @@ def open_rank_gpu(
         uuid: UUID, of the framework's device; None: it is found by `local_rank`.
         local_rank: Number of the rank on its node, as for `VisibleGpus`; None: not known.
         stage: Stage of the rank; an emulated GPU needs it.
+        dp_rank: Data-parallel rank of the rank; of an emulated GPU.
         num_chunks: Number of model chunks of the stage; of an emulated GPU.
         blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
 
@@ -164,6 +166,7 @@ def open_rank_gpu(
         return EmulatedChoice.parse(environ[GPU_VARIABLE]).open(
             stage=stage,
             seed=int(rank) if rank.isascii() and rank.isdigit() else local_rank or 0,
+            dp_rank=dp_rank,
             num_chunks=num_chunks,
             blocking_power_w=blocking_power_w,
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,43 +13,22 @@ from flyball_profiles.gpu_windows import GpuTableError, gpu_window_of
 from flyball_profiles.measured_row import RANK_COLUMNS
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
-from flyball_wire.command import CommandError
+from flyball_wire.command import CommandError, argument_type
+from flyball_wire.options import Option
 
 _MOST = 1_000_000
 
 
-def count(lowest: int, highest: int = _MOST) -> Callable[[str], int]:
+def count(lowest: int, highest: int = _MOST) -> Callable[[str], object]:
     """Return argparse's `type` of whole numbers from `lowest` to `highest`."""
-
-    def parse(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and lowest <= int(text[:9]) <= highest):
-            raise argparse.ArgumentTypeError(
-                f"must be a whole number from {lowest} to {highest}, not {text!r}"
-            )
-        return int(text)
-
-    return parse
+    return argument_type(Option(kind=int, bounds=(lowest, highest)))
 
 
 def quantity(
-    lowest: float = 0.0, highest: float = math.inf, *, may_be_lowest: bool = True
-) -> Callable[[str], float]:
+    lowest: float = 0.0, highest: float | None = None, *, may_be_lowest: bool = True
+) -> Callable[[str], object]:
     """Return argparse's `type` of finite numbers within these limits."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        is_within = lowest <= value <= highest and (may_be_lowest or value > lowest)
-        if not (math.isfinite(value) and is_within):
-            rule = f"{'at least' if may_be_lowest else 'above'} {lowest:g}"
-            if math.isfinite(highest):
-                rule += f" and at most {highest:g}"
-            raise argparse.ArgumentTypeError(f"must be a finite number, {rule}, not {text!r}")
-        return value
-
-    return parse
+    return argument_type(Option(kind=float, bounds=(lowest, highest), is_above=not may_be_lowest))
 
 
 def add_option(

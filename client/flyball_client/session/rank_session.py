@@ -31,9 +31,10 @@ from flyball_client.session.one_per_gpu import replace_session
 from flyball_client.session.plan_cursor import PlanCursor
 from flyball_client.session.planner_link import PlannerLink
 from flyball_client.session.rank_settings import (
+    STRICT,
+    WITHOUT_PLANNER,
     WithoutPlanner,
-    check_without_planner,
-    is_strict,
+    value_of,
 )
 from flyball_client.session.registration import (
     named_start,
@@ -128,7 +129,7 @@ class RankSession:
         self._observer = self._emulated if observer is None else observer
         self._is_emulated = gpu is not None and gpu.is_emulated
         self._gpu_uuid = None if gpu is None or gpu.address is None else gpu.uuid
-        self._is_strict = is_strict(os.environ, strict)
+        self._is_strict = value_of(STRICT, os.environ, strict, False)
         self._governor = governor or make_governor(
             gpu, self.name, lease_s=lease_s, strict=self._is_strict
         )
@@ -377,6 +378,8 @@ class RankSession:
                 self._begun = (kind, microbatch, chunk, sm_clock_mhz, self._clock_s())
         except Exception as error:
             self._governor.give_up(error)
+        if self._emulated is not None:
+            self._tell(self._emulated.begin_work, self._current_step, microbatch or 0)
         if self._observer is not None:
             self._tell(self._observer.on_instruction_begin, kind, chunk)
 
@@ -428,6 +431,16 @@ class RankSession:
                 timings.add_transfer(transfer, kind, microbatch, chunk, float(time_s))
         except Exception as error:
             self._governor.give_up(error)
+
+    @property
+    def is_padded(self) -> bool:
+        """Return whether the GPU is emulated, and pads computations to their emulated times."""
+        return self._emulated is not None and self._observer is self._emulated
+
+    def complete_instruction(self) -> None:
+        """Let an emulated GPU pad the running instruction, before other ranks wait for it."""
+        if self._emulated is not None:
+            self._tell(self._emulated.complete)
 
     def on_wait_begin(self) -> None:
         """Start a wait for other ranks within the running instruction."""
@@ -527,6 +540,6 @@ class RankSession:
 def _check(counts: Sequence[int], *, history_length: int, without_planner: str) -> None:
     if min(counts) < 0:
         raise ValueError("ranks, stage and initial_step count from 0")
-    check_without_planner("without_planner", without_planner)
+    WITHOUT_PLANNER.read(without_planner)
     if history_length < 1:
         raise ValueError(f"history_length must be at least 1, not {history_length}")

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, TypeVar, cast, get_args
 
 from flyball_client.api.planner_client import PlannerClient
 from flyball_client.governor.process_governor import DEFAULT_LEASE_S
 from flyball_client.gpu._base import GPU_VARIABLE, GpuDevice, GpuError
 from flyball_client.gpu.registry import open_rank_gpu
+from flyball_wire.options import Option, OptionError
 
 _logger = logging.getLogger(__name__)
 
-_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
-
+T = TypeVar("T")
 WithoutPlanner = Literal["last-plan", "default-clocks"]
 Timing = Literal["synchronize", "stream"]
 DEFAULT_TIMING: Timing = "stream"
+LEASE = Option(name="lease_s", kind=float, is_above=True)
+WITHOUT_PLANNER = Option(name="without_planner", choices=get_args(WithoutPlanner))
+STRICT = Option(name="strict", kind=bool)
+TIMING = Option(name="timing", choices=get_args(Timing))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,11 +81,11 @@ class RankSettings:
         return cls(
             planner_url=planner_url or environ.get("FLYBALL_PLANNER_URL") or None,
             token=token or environ.get("FLYBALL_TOKEN") or None,
-            lease_s=_lease_s(environ) if lease_s is None else lease_s,
-            without_planner=without_planner or _without_planner(environ),
+            lease_s=value_of(LEASE, environ, lease_s, DEFAULT_LEASE_S),
+            without_planner=value_of(WITHOUT_PLANNER, environ, without_planner, "last-plan"),
             local_rank=_local_rank(environ),
-            strict=is_strict(environ, strict),
-            timing=_timing(environ, timing),
+            strict=value_of(STRICT, environ, strict, False),
+            timing=value_of(TIMING, environ, timing, DEFAULT_TIMING),
         )
 
     def open_planner(self) -> PlannerClient | None:
@@ -111,6 +114,7 @@ class RankSettings:
         uuid: str | None = None,
         local_rank: int | None = None,
         stage: int | None = None,
+        dp_rank: int = 0,
         num_chunks: int = 1,
         blocking_power_w: float | None = None,
     ) -> GpuDevice | None:
@@ -123,6 +127,7 @@ class RankSettings:
             uuid: UUID of the GPU, of the framework's device; None: it is found by `local_rank`.
             local_rank: CUDA device number of the GPU; None: that of the settings.
             stage: Stage of the rank; an emulated GPU needs it.
+            dp_rank: Data-parallel rank of the rank; of an emulated GPU.
             num_chunks: Number of model chunks of the stage; of an emulated GPU.
             blocking_power_w: Power in W of an emulated GPU that waits; None: not known.
 
@@ -137,6 +142,7 @@ class RankSettings:
                 uuid=uuid,
                 local_rank=number,
                 stage=stage,
+                dp_rank=dp_rank,
                 num_chunks=num_chunks,
                 blocking_power_w=blocking_power_w,
             )
@@ -149,54 +155,21 @@ class RankSettings:
             return None
 
 
-def _lease_s(environ: Mapping[str, str]) -> float:
-    text = environ.get("FLYBALL_LEASE_S")
-    if not text:
-        return DEFAULT_LEASE_S
-    try:
-        lease_s = float(text)
-    except ValueError:
-        lease_s = math.nan
-    if not 0 < lease_s < math.inf:
-        raise ValueError(f"FLYBALL_LEASE_S must be a number of seconds above 0, not {text!r}")
-    return lease_s
-
-
-def _without_planner(environ: Mapping[str, str]) -> WithoutPlanner:
-    text = environ.get("FLYBALL_WITHOUT_PLANNER") or "last-plan"
-    check_without_planner("FLYBALL_WITHOUT_PLANNER", text)
-    return cast("WithoutPlanner", text)
-
-
-def check_without_planner(name: str, value: str) -> None:
-    """Raise ValueError unless the value is one of `WithoutPlanner`."""
-    if value not in get_args(WithoutPlanner):
-        raise ValueError(f"{name} must be last-plan or default-clocks, not {value!r}")
-
-
-def _timing(environ: Mapping[str, str], timing: Timing | None) -> Timing:
-    name, value = "timing", str(timing)
-    if timing is None:
-        name, value = "FLYBALL_TIMING", environ.get("FLYBALL_TIMING") or DEFAULT_TIMING
-    if value not in get_args(Timing):
-        raise ValueError(f"{name} must be synchronize or stream, not {value!r}")
-    return cast("Timing", value)
-
-
-def is_strict(environ: Mapping[str, str], strict: object) -> bool:
-    """Return `strict`, or if that is None the value of `FLYBALL_STRICT`.
+def value_of(option: Option, environ: Mapping[str, str], given: object, default: T) -> T:
+    """Return an argument's value, else that of the option's variable, else the default.
 
     Raises:
-        ValueError: Neither is true or false.
+        ValueError: The value is none that the option has.
     """
-    if strict is not None:
-        if not isinstance(strict, bool):
-            raise ValueError(f"strict must be True or False, not {strict!r}")
-        return strict
-    text = environ.get("FLYBALL_STRICT") or "0"
-    if text.lower() not in _YES_OR_NO:
-        raise ValueError(f"FLYBALL_STRICT must be 1 or 0, true or false, not {text!r}")
-    return _YES_OR_NO[text.lower()]
+    if given is not None:
+        return cast("T", option.read(given))
+    variable = f"FLYBALL_{option.name.upper()}"
+    if not environ.get(variable):
+        return default
+    try:
+        return cast("T", option.read_text(environ[variable]))
+    except OptionError as error:
+        raise ValueError(f"{variable} {error.message}") from None
 
 
 # Of torchrun, srun, Open MPI, MVAPICH2, and Intel MPI; the first that is set counts.

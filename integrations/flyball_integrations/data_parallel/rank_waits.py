@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ _logger = logging.getLogger(__name__)
 # Private to torch: methods of an FSDP2 parameter group that wait, or launch what they wait for.
 FSDP_WAITS = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 DDP_WAITS = ("_sync_buffers",)
+
+_MEETING_TIMEOUT = timedelta(seconds=30)
 
 
 class RankWaits:
@@ -58,6 +61,29 @@ class RankWaits:
     def is_in_step(self) -> bool:
         """Return whether waits are timed now."""
         return self._is_in_step
+
+    @property
+    def is_padded(self) -> bool:
+        """Return whether the GPU is emulated, and pads computations."""
+        return self._session.is_padded
+
+    @property
+    def step(self) -> int:
+        """Number of the current step."""
+        return self._session.current_step
+
+    def complete(self) -> None:
+        """Let an emulated GPU pad the step's computation."""
+        self._session.complete_instruction()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Time the block as a wait."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     @contextmanager
     def in_step(self) -> Iterator[None]:
@@ -90,11 +116,8 @@ class RankWaits:
         """Return the function with its time as a wait."""
 
         def wait(*args: object, **kwargs: object) -> object:
-            self.begin()
-            try:
+            with self.timed():
                 return function(*args, **kwargs)
-            finally:
-                self.end()
 
         return wait
 
@@ -144,7 +167,8 @@ def hook_waits(
     if not replicated:
         return lambda: None
     remove: Callable[[], None]
-    remove = model.register_forward_hook(_BackwardEnd(waits).hook, prepend=True).remove
+    meeting = _PaddedMeeting.of_emulated(waits, replicated, num_ranks=num_ranks)
+    remove = model.register_forward_hook(_BackwardEnd(waits, meeting).hook, prepend=True).remove
     return remove
 
 
@@ -177,6 +201,61 @@ def _override(
         overrides.set(target, name, waits.around(getattr(target, name)))
 
 
+class _PaddedMeeting:
+    """Meeting of data-parallel ranks on emulated GPUs, which pad a step's computation.
+
+    The last gradients are on their way before the padding, so no rank would wait for one that pads
+    longer, and its time would come to the next step. So each rank pads as its computation ends, and
+    then meets the others. A step has as many backwards that exchange gradients as the one before;
+    it pads at the last of them.
+
+    Args:
+        waits: timer of the wait for the others.
+        modules: all DistributedDataParallel modules of the model.
+        group: group of all ranks, of its own.
+    """
+
+    def __init__(
+        self,
+        waits: RankWaits,
+        modules: Sequence[DistributedDataParallel],
+        group: torch.distributed.ProcessGroup,
+    ) -> None:
+        self._waits = waits
+        self._modules = modules
+        self._group: torch.distributed.ProcessGroup | None = group
+        self._step = -1
+        self._num_backwards = self._num_before = 1
+
+    @classmethod
+    def of_emulated(
+        cls, waits: RankWaits, modules: Sequence[DistributedDataParallel], *, num_ranks: int
+    ) -> _PaddedMeeting | None:
+        """Return a meeting of all ranks; None: GPUs are real, or not all ranks meet."""
+        if not waits.is_padded or modules[0].process_group.size() != num_ranks:
+            return None
+        group = torch.distributed.new_group(backend="gloo", timeout=_MEETING_TIMEOUT)
+        return cls(waits, modules, group)
+
+    def backward_ends(self) -> None:
+        """Pad, and meet the others, where this is the step's last backward."""
+        group = self._group
+        if group is None or not all(each.require_backward_grad_sync for each in self._modules):
+            return
+        if self._waits.step != self._step:
+            self._step, self._num_before = self._waits.step, self._num_backwards
+            self._num_backwards = 0
+        self._num_backwards += 1
+        if self._num_backwards == self._num_before:
+            self._waits.complete()
+            try:
+                with self._waits.timed():
+                    torch.distributed.barrier(group)
+            except RuntimeError as error:  # as where ranks have other numbers of steps
+                self._group = None
+                _logger.warning("emulated ranks do not meet any more: %s", error)
+
+
 class _BackwardEnd:
     """Wait of DistributedDataParallel at the end of each backward.
 
@@ -185,10 +264,12 @@ class _BackwardEnd:
 
     Args:
         waits: timer of the wait.
+        meeting: of ranks on emulated GPUs; None: GPUs are real.
     """
 
-    def __init__(self, waits: RankWaits) -> None:
+    def __init__(self, waits: RankWaits, meeting: _PaddedMeeting | None) -> None:
         self._waits = waits
+        self._meeting = meeting
 
     def hook(self, module: torch.nn.Module, inputs: object, output: object) -> None:
         """Prepare the backward of a forward's output."""
@@ -202,6 +283,8 @@ class _BackwardEnd:
         Variable._execution_engine.queue_callback(self._on_computed)
 
     def _on_computed(self) -> None:
+        if self._meeting is not None:
+            self._meeting.backward_ends()
         self._waits.begin()
         Variable._execution_engine.queue_callback(self._waits.end)
 

@@ -27,7 +27,7 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from flyball_client.gpu._base import GpuDevice, InstructionObserver
 from flyball_client.session.rank_session import RankSession
 from flyball_integrations.deepspeed.pipeline import attach
-from flyball_integrations.deepspeed.settings import SETTINGS, positive_number
+from flyball_integrations.deepspeed.settings import SETTINGS
 from flyball_profiles.gpu_windows import (
     MEASURE_BLOCKING_POWER,
     GpuTableError,
@@ -35,11 +35,13 @@ from flyball_profiles.gpu_windows import (
     load_gpu_window,
 )
 from flyball_profiles.limited_file import read_text
+from flyball_wire.options import Option, OptionError
 
 _logger = logging.getLogger(__name__)
 
 _BLOCKS = ("flyball", "envpipe")
 _THRESHOLD_SCALE = "reconfigure_threshold_scale"
+_SCALE = Option(name=_THRESHOLD_SCALE, kind=float, is_above=True)
 _LONGEST_SHOWN = 200
 _DEFAULT_JOB_ID = "deepspeed"
 
@@ -147,8 +149,10 @@ def read_attachment(
     notes: list[str] = []
     scale = envpipe.get(_THRESHOLD_SCALE)
     if scale is not None:
-        if positive_number(scale) is None:
-            raise ValueError(f"envpipe.{_THRESHOLD_SCALE} must be a number above 0, not {scale!r}")
+        try:
+            _SCALE.read_setting(scale)
+        except OptionError as error:
+            raise ValueError(f"envpipe.{_THRESHOLD_SCALE} {error.message}") from None
         notes.append(
             f"envpipe.{_THRESHOLD_SCALE} has no effect: the planner finds the critical path from"
             " the profile, or from receive times with a scale of its own"

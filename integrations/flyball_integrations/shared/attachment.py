@@ -103,6 +103,7 @@ class RankEnds:
                 os.environ,
                 uuid=_uuid_of(device),
                 stage=layout.stage,
+                dp_rank=layout.dp_rank,
                 num_chunks=num_chunks,
                 blocking_power_w=_blocking_power_w(self._fields, layout.stage),
             )

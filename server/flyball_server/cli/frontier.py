@@ -29,7 +29,7 @@ NUM_COMPARED_ROWS = 6
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    pipeline_arguments.add_pipeline_arguments(parser)
+    pipeline_arguments.add_pipeline_arguments(parser, is_frontier=True)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--points",

@@ -5,10 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from flyball_pipeline.errors import PipelineError
 from flyball_pipeline.instruction import Instruction
@@ -30,22 +28,10 @@ from flyball_server.planning.documents.recorded_plan import (
 )
 from flyball_server.planning.request_options import clock_transitions, iteration_delays_s
 from flyball_server.planning.simulated_plan import SimulatedPlan, simulated_plan
-from flyball_wire.command import CommandError
+from flyball_wire.command import Arguments, CommandError, add_options
+from flyball_wire.options import OptionError, options_of
 from flyball_wire.plan import Plan
-from flyball_wire.plan_options import MAX_GPUS_AT_ONCE, MAX_GPUS_IN_NODE, PlanOptions
-
-N = TypeVar("N", int, float)
-
-
-# A parser or one of its groups.
-Arguments = argparse._ActionsContainer  # pyright: ignore[reportPrivateUsage]
-
-
-_OPTION_OF_TIME = {
-    "transition_ms": "--transition-ms",
-    "tail_ms": "--tail-ms",
-    "transfer_ms": "--transfer-ms",
-}
+from flyball_wire.plan_options import PlanOptions, check_together
 
 
 def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool = True) -> None:
@@ -59,33 +45,10 @@ def add_profile_argument(parser: argparse.ArgumentParser, *, is_required: bool =
     )
 
 
-def add_blocking_power_argument(parser: Arguments, note: str) -> None:
-    """Add `--blocking-power`, one value or one per stage."""
-    parser.add_argument(
-        "--blocking-power",
-        metavar="W",
-        type=per_stage(float, "watts", "70,70,84"),
-        help=f"power in W of a GPU that waits in communication, one value or one per stage; {note}",
-    )
-
-
-def add_gpu_argument(parser: Arguments) -> None:
-    """Add `--gpu`, a name or a file."""
-    parser.add_argument(
-        "--gpu", metavar="NAME", help="entry of the GPU table (a100), or a file (./mine.toml)"
-    )
-
-
 def add_transition_arguments(parser: Arguments, default: str) -> None:
     """Add `--transition-ms`, `--transitions` and `--no-transitions`, one of which may be given."""
     group = parser.add_mutually_exclusive_group()
-    group.add_argument(
-        "--transition-ms",
-        metavar="MS",
-        type=float,
-        help="delay in ms of each clock change, up or down; an iteration's first clock is then in"
-        " force from its start",
-    )
+    add_options(group, PlanOptions, ["transition_ms"], note="")
     group.add_argument(
         "--transitions",
         metavar="FILE",
@@ -102,43 +65,6 @@ def add_transition_arguments(parser: Arguments, default: str) -> None:
     )
 
 
-def add_node_arguments(parser: Arguments) -> None:
-    """Add `--gpus-at-once` and `--gpus-in-node`."""
-    parser.add_argument(
-        "--gpus-at-once",
-        metavar="N",
-        type=int,
-        help="GPUs of one stage in one node (tensor parallelism, or data-parallel pipelines), 1 to"
-        f" {MAX_GPUS_AT_ONCE}; they change their clocks together, and where calls queue the last"
-        " one waits for the others (default: 1)",
-    )
-    parser.add_argument(
-        "--gpus-in-node",
-        metavar="N",
-        type=int,
-        help=f"GPUs of all stages in one node, 1 to {MAX_GPUS_IN_NODE}; where calls queue, clocks"
-        " wait for other stages' too, and calls take at most half of an iteration (default: 1)",
-    )
-
-
-def add_iteration_arguments(parser: Arguments, default: str) -> None:
-    """Add `--tail-ms` and `--transfer-ms`."""
-    parser.add_argument(
-        "--tail-ms",
-        metavar="MS",
-        type=float,
-        help="part of an iteration outside its instructions (optimizer, all-reduce, loading) in ms;"
-        f" all GPUs wait during it (default: {default})",
-    )
-    parser.add_argument(
-        "--transfer-ms",
-        metavar="MS",
-        type=per_stage(float, "ms", "1.5,2"),
-        help="time of a transfer between neighbouring stages in ms, one value or one for each pair"
-        f" of neighbours (default: {default})",
-    )
-
-
 def given_transitions(path: Path | None) -> ClockTransitions | None:
     """Read the file of `--transitions`; None for None."""
     if path is None:
@@ -147,20 +73,6 @@ def given_transitions(path: Path | None) -> ClockTransitions | None:
         return read_transitions(path)
     except TransitionsError as error:
         raise CommandError(f"--transitions: {error}") from None
-
-
-def per_stage(number: type[N], unit: str, example: str) -> Callable[[str], tuple[N, ...]]:
-    """Return the parser of one number, or of one per stage as in the example."""
-
-    def parsed(text: str) -> tuple[N, ...]:
-        try:
-            return tuple(map(number, text.split(",")))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"{text!r} is not a number of {unit}, nor one per stage as in {example}"
-            ) from None
-
-    return parsed
 
 
 def read_profile(path: Path) -> StageProfile:
@@ -229,9 +141,10 @@ def add_timeline_arguments(parser: argparse.ArgumentParser, *, are_required: boo
         type=Path,
         help="plan file from flyball plan -o",
     )
-    add_blocking_power_argument(parser, "default: the plan's own")
+    note = "(default: the plan's own)"
+    add_options(parser, PlanOptions, ["blocking_power_w"], note=note)
     add_transition_arguments(parser, "the plan's own")
-    add_iteration_arguments(parser, "the plan's own")
+    add_options(parser, PlanOptions, ["tail_ms", "transfer_ms"], note=note)
 
 
 def add_timeline_argument(parser: Arguments) -> None:
@@ -250,7 +163,7 @@ def read_timeline(arguments: argparse.Namespace) -> SimulatedPlan:
         CommandError: a file cannot be read, or plan, profile and blocking power do not match.
     """
     plan = read_plan(arguments.plan)
-    power_w: tuple[float, ...] | None = arguments.blocking_power
+    power_w: tuple[float, ...] | None = arguments.blocking_power_w
     try:
         plan = _with_given_times(plan, arguments)
         profiles = (
@@ -260,12 +173,16 @@ def read_timeline(arguments: argparse.Namespace) -> SimulatedPlan:
         )
         return simulated_plan(plan, models_by_dp_rank(profiles, plan, power_w))
     except PipelineError as error:
-        if error.field == "blocking_power_w" and power_w is not None:
-            raise CommandError(f"--blocking-power: {error.message}") from None
-        option = _OPTION_OF_TIME.get(error.field)
-        if option is not None and getattr(arguments, error.field) is not None:
-            raise CommandError(f"{option}: {error.message}") from None
+        is_given = getattr(arguments, error.field, None) is not None
+        if is_given or isinstance(error, OptionError):
+            raise CommandError(option_text(error)) from None
         raise CommandError(f"{arguments.plan}: {error}") from None
+
+
+def option_text(error: PipelineError) -> str:
+    """Return an error's text with the option of the command line in place of the field."""
+    declared = options_of(PlanOptions).get(error.field)
+    return f"{declared.option_string if declared else f'--{error.field}'}: {error.message}"
 
 
 def _with_given_times(plan: Plan, arguments: argparse.Namespace) -> Plan:
@@ -277,10 +194,11 @@ def _with_given_times(plan: Plan, arguments: argparse.Namespace) -> Plan:
         tail_ms=arguments.tail_ms,
         transfer_ms=arguments.transfer_ms,
     )
+    check_together(given, plan.num_stages)
     if given.transition_ms is not None or given.transitions is not None:
         plan = replace(plan, transitions=clock_transitions(given))
     is_periodic = plan.weight_versions is not None
-    tail_s, transfer_s = iteration_delays_s(given, plan.num_stages, is_periodic=is_periodic)
+    tail_s, transfer_s = iteration_delays_s(given, is_periodic=is_periodic)
     if arguments.tail_ms is not None:
         plan = replace(plan, tail_s=tail_s)
     if arguments.transfer_ms is not None:

@@ -49,7 +49,7 @@ _COMPARED: dict[str, str] = {
 
 
 def _configure(parser: argparse.ArgumentParser) -> None:
-    pipeline_arguments.add_pipeline_arguments(parser, policies=tuple(Policy), has_target=True)
+    pipeline_arguments.add_pipeline_arguments(parser, is_frontier=False)
     output = parser.add_argument_group("output")
     output.add_argument(
         "-o", "--output", metavar="PLAN.json", type=Path, help="file to write the plan to"

@@ -14,7 +14,6 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import GpuWindow
 from flyball_profiles.limited_file import read_text
 from flyball_server.cli import offline_inputs
-from flyball_server.cli.pipeline_arguments import OPTION_OF_FIELD
 from flyball_server.cli.progress_line import ProgressLine
 from flyball_server.planning.request_options import clock_transitions, with_known_transitions
 from flyball_server.replay.recorded_runs import RecordingError
@@ -31,19 +30,27 @@ from flyball_server.replay.steps.replayed_steps import (
     replay_steps,
 )
 from flyball_server.replay.steps.step_models import Steps, pipeline_steps
-from flyball_wire.command import CommandError
+from flyball_wire.command import CommandError, add_option, add_options
+from flyball_wire.options import Option
 from flyball_wire.plan_options import PlanOptions
 from flyball_wire.whole_file import write_result
 
-_MAX_ERROR_PERCENT = 50.0
+_ERROR = Option(
+    "standard deviation in percent of the predicted times that each step's plan is made of",
+    name="error_percent",
+    flag="--error",
+    kind=float,
+    bounds=(0, 50),
+    offline="0, the recorded times themselves",
+)
 # Options of recorded steps: name in the arguments, and as it is given.
 _OF_STEPS = {
     "profile": "--profile",
     "curve": "--curve",
-    "error": "--error",
+    "error_percent": "--error",
     "shared_error": "--shared-error",
     "clocks": "--clocks",
-    "blocking_power": "--blocking-power",
+    "blocking_power_w": "--blocking-power",
     "gpu": "--gpu",
     "transition_ms": "--transition-ms or --no-transitions",
     "transitions": "--transitions",
@@ -73,14 +80,7 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="stage of the profile whose curves all stages get (default: each its own)",
     )
-    group.add_argument(
-        "--error",
-        metavar="PERCENT",
-        type=float,
-        default=None,
-        help="standard deviation in percent of the predicted times that each step's plan is made"
-        f" of, 0 to {_MAX_ERROR_PERCENT:g} (default: 0, the recorded times themselves)",
-    )
+    add_option(group, _ERROR)
     group.add_argument(
         "--shared-error",
         action="store_true",
@@ -93,8 +93,7 @@ def add_steps_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the clocks of each step's plan: step, dp_rank, stage, instruction, microbatch,"
         " clock_mhz",
     )
-    offline_inputs.add_blocking_power_argument(group, "default: from --gpu")
-    offline_inputs.add_gpu_argument(group)
+    add_options(group, PlanOptions, ["blocking_power_w", "gpu"])
     offline_inputs.add_transition_arguments(group, "from --gpu, else clocks change at once")
 
 
@@ -120,7 +119,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
             f"--curve: the profile has stages 0 to {profile.num_stages - 1}, not {arguments.curve}"
         )
     gpu = offline_inputs.gpu_window(arguments.gpu)
-    power_w = offline_inputs.blocking_power_w(arguments.blocking_power, gpu)
+    power_w = offline_inputs.blocking_power_w(arguments.blocking_power_w, gpu)
     transitions = _transitions(arguments, gpu)
     recorded = _recorded(arguments.steps)
     with ProgressLine("replaying the steps"):
@@ -136,8 +135,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
         except RecordingError as fault:
             raise CommandError(f"{arguments.steps}: {fault}") from None
         except PipelineError as fault:
-            option = OPTION_OF_FIELD.get(fault.field, fault.field)
-            raise CommandError(f"{option}: {fault.message}") from None
+            raise CommandError(offline_inputs.option_text(fault)) from None
     if arguments.clocks:
         write_result(arguments.clocks, _clocks_csv(recorded, steps, replayed))
     if arguments.json:
@@ -148,9 +146,7 @@ def run_steps(arguments: argparse.Namespace) -> int:
 
 
 def _error(arguments: argparse.Namespace) -> PredictionError:
-    percent = 0.0 if arguments.error is None else arguments.error
-    if not 0 <= percent <= _MAX_ERROR_PERCENT:
-        raise CommandError(f"--error: must be from 0 to {_MAX_ERROR_PERCENT:g} %, not {percent:g}")
+    percent: float = arguments.error_percent or 0.0
     if arguments.shared_error and not percent:
         raise CommandError("--shared-error needs --error PERCENT")
     return PredictionError(deviation=percent / 100, is_shared=arguments.shared_error)

@@ -28,7 +28,6 @@ from flyball_server.jobs.reconcile.loop import ReconcileLoop
 from flyball_server.jobs.records import (
     ANY_JOB_ID_PATTERN,
     JOB_ID_PATTERN,
-    MAX_RANKS,
     RankRecord,
 )
 from flyball_server.jobs.registry.registration import KnownRank, register_together
@@ -48,7 +47,7 @@ from flyball_server.settings import Settings
 from flyball_server.views.frontier import FrontierMemory
 from flyball_server.views.history import HistoryMemory
 from flyball_server.views.job_figures import SharedReading
-from flyball_wire.messages import Accepted, JobSpec, PlanVersion
+from flyball_wire.messages import MAX_RANKS, Accepted, JobSpec, PlanVersion
 from flyball_wire.rank_plan import RankPlan
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from flyball_server.jobs.bounds import check_count
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import MAX_RANKS, Record
+from flyball_server.jobs.records import Record
 from flyball_wire.closed_loop import MissedTarget, StragglerReason, Timetable
+from flyball_wire.messages import MAX_RANKS
 from flyball_wire.online_profiling import ProfilingResult
 from flyball_wire.orders import OrderAdvice
 from flyball_wire.plan import MAX_SLOWDOWN

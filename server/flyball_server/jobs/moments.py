@@ -1,14 +1,12 @@
-"""Moments of measurements by plan version and stage, which outlive the measurements."""
+"""Moments of the times of instructions, by plan version and stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from flyball_server.jobs.records import Record
 
-Key = TypeVar("Key")
 InstructionKey = tuple[str, int, int | None]
 """Kind, model chunk and requested clock in MHz; None: the driver's choice."""
 
@@ -43,30 +41,14 @@ class Moments:
         )
 
 
-def merged_by_key(some: Mapping[Key, Moments], others: Mapping[Key, Moments]) -> dict[Key, Moments]:
-    """Return the moments of both under each key."""
-    merged = dict(some)
-    for key, moments in others.items():
-        merged[key] = merged[key].merged(moments) if key in merged else moments
-    return merged
-
-
 @dataclass(frozen=True, kw_only=True)
 class StageMoments(Record):
-    """Measurements of the ranks of a stage on one plan version, where they ran as planned.
+    """Times of instructions of the ranks of a stage on one plan version, as planned."""
 
-    Attributes:
-        plan_version: plan version; None: default clocks.
-        times_s, energies_j: moments over ranks and steps, in s and J, by the steps' clocks: 0 on
-            the plan, 1 at the highest clocks of a comparison; of a version of online profiling,
-            the row of its cycle.
-        instructions_s: moments of the times of single instructions, s.
-    """
-
+    #: Plan version; None: default clocks.
     plan_version: int | None
     stage: int
-    times_s: Mapping[int, Moments] = field(default_factory=dict[int, Moments])
-    energies_j: Mapping[int, Moments] = field(default_factory=dict[int, Moments])
+    #: Moments of the times of single instructions, s.
     instructions_s: Mapping[InstructionKey, Moments] = field(
         default_factory=dict[InstructionKey, Moments]
     )
@@ -78,11 +60,10 @@ class StageMoments(Record):
 
     def merged(self, other: StageMoments) -> StageMoments:
         """Return the moments of both, which are of the same version and stage."""
-        return self.evolve(
-            times_s=merged_by_key(self.times_s, other.times_s),
-            energies_j=merged_by_key(self.energies_j, other.energies_j),
-            instructions_s=merged_by_key(self.instructions_s, other.instructions_s),
-        )
+        merged = dict(self.instructions_s)
+        for key, moments in other.instructions_s.items():
+            merged[key] = merged[key].merged(moments) if key in merged else moments
+        return self.evolve(instructions_s=merged)
 
 
 def merged_moments(several: Iterable[StageMoments]) -> dict[tuple[int, int], StageMoments]:
@@ -92,14 +73,3 @@ def merged_moments(several: Iterable[StageMoments]) -> dict[tuple[int, int], Sta
         known = merged.get(each.place)
         merged[each.place] = each if known is None else known.merged(each)
     return merged
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepMoments(Record):
-    """Times and energies of one step over the ranks of a stage that ran a version as planned."""
-
-    step: int
-    stage: int
-    plan_version: int | None
-    time_s: Moments
-    energy_j: Moments

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -9,19 +10,18 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Self
 
-from flyball_pipeline.errors import PipelineError
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.bounds import (
     MAX_COUNT,
     check_count,
-    check_length,
     check_quantity,
     check_text,
 )
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.job_state import JobInput, check_move
-from flyball_server.planning.request_options import check_options
 from flyball_wire.messages import (
+    MAX_RANKS,
+    MAX_STAGES,
     ClockTiming,
     InstructionReport,
     JobSpec,
@@ -35,10 +35,6 @@ JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}$"
 # Earlier runs of a job are kept under its name with a number suffix, which cannot be registered.
 RUN_SIGN = "@"
 ANY_JOB_ID_PATTERN = "^[A-Za-z0-9_-][A-Za-z0-9._+-]{0,127}(@[0-9]{1,9})?$"
-MAX_STAGES = 4096
-MAX_MICROBATCHES = 65_536
-MAX_RANKS = 1_048_576
-MAX_OTHER_ORDERS = 16
 MAX_SM_CLOCKS = 4096
 MAX_SM_CLOCK_MHZ = 100_000
 # Limits of one rank in one step: sums and squares of any number of them stay finite.
@@ -70,68 +66,6 @@ class Record:
     def evolve(self, **changes: object) -> Self:
         """Return this record with some fields changed; checked like a new one."""
         return replace(self, **changes)
-
-
-def check_spec_bounds(spec: JobSpec) -> None:
-    """Check the bounds of each field of a job's specification.
-
-    Raises:
-        InvalidFieldError: a value is out of bounds; `field` names it.
-    """
-    check_count("num_stages", spec.num_stages, least=1, most=MAX_STAGES)
-    check_count("num_microbatches", spec.num_microbatches, least=1, most=MAX_MICROBATCHES)
-    check_count("num_ranks", spec.num_expected_ranks, least=spec.num_stages, most=MAX_RANKS)
-    for field in ("schedule", "target", "gpu"):
-        check_text(field, getattr(spec, field) or "")
-    _check_blocking_power(spec)
-    _check_memory(spec)
-    _check_other_orders(spec)
-    if spec.order is not None:
-        check_length("order", len(spec.order), (spec.num_stages,))
-    elif spec.virtual_stages is not None:
-        raise InvalidFieldError("virtual_stages", "requires an order")
-    check_quantity("profiling_slowdown", spec.profiling_slowdown)
-    if not 0 < spec.profiling_slowdown <= 1:
-        raise InvalidFieldError(
-            "profiling_slowdown",
-            f"must be a share above 0 and at most 1, not {spec.profiling_slowdown:g}",
-        )
-    try:
-        check_options(spec, spec.num_stages)
-    except PipelineError as error:
-        raise InvalidFieldError(error.field, error.message) from None
-
-
-def _check_blocking_power(spec: JobSpec) -> None:
-    if spec.blocking_power_w is None:
-        if spec.gpu is None and not spec.is_profiled_online:
-            raise InvalidFieldError("blocking_power_w", "give it in W, or name a gpu of the table")
-        return
-    check_length("blocking_power_w", len(spec.blocking_power_w), (1, spec.num_stages))
-    for power_w in spec.blocking_power_w:
-        check_quantity("blocking_power_w", power_w)
-
-
-def _check_memory(spec: JobSpec) -> None:
-    least_bytes = {"activation_bytes": 1, "free_memory_bytes": 0}
-    given = {field: getattr(spec, field) for field in least_bytes}
-    for field, values in given.items():
-        if values is None:
-            if any(other is not None for other in given.values()):
-                raise InvalidFieldError(
-                    field, "give activation_bytes and free_memory_bytes together"
-                )
-            continue
-        check_length(field, len(values), (1, spec.num_stages))
-        for num_bytes in values:
-            check_count(field, num_bytes, least=least_bytes[field])
-
-
-def _check_other_orders(spec: JobSpec) -> None:
-    check_count("other_orders", len(spec.other_orders), most=MAX_OTHER_ORDERS)
-    for other in spec.other_orders:
-        check_text("other_orders", other.schedule)
-        check_text("other_orders", other.line)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +105,6 @@ class JobRecord(Record):
             raise InvalidFieldError(
                 "job_id", "must be 1 to 128 characters of A-Z a-z 0-9 . _ + -, no dot or plus first"
             )
-        for spec in {self.registered, self.spec}:
-            check_spec_bounds(spec)
         check_count("planned_revision", self.planned_revision, most=self.inputs_revision)
         check_text("start_id", self.start or "")
         check_text("run", self.run or "")
@@ -372,33 +304,84 @@ class StepRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class StepTotals(Record):
-    """One step over the ranks that have posted it.
-
-    Attributes:
-        num_ranks: number of ranks that have posted it.
-        lowest_version, newest_version: range of the plan versions that were run in it; None: all
-            ranks ran at default clocks.
-        num_with_plan: number of ranks that ran a plan.
-        num_unknown: number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
-        time_s: time of the slowest rank, s.
-        energy_j: sum over the ranks, J; None: a rank could not read it.
-        num_without_clocks: number of ranks that set no clocks.
-    """
+    """One step over the ranks that have posted it."""
 
     step: int
+    #: Number of ranks that have posted it.
     num_ranks: int
+    #: Range of the plan versions that were run in it; None: all ranks ran at default clocks.
     lowest_version: int | None
     newest_version: int | None
+    #: Number of ranks that ran a plan.
     num_with_plan: int
+    #: Time of the slowest rank, s.
     time_s: float
+    #: Sum over the ranks, J; None: a rank could not read it.
     energy_j: float | None
     num_unplanned: int
     num_clock_misses: int
     num_power_capped: int
     num_thermally_capped: int
+    #: Number of ranks that ran a plan unknown here; none of them in `num_with_plan`.
     num_unknown: int = 0
     num_overruns: int = 0
+    #: Number of ranks that set no clocks.
     num_without_clocks: int = 0
+    #: Unix time of the last post, s.
+    stored_at: int = dataclasses.field(default=0, compare=False)
+
+    @property
+    def is_mixed(self) -> bool:
+        """Return whether its ranks ran several versions."""
+        is_one_version = self.lowest_version == self.newest_version
+        return not is_one_version or 0 < self.num_with_plan < self.num_ranks
+
+    @property
+    def num_capped(self) -> int:
+        """Return the number of clock readings that power or heat held below the plan's clock."""
+        return self.num_power_capped + self.num_thermally_capped
+
+    @property
+    def num_lost_clocks(self) -> int:
+        """Return the number of other readings below it: another program set the clock."""
+        return max(self.num_clock_misses - self.num_capped, 0)
+
+    @property
+    def left_plan(self) -> bool:
+        """Return whether it deviated from the plan.
+
+        Power and heat limit the highest clocks too: such steps belong to the comparison.
+        """
+        return bool(self.num_unplanned or self.num_without_clocks or self.num_lost_clocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoldPlace(Record):
+    """Place that the stored totals of a job's steps have reached."""
+
+    #: Start of the job that the newest posts belong to.
+    start_id: str
+    #: Number of times that the job has started over; its steps are numbered anew in each.
+    run: int = 0
+    #: Newest step of this run in the totals; -1: no step.
+    after_step: int = -1
+    #: Number of steps that were added after later ones.
+    num_late: int = 0
+    #: Newest plan version in the totals; 0: no version.
+    newest_version: int = 0
+    #: Newest step of this run that was posted, where it has overtaken steps of another; -1: none.
+    newest_step: int = -1
+    #: Step from which on a post adds to the totals.
+    due_step: int = 0
+
+    def is_ahead_of(self, other: tuple[int, int, int]) -> bool:
+        """Return whether the stored totals have steps that others lack.
+
+        Args:
+            other: run, newest step and number of late steps of the others.
+        """
+        run, after_step, num_late = other
+        return (self.run, self.after_step) > (run, after_step) or self.num_late != num_late
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,10 @@ from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.policies.envpipe import ENVPIPE_POLICIES
 from flyball_wire.closed_loop import Timetable, TimetableStatus, TimetableWindow, Weekday
 from flyball_wire.plan_options import DEFAULT_TARGET
+from flyball_wire.targets import parse_target
 
 MAX_WINDOWS = 64
 _DAYS = tuple(Weekday)
@@ -234,7 +234,7 @@ def put_timetable(services: JobServices, job_id: str, timetable: Timetable) -> T
         job = require_job(writer, job_id)
         _check_policy(job, timetable)
         loop_state = writer.find_loop_state(job_id).evolve(timetable=timetable)
-        status = _status(services, job, loop_state)
+        status = timetable_status(services, job, loop_state)
         writer.save_loop_state(loop_state)
     services.enqueue_reconcile(job_id)
     return status
@@ -247,7 +247,8 @@ def get_timetable(services: JobServices, job_id: str) -> TimetableStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        return _status(services, require_job(reader, job_id), reader.find_loop_state(job_id))
+        job = require_job(reader, job_id)
+        return timetable_status(services, job, reader.find_loop_state(job_id))
 
 
 def delete_timetable(services: JobServices, job_id: str) -> None:
@@ -274,7 +275,10 @@ def _check_policy(job: JobRecord, timetable: Timetable) -> None:
             )
 
 
-def _status(services: JobServices, job: JobRecord, loop_state: JobLoopState) -> TimetableStatus:
+def timetable_status(
+    services: JobServices, job: JobRecord, loop_state: JobLoopState
+) -> TimetableStatus:
+    """Return the timetable of a job with this loop state."""
     timetable = loop_state.timetable
     change = None if timetable is None else next_change(timetable, services.now())
     current_target = loop_state.planned_inputs.target or job.spec.target

@@ -35,7 +35,6 @@ from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import single_clock_plans
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
-    check_options,
     clock_transitions,
     iteration_delays_s,
 )
@@ -70,14 +69,10 @@ class PlanRequest:
 
     Attributes:
         num_microbatches: number of microbatches per iteration, at least 1.
-        options: options of the plan; `blocking_power_w` is given, `gpu` is not used, and the times
-            of its clock changes are in `transitions`.
+        options: options of the plan, checked where the request came in; `blocking_power_w` is
+            given, `gpu` is not used, and the times of its clock changes are in `transitions`.
         reconfigure_granularity_mhz: least clock increase of one reconfiguration step in MHz; the
             GPU table has it per GPU.
-
-    Raises:
-        PlanningError: no blocking power is given, an option is out of its bounds, given twice or
-            for another policy, or only one of the two memory sizes is given.
     """
 
     profile: StageProfile
@@ -85,21 +80,10 @@ class PlanRequest:
     options: PlanOptions
     reconfigure_granularity_mhz: int = DEFAULT_RECONFIGURE_GRANULARITY_MHZ
 
-    def __post_init__(self) -> None:
-        options = self.options
-        check_options(options, self.profile.num_stages)
-        if options.blocking_power_w is None:
-            raise PlanningError("give it in W, or name a gpu", field="blocking_power_w")
-        if (options.activation_bytes is None) is not (options.free_memory_bytes is None):
-            field = "activation_bytes" if options.activation_bytes is None else "free_memory_bytes"
-            raise PlanningError(
-                "give activation_bytes and free_memory_bytes together, or neither", field=field
-            )
-
     @property
     def blocking_power_w(self) -> tuple[float, ...]:
         """Power of a waiting GPU in W, one value for all stages or one per stage."""
-        assert self.options.blocking_power_w is not None  # noqa: S101 - checked when it was made
+        assert self.options.blocking_power_w is not None  # noqa: S101 - the caller's
         return self.options.blocking_power_w
 
     def with_options(self, **changes: Any) -> PlanRequest:  # noqa: ANN401 - of any option
@@ -209,9 +193,7 @@ def model_of_request(request: PlanRequest) -> PipelineModel:
             raise
         raise PlanningError(error.message, field="order") from None
     check_draw(model)
-    delays_s = iteration_delays_s(
-        options, request.profile.num_stages, is_periodic=schedule.is_periodic
-    )
+    delays_s = iteration_delays_s(options, is_periodic=schedule.is_periodic)
     return replace(model.with_delays(*delays_s), transitions=transitions)
 
 
@@ -239,18 +221,11 @@ def _activation_memory(request: PlanRequest) -> ActivationMemory | None:
     options, num_stages = request.options, request.profile.num_stages
     if options.activation_bytes is None or options.free_memory_bytes is None:
         return None
-    return ActivationMemory(
-        activation_bytes=_per_stage("activation_bytes", options.activation_bytes, num_stages),
-        free_bytes=_per_stage("free_memory_bytes", options.free_memory_bytes, num_stages),
+    activation_bytes, free_bytes = (
+        sizes * num_stages if len(sizes) == 1 else sizes
+        for sizes in (options.activation_bytes, options.free_memory_bytes)
     )
-
-
-def _per_stage(field: str, sizes: tuple[int, ...], num_stages: int) -> tuple[int, ...]:
-    if len(sizes) not in {1, num_stages}:
-        raise PlanningError(
-            f"{len(sizes)} values for {num_stages} stages; give one, or one per stage", field=field
-        )
-    return sizes * num_stages if len(sizes) == 1 else sizes
+    return ActivationMemory(activation_bytes=activation_bytes, free_bytes=free_bytes)
 
 
 def simulated_choice(
@@ -304,7 +279,7 @@ def simulated_choice(
         reserve=choice.reserve,
         transitions=joint.transitions,
         tail_s=joint.dag.tail_s,
-        transfer_s=iteration_delays_s(options, request.profile.num_stages)[1],
+        transfer_s=iteration_delays_s(options)[1],
     )
     return SimulatedPlan(
         plan=plan, models=tuple(models), assignments=tuple(assignments), simulation=simulation

@@ -21,7 +21,6 @@ from flyball_pipeline.schedules.table import InAuto, schedules_in_auto
 from flyball_server.planning.errors import PlanningError, TargetUnreachableError
 from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.targets import Target, parse_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import RELATIVE_TIME_TOLERANCE, time_and_energy
 from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
@@ -29,6 +28,7 @@ from flyball_server.planning.policies.frontier import choice_with
 from flyball_server.planning.request_options import DEFAULT_RECONFIGURE_GRANULARITY_MHZ, rounded_up
 from flyball_wire.plan import ConsideredSchedule
 from flyball_wire.plan_options import PlanOptions
+from flyball_wire.targets import Target, parse_target
 
 AUTO = "auto"
 REFERENCE = "1f1b"

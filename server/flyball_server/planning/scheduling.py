@@ -28,25 +28,10 @@ class ActivationMemory:
     Attributes:
         activation_bytes: bytes held by one microbatch in flight, positive.
         free_bytes: bytes free beside what 1F1B holds, not negative.
-
-    Raises:
-        PlanningError: a size is out of its bounds, or there are not equally many.
     """
 
     activation_bytes: tuple[int, ...]
     free_bytes: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if any(size < 1 for size in self.activation_bytes):
-            raise PlanningError("each stage's must be positive", field="activation_bytes")
-        if any(size < 0 for size in self.free_bytes):
-            raise PlanningError("no stage's may be negative", field="free_memory_bytes")
-        if len(self.activation_bytes) != len(self.free_bytes):
-            raise PlanningError(
-                f"{len(self.free_bytes)} entries beside {len(self.activation_bytes)}"
-                " activation_bytes; give one per stage",
-                field="free_memory_bytes",
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +46,7 @@ class ScheduleContext:
         extra_forwards: as there; None: for `envpipe`, those of `extra_warmup_forwards`.
 
     Raises:
-        PipelineError: the number of microbatches, or of stages with memory, does not fit.
+        PipelineError: the number of microbatches does not fit.
     """
 
     profile: StageProfile
@@ -73,13 +58,6 @@ class ScheduleContext:
 
     def __post_init__(self) -> None:
         _shape_of(self)
-        memory = self.activation_memory
-        if memory and len(memory.activation_bytes) != self.profile.num_stages:
-            raise PlanningError(
-                f"{len(memory.activation_bytes)} entries for {self.profile.num_stages} stages;"
-                " give one per stage",
-                field="activation_bytes",
-            )
 
 
 def schedule_for(name: str, context: ScheduleContext) -> Schedule:

@@ -68,7 +68,7 @@ def _gap(facts: JobFacts) -> float | None:
 
 
 def _predicted_saved_j(facts: JobFacts) -> float:
-    return facts.totals.predicted_baseline_j - facts.totals.predicted_j
+    return facts.fold.predicted_baseline_j - facts.fold.predicted_j
 
 
 _OF_THE_VERSION = "of the active version, or the newest while none is active."
@@ -114,7 +114,7 @@ _GAUGES = (
     ),
     (
         "flyball_measured_saved_energy_joules",
-        "saved_j.mean",
+        "savings.saved_j.mean",
         "Measured energy saved so far, J: steps on plans against steps at the highest clocks, as in"
         " the report. A gauge: it falls where a plan costs energy.",
     ),
@@ -131,37 +131,37 @@ _SUMMED_GAUGES = (
 _COUNTERS = (
     (
         "flyball_predicted_energy_joules",
-        "totals.predicted_j",
+        "fold.predicted_j",
         "Predicted energy of the steps that ran on a plan, J.",
     ),
     (
         "flyball_predicted_baseline_energy_joules",
-        "totals.predicted_baseline_j",
+        "fold.predicted_baseline_j",
         "Predicted energy of the same steps at the highest clocks, J.",
     ),
     (
         "flyball_incomplete_steps",
-        "totals.num_incomplete",
-        "Steps that some ranks have not posted within a minute of measured time.",
+        "fold.num_incomplete",
+        "Steps that some ranks had not posted when later ones had been posted for a minute.",
     ),
     (
         "flyball_unplanned_instructions",
-        "totals.num_unplanned",
+        "fold.num_unplanned",
         "Measured instructions that are not in the plan.",
     ),
     (
         "flyball_clock_misses",
-        "totals.num_clock_misses",
+        "fold.num_clock_misses",
         "Readings of an SM clock below the one that was set.",
     ),
     (
         "flyball_power_capped_clocks",
-        "totals.num_power_capped",
+        "fold.num_power_capped",
         "Clock misses caused by a power cap.",
     ),
     (
         "flyball_thermally_capped_clocks",
-        "totals.num_thermally_capped",
+        "fold.num_thermally_capped",
         "Clock misses caused by heat.",
     ),
 )
@@ -305,7 +305,7 @@ def _by_clocks(jobs: AllJobs) -> list[Family]:
         family = CounterMetricFamily(name, text, labels=(*_LABELS, "clocks"))
         for job, emulated, part in several:
             for clocks in StepClocks if all(facts.is_caught_up for facts in part) else ():
-                total = sum(getattr(facts.totals.sums[clocks], attribute) for facts in part)
+                total = sum(getattr(facts.fold.sums[clocks], attribute) for facts in part)
                 family.add_metric((job, _flag(emulated), clocks), total)
         families.append(family)
     return families

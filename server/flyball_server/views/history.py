@@ -10,12 +10,13 @@ import dataclasses
 from datetime import datetime
 
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import JobRecord, PlanRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.kit.lru import Lru
-from flyball_server.views.plan_facts import mean_stage_clocks_mhz, predicted_iteration
+from flyball_server.views.plan_facts import mean_stage_clocks_mhz
 from flyball_wire.plan import Purpose
 from flyball_wire.read_models import PlanKind, PlanSummary
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 
 from flyball_server.jobs.errors import UnknownJobError
+from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.savings.headline import headline_of
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.views.job_reading import AllJobs, JobFacts, JobReading
-from flyball_wire.closed_loop import MeasuredSavings
+from flyball_wire.closed_loop import ComparisonStatus, MeasuredSavings
 from flyball_wire.read_models import JobOverview
 
 
 def job_overview(facts: JobFacts) -> JobOverview:
     """Return an immutable copy of a job's current figures."""
-    job, spec, savings = facts.job, facts.job.spec, facts.totals.savings(facts.gpu_changes)
+    job, spec, savings = facts.job, facts.job.spec, facts.savings
     policy, target = facts.options or (spec.policy, spec.target)
     with_steps = [version for version in savings.versions if version.num_steps]
     compared = with_steps[-1] if with_steps else MeasuredSavings(version=0)
@@ -49,7 +52,7 @@ def job_overview(facts: JobFacts) -> JobOverview:
         slowdown_percent=compared.slowdown_percent,
         saving_percent=compared.saving_percent,
         saved_j=savings.saved_j,
-        num_steps=facts.totals.num_steps,
+        num_steps=facts.fold.num_steps,
         num_unknown_steps=savings.num_unknown,
         deviations=(*compared.deviations, *savings.deviations),
         is_caught_up=facts.is_caught_up,
@@ -63,6 +66,17 @@ def job_overview(facts: JobFacts) -> JobOverview:
 REMEMBERED_S = 0.5
 # Number of jobs that are up to date in the overview, the latest callers, labelled or not.
 NUM_FRESH = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSnapshot:
+    """A job at one moment."""
+
+    #: Reader of the transaction that everything is read in.
+    reader: JobReader
+    job: JobRecord
+    overview: JobOverview
+    comparison: ComparisonStatus
 
 
 class SharedReading:
@@ -112,8 +126,27 @@ class SharedReading:
             UnknownJobError: the job does not exist.
             StoreError: the store cannot be read.
         """
-        with self._guard:
-            facts = self._reading.read_one(job_id)
-            if facts is None:
-                raise UnknownJobError(job_id=job_id)
-            return job_overview(facts)
+        with self.snapshot(job_id) as snapshot:
+            return snapshot.overview
+
+    @contextmanager
+    def snapshot(self, job_id: str) -> Generator[JobSnapshot]:
+        """Read one job now; what else is read of it in the block is of the same moment.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+            StoreError: the store cannot be read.
+        """
+        with ExitStack() as stack:
+            with self._guard:
+                reader = stack.enter_context(self._reading.reading())
+                facts = self._reading.read_one(reader, job_id)
+                if facts is None:
+                    raise UnknownJobError(job_id=job_id)
+                snapshot = JobSnapshot(
+                    reader=reader,
+                    job=facts.job,
+                    overview=job_overview(facts),
+                    comparison=facts.comparison,
+                )
+            yield snapshot

@@ -8,25 +8,29 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from flyball_server.jobs.lifecycle.job_life import is_emulated, is_gone, last_sign, refused_text
 from flyball_server.jobs.loop_state import GpuChange
+from flyball_server.jobs.measurements.step_fold import StepFold
+from flyball_server.jobs.measurements.step_reading import new_fold, read_settled
 from flyball_server.jobs.records import JobRecord, RankRecord
+from flyball_server.jobs.savings.comparisons import progress_of
+from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.views.job_totals import JobTotals
 from flyball_server.views.plan_facts import PlanFacts, plan_facts
 from flyball_server.views.planned_delays import planned_delays
-from flyball_wire.closed_loop import Estimate, MissedTarget, PlannedDelays
+from flyball_wire.closed_loop import ComparisonStatus, MissedTarget, PlannedDelays
 from flyball_wire.energy_factors import NO_FACTORS, EnergyFactors
 from flyball_wire.messages import PlanVersion
 from flyball_wire.plan import StagePrediction
 from flyball_wire.read_models import MeasuredIteration, PredictedIteration
 
-# Time limit for reading further into unread steps in one pass, s.
+# Time limit for reading jobs without a label of their own in one pass, s.
 BUDGET_S = 0.5
 # Period at which a job without a label of its own is read, s.
 OTHERS_PERIOD_S = 60.0
@@ -64,26 +68,30 @@ class RankCounts:
 
 @dataclass(kw_only=True)
 class JobFacts:
-    """Facts about one job; `totals` keeps growing, the rest is from the last reading.
+    """Facts about one job; `fold` keeps growing, the rest is from the last reading.
 
     Attributes:
+        fold: running totals of its settled steps.
+        savings: savings of these steps.
         versions: all its plan versions, rising.
         stages: predictions by stage, of the version that `prediction` belongs to.
         planned_clocks_mhz: mean clock of this version by stage, MHz.
         measured_stages: measurements of the newest steps by stage.
-        is_caught_up: true if all settled steps are in `totals`.
         options: policy and target of the version that `prediction` belongs to; None: no version,
             or one of profiling.
+        comparison: progress of the newest comparison.
         missed: target that the newest plan misses; None: it meets its target.
         refused: line on a registration that was refused lately; None: none was.
         gpu_changes: GPUs that were replaced.
         factors: price and emissions of energy.
         delays: times beside the instructions; None: none.
+        plan: version in force, or else the newest, by its number.
         active_at: time of the last call of its ranks, UTC.
     """
 
     job: JobRecord
-    totals: JobTotals = field(default_factory=JobTotals)
+    fold: StepFold
+    savings: JobSavings
     emulated: bool = False
     ranks: RankCounts = RankCounts(expected=0, registered=0, present=0)
     versions: tuple[PlanVersion, ...] = ()
@@ -94,9 +102,8 @@ class JobFacts:
     planned_clocks_mhz: tuple[float, ...] = ()
     newest: MeasuredIteration | None = None
     measured_stages: tuple[StageMeasurement, ...] = ()
-    saved_j: Estimate | None = None
-    is_caught_up: bool = False
     options: tuple[str, str] | None = None
+    comparison: ComparisonStatus
     missed: MissedTarget | None = None
     refused: str | None = None
     gpu_changes: tuple[GpuChange, ...] = ()
@@ -104,7 +111,12 @@ class JobFacts:
     delays: PlannedDelays | None = None
     active_at: datetime
     read_at_s: float = float("-inf")
-    plans: dict[int, PlanFacts] = field(default_factory=dict)
+    plan: dict[int, PlanFacts] = field(default_factory=dict)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Return whether the job was read."""
+        return self.read_at_s > float("-inf")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +140,7 @@ class JobReading:
     Args:
         services: services of the use cases.
         max_labelled: limit of jobs with a label of their own.
-        budget_s: time limit for reading further into unread steps, s.
+        budget_s: time limit for reading jobs without a label, s.
         clock: monotonic, s.
     """
 
@@ -162,9 +174,9 @@ class JobReading:
             self._known = {job_id: self._facts(job) for job_id, job in jobs.items()}
             wanted, others = self._due(num_fresh)
             for facts in wanted:
-                self._read(reader, facts, until_s)
+                self._read(reader, facts)
             for facts in others:
-                self._read(reader, facts, until_s)
+                self._read(reader, facts)
                 if self._clock() >= until_s:
                     break
             self._labelled = self._choose()
@@ -175,32 +187,36 @@ class JobReading:
             num_by_state=Counter((str(each.job.state), each.emulated) for each in everything),
         )
 
-    def read_one(self, job_id: str) -> JobFacts | None:
-        """Read one job now; None: it does not exist.
-
-        Raises:
-            StoreError: the store cannot be read.
-        """
-        until_s = self._clock() + self._budget_s
+    @contextmanager
+    def reading(self) -> Generator[JobReader]:
+        """Open a reading transaction."""
         with self._services.store.reading() as reader:
-            job = reader.find_job(job_id)
-            if job is None:
-                self._known.pop(job_id, None)
-                return None
-            facts = self._known[job_id] = self._facts(job)
-            self._read(reader, facts, until_s)
+            yield reader
+
+    def read_one(self, reader: JobReader, job_id: str) -> JobFacts | None:
+        """Read one job now, in the caller's transaction; None: it does not exist."""
+        job = reader.find_job(job_id)
+        if job is None:
+            self._known.pop(job_id, None)
+            return None
+        facts = self._known[job_id] = self._facts(job)
+        self._read(reader, facts)
         return facts
 
-    def _read(self, reader: JobReader, facts: JobFacts, until_s: float) -> None:
-        _read_job(self._services, reader, facts, lambda: self._clock() >= until_s)
+    def _read(self, reader: JobReader, facts: JobFacts) -> None:
+        _read_job(self._services, reader, facts)
         facts.read_at_s = self._clock()
 
     def _facts(self, job: JobRecord) -> JobFacts:
         known = self._known.get(job.job_id)
         if known is None or known.job.created_at != job.created_at:
             # Another run under the same name starts from zero.
+            fold = new_fold(job)
             return JobFacts(
                 job=job,
+                fold=fold,
+                savings=savings_of(fold),
+                comparison=progress_of(None, fold),
                 emulated=job.spec.emulated,
                 active_at=job.created_at,
                 factors=self._services.factors,
@@ -240,14 +256,12 @@ class JobReading:
         return frozenset(facts.job.job_id for facts in chosen)
 
 
-def _read_job(
-    services: JobServices, reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]
-) -> None:
+def _read_job(services: JobServices, reader: JobReader, facts: JobFacts) -> None:
     job = facts.job
     ranks = reader.list_ranks(job.job_id)
     now = services.now()
     loop_state = reader.find_loop_state(job.job_id)
-    facts.missed, facts.gpu_changes = loop_state.missed, loop_state.gpu_changes
+    facts.missed = loop_state.missed
     facts.refused = refused_text(loop_state.refused, now)
     facts.delays = planned_delays(job.spec, loop_state.planned_inputs)
     facts.emulated = is_emulated(job, ranks)
@@ -256,61 +270,55 @@ def _read_job(
         registered=len(ranks),
         present=sum(not is_gone(rank, now, services.life) for rank in ranks),
     )
-    are_known = _read_plans(reader, facts, is_late)
-    before = facts.totals.after_step
-    facts.is_caught_up = are_known and facts.totals.read(
-        reader, job.job_id, job.spec.num_expected_ranks, is_late
-    )
+    _read_plans(reader, facts)
+    before = facts.fold.place
+    _read_steps(reader, facts, loop_state.gpu_changes)
+    facts.comparison = progress_of(loop_state.comparison, facts.fold)
     facts.active_at = max(facts.active_at, last_sign(job, ranks))
-    if before not in (-1, facts.totals.after_step):
+    if before not in {(0, -1, 0), facts.fold.place}:
         facts.active_at = max(facts.active_at, now)
-    newest = facts.totals.newest
+    newest = facts.fold.newest
     if newest != facts.newest:
         facts.newest = newest
         facts.measured_stages = _measured_stages(reader, facts, ranks)
-    facts.saved_j = facts.totals.savings(facts.gpu_changes).saved_j
 
 
-def _read_plans(reader: JobReader, facts: JobFacts, is_late: Callable[[], bool]) -> bool:
-    """Read the list of versions and the documents of those that were run; False: out of time."""
+def _read_steps(reader: JobReader, facts: JobFacts, gpu_changes: tuple[GpuChange, ...]) -> None:
+    """Read the stored totals, where they are further, and the steps since."""
+    job_id, before = facts.job.job_id, facts.fold.place
+    stored = reader.find_fold_place(job_id)
+    if stored is not None and stored.is_ahead_of(facts.fold.place):
+        facts.fold = reader.find_fold(job_id) or facts.fold
+    read_settled(reader, facts.job, facts.fold)
+    if (facts.fold.place, gpu_changes) != (before, facts.gpu_changes):
+        facts.gpu_changes = gpu_changes
+        facts.savings = savings_of(facts.fold, gpu_changes)
+
+
+def _read_plans(reader: JobReader, facts: JobFacts) -> None:
+    """Read the list of versions, and the document of the one in force."""
     job_id = facts.job.job_id
     versions = facts.versions = reader.list_versions(job_id)
     active = [entry.version for entry in versions if entry.first_step is not None]
     facts.newest_version = max((entry.version for entry in versions), default=None)
     facts.active_version = max(active, default=None)
-    told = facts.active_version or facts.newest_version
-    unknown = [version for version in active if version not in facts.plans]
-    if told is not None and told not in facts.plans and told not in unknown:
-        unknown.append(told)
-    profile = reader.find_profile(job_id) if unknown else None
-    for version in unknown:
-        record = reader.find_plan(job_id, version)
-        if record is not None:
-            facts.plans[version] = plan_facts(record, profile, _highest_mhz(facts))
-        if is_late():
-            break
-    known = None if told is None else facts.plans.get(told)
+    told = facts.active_version or facts.newest_version or 0
+    if told not in facts.plan:
+        record = reader.find_plan(job_id, told)
+        profile = reader.find_profile(job_id) if record else None
+        facts.plan = {} if record is None else {told: plan_facts(record, profile)}
+    known = facts.plan.get(told)
     facts.prediction = None if known is None else known.prediction
     facts.options = None if known is None else known.options
     facts.stages = () if known is None else known.stages
     facts.planned_clocks_mhz = () if known is None else known.stage_clocks_mhz
-    for entry in versions:
-        if entry.first_step is not None and entry.version in facts.plans:
-            plan = facts.plans[entry.version]
-            facts.totals.know(entry.version, plan.kinds_from(entry.first_step), plan.prediction)
-    return all(version in facts.plans for version in active)
-
-
-def _highest_mhz(facts: JobFacts) -> tuple[int, ...]:
-    """Return the highest clock of profiling by stage; empty: not profiled online so far."""
-    return next((plan.highest_mhz for plan in facts.plans.values() if plan.highest_mhz), ())
 
 
 def _measured_stages(
     reader: JobReader, facts: JobFacts, ranks: Sequence[RankRecord]
 ) -> tuple[StageMeasurement, ...]:
     """Return the mean over the newest steps by stage."""
-    newest = facts.totals.newest_steps
+    newest = tuple(step.step for step in facts.fold.newest_steps)
     if not newest or not ranks:
         return ()
     last_step = newest[-1]

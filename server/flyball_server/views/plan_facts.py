@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from flyball_pipeline.instruction import InstructionKind
 from flyball_pipeline.schedule import VirtualStages
 from flyball_profiles.stage_profile import ProfileError, StageProfile
-from flyball_server.jobs.measurements.step_pairs import StepKinds
-from flyball_server.jobs.measurements.step_reading import step_kinds
+from flyball_server.jobs.measurements.step_reading import predicted_iteration
 from flyball_server.jobs.records import PlanRecord
 from flyball_wire.plan import Plan, StagePrediction
 from flyball_wire.read_models import PredictedIteration
@@ -85,74 +84,36 @@ def _mean_mhz(counts: Counter[_Alike], times_s: Mapping[_Alike, float] | None) -
     return weighted_mhz / sum(weights.values())
 
 
-def predicted_iteration(plan: Plan) -> PredictedIteration | None:
-    """Return the model's prediction for a plan; None: a probe."""
-    prediction = plan.prediction
-    if prediction is None:
-        return None
-    return PredictedIteration(
-        iteration_time_s=plan.iteration_time_s,
-        energy_j=prediction.energy_j,
-        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
-        baseline_energy_j=prediction.baseline_energy_j,
-        saving_percent=prediction.saving_percent,
-        gap_percent=prediction.gap_percent,
-        compared=prediction.compared,
-        reserve=plan.reserve,
-        saving_sources=prediction.saving_sources,
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlanFacts:
     """A plan version, without its instructions.
 
     Attributes:
-        kinds: steps that run at the highest clocks, counted from a first step of 0.
         options: policy and target that it was planned with; None: a probe plan.
         prediction: predicted iteration; None: a probe plan.
         stages: predictions by stage; empty if unknown.
         stage_clocks_mhz: mean planned clock of each stage, MHz.
-        highest_mhz: clocks of a probe plan's first row by stage; empty for other plans.
     """
 
-    kinds: StepKinds
     options: tuple[str, str] | None = None
     prediction: PredictedIteration | None = None
     stages: tuple[StagePrediction, ...] = ()
     stage_clocks_mhz: tuple[float, ...]
-    highest_mhz: tuple[int, ...] = ()
-
-    def kinds_from(self, first_step: int | None) -> StepKinds:
-        """Return which of its steps run at the highest clocks, for this first step."""
-        return replace(self.kinds, first_step=first_step or 0)
 
 
-def plan_facts(
-    record: PlanRecord, profile: StageProfile | None, highest_mhz: Sequence[int] = ()
-) -> PlanFacts:
+def plan_facts(record: PlanRecord, profile: StageProfile | None) -> PlanFacts:
     """Return the facts of a version.
 
     Args:
         record: plan version.
         profile: the job's newest profile; None: no profile.
-        highest_mhz: highest clock of online profiling by stage; empty: not profiled online.
     """
     plan = record.plan
     if plan.is_probe:
-        highest = tuple(highest_mhz) or tuple(
-            max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0]
-        )
-        return PlanFacts(
-            kinds=step_kinds(record, highest),
-            stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
-            highest_mhz=highest,
-        )
+        return PlanFacts(stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile))
     return PlanFacts(
-        kinds=step_kinds(record),
         options=(plan.policy, plan.target),
         prediction=predicted_iteration(plan),
         stages=() if plan.is_separate else plan.predicted.stages,
         stage_clocks_mhz=mean_stage_clocks_mhz(plan, profile),
-        highest_mhz=tuple(highest_mhz),
     )

@@ -14,7 +14,7 @@ from flyball_server.jobs.errors import UnrecordedRunsError
 from flyball_server.jobs.lifecycle.job_life import is_emulated
 from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
-from flyball_server.jobs.measurements.step_reading import all_step_kinds, whole_step
+from flyball_server.jobs.measurements.step_reading import all_step_kinds
 from flyball_server.jobs.moments import InstructionKey, Moments
 from flyball_server.jobs.records import JobRecord, PlanRecord, RankRecord
 from flyball_server.jobs.registry.inspection import require_job
@@ -139,21 +139,20 @@ def _summed_steps(
     the highest clocks, of which no two are alike, are left out.
     """
     sums: dict[tuple[int, bool], _Sums] = {}
-    rule = CountingRule()
+    rule = CountingRule(num_ranks=job.spec.num_expected_ranks)
     limit = most_steps(job.spec)
     after_step = -1
     while True:
         piece = reader.list_step_totals(job.job_id, after_step=after_step, limit=limit)
-        whole = [whole_step(totals, job.spec.num_expected_ranks) for totals in piece]
-        counted = [step for step in whole if rule.counts(step) and step.version in kinds]
+        counted = [step for step in piece if rule.counts(step) and step.newest_version in kinds]
         energies_j = (
             _stage_energies(reader, job, after_step, piece[-1].step, len(piece)) if counted else {}
         )
         for step in counted:
-            of_version = kinds[step.version or 0]
+            of_version = kinds[step.newest_version or 0]
             is_highest = of_version.is_baseline(step.step)
             if is_highest or not of_version.is_probe:
-                known = sums.setdefault((step.version or 0, is_highest), _Sums())
+                known = sums.setdefault((step.newest_version or 0, is_highest), _Sums())
                 known.add(step.time_s, energies_j.get(step.step))
         if len(piece) < limit:
             return sums

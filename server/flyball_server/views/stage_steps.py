@@ -132,21 +132,18 @@ class StepWindow:
         self._revision = 0
         self._renewed_at_s = float("-inf")
 
-    def read(self, services: JobServices, job_id: str) -> tuple[WindowStep, ...]:
+    def read(self, reader: JobReader, job: JobRecord) -> tuple[WindowStep, ...]:
         """Return the newest steps, rising; the same object if nothing has changed.
 
         Raises:
-            UnknownJobError: the job does not exist.
             StoreError: the store cannot be read.
         """
         now_s = self._clock()
-        with services.store.reading() as reader:
-            job = require_job(reader, job_id)
-            is_other_run = self._run != job.created_at
-            is_renewal = is_other_run or now_s - self._renewed_at_s >= RENEWAL_S
-            found = None if is_renewal else self._newer(reader, job)
-            if found is None:
-                is_renewal, found = True, _read(reader, job, after_step=-1, limit=_num_kept(job))
+        is_other_run = self._run != job.created_at
+        is_renewal = is_other_run or now_s - self._renewed_at_s >= RENEWAL_S
+        found = None if is_renewal else self._newer(reader, job)
+        if found is None:
+            is_renewal, found = True, _read(reader, job, after_step=-1, limit=_num_kept(job))
         if is_other_run:
             self._steps, self._run = (), job.created_at
         if is_renewal:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.client.tiny_profile import HandClock, point, tiny_profile
 
 from flyball_client.gpu.emulated import IDEAL_GPU, EmulatedGpu, EmulatedGpuSettings, WallClock
+from flyball_client.gpu.emulated.execution import drawn_work
 from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 
@@ -41,6 +42,49 @@ def test_an_instruction_makes_no_progress_while_it_waits_and_draws_waiting_power
     assert gpu.emulated_time_s() == pytest.approx(1.0 + 3.0)
     assert gpu.exact_energy_j() == pytest.approx(300.0 + 3.0 * 80.0)
     assert gpu.num_overruns == 0
+
+
+def test_a_microbatchs_work_is_a_factor_of_its_time_and_energy() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock, work=lambda step, microbatch: 1.0 + step + microbatch / 2)
+    gpu.begin_work(0, 0)
+    assert run(gpu, "forward") == pytest.approx(1.0)
+    gpu.begin_work(1, 1)
+    gpu.set_slowdown(2.0)
+    assert run(gpu, "forward") == pytest.approx(2 * 2.5)
+    assert gpu.exact_energy_j() == pytest.approx((1 + 2 * 2.5) * 300.0)
+
+
+def test_a_completed_instruction_may_go_on_and_only_its_computation_is_an_overrun() -> None:
+    clock = HandClock()
+    gpu = make_gpu(clock)
+    gpu.complete()  # nothing runs
+    gpu.on_instruction_begin("forward")
+    clock.move(0.25)
+    gpu.complete()
+    assert gpu.emulated_time_s() == pytest.approx(1.0)
+    clock.move(0.5)
+    gpu.on_instruction_end("forward")
+    assert gpu.emulated_time_s() == pytest.approx(1.5)
+    assert gpu.num_overruns == 0
+    gpu.on_instruction_begin("forward")
+    clock.move(1.25)
+    gpu.complete()
+    gpu.on_instruction_end("forward")
+    assert gpu.num_overruns == 1
+    assert gpu.overrun_s == pytest.approx(0.25)
+
+
+def test_drawn_work_is_the_same_in_all_ranks_of_a_pipeline_and_of_mean_1() -> None:
+    ranks = [drawn_work(0.3, 4), drawn_work(0.3, 4)]
+    drawn = [[work(step, m) for step in range(200) for m in range(4)] for work in ranks]
+    assert (
+        drawn[0]
+        == drawn[1]
+        != [drawn_work(0.3, 5)(step, m) for step in range(200) for m in range(4)]
+    )
+    assert fmean(drawn[0]) == pytest.approx(1, abs=0.05)
+    assert pstdev(map(math.log, drawn[0])) == pytest.approx(0.3, rel=0.1)
 
 
 def test_an_instruction_that_is_broken_off_leaves_the_next_one_whole() -> None:

@@ -84,7 +84,7 @@ def test_variables_are_read_and_arguments_win() -> None:
         "timing": "stream",
     }
     assert RankSettings.read(VARIABLES, **arguments) == replace(read, **arguments)
-    with pytest.raises(ValueError, match="strict must be True or False, not 'no'"):
+    with pytest.raises(ValueError, match="strict: must be true or false, not 'no'"):
         RankSettings.read({}, strict="no")  # type: ignore[arg-type] # as a script may have it
 
 
@@ -102,7 +102,7 @@ def test_variables_are_read_and_arguments_win() -> None:
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(name: str, value: str) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(repr(value))}"):
+    with pytest.raises(ValueError, match=f"^{name} must be .*{re.escape(value)}"):
         RankSettings.read({name: value})
 
 
@@ -178,9 +178,13 @@ def file(tmp_path: Path) -> Path:
 
 def test_options_follow_the_file() -> None:
     assert EmulatedChoice.parse("emulated:/a,b=1.csv") == EmulatedChoice(profile=Path("/a,b=1.csv"))
-    options = "time_scale=0.2,power_limit_w=300,blocking_power_w=0"
+    options = "time_scale=0.2,power_limit_w=300,blocking_power_w=0,work_scatter=0.3"
     assert EmulatedChoice.parse(f"emulated:p.csv,{options}") == EmulatedChoice(
-        profile=Path("p.csv"), time_scale=0.2, blocking_power_w=0, power_limit_w=300
+        profile=Path("p.csv"),
+        time_scale=0.2,
+        blocking_power_w=0,
+        power_limit_w=300,
+        work_scatter=0.3,
     )
 
 
@@ -198,12 +202,19 @@ def test_without_the_variable_the_gpu_is_a_real_one(monkeypatch: pytest.MonkeyPa
         ("emulated:", "FLYBALL_GPU names no profile"),
         (
             "emulated:p.csv,time_scale=0",
-            "FLYBALL_GPU: time_scale must be a number, above 0, not '0'",
+            "FLYBALL_GPU: time_scale must be a number above 0, not 0",
         ),
-        ("emulated:p.csv,power_limit_w=0", "power_limit_w must be a number, above 0"),
-        ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a number, at least 0"),
-        ("emulated:p.csv,blocking_power_w=-1", "blocking_power_w must be a number, at least 0"),
-        ("emulated:p.csv,blocking_power_w=inf", "blocking_power_w must be a number, at least 0"),
+        ("emulated:p.csv,power_limit_w=0", "power_limit_w must be a number of W above 0"),
+        ("emulated:p.csv,blocking_power_w=x", "blocking_power_w must be a number of W, at"),
+        (
+            "emulated:p.csv,blocking_power_w=-1",
+            "blocking_power_w must be a number of W, at",
+        ),
+        (
+            "emulated:p.csv,blocking_power_w=inf",
+            "blocking_power_w must be a number of W, at",
+        ),
+        ("emulated:p.csv,work_scatter=-1", "work_scatter must be a number, at least 0"),
         ("emulated:none.csv", r"FLYBALL_GPU: none\.csv: "),
     ],
 )

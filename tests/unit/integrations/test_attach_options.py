@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from importlib import resources
 from pathlib import Path
 from typing import Any, Unpack
@@ -13,6 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="needs the extra 'torch'")
 
 from flyball_integrations.shared.attach_options import (
+    ATTACHED_OPTIONS,
     AttachOptions,
     PlanningOptions,
     check_options,
@@ -22,13 +22,6 @@ from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_wire.messages import JobRegistration
 
-# What a framework knows of its own pipeline, or a rank of its GPU.
-_NOT_PLANNED = {
-    *("num_stages", "num_microbatches", "num_ranks", "schedule", "order", "virtual_stages"),
-    *("extra_forwards", "other_orders", "emulated", "checkpoint"),
-    # The registrar tells those.
-    *("start_id", "run", "restart_count", "host"),
-}
 GIVEN: dict[str, Any] = {
     "gpu_type": "a100",
     "blocking_power_w": [70, 84],
@@ -59,10 +52,9 @@ def attach(engine: object, *, job_id: str, **options: Unpack[AttachOptions]) -> 
     check_options(attach, options)
 
 
-def test_all_that_a_job_can_be_planned_with_is_an_option() -> None:
-    named = {field.name for field in fields(JobRegistration)} - _NOT_PLANNED
-    assert PlanningOptions.__optional_keys__ == (named - {"gpu"}) | {"gpu_type"}
-    assert set(GIVEN) == PlanningOptions.__optional_keys__
+def test_type_checkers_know_each_option_that_is_declared() -> None:
+    declared = {option.keyword for option in ATTACHED_OPTIONS.values()}
+    assert declared == PlanningOptions.__optional_keys__
 
 
 def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> None:
@@ -71,11 +63,19 @@ def test_what_is_given_is_registered_and_the_rest_has_the_wires_defaults() -> No
     nothing: Any = dict.fromkeys(GIVEN)
     assert JobRegistration(**pipeline, **registered_fields({})) == plain
     assert JobRegistration(**pipeline, **registered_fields(nothing)) == plain
-    given: Any = GIVEN
-    found = JobRegistration(**pipeline, **registered_fields(given))
-    for name, value in GIVEN.items():
-        expected = (70, 84) if name == "blocking_power_w" else value
-        assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
+    for left_out in ("transition_ms", "transitions"):
+        given: Any = {name: value for name, value in GIVEN.items() if name != left_out}
+        found = JobRegistration(**pipeline, **registered_fields(given))
+        for name, value in given.items():
+            expected = (70, 84) if name == "blocking_power_w" else value
+            assert getattr(found, "gpu" if name == "gpu_type" else name) == expected
+
+
+def test_options_that_do_not_go_together_are_refused_at_once() -> None:
+    with pytest.raises(ValueError, match=r"^transition_ms: excludes transitions: "):
+        registered_fields({"transition_ms": 5.0, "transitions": ClockTransitions.exact(0.005)})
+    with pytest.raises(ValueError, match=r"^reserve: is for policy frontier, not uniform$"):
+        registered_fields({"policy": "uniform", "reserve": 0.1})
 
 
 def test_times_of_clock_changes_may_be_a_file(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_one_or_several_blocking_powers_of_numpy_too_become_plain_numbers(given:
 )
 def test_a_blocking_power_that_is_no_number_is_refused_by_name(given: object) -> None:
     options: Any = {"blocking_power_w": given}
-    with pytest.raises(ValueError, match="blocking_power_w must be"):
+    with pytest.raises(ValueError, match="blocking_power_w: must be"):
         registered_fields(options)
 
 

@@ -177,7 +177,7 @@ def parser() -> argparse.ArgumentParser:
     [
         ("--steps", ("1", "1001", "x"), "whole number from 2 to 1000, not"),
         ("--microbatches", ("0", "257"), "whole number from 1 to 256, not"),
-        ("--time-scale", ("0.49", "100.1", "nan", "inf"), "at least 0.5 and at most 100, not"),
+        ("--time-scale", ("0.49", "100.1", "nan", "inf"), "must be a number from 0.5 to 100, not"),
     ],
 )
 def test_a_size_out_of_bounds_is_refused_by_its_option(

@@ -22,6 +22,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
+from flyball_client.session.rank_settings import value_of
 from flyball_integrations import envpipe
 from flyball_integrations.deepspeed.config_file import ConfiguredAttachment
 from flyball_integrations.deepspeed.settings import SETTINGS
@@ -275,4 +276,4 @@ def test_custom_partitions_are_envpipes_bounds() -> None:
 @pytest.mark.parametrize("text", ["soon", "-1", "inf", "nan"])
 def test_a_time_to_wait_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="FLYBALL_PLAN_WAIT_S must be a number of seconds"):
-        envpipe._wait_s({"FLYBALL_PLAN_WAIT_S": text})
+        value_of(envpipe._WAIT, {"FLYBALL_PLAN_WAIT_S": text}, None, 1.0)

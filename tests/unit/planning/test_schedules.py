@@ -20,7 +20,6 @@ from flyball_profiles.stage_profile import StageProfile
 from flyball_server.planning.model.pipeline_model import PipelineModel, build_model
 from flyball_server.planning.model.simulator import simulate
 from flyball_server.planning.scheduling import (
-    ActivationMemory,
     ScheduleContext,
     extra_warmup_forwards,
     schedule_for,
@@ -144,27 +143,6 @@ def test_forwards_and_backwards_alternate_between_warm_up_and_drain(
 def test_a_number_of_microbatches_out_of_bounds_is_refused(num_microbatches: int) -> None:
     with refuses("num_microbatches", "must be from 1 to 65536"):
         context_of(equal_profile(2), num_microbatches)
-
-
-@pytest.mark.parametrize(
-    ("activation_bytes", "free_bytes", "field"),
-    [
-        ((0, 1), (1, 1), "activation_bytes"),
-        ((1, 1), (-1, 1), "free_memory_bytes"),
-        ((1, 1), (1,), "free_memory_bytes"),
-    ],
-)
-def test_activation_memory_that_does_not_fit_is_refused(
-    activation_bytes: tuple[int, ...], free_bytes: tuple[int, ...], field: str
-) -> None:
-    with refuses(field):
-        ScheduleContext(
-            profile=equal_profile(2),
-            num_microbatches=2,
-            activation_memory=ActivationMemory(
-                activation_bytes=activation_bytes, free_bytes=free_bytes
-            ),
-        )
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,6 @@ from tests.unit.planning.tiny_pipelines import (
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.targets import Target, parse_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import make_plan
@@ -33,6 +32,7 @@ from flyball_server.planning.policies.single_clocks import (
     single_clock_plans,
 )
 from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.targets import Target, parse_target
 
 TARGETS = ["fastest", "slowdown:0.04", "slowdown:0.15", "least-energy"]
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.planning.tiny_pipelines import (
     B,
     F,
-    equal_profile,
     every_choice,
     example_model,
     profile_of,
-    refuses,
     request_of,
     three_clocks_request,
 )
@@ -29,7 +26,7 @@ from flyball_server.planning.model.late_clocks import LateClockSimulator
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.planner import make_plan, model_of_request
 from flyball_server.planning.request_options import within_calls
-from flyball_wire.plan_options import Effort, PlanOptions, Policy
+from flyball_wire.plan_options import Effort, PlanOptions
 
 pytestmark = pytest.mark.slow
 
@@ -146,20 +143,6 @@ def test_a_frontier_is_the_one_without_limits() -> None:
     request = three_clocks_request(transition_ms=100.0)
     limited = request.with_options(max_switches=1, min_dwell_ms=500.0)
     assert make_frontier(limited, 5) == make_frontier(request, 5)
-
-
-def test_limits_without_effect_are_refused() -> None:
-    profile = equal_profile(1)
-    for field in ("max_switches", "min_dwell_ms"):
-        limit: dict[str, Any] = {field: 3}
-        with refuses(field, "is for policy frontier, not envelope"):
-            request_of(profile, policy=Policy.ENVELOPE, **limit)
-        with refuses(field, "is for targets of time, not for power:"):
-            request_of(profile, target="power:100", **limit)
-    with refuses("max_switches", "must be at least 0, not -1"):
-        request_of(profile, max_switches=-1)
-    with refuses("min_dwell_ms", "must be from 0 to 60000 ms, not inf"):
-        request_of(profile, min_dwell_ms=float("inf"))
 
 
 def test_the_calls_of_a_node_limit_the_clock_changes_of_an_iteration() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
+from tests.planner import folds
+from tests.planner.folds import fold_of
 from tests.planner.one_rank import register_rank, store_measurements
 from tests.planner.samples import (
     CountingPlanner,
@@ -20,9 +22,10 @@ from tests.planner.use_cases import register_job
 
 from flyball_profiles.stage_profile import EnergyScope
 from flyball_server.jobs.loop_state import GpuChange
-from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
+from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.headline import headline_of
-from flyball_server.jobs.savings.savings import SavingsFold
+from flyball_server.jobs.savings.savings import savings_of
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.job_reading import JobReading
 from flyball_server.views.report import get_report
@@ -108,28 +111,14 @@ def test_a_predicted_headline_says_why_it_is_not_measured(
 # ------------------------------------------------------------------ the baseline
 
 
-def steps(numbers: Iterable[int], version: int | None, energy_j: float) -> list[WholeStep]:
-    return [
-        WholeStep(
-            step=number,
-            version=version,
-            is_complete=True,
-            is_mixed=False,
-            left_plan=False,
-            time_s=2.0,
-            energy_j=energy_j,
-        )
-        for number in numbers
-    ]
+def steps(numbers: Iterable[int], version: int | None, energy_j: float) -> list[StepTotals]:
+    return folds.steps(numbers, version, time_s=2.0, energy_j=energy_j)
 
 
 def caveats(
-    measured: list[WholeStep], *changes: GpuChange, kinds: StepKinds | None = None
+    measured: list[StepTotals], *changes: GpuChange, kinds: StepKinds | None = None
 ) -> tuple[str, ...]:
-    folded = SavingsFold({1: kinds or StepKinds()})
-    for step in measured:
-        folded.add(step)
-    [version] = folded.so_far(changes).versions
+    [version] = savings_of(fold_of({1: kinds or StepKinds()}, measured), changes).versions
     return version.caveats
 
 
@@ -156,7 +145,7 @@ def test_a_baseline_of_another_time_or_of_other_gpus_is_named(
 IN_TURN = StepKinds(baseline_cycle=(False, False, True, True))
 
 
-def in_turn() -> list[WholeStep]:
+def in_turn() -> list[StepTotals]:
     return [
         step
         for number in range(80)
@@ -171,12 +160,10 @@ def test_steps_in_turn_have_no_caveat() -> None:
 @pytest.mark.parametrize("is_in_turn", [True, False])
 def test_energies_of_modules_and_of_gpus_are_not_compared(is_in_turn: bool) -> None:
     measured, kinds = (in_turn(), IN_TURN) if is_in_turn else (APART, StepKinds())
-    folded = SavingsFold({1: kinds})
-    for step in measured:
-        folded.add(step)
+    folded = fold_of({1: kinds}, measured)
     for changes_scope in (False, True):
         change = GpuChange(rank=0, after_step=40, changes_scope=changes_scope)
-        savings = folded.so_far((change,))
+        savings = savings_of(folded, (change,))
         [version] = savings.versions
         assert version.slowdown_percent is not None  # times are
         assert (savings.saved_j is None, version.saving_percent is None) == (changes_scope,) * 2
@@ -186,20 +173,16 @@ def test_energies_of_modules_and_of_gpus_are_not_compared(is_in_turn: bool) -> N
 
 def test_a_baseline_of_the_same_counter_is_preferred_to_a_nearer_one() -> None:
     measured = [*steps(range(20), None, 300.0), *steps(range(40, 71), 1, 90.0)]
-    folded = SavingsFold({1: StepKinds(), 2: StepKinds(baseline_cycle=(True,))})
-    for step in [*measured, *steps(range(170, 191), 2, 100.0)]:
-        folded.add(step)
+    measured += steps(range(170, 191), 2, 100.0)
+    folded = fold_of({2: StepKinds(baseline_cycle=(True,))}, measured)
     change = GpuChange(rank=0, after_step=30, changes_scope=True)
-    version = folded.so_far((change,)).versions[0]
+    version = savings_of(folded, (change,)).versions[0]
     assert version.saving_percent is not None
     assert version.saving_percent.mean == pytest.approx(10.0)
 
 
 def test_steps_without_a_plan_are_in_no_headline() -> None:
-    folded = SavingsFold({1: StepKinds()})
-    for step in [*APART, *steps(range(300, 400), None, 100.0)]:
-        folded.add(step)
-    savings = folded.so_far()
+    savings = savings_of(fold_of({}, [*APART, *steps(range(300, 400), None, 100.0)]))
     [version] = savings.versions
     assert savings.saved_of_j == pytest.approx(30 * 100.0)
     assert (version.num_steps, version.energy_j and version.energy_j.mean) == (30, 90.0)

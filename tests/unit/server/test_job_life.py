@@ -400,7 +400,7 @@ def test_the_same_start_may_run_other_microbatches_and_is_planned_for_them(life:
     with pytest.raises(RegistrationConflictError, match="another num_microbatches"):
         life.register(ramped, Launch())
     with pytest.raises(RegistrationConflictError):
-        life.register(replace(ramped, num_stages=3), FIRST)
+        life.register(replace(ramped, num_stages=3, num_ranks=3), FIRST)
     change_target(life.services, "job", TargetChange(target="slowdown:10%"))
     assert not life.register(ramped, FIRST)
     summary = get_job(life.services, "job")

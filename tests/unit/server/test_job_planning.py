@@ -148,7 +148,7 @@ ONE = (("forward", 0), ("backward", 0))
         (
             {"schedule": "explicit"},
             "order",
-            "must be given with schedule explicit, and with no other",
+            "must be given with schedule explicit",
         ),
         (
             {"schedule": "explicit", "order": (V, V), "virtual_stages": ((3, 0), (1, 2))},

@@ -21,7 +21,7 @@ from tests.planner.samples import (
 from tests.planner.use_cases import register_job
 
 from flyball_server.jobs.measurements import step_reading
-from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds, whole_step
+from flyball_server.jobs.measurements.step_reading import all_step_kinds, step_kinds
 from flyball_server.jobs.records import PlanRecord, StepTotals
 from flyball_server.jobs.services import JobServices
 from flyball_server.views.report import get_report
@@ -68,11 +68,8 @@ TOTALS = StepTotals(
 def test_a_step_of_several_versions_is_mixed_and_one_at_other_clocks_left_the_plan(
     changes: dict[str, Any], is_mixed: bool, left_plan: bool
 ) -> None:
-    step = whole_step(TOTALS.evolve(**changes), 2)
-    assert (step.is_complete, step.is_mixed, step.left_plan) == (True, is_mixed, left_plan)
-    assert not whole_step(TOTALS, 3).is_complete
-    assert not step.is_unknown
-    assert whole_step(TOTALS.evolve(num_unknown=1), 2).is_unknown
+    step = TOTALS.evolve(**changes)
+    assert (step.is_mixed, step.left_plan) == (is_mixed, left_plan)
 
 
 # ------------------------------------------------------------------ which steps are baseline
@@ -151,8 +148,8 @@ def test_a_report_has_each_version_measured_and_predicted(
     }
     assert (report.emulated, report.num_ranks, report.num_steps) == (False, 2, 60)
     assert mean_saved_j(report) == pytest.approx(2 * 19 * 20, rel=0.02)
-    for size in (1, 7, 40):
-        monkeypatch.setattr(step_reading, "STEPS_A_PIECE", size)
+    for size in (8, 13, 40):
+        monkeypatch.setattr(step_reading, "ROWS_A_PIECE", 2 * size)
         assert get_report(services, "job") == report
     register_rank(services, rank_record(1, emulated=True))
     assert get_report(services, "job").emulated, "because of any GPU of it"

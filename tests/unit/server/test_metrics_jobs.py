@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
 
@@ -21,9 +22,11 @@ from tests.planner.samples import (
     step_record,
 )
 
+from flyball_server.http.events.live_events import JobEventsReader
 from flyball_server.jobs.errors import StoreClosedError, UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
 from flyball_server.jobs.services import JobServices
+from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.prometheus.job_families import MOST_STAGES, JobsCollector, job_families
 from flyball_server.views.job_figures import NUM_FRESH, REMEMBERED_S, SharedReading
 from flyball_server.views.job_reading import KEPT_LABEL_S, OTHERS_PERIOD_S, JobReading
@@ -179,15 +182,14 @@ def test_a_job_keeps_its_label_and_its_ranks_are_present_while_they_are_heard_of
     assert set(steps_on_plan(jobs)) == {"second", "other"}
 
 
-def test_what_is_not_read_to_its_end_is_not_told(services: JobServices, clock: Clock) -> None:
-    put_job(services, "job", num_steps=6_000)
-    jobs = reading(services, clock, budget_s=0.0)
-    num_looks = 0
-    while (found := steps_on_plan(jobs)) == {}:
-        num_looks += 1
-        assert num_looks < 10
-    assert found == {"job": 6_000}
-    assert num_looks > 0
+def test_a_sum_over_jobs_of_which_some_are_not_read_yet_is_not_told(
+    services: JobServices, clock: Clock
+) -> None:
+    for job_id in ("first", "second"):
+        put_job(services, job_id, num_steps=3)
+    jobs = reading(services, clock, max_labelled=0, budget_s=0.0)
+    assert steps_on_plan(jobs) == {}
+    assert steps_on_plan(jobs) == {"other": 6}
 
 
 def test_a_new_run_counts_from_nothing_and_a_restarted_planner_the_same(
@@ -352,3 +354,32 @@ def test_a_closed_store_leaves_out_the_jobs_and_an_unknown_job_is_an_error(
             shared.overview_of(job_id)
     clock.now_s += REMEMBERED_S
     assert shared.overviews() == ()
+
+
+# ------------------------------------------------------------------ live events
+
+
+def test_all_events_of_a_job_are_read_in_one_transaction(
+    services: JobServices, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_job(services, "job", num_steps=5)
+    shared = SharedReading(reading(services, clock))
+    events = JobEventsReader(services, shared, "job")
+    open_reading, num_read = services.store.reading, 0
+
+    @contextmanager
+    def counted() -> Generator[JobReader]:
+        nonlocal num_read
+        num_read += 1
+        with open_reading() as reader:
+            reader.count_jobs()  # the snapshot's moment
+            post(services, "job", [5, 6])
+            yield reader
+
+    monkeypatch.setattr(services.store, "reading", counted)
+    first = events()
+    assert num_read == 1
+    assert first.events.keys() == {"overview", "notes", "timetable", "stragglers", "comparison"}
+    assert (b'"num_steps":5' in first.events["overview"], len(first.steps)) == (True, 5)
+    second = events()
+    assert (b'"num_steps":7' in second.events["overview"], len(second.steps)) == (True, 7)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from datetime import timedelta
 
 import pytest
 from tests.planner.samples import (
+    MOMENT,
     frequency_plan,
     job_record,
+    one_microbatch,
     plan_record,
     profile,
     rank_record,
@@ -16,32 +18,25 @@ from tests.planner.samples import (
 )
 from tests.planner.stores import opened_store
 
-from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.measurements.step_fold import NEWEST_STEPS, StepFold
 from flyball_server.jobs.measurements.step_reading import (
     GIVE_UP_S,
     MOST_LATER,
-    PairedSteps,
-    num_paired_steps,
+    new_fold,
+    read_fold,
+    read_settled,
 )
 from flyball_server.jobs.records import PlanRecord, StepRecord
+from flyball_server.jobs.savings.comparisons import num_measured_pairs
 from flyball_server.jobs.store.contract import JobStore
 from flyball_server.planning.planner import PlanRequest, make_plan
 from flyball_server.planning.stragglers.slowed_pipelines import SlowedRequest, make_slowed_plan
-from flyball_server.views.job_totals import NEWEST_STEPS, JobTotals
 from flyball_server.views.plan_facts import plan_facts
-from flyball_wire.plan import Plan, Slowdown
+from flyball_wire.plan import Plan, Slowdown, probe_of
 from flyball_wire.plan_options import Effort, PlanOptions
-from flyball_wire.read_models import PredictedIteration, StepClocks
+from flyball_wire.read_models import StepClocks
 
 NUM_RANKS = 2
-PREDICTION = PredictedIteration(
-    iteration_time_s=0.9,
-    energy_j=80.0,
-    baseline_iteration_time_s=0.9,
-    baseline_energy_j=100.0,
-    saving_percent=20.0,
-    gap_percent=None,
-)
 
 
 @pytest.fixture
@@ -54,9 +49,9 @@ def store() -> JobStore:
     return made
 
 
-def post(store: JobStore, *steps: StepRecord) -> None:
+def post(store: JobStore, *steps: StepRecord, at_s: float = 0.0) -> None:
     with store.writing("job") as writer:
-        writer.save_steps(steps)
+        writer.save_steps(steps, stored_at=MOMENT + timedelta(seconds=at_s))
 
 
 def both(steps: Iterable[int], **changes: object) -> list[StepRecord]:
@@ -64,20 +59,28 @@ def both(steps: Iterable[int], **changes: object) -> list[StepRecord]:
     return [step_record(step, rank, **changes) for step in steps for rank in range(NUM_RANKS)]
 
 
-def read(store: JobStore, totals: JobTotals) -> bool:
+def read(store: JobStore, totals: StepFold) -> list[int]:
+    """Read on; the steps that are not settled."""
     with store.reading() as reader:
-        return totals.read(reader, "job", NUM_RANKS, lambda: False)
+        return [step.step for step in read_settled(reader, job_record(), totals)]
+
+
+def add_versions(store: JobStore, *records: PlanRecord) -> None:
+    with store.writing("job") as writer:
+        for record in records:
+            writer.add_plan(record)
+            writer.name_first_step("job", record.version, 0)
 
 
 def test_a_step_counts_once_when_all_ranks_have_posted_it(store: JobStore) -> None:
-    totals = JobTotals()
+    totals = new_fold(job_record())
     post(store, *both([0]), step_record(1, 0), *both([2]))
     for _ in range(2):
-        assert read(store, totals)
+        assert read(store, totals) == [1, 2]
         assert totals.sums[StepClocks.DEFAULT].num_steps == 1
     post(store, step_record(1, 1), *both([3]))
     for _ in range(2):
-        assert read(store, totals)
+        assert read(store, totals) == []
         counted = totals.sums[StepClocks.DEFAULT]
         assert (counted.num_steps, counted.energy_j) == (4, 800.0)
         assert counted.time_s == pytest.approx(3.6)
@@ -85,25 +88,24 @@ def test_a_step_counts_once_when_all_ranks_have_posted_it(store: JobStore) -> No
 
 
 def test_a_step_that_one_rank_never_posts_is_given_up(store: JobStore) -> None:
-    totals = JobTotals()
-    later_s = GIVE_UP_S / 2
-    post(store, step_record(0, 0), *both([1], time_s=later_s))
-    read(store, totals)
-    assert totals.num_incomplete == 0
-    post(store, *both([2], time_s=later_s))
-    read(store, totals)
+    totals = new_fold(job_record())
+    post(store, step_record(0, 0), *both([1]))
+    post(store, *both([2]), at_s=GIVE_UP_S - 1)
+    assert read(store, totals) == [0, 1, 2]
+    post(store, *both([3]), at_s=GIVE_UP_S)
+    assert read(store, totals) == []
     assert totals.num_incomplete == 1
-    assert totals.sums[StepClocks.DEFAULT].num_steps == 2
+    assert totals.sums[StepClocks.DEFAULT].num_steps == 3
     # And very many that are never whole, however short they are.
-    post(store, *(step_record(step, 0, time_s=1e-3) for step in range(3, MOST_LATER + 13)))
-    assert read(store, totals)
+    post(store, *(step_record(step, 0) for step in range(4, MOST_LATER + 14)), at_s=GIVE_UP_S)
+    assert len(read(store, totals)) == MOST_LATER
     assert totals.num_incomplete == 11
 
 
 def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
-    totals = JobTotals()
-    totals.know(1, StepKinds(first_step=0, baseline_cycle=(False, True)), PREDICTION)
-    totals.know(2, StepKinds(is_probe=True), None)
+    totals = new_fold(job_record())
+    probe = probe_of(one_microbatch(2), (((1410,) * 2, (1410,) * 2),), 1.0)
+    add_versions(store, plan_record(1, baseline_cycle=(False, True)), plan_record(2, plan=probe))
     post(store, *both(range(4), plan_version=1))
     post(store, *both([4], plan_version=2), *both([5]))
     post(store, step_record(6, 0, plan_version=1), step_record(6, 1, plan_version=2))
@@ -111,12 +113,14 @@ def test_steps_count_by_what_they_ran_at(store: JobStore) -> None:
     num_steps = {str(clocks): counted.num_steps for clocks, counted in totals.sums.items()}
     assert num_steps == {"plan": 2, "highest": 2, "profiling": 1, "default": 1, "mixed": 1}
     # Predicted energies are of the two steps on the plan alone.
-    assert (totals.predicted_j, totals.predicted_baseline_j) == (160.0, 200.0)
+    plan = frequency_plan()
+    assert totals.predicted_j == 2 * plan.predicted.energy_j
+    assert totals.predicted_baseline_j == 2 * plan.predicted.baseline_energy_j
 
 
 def test_the_newest_steps_are_alike_and_a_few(store: JobStore) -> None:
-    totals = JobTotals()
-    totals.know(1, StepKinds(first_step=0), PREDICTION)
+    totals = new_fold(job_record())
+    add_versions(store, plan_record(1))
     post(store, *both(range(10), time_s=5.0))
     post(store, *both(range(10, 14), plan_version=1, time_s=1.0))
     read(store, totals)
@@ -158,44 +162,23 @@ def test_the_stages_of_a_plan_are_told_with_their_slowdowns(
 ABBA = (False, True, True, False)
 
 
-def compared(**changes: Any) -> PlanRecord:  # noqa: ANN401 - of a record
-    """Version 1 from step 10 on, in turn with the highest clocks."""
-    return plan_record(1, **{"first_step": 10, "baseline_cycle": ABBA, **changes})
-
-
-def both_counts(store: JobStore, pairs: PairedSteps, record: PlanRecord) -> tuple[int, int]:
-    """Counted on, and from the beginning."""
+def num_pairs(store: JobStore) -> int:
     with store.reading() as reader:
-        return pairs.read(reader), num_paired_steps(reader, record, NUM_RANKS)
+        return num_measured_pairs(read_fold(reader, job_record()), 1)
 
 
-def test_continued_counts_equal_whole_counts(store: JobStore) -> None:
-    record = compared()
-    pairs = PairedSteps(record, NUM_RANKS)
+def test_steps_of_a_comparison_count_in_pairs(store: JobStore) -> None:
+    with store.writing("job") as writer:
+        writer.add_plan(plan_record(1, baseline_cycle=ABBA))
+        writer.name_first_step("job", 1, 10)
     counts = []
     # A cycle has two pairs of a step of either kind; the first step of the version never counts.
-    for step in range(8, 19):
+    for step in range(10, 19):
         post(store, *both([step], plan_version=1))
-        counted, anew = both_counts(store, pairs, record)
-        assert counted == anew
-        counts.append(counted)
-    assert counts == [0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 3]
+        counts.append(num_pairs(store))
+    assert counts == [0, 0, 0, 1, 1, 2, 2, 3, 3]
     # A step that waits for a rank counts when that has come.
     post(store, *both([19, 20], plan_version=1), step_record(21, 0, plan_version=1))
-    before = both_counts(store, pairs, record)
+    assert num_pairs(store) == 4
     post(store, step_record(21, 1, plan_version=1))
-    assert (before, both_counts(store, pairs, record)) == ((4, 4), (5, 5))
-
-
-def test_steps_of_a_newer_version_end_the_counting(store: JobStore) -> None:
-    record = compared()
-    pairs = PairedSteps(record, NUM_RANKS)
-    post(
-        store,
-        *both(range(10, 15), plan_version=1),
-        *both([15], plan_version=2),
-        *both(range(16, 24), plan_version=1),
-    )
-    assert both_counts(store, pairs, record) == (1, 1)
-    post(store, *both(range(24, 40), plan_version=1))
-    assert both_counts(store, pairs, record) == (1, 1)
+    assert num_pairs(store) == 5

@@ -137,10 +137,9 @@ def test_a_job_without_a_queue_or_with_a_given_number_keeps_its_plan(
         assert job.text == "2 GPUs of a node change their clocks together, given"
 
 
-@pytest.mark.parametrize(("field", "most"), [("gpus_at_once", 128), ("gpus_in_node", 1024)])
-def test_a_number_without_effect_is_refused(field: str, most: int) -> None:
+@pytest.mark.parametrize("field", ["gpus_at_once", "gpus_in_node"])
+def test_a_number_without_effect_is_refused(field: str) -> None:
     for options, problem in (
-        ({field: 0}, f"must be from 1 to {most}, not 0"),
         ({field: 2, "gpu": "a40"}, "has no effect: it needs the time of a call"),
         ({field: 2, "transition_ms": 5.0}, "has no effect"),
     ):

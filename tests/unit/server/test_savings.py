@@ -6,46 +6,25 @@ import random
 from collections.abc import Iterable
 
 import pytest
+from tests.planner.folds import fold_of, steps
 
-from flyball_server.jobs.measurements.step_pairs import StepKinds, WholeStep
-from flyball_server.jobs.savings.savings import ON_THEIR_WAY_S, JobSavings, SavingsFold
+from flyball_server.jobs.measurements.step_fold import version_fold
+from flyball_server.jobs.measurements.step_pairs import StepKinds
+from flyball_server.jobs.records import StepTotals
+from flyball_server.jobs.savings.savings import JobSavings, savings_of
 from flyball_wire.closed_loop import BaselineOrigin, MeasuredSavings
 
 PLAIN = StepKinds()
 ABBA = (False, False, True, True, True, True, False, False)
 
 
-def steps(
-    numbers: Iterable[int],
-    version: int | None,
-    *,
-    time_s: float = 1.0,
-    energy_j: float | None = 90.0,
-    is_complete: bool = True,
-    is_mixed: bool = False,
-    left_plan: bool = False,
-    **counts: int,
-) -> list[WholeStep]:
-    return [
-        WholeStep(
-            step=number,
-            version=version,
-            is_complete=is_complete,
-            is_mixed=is_mixed,
-            left_plan=left_plan,
-            time_s=time_s,
-            energy_j=energy_j,
-            **counts,  # type: ignore[arg-type]  # a test's own choice of counts
-        )
-        for number in numbers
-    ]
-
-
-def default_steps(numbers: Iterable[int]) -> list[WholeStep]:
+def default_steps(numbers: Iterable[int]) -> list[StepTotals]:
     return steps(numbers, None, energy_j=100.0)
 
 
-def interleaved(kinds: StepKinds, numbers: Iterable[int], chance: random.Random) -> list[WholeStep]:
+def interleaved(
+    kinds: StepKinds, numbers: Iterable[int], chance: random.Random
+) -> list[StepTotals]:
     """Version 2 takes 90 J and 1.01 s of the baseline's 100 J and 1 s, all with 1 % of noise."""
     return [
         each
@@ -59,12 +38,9 @@ def interleaved(kinds: StepKinds, numbers: Iterable[int], chance: random.Random)
     ]
 
 
-def fold(measured: Iterable[WholeStep], **kinds: StepKinds) -> JobSavings:
+def fold(measured: Iterable[StepTotals], **kinds: StepKinds) -> JobSavings:
     """The savings, of versions named `v1=...`."""
-    folded = SavingsFold({int(name[1:]): kind for name, kind in kinds.items()})
-    for step in measured:
-        folded.add(step)
-    return folded.so_far()
+    return savings_of(fold_of({int(name[1:]): kind for name, kind in kinds.items()}, measured))
 
 
 def only(savings: JobSavings) -> MeasuredSavings:
@@ -102,19 +78,19 @@ def mean(figure: object) -> float:
         (
             [
                 *steps(range(4), 1),
-                *steps([4], 1, energy_j=500.0, left_plan=True),
+                *steps([4], 1, energy_j=500.0, num_clock_misses=1),
                 *steps(range(5, 8), 1),
             ],
             6,
             2,
         ),
         ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False), *steps([6], 1)], 4, 3),
-        ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False)], 3, 1),
+        ([*steps(range(4), 1), *steps([4, 5], 1, is_complete=False)], 3, 3),
         ([*steps(range(30), 1, is_complete=False), *steps(range(30, 40), 1)], 9, 31),
     ],
 )
 def test_steps_that_do_not_show_the_plan_are_left_out(
-    measured: list[WholeStep], num_steps: int, num_left_out: int
+    measured: list[StepTotals], num_steps: int, num_left_out: int
 ) -> None:
     version = only(fold(measured, v1=PLAIN))
     assert (version.num_steps, version.num_left_out) == (num_steps, num_left_out)
@@ -231,11 +207,11 @@ def test_overruns_are_named_with_the_figures_of_the_steps_without_them() -> None
 def test_the_steps_left_out_are_all_named_by_reason() -> None:
     measured = [
         *steps(range(4), 1),
-        *steps([4], 1, left_plan=True, num_unplanned=3),
-        *steps([5], 1, left_plan=True, num_lost_clocks=2),
+        *steps([4], 1, num_unplanned=3),
+        *steps([5], 1, num_clock_misses=2),
         *steps([6, 7], 1, is_complete=False),
         *steps([8], 1, is_mixed=True, num_without_clocks=1),
-        *steps(range(9, 12), 1, num_capped=5),
+        *steps(range(9, 12), 1, num_clock_misses=5, num_power_capped=5),
     ]
     savings = fold(measured, v1=PLAIN)
     assert savings.deviations == ()
@@ -255,7 +231,7 @@ def test_the_steps_left_out_are_all_named_by_reason() -> None:
 
 def test_steps_of_a_rank_that_sets_no_clocks_are_no_baseline() -> None:
     """An administrator's 600 MHz would make a saving of 50 % of the plan's 0 %."""
-    held = steps(range(20), None, energy_j=200.0, left_plan=True, num_without_clocks=1)
+    held = steps(range(20), None, energy_j=200.0, num_without_clocks=1)
     on_plan = steps(range(20, 40), 1, energy_j=100.0)
     savings = fold([*held, *on_plan], v1=PLAIN)
     assert only(savings).baseline == "none"
@@ -268,13 +244,6 @@ def test_steps_of_a_rank_that_sets_no_clocks_are_no_baseline() -> None:
 
 
 # ------------------------------------------------------------------ interleaved
-
-
-@pytest.mark.parametrize("time_s", [0.125, 1.0, 100.0])
-def test_steps_that_a_rank_never_posts_are_counted_but_for_the_newest(time_s: float) -> None:
-    version = only(fold(steps(range(100), 1, time_s=time_s, is_complete=False), v1=PLAIN))
-    num_awaited = max(2, round(ON_THEIR_WAY_S / time_s))
-    assert (version.num_steps, version.num_left_out) == (0, 100 - num_awaited)
 
 
 def test_interleaved_steps_are_compared_in_pairs() -> None:
@@ -301,11 +270,7 @@ def test_a_pair_with_less_than_half_of_its_steps_does_not_count() -> None:
         for step in kept
         for each in steps([step], 1, energy_j=100.0 if kinds.is_baseline(step) else 90.0)
     ]
-    folded = SavingsFold({1: kinds})
-    folded.add(steps([0], 1)[0])
-    for step in measured:
-        folded.add(step)
-    ratio = only(folded.so_far()).saving_percent
+    ratio = only(fold([*steps([0], 1), *measured], v1=kinds)).saving_percent
     assert ratio is not None
     # Pairs of 2, 3, 1 (left out) and 3 steps of the rarer kind.
     assert ratio.num_steps == 8
@@ -321,16 +286,17 @@ def test_an_interleaved_version_without_a_whole_pair_looks_for_another_baseline(
 def test_what_was_saved_so_far_can_be_asked_for_after_each_step() -> None:
     kinds = StepKinds(baseline_cycle=ABBA)
     measured = interleaved(kinds, range(1, 60), random.Random(3))
-    often = SavingsFold({2: kinds})
+    often = fold_of({}, [])
+    often.know(2, version_fold(kinds))
     for number, step in enumerate(measured, start=1):
         often.add(step)
-        assert often.so_far() == fold(measured[:number], v2=kinds)
+        assert savings_of(often) == fold(measured[:number], v2=kinds)
 
 
 # ------------------------------------------------------------------ sums
 
 
-def scattered(num_steps: int) -> list[WholeStep]:
+def scattered(num_steps: int) -> list[StepTotals]:
     """30 steps at default clocks, then 30 on each version."""
     chance = random.Random(5)
     return [

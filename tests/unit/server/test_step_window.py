@@ -8,6 +8,7 @@ from tests.planner.samples import step_record as measured
 
 from flyball_server.jobs.measurements.pruning import most_steps
 from flyball_server.jobs.records import StepRecord
+from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.services import JobServices
 from flyball_server.views import stage_steps
 from flyball_server.views.stage_steps import (
@@ -57,21 +58,26 @@ def post(services: JobServices, *steps: StepRecord) -> None:
         writer.save_steps(steps)
 
 
+def read(window: StepWindow, services: JobServices) -> tuple[WindowStep, ...]:
+    with services.store.reading() as reader:
+        return window.read(reader, require_job(reader, "job"))
+
+
 def numbers(steps: tuple[WindowStep, ...]) -> list[int]:
     return [each.step for each in steps]
 
 
 def test_changed_steps_have_new_revisions(services: JobServices, window: StepWindow) -> None:
-    assert window.read(services, "job") == ()
+    assert read(window, services) == ()
     post(services, measured(0, 0), measured(1, 0))
-    first = window.read(services, "job")
+    first = read(window, services)
     assert [(each.step, each.revision, each.is_complete) for each in first] == [
         (0, 1, False),
         (1, 2, False),
     ]
-    assert window.read(services, "job") is first
+    assert read(window, services) is first
     post(services, measured(0, 1))
-    second = window.read(services, "job")
+    second = read(window, services)
     assert [(each.step, each.revision, each.is_complete) for each in second] == [
         (0, 3, True),
         (1, 2, False),
@@ -83,12 +89,12 @@ def test_changed_steps_have_new_revisions(services: JobServices, window: StepWin
 
 def test_late_posts_are_read(services: JobServices, window: StepWindow, clock: Clock) -> None:
     post(services, *(measured(step, rank) for step in range(3) for rank in (0, 1)))
-    window.read(services, "job")
+    read(window, services)
     post(services, measured(1, 0, energy_j=50.0))
     clock.now_s = RENEWAL_S - 1
-    assert window.read(services, "job")[1].rendered == b"1: 2 ranks, 200.0 J"
+    assert read(window, services)[1].rendered == b"1: 2 ranks, 200.0 J"
     clock.now_s = RENEWAL_S
-    renewed = window.read(services, "job")
+    renewed = read(window, services)
     assert renewed[1].rendered == b"1: 2 ranks, 150.0 J"
     assert [each.revision for each in renewed] == [1, 4, 3]
 
@@ -107,7 +113,7 @@ def test_where_more_steps_came_than_a_look_reads_none_is_left_out_but_the_oldest
     monkeypatch.setattr(stage_steps, "KEPT_STEPS", 15)
     for last in (2, 5, 9, 20):
         post(services, *(measured(step, rank) for step in range(last) for rank in (0, 1)))
-        found = window.read(services, "job")
+        found = read(window, services)
         assert numbers(found) == [*range(max(0, last - 15), last)]
         assert settled_step(found) == last - 1
 
@@ -118,28 +124,28 @@ def test_between_renewals_only_the_newest_steps_after_the_complete_ones_are_read
 ) -> None:
     """Rank 1 is slow: of the many steps that wait for it the newest are read."""
     post(services, *(measured(step, 0) for step in range(5)))
-    window.read(services, "job")
+    read(window, services)
     post(services, measured(5, 0), *(measured(step, 1) for step in range(6)))
-    found = window.read(services, "job")
+    found = read(window, services)
     assert numbers(found) == [*range(6)]
     assert [each.is_complete for each in found] == [False] * 3 + [True] * 3
     assert settled_step(found) == -1
     clock.now_s = RENEWAL_S
-    assert settled_step(window.read(services, "job")) == 5
+    assert settled_step(read(window, services)) == 5
 
 
 def test_another_run_begins_with_nothing(services: JobServices, window: StepWindow) -> None:
     post(services, *(measured(step, rank) for step in range(5) for rank in (0, 1)))
-    window.read(services, "job")
+    read(window, services)
     with services.store.writing("job") as writer:
         writer.delete_job("job")
         writer.save_job(job_record(seconds_later=60))
         for rank in (0, 1):
             writer.save_ranks([rank_record(rank)])
-    assert window.read(services, "job") == ()
+    assert read(window, services) == ()
     # The very same figures are news all the same.
     post(services, measured(0, 0), measured(0, 1))
-    assert [(each.step, each.revision) for each in window.read(services, "job")] == [(0, 6)]
+    assert [(each.step, each.revision) for each in read(window, services)] == [(0, 6)]
 
 
 @pytest.mark.parametrize(

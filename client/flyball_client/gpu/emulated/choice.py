@@ -6,26 +6,27 @@ Options follow the file, separated by commas: `emulated:PROFILE.csv,time_scale=0
 from __future__ import annotations
 
 import logging
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from flyball_client.gpu._base import GPU_VARIABLE
 from flyball_client.gpu.emulated.device import EmulatedGpu
-from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode
+from flyball_client.gpu.emulated.execution import EmulatedGpuSettings, EmulatedNode, drawn_work
 from flyball_profiles.gpu_windows import load_gpu_window
 from flyball_profiles.stage_profile import ProfileError, StageProfile
 from flyball_profiles.stage_profile_csv import read_stage_profile
+from flyball_wire.options import Option, OptionError
 
 _logger = logging.getLogger(__name__)
 
 _PREFIX = "emulated:"
 _FORM = (
     "emulated:PROFILE.csv, optionally followed by ,time_scale=S ,blocking_power_w=W"
-    " and ,power_limit_w=W"
+    " ,power_limit_w=W and ,work_scatter=SHARE"
 )
-_OPTION = re.compile(r",(time_scale|blocking_power_w|power_limit_w)=([^,]*)$")
+_OPTION = re.compile(r",(time_scale|blocking_power_w|power_limit_w|work_scatter)=([^,]*)$")
+_MAY_BE_ZERO = {"blocking_power_w", "work_scatter"}
 # Of the profile that is shipped; it decides no plan.
 _DEFAULT_POWER_OF = "a100"
 
@@ -39,12 +40,15 @@ class EmulatedChoice:
         time_scale: Wall seconds per emulated second.
         blocking_power_w: Power of a waiting GPU in W; None: not given.
         power_limit_w: Power limit in W; None: no limit.
+        work_scatter: Scatter of the microbatches' work, as in `drawn_work`; 0: all have the
+            profile's.
     """
 
     profile: Path
     time_scale: float = 1.0
     blocking_power_w: float | None = None
     power_limit_w: float | None = None
+    work_scatter: float = 0.0
 
     @classmethod
     def parse(cls, text: str) -> EmulatedChoice:
@@ -69,6 +73,7 @@ class EmulatedChoice:
         *,
         stage: int | None,
         seed: int,
+        dp_rank: int = 0,
         num_chunks: int = 1,
         blocking_power_w: float | None = None,
     ) -> EmulatedGpu:
@@ -77,6 +82,7 @@ class EmulatedChoice:
         Args:
             stage: Stage of the rank; None: not known, which is an error.
             seed: Seed of the draws; different on each rank.
+            dp_rank: Data-parallel rank; ranks of one pipeline have the same work.
             num_chunks: Number of model chunks of the stage.
             blocking_power_w: Power of a waiting GPU in W where the variable has none; None: that
                 of an A100.
@@ -102,6 +108,7 @@ class EmulatedChoice:
                 settings=EmulatedGpuSettings(seed=seed, power_limit_w=self.power_limit_w),
                 node=EmulatedNode.of_machine(),
                 time_scale=self.time_scale,
+                work=drawn_work(self.work_scatter, dp_rank) if self.work_scatter else None,
             )
         except ValueError as error:
             raise ValueError(f"{GPU_VARIABLE}: {self.profile}: {error}") from None
@@ -128,15 +135,12 @@ class EmulatedChoice:
 
 
 def _number(name: str, text: str) -> float:
+    option = Option(name=name, kind=float, is_above=name not in _MAY_BE_ZERO)
     try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    may_be_zero = name == "blocking_power_w"
-    if not (0 < value < math.inf or (value == 0 and may_be_zero)):
-        bound = "at least 0" if may_be_zero else "above 0"
-        raise ValueError(f"{GPU_VARIABLE}: {name} must be a number, {bound}, not {text!r}")
-    return value
+        number: float = option.read_text(text)
+    except OptionError as error:
+        raise ValueError(f"{GPU_VARIABLE}: {name} {error.message}") from None
+    return number
 
 
 def _default_power_w() -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid as uuids
+from collections.abc import Callable
 from typing import Protocol
 
 from flyball_client.gpu._base import ClockCall, ClockLimit, GpuError
@@ -91,6 +92,8 @@ class EmulatedGpu:
         time_scale: Wall seconds per emulated second; 2 runs twice as slowly. A larger scale avoids
             overruns, where the computation is slower than the profile.
         counter_period_s: Emulated time in s between movements of the energy counter.
+        work: Given a step and a microbatch, the factor of its instructions' time and energy; None:
+            all are as profiled.
         clock: Wall clock; None: the system's.
         product: Name of the emulated product.
 
@@ -112,6 +115,7 @@ class EmulatedGpu:
         num_chunks: int = 1,
         time_scale: float = 1.0,
         counter_period_s: float = COUNTER_PERIOD_S,
+        work: Callable[[int, int], float] | None = None,
         clock: EmulationClock | None = None,
         product: str = "GPU",
     ) -> None:
@@ -135,12 +139,14 @@ class EmulatedGpu:
             clock_mhz=self._clocks_mhz[0],
             counter_period_s=counter_period_s,
         )
+        self._work = work
         self._time_scale = time_scale
         self._clock: EmulationClock = WallClock() if clock is None else clock
         self._started_s = self._clock.now_s()
         self.name = f"emulated {product}"
         self.uuid = f"EMULATED-{uuids.uuid4()}"
         self._running: tuple[str, int] | None = None
+        self._is_completed = False
         # Moment of the wall clock in s, and clock in MHz.
         self._timed: tuple[float, int] | None = None
         self.num_overruns = 0
@@ -310,12 +316,24 @@ class EmulatedGpu:
         execution = self._execution
         self._advance()
         execution.is_waiting = False
-        if execution.completed_s is None:
-            self._sleep_until_completed()
-        elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
-            self.num_overruns += 1
-            self.overrun_s += late_s
-        self._running = None
+        if not self._is_completed:
+            self._pad()
+        self._running, self._is_completed = None, False
+
+    def begin_work(self, step: int, microbatch: int) -> None:
+        """Take the work of this step's microbatch for instructions that begin from now on."""
+        if self._work is not None:
+            self._variation.work = self._work(step, microbatch)
+
+    def complete(self) -> None:
+        """Wait until the emulated time of the running instruction is over; it may go on.
+
+        What it does until its end is waiting for others, and no overrun.
+        """
+        self._advance()
+        if self._running is not None and not self._is_completed:
+            self._pad()
+            self._is_completed = True
 
     def on_wait_begin(self) -> None:
         """Suspend the running instruction; the GPU draws its waiting power."""
@@ -331,9 +349,18 @@ class EmulatedGpu:
         """End the running instruction where it is; without one it has no effect."""
         self._advance()
         self._execution.break_off()
-        self._running = None
+        self._running, self._is_completed = None, False
 
     # ------------------------------------------------------------------ inside
+
+    def _pad(self) -> None:
+        """Wait until the running instruction's emulated time is over; count it if it is over."""
+        execution = self._execution
+        if execution.completed_s is None:
+            self._sleep_until_completed()
+        elif (late_s := self.emulated_time_s() - execution.completed_s) > 0:
+            self.num_overruns += 1
+            self.overrun_s += late_s
 
     def _sleep_until_completed(self) -> None:
         execution = self._execution

@@ -18,7 +18,7 @@ import os
 import random
 import struct
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -137,23 +137,42 @@ class InstructionVariation:
 
     Attributes:
         slowdown: Factor of times and energies from the next draw on.
+        work: Another one, of the work of a microbatch.
     """
 
     def __init__(self, *, noise: float, seed: int) -> None:
         # A log-normal of mean 1 and variance noise^2.
         self._variance = math.log1p(noise * noise)
         self._generator = random.Random(seed)
-        self.slowdown = 1.0
+        self.slowdown = self.work = 1.0
 
     def draw(self) -> tuple[float, float]:
         """Draw the factors of an instruction's time and energy."""
-        return self.slowdown * self._noise(), self.slowdown * self._noise()
+        factor = self.slowdown * self.work
+        return factor * self._noise(), factor * self._noise()
 
     def _noise(self) -> float:
         if not self._variance:
             return 1.0
         sigmas = _limited_normal(self._generator)
         return math.exp(math.sqrt(self._variance) * sigmas - self._variance / 2)
+
+
+def drawn_work(scatter: float, pipeline: int) -> Callable[[int, int], float]:
+    """Return the work of a pipeline's steps and microbatches: log-normal, with a mean of 1.
+
+    All ranks of a pipeline, and all runs, draw the same.
+
+    Args:
+        scatter: Standard deviation of the logarithm.
+        pipeline: Data-parallel rank.
+    """
+
+    def factor(step: int, microbatch: int) -> float:
+        drawn = random.Random(f"{pipeline}/{step}/{microbatch}").gauss(0, scatter)
+        return math.exp(drawn - scatter * scatter / 2)
+
+    return factor
 
 
 # A queue is never longer; a later moment in a file is from before the machine was restarted.

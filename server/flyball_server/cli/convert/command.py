@@ -19,10 +19,11 @@ from flyball_profiles.stage_profile_csv import parse_csv, parse_stage_profile
 from flyball_server.cli import offline_inputs, order_files
 from flyball_server.cli.convert import envpipe_files, kareus_files, perseus_files, plan_files
 from flyball_server.cli.convert.foreign_plan import ForeignPlan, KernelSchedules, named_schedule
-from flyball_server.cli.pipeline_arguments import add_choice
 from flyball_server.planning.documents.plan_text import plan_rows
 from flyball_server.planning.model.simulator import simulate
-from flyball_wire.command import Command, CommandError
+from flyball_wire.command import Command, CommandError, add_option, add_options, argument_type
+from flyball_wire.options import Option
+from flyball_wire.plan_options import PlanOptions
 from flyball_wire.whole_file import write_result
 
 _SCHED_JSON_SUFFIX = ".sched.json"
@@ -130,8 +131,9 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="stage profile of the plan: required to plan; to envpipe-plan it adds waiting times",
     )
-    offline_inputs.add_blocking_power_argument(parser, "used with --profile (default: from --gpu)")
-    offline_inputs.add_gpu_argument(parser)
+    note = "(with --profile; default: from --gpu)"
+    add_options(parser, PlanOptions, ["blocking_power_w"], note=note)
+    add_options(parser, PlanOptions, ["gpu"])
     parser.add_argument(
         "--kernels",
         metavar="FILE",
@@ -155,15 +157,15 @@ def _add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
-    add_choice(
-        parser,
-        "--keep",
-        kareus_files.KeptRow,
-        kareus_files.KeptRow.LEAST_ENERGY,
-        "from kareus-profile: row to keep of several at one clock; least-energy compares the"
-        " energy above --blocking-power if that is given"
-        f" (default: {kareus_files.KeptRow.LEAST_ENERGY})",
+    keep = Option(
+        name="keep",
+        kind=kareus_files.KeptRow,
+        text="from kareus-profile: row to keep of several at one clock; least-energy compares the"
+        " energy above --blocking-power if that is given",
+        offline=kareus_files.KeptRow.LEAST_ENERGY,
     )
+    add_option(parser, keep)
+    parser.set_defaults(keep=kareus_files.KeptRow.LEAST_ENERGY)
     highest = "from envpipe-profile: highest clock in MHz (default: that of the log's plan)"
     _add_counts(parser, {"--highest-clock": highest})
     parser.add_argument(
@@ -185,19 +187,19 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--merge", action="store_true", help="profile: merge all ranks of a stage")
 
 
+_count = argument_type(Option(kind=int, bounds=(0, 9_999_999)))
+
+
 def _add_counts(parser: argparse.ArgumentParser, options: Mapping[str, str]) -> None:
     for option, what in options.items():
         parser.add_argument(option, metavar="N", type=_count, help=what)
 
 
-def _count(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 7):
-        raise argparse.ArgumentTypeError(f"must be a count of at most 7 digits, not {text!r}")
-    return int(text)
-
-
 def _two_powers(text: str) -> tuple[float, float]:
-    powers_w = offline_inputs.per_stage(float, "watts", "250,180")(text)
+    try:
+        powers_w = tuple(map(float, text.split(",")))
+    except ValueError:
+        powers_w = ()
     if len(powers_w) != 2 or not all(0 < power_w <= 100_000 for power_w in powers_w):
         raise argparse.ArgumentTypeError(f"must be two powers in W, such as 250,180, not {text!r}")
     return powers_w[0], powers_w[1]
@@ -337,10 +339,10 @@ def _converted_profile(
 
 
 def _power_of_kareus(given: Given) -> float:
-    if given.blocking_power is None and given.gpu is None:
+    if given.blocking_power_w is None and given.gpu is None:
         return 0.0
     power_w = offline_inputs.blocking_power_w(
-        given.blocking_power, offline_inputs.gpu_window(given.gpu)
+        given.blocking_power_w, offline_inputs.gpu_window(given.gpu)
     )
     if len(power_w) > 1:
         raise CommandError("--blocking-power: give one value for a profile's rows")
@@ -389,7 +391,7 @@ def _profile_and_power(given: Given) -> tuple[StageProfile, tuple[float, ...]]:
         )
     profile = offline_inputs.read_profile(given.profile)
     gpu = offline_inputs.gpu_window(given.gpu)
-    return profile, offline_inputs.blocking_power_w(given.blocking_power, gpu)
+    return profile, offline_inputs.blocking_power_w(given.blocking_power_w, gpu)
 
 
 COMMAND = Command(configure=_configure, run=_run)

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flyball_server.cli.offline_inputs import Arguments
 from flyball_server.planning.documents.plan_text import Paint, plan_rows
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.simulated_plan import SimulatedPlan
-from flyball_wire.command import CommandError
+from flyball_wire.command import Arguments, CommandError
 
 if TYPE_CHECKING:
     from rich.color import ColorSystem

@@ -20,23 +20,17 @@ from flyball_server.http.problem_handlers import problem_of
 from flyball_server.jobs.auth.access import Access
 from flyball_server.jobs.bounds import MAX_COUNT
 from flyball_server.jobs.errors import JobsError
-from flyball_server.jobs.loop_state import Comparison
-from flyball_server.jobs.measurements.step_reading import PairedSteps
-from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry import inspection
 from flyball_server.jobs.registry.inspection import require_job
-from flyball_server.jobs.savings.comparisons import progress_of
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
-from flyball_server.jobs.stragglers.announcements import list_stragglers
-from flyball_server.jobs.timetables import get_timetable
+from flyball_server.jobs.stragglers.announcements import current_stragglers
+from flyball_server.jobs.timetables import timetable_status
 from flyball_server.jobs.waiters import JobWaiters
 from flyball_server.views.history import HistoryMemory, plan_summaries
 from flyball_server.views.job_figures import SharedReading
 from flyball_server.views.live_feed import Feed, Following
 from flyball_server.views.stage_steps import StepWindow, WindowStep, older_steps, settled_step
 from flyball_wire.closed_loop import (
-    ComparisonState,
     ComparisonStatus,
     Straggler,
     TimetableStatus,
@@ -152,15 +146,15 @@ class JobSource:
 
     Attributes:
         job: state that is read quickly.
-        slow: states that may take long to read, as rendered events by name.
-        changed: event that all of them set.
+        history: event of its plan versions, which may take long to read.
+        changed: event that both set.
         after_step: last step that the client has.
         older: reading of the steps before the newest, which are sent with the first of these; None:
             the client wants none.
     """
 
     job: Following[JobEvents]
-    slow: dict[str, Following[bytes]]
+    history: Following[bytes]
     changed: asyncio.Event
     after_step: int
     older: asyncio.Task[tuple[WindowStep, ...]] | None = None
@@ -178,7 +172,7 @@ class JobSource:
 
     def news(self) -> bytes:
         """Return events of all changes; of a deleted job `gone` alone."""
-        followed: tuple[Following[Any], ...] = (self.job, *self.slow.values())
+        followed: tuple[Following[Any], ...] = (self.job, self.history)
         if any(each.is_gone for each in followed):
             is_sent, self._is_gone = self._is_gone, True
             return b"" if is_sent else _GONE
@@ -193,8 +187,8 @@ class JobSource:
         state = self.job.state
         if state is None:
             return
-        slow = {name: each.state for name, each in self.slow.items() if each.state is not None}
-        events = {**state.events, **slow}
+        history = self.history.state
+        events = state.events if history is None else {**state.events, HISTORY: history}
         for name in _ORDER:
             current = events.get(name)
             if current is not None and current != self._sent.get(name):
@@ -222,24 +216,28 @@ class JobEventsReader:
         self._is_profiled = False
 
     def __call__(self) -> JobEvents:
-        """Return the job's current events."""
-        overview = self._reading.overview_of(self._job_id)
-        notes = inspection.notes(self._services, inspection.get_job(self._services, self._job_id))
-        timetable = get_timetable(self._services, self._job_id)
-        stragglers = list_stragglers(self._services, self._job_id)
+        """Return the job's current events, all of one moment."""
+        services, job_id = self._services, self._job_id
+        with self._reading.snapshot(job_id) as now:
+            job, loop_state = now.job, now.reader.find_loop_state(job_id)
+            notes = inspection.notes(services, inspection.summarise(now.reader, job))
+            profiling = inspection.profiling_status(now.reader, job)
+            steps = self._window.read(now.reader, job)
+        timetable = timetable_status(services, job, loop_state)
+        stragglers = current_stragglers(loop_state, services.now().timestamp())
         events = {
-            OVERVIEW: event(OVERVIEW, rendered(JobOverview, overview)),
+            OVERVIEW: event(OVERVIEW, rendered(JobOverview, now.overview)),
             NOTES: event(NOTES, rendered(tuple[str, ...], notes)),
             TIMETABLE: event(TIMETABLE, rendered(TimetableStatus, timetable)),
             STRAGGLERS: event(STRAGGLERS, rendered(tuple[Straggler, ...], stragglers)),
+            COMPARISON: event(COMPARISON, rendered(ComparisonStatus, now.comparison)),
         }
-        profiling = inspection.get_profiling(self._services, self._job_id)
         # State `off` is sent only after another state.
         self._is_profiled = self._is_profiled or profiling.state != ProfilingState.OFF
         if self._is_profiled:
             view = replace(profiling, points=())
             events[PROFILING] = event(PROFILING, rendered(ProfilingStatus, view))
-        return JobEvents(events, self._window.read(self._services, self._job_id))
+        return JobEvents(events, steps)
 
 
 class HistoryReader:
@@ -264,51 +262,7 @@ class HistoryReader:
         return self._event
 
 
-class ComparisonReader:
-    """Reader of the newest comparison of a job; each of its steps is read once."""
-
-    def __init__(self, services: JobServices, job_id: str) -> None:
-        self._services = services
-        self._job_id = job_id
-        self._known: tuple[datetime, Comparison] | None = None
-        self._counter: PairedSteps | None = None
-        self._event = b""
-
-    def __call__(self) -> bytes:
-        """Return the comparison as an event."""
-        with self._services.store.reading() as reader:
-            job = require_job(reader, self._job_id)
-            comparison = reader.find_loop_state(self._job_id).comparison
-            if comparison is None:
-                return _comparison_event(ComparisonStatus(state=ComparisonState.NONE))
-            current = (job.created_at, comparison)
-            if current != self._known:
-                self._counter = None
-            elif comparison.is_done:
-                return self._event
-            if self._counter is None:
-                self._counter = _paired_steps(reader, job, comparison)
-            num_measured = 0 if self._counter is None else self._counter.read(reader)
-        self._event = _comparison_event(progress_of(comparison, num_measured))
-        self._known = current
-        return self._event
-
-
-def _paired_steps(reader: JobReader, job: JobRecord, comparison: Comparison) -> PairedSteps | None:
-    """Return a counter of the pairs; None: the comparison's version has no first step yet."""
-    versions = reader.list_versions(job.job_id)
-    named = {each.version for each in versions if each.first_step is not None}
-    if comparison.version is None or comparison.version not in named:
-        return None
-    record = reader.find_plan(job.job_id, comparison.version)
-    return None if record is None else PairedSteps(record, job.spec.num_expected_ranks)
-
-
-def _comparison_event(progress: ComparisonStatus) -> bytes:
-    return event(COMPARISON, rendered(ComparisonStatus, progress))
-
-
-_JOBS_AT_ONCE, _SLOW_AT_ONCE = 2, 4
+_JOBS_AT_ONCE, _HISTORIES_AT_ONCE = 2, 4
 # Limit on the rate of overviews of all jobs to one client, B/s: of thousands of jobs they are sent
 # less often, but at least every MOST_PAUSE_S.
 OVERVIEW_BYTES_A_SECOND = 2**20
@@ -350,15 +304,13 @@ class LiveEvents:
             functools.partial(JobEventsReader, services, reading),
             num_concurrent_reads=_JOBS_AT_ONCE,
         )
-        # Feeds of their own: the first reading may take a minute.
-        self._slow: dict[str, Feed[bytes]] = {
-            name: Feed(waiters, reader, num_concurrent_reads=_SLOW_AT_ONCE)
-            for name, reader in (
-                (HISTORY, functools.partial(HistoryReader, services, histories)),
-                (COMPARISON, functools.partial(ComparisonReader, services)),
-            )
-        }
-        self._feeds: tuple[Feed[Any], ...] = (self._all, self._jobs, *self._slow.values())
+        # A feed of its own: the first reading may take a minute.
+        self._histories: Feed[bytes] = Feed(
+            waiters,
+            functools.partial(HistoryReader, services, histories),
+            num_concurrent_reads=_HISTORIES_AT_ONCE,
+        )
+        self._feeds: tuple[Feed[Any], ...] = (self._all, self._jobs, self._histories)
 
     @property
     def num_followed(self) -> int:
@@ -401,9 +353,8 @@ class LiveEvents:
             job = self._jobs.follow(job_id, changed)
             stack.callback(job.stop)
             await job.first()
-            slow = {name: feed.follow(job_id, changed) for name, feed in self._slow.items()}
-            for followed in slow.values():
-                stack.callback(followed.stop)
+            history = self._histories.follow(job_id, changed)
+            stack.callback(history.stop)
 
             older = None
             if num_steps > 0:
@@ -412,13 +363,12 @@ class LiveEvents:
                 stack.callback(older.cancel)
 
             async def all_read() -> None:
-                for followed in slow.values():
-                    await followed.wait_for_read()
+                await history.wait_for_read()
                 if older is not None:
                     await older
 
             source = JobSource(
-                job=job, slow=slow, changed=changed, after_step=after_step, older=older
+                job=job, history=history, changed=changed, after_step=after_step, older=older
             )
             ready = all_read if wait_s == 0 else None
             return _stream(source, stack, wait_s=wait_s, ready=ready)

@@ -65,8 +65,8 @@ REPORTS_ROUTER = call_router("reports")
 def get_report(state: State, job_id: JobId) -> JobReport:
     """Return time and energy of each plan version against a measured baseline.
 
-    Each has a 95 % interval; predictions have `predicted` in their names. All of the job's steps
-    are read: with millions of steps this takes a minute or more.
+    Each has a 95 % interval; predictions have `predicted` in their names. The figures come from
+    running totals, so the answer takes no longer for a job with millions of steps.
     """
     return report.get_report(state.services, job_id)
 
@@ -80,8 +80,9 @@ def get_report(state: State, job_id: JobId) -> JobReport:
 def get_recorded_runs(state: State, job_id: JobId) -> RecordedRuns:
     """Return clocks, iteration time, energies and instruction times of each plan version.
 
-    Only steps that count in the report are in it. All of the job's steps are read, as for the
-    report. A job with fewer than two versions that can be replayed is a 409.
+    Only steps that count in the report are in it. All of the job's steps are read: with millions
+    of steps this takes a minute or more. A job with fewer than two versions that can be replayed is
+    a 409.
     """
     return recorded_runs.get_recorded_runs(state.services, job_id)
 

@@ -132,6 +132,9 @@ async def post_measurements(
 ) -> messages.Accepted:
     """Store time and energy of the rank's steps; a step posted again replaces the older one.
 
+    A step counts once in the report, with its first measurement if it had counted before. After the
+    training has started over it is another step, and counts too.
+
     If `measurement_detail` of the rank's plan asks for it, steps have their instructions' times.
     A `plan_version` that the job does not have is a 422 without a `plan_id`; with one the step is
     kept apart as run on an unknown plan, and counts in no total.

@@ -8,18 +8,18 @@ same form.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from flyball_pipeline.instruction import Checkpoint
 from flyball_server.http.zeus.messages import JobInfo
 from flyball_server.jobs.errors import InvalidFieldError
-from flyball_server.jobs.records import JOB_ID_PATTERN, check_spec_bounds
+from flyball_server.jobs.records import JOB_ID_PATTERN
 from flyball_wire.messages import JobSpec, Profiling
-from flyball_wire.plan_options import Effort, Policy, Reconfigure
+from flyball_wire.options import Option, OptionError, options_of
+from flyball_wire.plan_options import PlanOptions
 
 _FIELD = "job_metadata"
 _SEPARATOR = "+"
@@ -27,37 +27,14 @@ _MAX_NAME_CHARACTERS = 128
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))
-
-
-def _numbers(text: str) -> tuple[float, ...]:
-    return tuple(map(float, text.split(",")))
-
-
-# Reader of each option; those of a ValueError become errors of the call.
-_READERS: MappingProxyType[str, Callable[[str], object]] = MappingProxyType(
+_OPTIONS: Mapping[str, Option] = MappingProxyType(
     {
-        "num_microbatches": int,
-        "schedule": str,
-        "policy": Policy,
-        "reconfigure": Reconfigure,
-        "target": str,
-        "effort": Effort,
-        "reserve": float,
-        "transition_ms": float,
-        "gpus_at_once": int,
-        "gpus_in_node": int,
-        "max_switches": int,
-        "min_dwell_ms": float,
-        "tail_ms": float,
-        "transfer_ms": _numbers,
-        "checkpoint": Checkpoint,
-        "blocking_power_w": _numbers,
-        "gpu": str,
-        "extra_forwards": _integers,
-        "activation_bytes": _integers,
-        "free_memory_bytes": _integers,
+        "num_microbatches": options_of(JobSpec)["num_microbatches"],
+        **{
+            name: declared
+            for name, declared in options_of(PlanOptions).items()
+            if declared.is_readable and name != "early_requests"
+        },
     }
 )
 
@@ -82,20 +59,20 @@ def read_metadata(text: str | None) -> JobMetadata:
     Only parts `OPTION=VALUE` with the name of an option are options, so that any text is valid.
 
     Raises:
-        InvalidFieldError: the value of an option cannot be read.
+        InvalidFieldError: the value of an option is out of its bounds.
     """
     names: list[str] = []
     options: dict[str, object] = {}
     for part in filter(None, (text or "").split(_SEPARATOR)):
         option, sign, value = part.partition("=")
-        read = _READERS.get(option.strip()) if sign else None
-        if read is None:
+        declared = _OPTIONS.get(option.strip()) if sign else None
+        if declared is None:
             names.append(part)
             continue
         try:
-            options[option.strip()] = read(value.strip())
-        except ValueError:
-            raise InvalidFieldError(_FIELD, f"the value of {option.strip()} is invalid") from None
+            options[declared.name] = declared.read_text(value.strip())
+        except OptionError as error:
+            raise InvalidFieldError(_FIELD, f"{declared.name} {error.message}") from None
     return JobMetadata(name=_job_name(_SEPARATOR.join(names)), options=options)
 
 
@@ -122,7 +99,7 @@ def zeus_job_spec(
         registered: specification of a job that is registered already; None: it is new.
 
     Raises:
-        InvalidFieldError: a value is out of bounds, or one that Zeus does not send is missing.
+        InvalidFieldError: the degrees do not fit, or a value that Zeus does not send is missing.
     """
     _check_degrees(info)
     # Zeus's client measures nothing.
@@ -132,20 +109,17 @@ def zeus_job_spec(
         "profiling": Profiling.GIVEN,
     }
     if registered is not None:
-        spec = replace(registered, **{**own.options, **fixed})
-    else:
-        options = {**defaults.options, **own.options}
-        if "num_microbatches" not in options:
-            raise InvalidFieldError(
-                "num_microbatches",
-                "Zeus's client does not send it; add it to job_metadata, as in"
-                " NAME+num_microbatches=8+blocking_power_w=70, or to FLYBALL_ZEUS_DEFAULTS, or"
-                " name a registered job",
-            )
-        # It requests a clock as an instruction begins.
-        spec = JobSpec(**{**options, **fixed, "early_requests": False})
-    check_spec_bounds(spec)
-    return spec
+        return replace(registered, **{**own.options, **fixed})
+    options = {**defaults.options, **own.options}
+    if "num_microbatches" not in options:
+        raise InvalidFieldError(
+            "num_microbatches",
+            "Zeus's client does not send it; add it to job_metadata, as in"
+            " NAME+num_microbatches=8+blocking_power_w=70, or to FLYBALL_ZEUS_DEFAULTS, or"
+            " name a registered job",
+        )
+    # It requests a clock as an instruction begins.
+    return JobSpec(**{**options, **fixed, "early_requests": False})
 
 
 def _check_degrees(info: JobInfo) -> None:

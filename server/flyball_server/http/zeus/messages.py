@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
+from flyball_wire.messages import JobSpec
+from flyball_wire.options import options_of
 from flyball_wire.strictness import Sent
 
 REGISTER_JOB = "/register_job"
@@ -36,10 +39,10 @@ class JobInfo(Sent):
         job_metadata: text of the training script; see `job_metadata.py`.
     """
 
-    pp_degree: int
+    pp_degree: Annotated[int, options_of(JobSpec)["num_stages"]]
     dp_degree: int
     tp_degree: int
-    world_size: int
+    world_size: Annotated[int, options_of(JobSpec)["num_ranks"]]
     job_id: str = ""
     job_metadata: str | None = None
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from flyball_server.jobs.bounds import check_text
 from flyball_server.jobs.errors import InvalidFieldError, JobsError, OtherStartError, UnknownError
 from flyball_server.jobs.measurements.pruning import merge_instructions, without_pruned
+from flyball_server.jobs.measurements.step_reading import add_post, place_of_post
 from flyball_server.jobs.records import JobRecord, StepDetail, StepRecord, identity_of
 from flyball_server.jobs.registry.inspection import require_job
 from flyball_server.jobs.registry.rank_batch import RankBatch
@@ -119,11 +120,8 @@ def _store_together(
                 if detail.step not in unknown
             }
             stored.append(len(newest))
-        kept = without_pruned(writer, job_id, steps)
-        for pruned in steps.keys() - kept.keys():
-            details.pop(pruned, None)
-        merge_instructions(writer, job_id, kept, details.values(), ranks.stages)
-        writer.save_steps(tuple(kept.values()), stored_at=services.now())
+        if steps:
+            _save_steps(services, writer, ranks, steps, details)
         writer.note_clocks(job_id, no_clocks)
         _save_details(writer, job_id, tuple(details.values()))
         job = ranks.job
@@ -135,6 +133,30 @@ def _store_together(
         Accepted(stored=one, next_post_s=next_post_s) if isinstance(one, int) else one
         for one in stored
     )
+
+
+def _save_steps(
+    services: JobServices,
+    writer: JobWriter,
+    ranks: RankBatch,
+    steps: Mapping[tuple[int, int], StepRecord],
+    details: dict[tuple[int, int], StepDetail],
+) -> None:
+    """Store steps, and add them to the job's totals; remove details of those that have counted.
+
+    Raises:
+        ValueError: the job does not exist, or a rank does not.
+    """
+    job = ranks.job
+    if job is None:
+        raise ValueError("no job")
+    place = place_of_post(writer, job, steps.values())
+    kept = without_pruned(writer, job.job_id, place, steps)
+    for pruned in steps.keys() - kept.keys():
+        details.pop(pruned, None)
+    merge_instructions(writer, job.job_id, kept, details.values(), ranks.stages)
+    writer.save_steps(tuple(kept.values()), stored_at=services.now(), run=place.run)
+    add_post(writer, job, place, kept.values())
 
 
 def _with_known_plans(

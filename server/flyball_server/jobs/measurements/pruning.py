@@ -1,17 +1,17 @@
-"""Use cases of pruning: old measurements of single ranks become totals, and moments by stage.
+"""Use cases of pruning: old measurements of single ranks become totals.
 
 A step is pruned once its newest measurement is older than the retention, in the order of steps.
-What is read of a job afterwards stays the same: `list_step_totals` for report, savings and
-metrics, `list_stage_totals` for charts, `measured_moments` for predictions of a job's own plans.
+What is read of a job afterwards stays the same: the running totals, which have its steps before,
+`list_step_totals` for recorded runs, `list_stage_totals` for charts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
-from flyball_server.jobs.measurements.step_reading import step_kinds
-from flyball_server.jobs.moments import Moments, StageMoments, StepMoments, merged_moments
-from flyball_server.jobs.records import JobRecord, PlanRecord, StepDetail, StepRecord
+from flyball_server.jobs.measurements.step_reading import add_all
+from flyball_server.jobs.moments import Moments, StageMoments
+from flyball_server.jobs.records import FoldPlace, StepDetail, StepRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -38,44 +38,12 @@ def most_steps(
     return max(min(limit, fit), 1)
 
 
-class Cycles:
-    """Clocks of a job's versions by step, as StageMoments numbers them; each version is read once.
-
-    Args:
-        job: job at its current creation time; another run of its name has other versions.
-    """
-
-    def __init__(self, job: JobRecord) -> None:
-        self.job = job
-        self._rows: dict[int, tuple[int, tuple[int, ...]]] = {}
-
-    def row(self, reader: JobReader, version: int | None, step: int) -> int:
-        """Return the number of the clocks that the version has in this step."""
-        if version is None:
-            return 0
-        if version not in self._rows:
-            record = reader.find_plan(self.job.job_id, version)
-            if record is None or record.first_step is None:
-                return 0  # a version that never held
-            self._rows[version] = (record.first_step, _rows_of(record))
-        first_step, rows = self._rows[version]
-        return rows[(step - first_step) % len(rows)]
-
-
-def _rows_of(record: PlanRecord) -> tuple[int, ...]:
-    if record.plan.is_probe:
-        return tuple(range(record.cycle_length))
-    kinds = step_kinds(record)
-    return tuple(map(int, kinds.baseline_cycle)) if kinds.is_interleaved else (0,)
-
-
-def prune_some(services: JobServices, job_id: str, cycles: Cycles) -> bool:
+def prune_some(services: JobServices, job_id: str) -> bool:
     """Prune the job's oldest steps, in one short transaction; return whether there may be more.
 
     Args:
         services: services of the use cases; `life` has the retention.
         job_id: ID of an existing job.
-        cycles: clocks of its versions.
     """
     with services.store.reading() as reader:
         if _end_step(services, reader, job_id) is None:
@@ -83,10 +51,9 @@ def prune_some(services: JobServices, job_id: str, cycles: Cycles) -> bool:
     with services.store.writing(job_id) as writer:
         job = writer.find_job(job_id)
         end_step = _end_step(services, writer, job_id)
-        if job is None or end_step is None or job.created_at != cycles.job.created_at:
+        if job is None or end_step is None:
             return False
-        moments = writer.list_step_moments(job_id, 0, end_step)
-        writer.merge_moments(job_id, _by_stage(writer, cycles, moments))
+        add_all(writer, job, end_step)
         writer.prune_steps(job_id, end_step, num_stage_steps=most_steps(job.spec))
     return True
 
@@ -110,47 +77,23 @@ def _end_step(services: JobServices, reader: JobReader, job_id: str) -> int | No
     return end_step
 
 
-def measured_moments(reader: JobReader, job: JobRecord) -> tuple[StageMoments, ...]:
-    """Return the moments of all measurements of a job, pruned or not, by version and stage."""
-    kept = _by_stage(reader, Cycles(job), reader.list_step_moments(job.job_id, 0))
-    merged = merged_moments((*reader.list_moments(job.job_id), *kept))
-    return tuple(merged[place] for place in sorted(merged))
-
-
-def _by_stage(
-    reader: JobReader, cycles: Cycles, steps: Iterable[StepMoments]
-) -> Iterator[StageMoments]:
-    for step in steps:
-        row = cycles.row(reader, step.plan_version, step.step)
-        yield StageMoments(
-            plan_version=step.plan_version,
-            stage=step.stage,
-            times_s={row: step.time_s},
-            energies_j={row: step.energy_j} if step.energy_j.count else {},
-        )
-
-
 # ------------------------------------------------------------------ posts
 
 
 def without_pruned(
-    writer: JobWriter, job_id: str, steps: Mapping[tuple[int, int], StepRecord]
+    writer: JobWriter, job_id: str, place: FoldPlace, steps: Mapping[tuple[int, int], StepRecord]
 ) -> dict[tuple[int, int], StepRecord]:
     """Return the measurements to store, by rank and step.
 
-    A pruned step has counted: a measurement of it is not stored again, unless it ran a newer plan
-    than all its ranks. Then the run has started over, and the step is measured anew.
+    A pruned step has counted: a measurement of it is not stored again, unless the run has started
+    over since. Then the step is measured anew.
     """
     pruned = writer.find_pruned(job_id, {step for _, step in steps})
     if not pruned:
         return dict(steps)
-    anew = {
-        step
-        for (_, step), record in steps.items()
-        if step in pruned and (record.plan_version or 0) > pruned[step]
-    }
-    writer.forget_pruned(job_id, anew)
-    return {key: record for key, record in steps.items() if key[1] not in pruned.keys() - anew}
+    counted = {step for step in pruned if step <= place.after_step}
+    writer.forget_pruned(job_id, pruned - counted)
+    return {key: record for key, record in steps.items() if key[1] not in counted}
 
 
 def merge_instructions(

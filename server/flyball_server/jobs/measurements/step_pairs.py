@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from dataclasses import dataclass, field
 
+from flyball_server.jobs.records import StepTotals
 from flyball_server.jobs.savings.intervals import MeanEstimate
 from flyball_wire.closed_loop import Estimate
 
-_MAX_CELLS = 1024
+_MAX_CELLS = 256
 _MAX_BATCHES = 30
 
 
+@dataclass(kw_only=True)
 class BatchMeans:
     """Mean of a series whose neighbours are correlated, by non-overlapping batch means.
 
@@ -24,49 +27,35 @@ class BatchMeans:
     (B. Schmeiser, Operations Research 30, 1982).
     """
 
-    def __init__(self) -> None:
-        self._sums: list[float] = []
-        self._cell_length = 1
-        self._num_in_last = 0
-        self._num_values = 0
-        self._sum = 0.0
-        self._estimate: MeanEstimate | None = None
-
-    @property
-    def num_values(self) -> int:
-        """Number of values added so far."""
-        return self._num_values
-
-    @property
-    def total(self) -> float:
-        """Sum of these values."""
-        return self._sum
+    #: Sums of as many neighbours as a cell has; the last cell may have fewer.
+    sums: list[float] = field(default_factory=list[float])
+    cell_length: int = 1
+    num_in_last: int = 0
+    num_values: int = 0
+    #: Sum of all values.
+    total: float = 0.0
 
     def add(self, value: float) -> None:
         """Add the next value of the series."""
-        if self._num_in_last in {0, self._cell_length}:
-            if len(self._sums) == _MAX_CELLS:
+        if self.num_in_last in {0, self.cell_length}:
+            if len(self.sums) == _MAX_CELLS:
                 self._merge_cells()
-            self._sums.append(0.0)
-            self._num_in_last = 0
-        self._sums[-1] += value
-        self._num_in_last += 1
-        self._sum += value
-        self._num_values += 1
-        self._estimate = None
+            self.sums.append(0.0)
+            self.num_in_last = 0
+        self.sums[-1] += value
+        self.num_in_last += 1
+        self.total += value
+        self.num_values += 1
 
     def estimate(self) -> MeanEstimate | None:
         """Return the mean of all values; None if there are no values."""
-        if self._estimate is None and self._num_values:
-            self._estimate = self._made_estimate()
-        return self._estimate
-
-    def _made_estimate(self) -> MeanEstimate:
+        if not self.num_values:
+            return None
         means = self._batch_means()
-        mean = self._sum / self._num_values
+        mean = self.total / self.num_values
         if len(means) < 2:
             return MeanEstimate(
-                mean=mean, variance=None, degrees_of_freedom=0, num_steps=self._num_values
+                mean=mean, variance=None, degrees_of_freedom=0, num_steps=self.num_values
             )
         center = math.fsum(means) / len(means)
         squares = math.fsum((each - center) ** 2 for each in means)
@@ -74,29 +63,30 @@ class BatchMeans:
             mean=mean,
             variance=squares / (len(means) - 1) / len(means),
             degrees_of_freedom=len(means) - 1,
-            num_steps=self._num_values,
+            num_steps=self.num_values,
         )
 
     def _batch_means(self) -> list[float]:
         """Return the means of batches of equal length; the remainder counts in the mean only."""
-        num_full = len(self._sums) - (self._num_in_last < self._cell_length)
-        longest = max(1, round(self._num_values ** (1 / 3)))
+        num_full = len(self.sums) - (self.num_in_last < self.cell_length)
+        longest = max(1, round(self.num_values ** (1 / 3)))
         cells = max(
-            math.ceil(longest / self._cell_length),
+            math.ceil(longest / self.cell_length),
             math.ceil(num_full / _MAX_BATCHES),
         )
         return [
-            math.fsum(self._sums[start : start + cells]) / (cells * self._cell_length)
+            math.fsum(self.sums[start : start + cells]) / (cells * self.cell_length)
             for start in range(0, num_full - cells + 1, cells)
         ]
 
     def _merge_cells(self) -> None:
         """Merge the cells, all of them full, into half as many of twice the length."""
-        self._sums = [a + b for a, b in zip(self._sums[::2], self._sums[1::2], strict=True)]
-        self._cell_length *= 2
-        self._num_in_last = self._cell_length
+        self.sums = [a + b for a, b in zip(self.sums[::2], self.sums[1::2], strict=True)]
+        self.cell_length *= 2
+        self.num_in_last = self.cell_length
 
 
+@dataclass(kw_only=True)
 class PairedMeans:
     """Two kinds of steps, interleaved and compared pair by pair.
 
@@ -106,37 +96,31 @@ class PairedMeans:
     independent are rather too wide than too narrow.
     """
 
-    def __init__(self) -> None:
-        self._num_pairs = 0
-        self._num_steps = 0
-        self._mean_a = self._mean_b = 0.0
-        self._aa = self._bb = self._ab = 0.0
-
-    @property
-    def num_pairs(self) -> int:
-        """Number of pairs added so far."""
-        return self._num_pairs
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps in the smaller halves of all pairs."""
-        return self._num_steps
+    num_pairs: int = 0
+    #: Number of steps in the smaller halves of all pairs.
+    num_steps: int = 0
+    mean_a: float = 0.0
+    mean_b: float = 0.0
+    #: Sums of products of deviations from these means.
+    aa: float = 0.0
+    bb: float = 0.0
+    ab: float = 0.0
 
     def add(self, a: float, b: float, *, num_steps: int) -> None:
         """Add a pair: the mean of each half, and the number of steps of the smaller half."""
-        self._num_pairs += 1
-        self._num_steps += num_steps
+        self.num_pairs += 1
+        self.num_steps += num_steps
         # Welford's update, also of the co-moment.
-        off_a, off_b = a - self._mean_a, b - self._mean_b
-        self._mean_a += off_a / self._num_pairs
-        self._mean_b += off_b / self._num_pairs
-        self._aa += off_a * (a - self._mean_a)
-        self._bb += off_b * (b - self._mean_b)
-        self._ab += off_a * (b - self._mean_b)
+        off_a, off_b = a - self.mean_a, b - self.mean_b
+        self.mean_a += off_a / self.num_pairs
+        self.mean_b += off_b / self.num_pairs
+        self.aa += off_a * (a - self.mean_a)
+        self.bb += off_b * (b - self.mean_b)
+        self.ab += off_a * (b - self.mean_b)
 
     def difference(self) -> MeanEstimate | None:
         """Return the mean of `a - b`."""
-        return self._estimate(self._mean_a - self._mean_b, self._aa - 2 * self._ab + self._bb)
+        return self._estimate(self.mean_a - self.mean_b, self.aa - 2 * self.ab + self.bb)
 
     def ratio(self) -> Estimate | None:
         """Return the mean of `a` over the mean of `b`; None if undefined.
@@ -144,59 +128,26 @@ class PairedMeans:
         Linearised: the variance is that of `a - R b` over `b`'s mean squared (W. G. Cochran,
         Sampling Techniques, 3rd ed., eq. 6.13).
         """
-        if not self._num_pairs or self._mean_b <= 0:
+        if not self.num_pairs or self.mean_b <= 0:
             return None
-        ratio = self._mean_a / self._mean_b
-        squares = self._aa - 2 * ratio * self._ab + ratio**2 * self._bb
-        estimate = self._estimate(ratio, squares / self._mean_b**2)
+        ratio = self.mean_a / self.mean_b
+        squares = self.aa - 2 * ratio * self.ab + ratio**2 * self.bb
+        estimate = self._estimate(ratio, squares / self.mean_b**2)
         return None if estimate is None else estimate.interval()
 
     def _estimate(self, mean: float, squares: float) -> MeanEstimate | None:
-        if not self._num_pairs:
+        if not self.num_pairs:
             return None
-        others = self._num_pairs - 1
+        others = self.num_pairs - 1
         return MeanEstimate(
             mean=mean,
-            variance=max(squares, 0.0) / others / self._num_pairs if others else None,
+            variance=max(squares, 0.0) / others / self.num_pairs if others else None,
             degrees_of_freedom=others,
-            num_steps=self._num_steps,
+            num_steps=self.num_steps,
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class WholeStep:
-    """A step over all its ranks.
-
-    Attributes:
-        version: newest plan version that was run in it; None: default clocks on all ranks.
-        is_complete: true once all ranks have posted it.
-        is_mixed: true if ranks ran several versions in it.
-        left_plan: true if the step deviated from the plan.
-        is_unknown: true if a rank ran a plan that is unknown here: the step counts as nothing.
-        time_s: iteration time of the slowest rank, s.
-        energy_j: energy of all ranks, J; None: a rank could not read it.
-        num_unplanned: instructions that the plan does not have.
-        num_overruns: emulated instructions whose computation took longer than profiled.
-        num_capped: clock readings that power or heat held below the plan's clock.
-        num_lost_clocks: other readings below the plan's clock.
-        num_without_clocks: ranks that set no clocks, so that theirs are not known.
-    """
-
-    step: int
-    version: int | None
-    is_complete: bool
-    is_mixed: bool
-    left_plan: bool
-    time_s: float
-    energy_j: float | None
-    is_unknown: bool = False
-    num_unplanned: int = 0
-    num_overruns: int = 0
-    num_capped: int = 0
-    num_lost_clocks: int = 0
-    num_without_clocks: int = 0
-
-
+@dataclass(kw_only=True)
 class CountingRule:
     """Rule for the steps that count; takes a job's steps in rising order.
 
@@ -204,20 +155,24 @@ class CountingRule:
     version in the complete step before: clocks settle in the first one.
     """
 
-    def __init__(self) -> None:
-        # Version of the previous complete step, alone in a tuple; empty: no such version.
-        self._settled: tuple[int | None, ...] = ()
+    num_ranks: int
+    #: Version of the previous complete step, alone in a tuple; empty: no such version.
+    settled: tuple[int | None, ...] = ()
 
-    def counts(self, step: WholeStep) -> bool:
+    def is_complete(self, step: StepTotals) -> bool:
+        """Return whether all ranks have posted the step."""
+        return step.num_ranks >= self.num_ranks
+
+    def counts(self, step: StepTotals) -> bool:
         """Return whether the next step counts."""
-        if step.is_unknown:
-            self._settled = ()
-        if step.is_unknown or not step.is_complete:
+        if step.num_unknown:
+            self.settled = ()
+        if step.num_unknown or not self.is_complete(step):
             return False
-        settled = self._settled
+        settled, version = self.settled, step.newest_version
         # In a mixed step the ranks that have still to change are unknown.
-        self._settled = () if step.is_mixed else (step.version,)
-        return not (step.is_mixed or step.left_plan) and settled == (step.version,)
+        self.settled = () if step.is_mixed else (version,)
+        return not (step.is_mixed or step.left_plan) and settled == (version,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,11 +224,10 @@ class StepSeries:
         """Number of steps added so far."""
         return self.times_s.num_values
 
-    def add(self, step: WholeStep) -> None:
-        """Add the next step."""
-        if not self.num_steps:
-            self.first_step = step.step
-        self.last_step = step.step
+    def add(self, step: StepTotals) -> None:
+        """Add the next step; a run that has started over has steps with lower numbers again."""
+        self.first_step = min(self.first_step, step.step) if self.num_steps else step.step
+        self.last_step = max(self.last_step, step.step)
         self.times_s.add(step.time_s)
         if step.energy_j is not None:
             self.energies_j.add(step.energy_j)
@@ -283,6 +237,7 @@ class StepSeries:
         return max(self.first_step - other.last_step, other.first_step - self.last_step, 0)
 
 
+@functools.cache
 def pairs_of(cycle: tuple[bool, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return how the steps of a cycle of plan and baseline steps are paired.
 
@@ -313,50 +268,56 @@ class Pairs:
     energies_j: PairedMeans = field(default_factory=PairedMeans)
 
 
+@dataclass(kw_only=True)
 class PairGathering:
     """Steps of an interleaved version, combined into pairs.
 
     A pair counts if at least half of its steps of either kind have a valid measurement.
     """
 
-    def __init__(self, kinds: StepKinds) -> None:
-        self._pairs = Pairs()
-        self._kinds = kinds
-        self._pair_of_row, self._sizes = pairs_of(kinds.baseline_cycle)
-        self._now: tuple[int, int] | None = None
-        self._on_plan, self._at_baseline = StepSeries(), StepSeries()
+    kinds: StepKinds
+    pairs: Pairs = field(default_factory=Pairs)
+    #: Cycle and number of the current pair; None: no step yet.
+    now: tuple[int, int] | None = None
+    #: Steps of the current pair.
+    on_plan: StepSeries = field(default_factory=StepSeries)
+    at_baseline: StepSeries = field(default_factory=StepSeries)
 
-    def add(self, step: WholeStep) -> None:
+    def add(self, step: StepTotals) -> None:
         """Add the next step with a valid measurement."""
-        cycle, row = divmod(step.step - self._kinds.first_step, len(self._pair_of_row))
-        pair = (cycle, self._pair_of_row[row])
-        if pair != self._now:
+        pair_of_row, _ = pairs_of(self.kinds.baseline_cycle)
+        cycle, row = divmod(step.step - self.kinds.first_step, len(pair_of_row))
+        pair = (cycle, pair_of_row[row])
+        if pair != self.now:
             self._end_pair()
-            self._now = pair
-        half = self._at_baseline if self._kinds.is_baseline(step.step) else self._on_plan
+            self.now = pair
+        half = self.at_baseline if self.kinds.is_baseline(step.step) else self.on_plan
         half.add(step)
 
     def so_far(self) -> Pairs:
         """Return all pairs as if the current one were complete; nothing changes."""
         wanted = self._num_wanted()
         if not wanted:
-            return self._pairs
-        counted = copy.deepcopy(self._pairs)  # a few sums, independent of the number of pairs
+            return self.pairs
+        counted = copy.deepcopy(self.pairs)  # a few sums, independent of the number of pairs
         self._count_in(counted, wanted)
         return counted
 
     def _end_pair(self) -> None:
         wanted = self._num_wanted()
         if wanted:
-            self._count_in(self._pairs, wanted)
-        self._on_plan, self._at_baseline = StepSeries(), StepSeries()
+            self._count_in(self.pairs, wanted)
+        self.on_plan, self.at_baseline = StepSeries(), StepSeries()
 
     def _num_wanted(self) -> int:
         """Return the number of steps of either kind that complete the current pair; 0: no pair."""
-        return 0 if self._now is None else (*self._sizes, 0)[self._now[1]]
+        if self.now is None:
+            return 0
+        _, sizes = pairs_of(self.kinds.baseline_cycle)
+        return (*sizes, 0)[self.now[1]]
 
     def _count_in(self, pairs: Pairs, wanted: int) -> None:
-        on_plan, at_baseline = self._on_plan, self._at_baseline
+        on_plan, at_baseline = self.on_plan, self.at_baseline
         _add_pair(pairs.times_s, on_plan.times_s, at_baseline.times_s, wanted)
         _add_pair(pairs.energies_j, on_plan.energies_j, at_baseline.energies_j, wanted)
 

@@ -1,21 +1,27 @@
-"""A job's steps for the savings, read in bounded pieces and classified."""
+"""Reading of a job's running totals: what the store keeps, and the steps since."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from flyball_server.jobs.measurements.step_pairs import PairGathering, StepKinds, WholeStep
-from flyball_server.jobs.records import PlanRecord, StepTotals
+from flyball_server.jobs.job_state import OVER
+from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold, version_fold
+from flyball_server.jobs.measurements.step_pairs import CountingRule, StepKinds
+from flyball_server.jobs.records import FoldPlace, JobRecord, PlanRecord, StepRecord, StepTotals
 from flyball_server.jobs.store.sql.job_reader import JobReader
+from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_wire.plan import Plan
+from flyball_wire.read_models import PredictedIteration
 
-STEPS_A_PIECE = 5_000
-# Time in s after which a step counts as lost: a rank that cannot reach its planner posts later.
-GIVE_UP_S = 60.0
-_FEWEST_LATER = 2
-# Number of later steps after which a step is given up, however short they are.
-MOST_LATER = 2048
+# Time in s for which later steps are posted, after which a step is not waited for. A rank that
+# cannot reach its planner posts its steps later, and they are added then.
+GIVE_UP_S = 60
+# Number of later steps after which a step is given up, however short they are: ranks keep 4096.
+MOST_LATER = 8192
+# Measurements of single ranks that are added to the stored totals at once, and read at once.
+ROWS_A_PIECE = 4096
+_FEWEST_A_PIECE = 8
+_WIDER = 4
 _BASELINE = "baseline"
 
 
@@ -42,11 +48,16 @@ def step_kinds(record: PlanRecord, highest_mhz: Sequence[int] = ()) -> StepKinds
 def all_step_kinds(records: Iterable[PlanRecord]) -> dict[int, StepKinds]:
     """Return the step kinds of all versions of a job."""
     known = tuple(records)
-    probes = [record.plan for record in known if record.plan.is_probe]
-    # The first version of profiling runs entirely at the highest clocks.
-    first_row = probes[0].cycle_mhz[0] if probes else ()
-    highest_mhz = [max(clocks_mhz, default=0) for clocks_mhz in first_row]
+    highest_mhz = next((highest_row_mhz(each.plan) for each in known if each.plan.is_probe), ())
     return {record.version: step_kinds(record, highest_mhz) for record in known}
+
+
+def highest_row_mhz(plan: Plan) -> tuple[int, ...]:
+    """Return the highest clock of a probe's first row by stage, MHz.
+
+    The first version of profiling runs entirely at the highest clocks.
+    """
+    return tuple(max(clocks_mhz, default=0) for clocks_mhz in plan.cycle_mhz[0])
 
 
 def _highest_rows(plan: Plan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
@@ -62,111 +73,240 @@ def _highest_rows(plan: Plan, highest_mhz: Sequence[int]) -> tuple[bool, ...]:
     )
 
 
-def whole_step(totals: StepTotals, num_ranks: int) -> WholeStep:
-    """Return the step of a job with this number of ranks as the savings use it."""
-    num_held_down = totals.num_power_capped + totals.num_thermally_capped
-    return WholeStep(
-        step=totals.step,
-        version=totals.newest_version,
-        is_complete=totals.num_ranks >= num_ranks,
-        is_mixed=totals.lowest_version != totals.newest_version
-        or 0 < totals.num_with_plan < totals.num_ranks,
-        # Power and heat limit the highest clocks too: such steps belong to the comparison. A clock
-        # missed for another reason was set by another program, and the step was not on the plan.
-        left_plan=totals.num_unplanned > 0
-        or totals.num_without_clocks > 0
-        or totals.num_clock_misses > num_held_down,
-        time_s=totals.time_s,
-        energy_j=totals.energy_j,
-        is_unknown=totals.num_unknown > 0,
-        num_unplanned=totals.num_unplanned,
-        num_overruns=totals.num_overruns,
-        num_capped=num_held_down,
-        num_lost_clocks=max(totals.num_clock_misses - num_held_down, 0),
-        num_without_clocks=totals.num_without_clocks,
-    )
+def new_fold(job: JobRecord) -> StepFold:
+    """Return the totals of a job without steps."""
+    return StepFold(rule=CountingRule(num_ranks=job.spec.num_expected_ranks))
 
 
-def whole_steps(
-    reader: JobReader, job_id: str, num_ranks: int, *, after_step: int = -1
-) -> Iterator[WholeStep]:
-    """Yield the job's steps after this one, rising; at most one piece is kept in memory."""
+def read_fold(reader: JobReader, job: JobRecord) -> StepFold:
+    """Return the totals of all of the job's steps so far; steps that are awaited are in none."""
+    fold = reader.find_fold(job.job_id) or new_fold(job)
+    rest = read_settled(reader, job, fold)
+    add_steps(reader, job.job_id, fold, [step for step in rest if fold.rule.is_complete(step)])
+    return fold
+
+
+def read_settled(reader: JobReader, job: JobRecord, fold: StepFold) -> Sequence[StepTotals]:
+    """Add further steps to the totals, up to the first one that ranks may still post.
+
+    Of a job that is over all steps are settled.
+
+    Returns:
+        The steps that are not settled, rising.
+    """
+    widening = 1
     while True:
-        piece = reader.list_step_totals(job_id, after_step=after_step, limit=STEPS_A_PIECE)
-        for totals in piece:
-            yield whole_step(totals, num_ranks)
-        if len(piece) < STEPS_A_PIECE:
-            return
-        after_step = piece[-1].step
+        limit = min(_piece(fold) * widening, 2 * MOST_LATER)
+        num_read, rest = _add_piece(reader, job, fold, limit)
+        if num_read < limit:
+            return rest
+        # While the first step is awaited, later ones decide whether it is given up.
+        widening = 1 if len(rest) < num_read else widening * _WIDER
 
 
-def settled_steps(piece: Sequence[StepTotals], num_ranks: int) -> Sequence[StepTotals]:
-    """Return the leading steps before the first one that ranks may still post.
+def _add_piece(
+    reader: JobReader, job: JobRecord, fold: StepFold, limit: int
+) -> tuple[int, Sequence[StepTotals]]:
+    """Read at most so many steps, and add the settled ones.
+
+    Returns:
+        The number of steps that were read, and those that are not settled.
+    """
+    piece = reader.list_posted_steps(job.job_id, fold.run, after_step=fold.after_step, limit=limit)
+    settled = piece if job.state in OVER else settled_steps(piece, fold.rule)
+    add_steps(reader, job.job_id, fold, settled)
+    return len(piece), piece[len(settled) :]
+
+
+def _piece(fold: StepFold) -> int:
+    return max(ROWS_A_PIECE // fold.rule.num_ranks, _FEWEST_A_PIECE)
+
+
+def add_steps(reader: JobReader, job_id: str, fold: StepFold, steps: Sequence[StepTotals]) -> None:
+    """Add these steps to the totals, and the versions that they ran."""
+    _know_versions(reader, job_id, fold, steps)
+    for step in steps:
+        fold.add(step)
+
+
+def settled_steps(piece: Sequence[StepTotals], rule: CountingRule) -> Sequence[StepTotals]:
+    """Return the leading steps before the first one that is awaited.
+
+    A step is awaited until later ones have been posted for GIVE_UP_S.
 
     Args:
         piece: steps, rising.
-        num_ranks: number of the job's ranks.
+        rule: rule that says which are complete.
     """
-    later_s = 0.0
     num_settled = len(piece)
-    for position in range(len(piece) - 1, -1, -1):
-        num_later = len(piece) - 1 - position
-        is_given_up = num_later >= MOST_LATER or (
-            num_later >= _FEWEST_LATER and later_s >= GIVE_UP_S
-        )
-        if piece[position].num_ranks < num_ranks and not is_given_up:
-            num_settled = position
-        later_s += piece[position].time_s
+    first_later_unix_s = newest_unix_s = piece[-1].stored_at if piece else 0
+    for num_later, step in enumerate(reversed(piece)):
+        is_given_up = num_later >= MOST_LATER or newest_unix_s - first_later_unix_s >= GIVE_UP_S
+        if not rule.is_complete(step) and not is_given_up:
+            num_settled = len(piece) - 1 - num_later
+        newest_unix_s = max(newest_unix_s, step.stored_at)
+        first_later_unix_s = min(first_later_unix_s, step.stored_at)
     return piece[:num_settled]
 
 
-def num_paired_steps(reader: JobReader, record: PlanRecord, num_ranks: int) -> int:
-    """Return the number of steps of either kind in an interleaved version's pairs so far."""
-    return PairedSteps(record, num_ranks).read(reader)
+def _know_versions(
+    reader: JobReader, job_id: str, fold: StepFold, steps: Iterable[StepTotals]
+) -> None:
+    for step in steps:
+        version = step.newest_version
+        if version is None or version in fold.versions or step.num_unknown:
+            continue
+        record = reader.find_plan(job_id, version)
+        if record is not None:
+            if record.plan.is_probe and not fold.highest_mhz:
+                fold.highest_mhz = _highest_mhz(reader, record)
+            fold.know(version, _fold_of(record, fold.highest_mhz))
 
 
-class PairedSteps:
-    """Incremental counter of one version's pairs; each settled step is read once.
+def _fold_of(record: PlanRecord, highest_mhz: Sequence[int]) -> VersionFold:
+    fold, plan = version_fold(step_kinds(record, highest_mhz)), record.plan
+    fold.predicted = predicted_iteration(plan)
+    if not plan.is_probe:
+        fold.policy, fold.target = plan.policy, plan.target
+    return fold
+
+
+def predicted_iteration(plan: Plan) -> PredictedIteration | None:
+    """Return the model's prediction for a plan; None: a probe."""
+    prediction = plan.prediction
+    if prediction is None:
+        return None
+    return PredictedIteration(
+        iteration_time_s=plan.iteration_time_s,
+        energy_j=prediction.energy_j,
+        baseline_iteration_time_s=prediction.baseline_iteration_time_s,
+        baseline_energy_j=prediction.baseline_energy_j,
+        saving_percent=prediction.saving_percent,
+        gap_percent=prediction.gap_percent,
+        compared=prediction.compared,
+        reserve=plan.reserve,
+        saving_sources=prediction.saving_sources,
+    )
+
+
+def _highest_mhz(reader: JobReader, probe: PlanRecord) -> tuple[int, ...]:
+    """Return the highest clock of online profiling by stage, MHz, from its first version."""
+    for version in range(1, probe.version):
+        record = reader.find_plan(probe.job_id, version)
+        if record is not None and record.plan.is_probe:
+            return highest_row_mhz(record.plan)
+    return highest_row_mhz(probe.plan) if probe.plan.is_probe else ()
+
+
+# ------------------------------------------------------------------ posts
+
+
+def place_of_post(writer: JobWriter, job: JobRecord, steps: Collection[StepRecord]) -> FoldPlace:
+    """Return the place of the totals that these steps are posted to.
+
+    A run starts over with another start of the job, or where a rank posts a step that has counted
+    again, on a newer plan than all steps so far.
 
     Args:
-        record: plan version.
-        num_ranks: number of its job's ranks.
+        writer: writer of the post's transaction, before its steps are stored.
+        job: the job.
+        steps: posted steps.
     """
+    place = writer.find_fold_place(job.job_id)
+    if place is None:
+        place = FoldPlace(start_id=job.start_id)
+        writer.save_fold(job.job_id, place, new_fold(job))
+    is_over = place.start_id != job.start_id or any(
+        step.step <= place.after_step and (step.plan_version or 0) > place.newest_version
+        for step in steps
+    )
+    if not is_over:
+        return place
+    fold = writer.find_fold(job.job_id) or new_fold(job)
+    add_steps(writer, job.job_id, fold, read_settled(writer, job, fold))
+    fold.start_over()
+    return _save(writer, job, FoldPlace(start_id=job.start_id), fold)
 
-    def __init__(self, record: PlanRecord, num_ranks: int) -> None:
-        self._record = record
-        self._num_ranks = num_ranks
-        kinds = step_kinds(record)
-        self._pairs = PairGathering(kinds)
-        self._is_over = record.first_step is None or not kinds.is_interleaved
-        # As in the savings, the first step is left out: clocks settle in it.
-        self._after_step = record.first_step or 0
 
-    def read(self, reader: JobReader) -> int:
-        """Return the number of steps of either kind in the pairs so far."""
-        while not self._is_over:
-            piece = reader.list_step_totals(
-                self._record.job_id, after_step=self._after_step, limit=STEPS_A_PIECE
-            )
-            settled = settled_steps(piece, self._num_ranks)
-            self._is_over = self._add_to(self._pairs, settled)
-            self._after_step = settled[-1].step if settled else self._after_step
-            if len(piece) < STEPS_A_PIECE:
-                return self._with(piece[len(settled) :])
-        return self._pairs.so_far().times_s.num_steps
+def add_post(
+    writer: JobWriter, job: JobRecord, place: FoldPlace, steps: Collection[StepRecord]
+) -> None:
+    """Add some settled steps to the stored totals, if enough were posted since the last time.
 
-    def _with(self, unsettled: Sequence[StepTotals]) -> int:
-        """Return the number with complete steps of `unsettled`, which are read again next time."""
-        pairs = copy.deepcopy(self._pairs) if unsettled else self._pairs
-        self._add_to(pairs, () if self._is_over else unsettled)
-        return pairs.so_far().times_s.num_steps
+    Args:
+        writer: writer of the post's transaction, after its steps are stored.
+        job: the job.
+        place: place of the totals.
+        steps: posted steps.
+    """
+    numbers = {step.step for step in steps}
+    newest_step = max(numbers, default=-1)
+    if place.run and newest_step > place.newest_step:
+        place = place.evolve(newest_step=newest_step)
+        writer.save_fold(job.job_id, place)
+    late = {step for step in numbers if step <= place.after_step}
+    if late:
+        fold = writer.find_fold(job.job_id) or new_fold(job)
+        _add_late(writer, job.job_id, fold, late)
+        if fold.num_late != place.num_late:
+            place = _save(writer, job, place, fold)
+    if newest_step >= place.due_step:
+        fold = writer.find_fold(job.job_id) or new_fold(job)
+        due_step = _add_some(writer, job, fold, newest_step)
+        _save(writer, job, place.evolve(due_step=due_step), fold)
 
-    def _add_to(self, pairs: PairGathering, several: Iterable[StepTotals]) -> bool:
-        """Return whether they go beyond the version."""
-        for step in (whole_step(totals, self._num_ranks) for totals in several):
-            if (step.version or 0) > self._record.version:
-                return True
-            is_good = step.is_complete and not (step.is_unknown or step.is_mixed or step.left_plan)
-            if is_good and step.version == self._record.version:
-                pairs.add(step)
-        return False
+
+def _add_some(reader: JobReader, job: JobRecord, fold: StepFold, newest_step: int) -> int:
+    """Add a piece of steps: other posts wait for it. Return the step at which to go on."""
+    size = _piece(fold)
+    num_read, rest = _add_piece(reader, job, fold, size)
+    if num_read < size:
+        return newest_step + size
+    if len(rest) < num_read:
+        return fold.after_step + 1
+    # The first step is awaited, and later ones decide whether it is given up.
+    _add_piece(reader, job, fold, 2 * MOST_LATER)
+    return newest_step + _WIDER * size
+
+
+def _add_late(reader: JobReader, job_id: str, fold: StepFold, steps: Collection[int]) -> None:
+    """Complete those of the steps that were missing and that all ranks have posted now."""
+    missing = fold.missing.keys() & steps
+    if not missing:
+        return
+    first_step, end_step = min(missing), max(missing) + 1
+    found = reader.list_posted_steps(
+        job_id, fold.run, after_step=first_step - 1, end_step=end_step, limit=end_step - first_step
+    )
+    complete = [step for step in found if step.step in missing and fold.rule.is_complete(step)]
+    _know_versions(reader, job_id, fold, complete)
+    for step in complete:
+        fold.add_late(step)
+
+
+def add_all(writer: JobWriter, job: JobRecord, end_step: int) -> None:
+    """Add all steps before this one to the stored totals: nothing is posted of them any more."""
+    place = place_of_post(writer, job, ())
+    if place.after_step >= end_step - 1:
+        return
+    fold = writer.find_fold(job.job_id) or new_fold(job)
+    limit, is_left = _piece(fold), True
+    while is_left:
+        piece = writer.list_posted_steps(
+            job.job_id, fold.run, after_step=fold.after_step, end_step=end_step, limit=limit
+        )
+        add_steps(writer, job.job_id, fold, piece)
+        is_left = len(piece) == limit
+    if fold.after_step != place.after_step:
+        _save(writer, job, place, fold)
+
+
+def _save(writer: JobWriter, job: JobRecord, place: FoldPlace, fold: StepFold) -> FoldPlace:
+    reached = place.evolve(
+        run=fold.run,
+        after_step=fold.after_step,
+        num_late=fold.num_late,
+        newest_version=fold.newest_version,
+    )
+    writer.save_fold(job.job_id, reached, fold)
+    return reached

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison, JobLoopState
-from flyball_server.jobs.measurements.step_reading import num_paired_steps
+from flyball_server.jobs.measurements.step_reading import read_fold
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.registry.inspection import require_job, require_plan
-from flyball_server.jobs.savings.comparisons import PATIENCE, add_with_cycle, comparison_cycle
+from flyball_server.jobs.savings.comparisons import (
+    PATIENCE,
+    add_with_cycle,
+    comparison_cycle,
+    num_measured_pairs,
+)
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
@@ -21,78 +24,32 @@ from flyball_wire.plan import Purpose
 
 _LOG = logging.getLogger(__name__)
 
-# If counting steps takes longer than this in s, it pauses for a multiple of the time.
-_QUICK_S = 0.2
-_PAUSE_FACTOR = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pause:
-    """Time until which a job's steps are not counted.
-
-    Attributes:
-        of: creation time of the job; a new run under its name does not wait.
-        until_s: end of the pause, monotonic, s.
-    """
-
-    of: datetime
-    until_s: float
-
-
-_Pauses = dict[str, _Pause]
-
 
 class ComparisonReconciler:
-    """Reconciler that starts and ends comparisons with the highest clocks.
-
-    What it remembers, until when not to count the many steps of a large job again, saves time and
-    decides nothing.
-    """
+    """Reconciler that starts and ends comparisons with the highest clocks."""
 
     order = 60
-
-    def __init__(self) -> None:
-        self._pauses: _Pauses = {}
 
     def runs_after_posts(self, reader: JobReader, job: JobRecord) -> bool:
         """Return whether a comparison is requested or running."""
         return open_comparison(reader.find_loop_state(job.job_id)) is not None
 
-    def __call__(self, services: JobServices, job_id: str) -> float | None:
+    def __call__(self, services: JobServices, job_id: str) -> None:
         """Start or end a comparison, or leave the job unchanged."""
-        pauses = self._pauses
-        started_s = time.monotonic()
         with services.store.reading() as reader:
             job = reader.find_job(job_id)
             if job is None or job.state in OVER:
-                pauses.pop(job_id, None)
-                return None
-            pause = pauses.get(job_id)
-            if pause and pause.of == job.created_at and started_s < pause.until_s:
-                return pause.until_s - started_s
+                return
             situation = _situation(reader, job)
             if situation is None or not _wants_change(reader, situation):
-                return _pause(pauses, job, started_s)
+                return
         with services.store.writing(job_id) as writer:
             is_same = _situation(writer, require_job(writer, job_id)) == situation
             if is_same:
                 _LOG.info("job %s: %s", job_id, _change(services, writer, situation))
-        pauses.pop(job_id, None)
         if is_same:
             services.notify_pollers(job_id)
         services.enqueue_reconcile(job_id)
-        return None
-
-
-def _pause(pauses: _Pauses, job: JobRecord, started_s: float) -> float | None:
-    """Return when to count again after a slow count, s; None: after a change."""
-    took_s = time.monotonic() - started_s
-    if took_s <= _QUICK_S:
-        pauses.pop(job.job_id, None)
-        return None
-    pause_s = _PAUSE_FACTOR * took_s
-    pauses[job.job_id] = _Pause(of=job.created_at, until_s=started_s + took_s + pause_s)
-    return pause_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +106,7 @@ def _is_over(reader: JobReader, situation: _Situation) -> bool:
     record = require_plan(reader, job_id, newest.version)
     return (
         num_steps >= PATIENCE * 2 * num_pairs + record.cycle_length
-        or num_paired_steps(reader, record, situation.job.spec.num_expected_ranks) >= num_pairs
+        or num_measured_pairs(read_fold(reader, situation.job), newest.version) >= num_pairs
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from flyball_server.jobs.measurements.pruning import Cycles, prune_some
+from flyball_server.jobs.measurements.pruning import prune_some
 from flyball_server.jobs.records import JobRecord
 from flyball_server.jobs.services import JobServices
 from flyball_server.jobs.store.sql.job_reader import JobReader
@@ -19,15 +19,11 @@ PAUSE_S = 0.03
 
 
 class PruningReconciler:
-    """Reconciler that prunes a job's steps, in short transactions with pauses between them.
-
-    Its cache only avoids reading the same plans again.
-    """
+    """Reconciler that prunes a job's steps, in short transactions with pauses between them."""
 
     order = 70
 
     def __init__(self) -> None:
-        self._cycles: dict[str, Cycles] = {}
         # By job, time of the next pass, monotonic s.
         self._due_s: dict[str, float] = {}
 
@@ -47,14 +43,10 @@ class PruningReconciler:
             job = reader.find_job(job_id)
         if job is None:
             self._due_s.pop(job_id, None)
-            self._cycles.pop(job_id, None)
             return None
-        cycles = self._cycles.get(job_id)
-        if cycles is None or cycles.job.created_at != job.created_at:
-            cycles = self._cycles[job_id] = Cycles(job)
         is_left = True
         while is_left and time.monotonic() < now_s + BUDGET_S:
-            is_left = prune_some(services, job_id, cycles)
+            is_left = prune_some(services, job_id)
             if is_left:
                 time.sleep(PAUSE_S)
         pause_s = BUSY_PAUSE_S if is_left else PERIOD_S

@@ -98,17 +98,21 @@ def get_profiling(services: JobServices, job_id: str) -> ProfilingStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        spec = require_job(reader, job_id).spec
-        stored = reader.find_loop_state(job_id).profiling
-        result = stored or ProfilingResult(state=ProfilingState.WAITING)
-        # An uploaded profile ends the profiling.
-        is_open = result.state in {ProfilingState.WAITING, ProfilingState.PROBING}
-        is_off = not spec.is_profiled_online or (is_open and reader.has_profile(job_id))
+        return profiling_status(reader, require_job(reader, job_id))
+
+
+def profiling_status(reader: JobReader, job: JobRecord) -> ProfilingStatus:
+    """Return the progress of a job's online profiling, in the caller's transaction."""
+    stored = reader.find_loop_state(job.job_id).profiling
+    result = stored or ProfilingResult(state=ProfilingState.WAITING)
+    # An uploaded profile ends the profiling.
+    is_open = result.state in {ProfilingState.WAITING, ProfilingState.PROBING}
+    is_off = not job.spec.is_profiled_online or (is_open and reader.has_profile(job.job_id))
     return ProfilingStatus(
         **vars(replace(result, state=ProfilingState.OFF) if is_off else result),
-        job_id=job_id,
-        slowdown_limit=spec.profiling_slowdown,
-        emulated=spec.emulated,
+        job_id=job.job_id,
+        slowdown_limit=job.spec.profiling_slowdown,
+        emulated=job.spec.emulated,
     )
 
 

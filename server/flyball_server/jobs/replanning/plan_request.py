@@ -11,14 +11,14 @@ from flyball_pipeline.instruction import equal_stages
 from flyball_pipeline.schedules.envpipe import ENVPIPE
 from flyball_pipeline.schedules.explicit import EXPLICIT, explicit_order, schedule_of_order
 from flyball_pipeline.schedules.inputs import ScheduleInputs
-from flyball_pipeline.schedules.table import SCHEDULES, TORCHGPIPE, make_schedule
+from flyball_pipeline.schedules.table import SCHEDULES, make_schedule
 from flyball_profiles.clock_transitions import ClockTransitions
 from flyball_profiles.gpu_windows import MEASURE_BLOCKING_POWER, GpuTableError, GpuWindow
 from flyball_profiles.stage_profile import StageProfile
+from flyball_server.jobs.bounds import check_count, check_length, check_text
 from flyball_server.jobs.errors import InvalidFieldError
 from flyball_server.jobs.loop_state import JobLoopState, MeasuredDelays, PlanningInputs
 from flyball_server.jobs.probing import probing_schedule
-from flyball_server.planning.frontier.targets import parse_target
 from flyball_server.planning.planner import PlanRequest
 from flyball_server.planning.request_options import (
     DEFAULT_RECONFIGURE_GRANULARITY_MHZ,
@@ -27,30 +27,53 @@ from flyball_server.planning.request_options import (
 )
 from flyball_server.planning.schedule_choice import is_auto
 from flyball_wire.messages import Adaptation, JobSpec
-from flyball_wire.plan_options import DEFAULT_TARGET, PlanOptions, Policy, Reconfigure, plan_options
+from flyball_wire.options import OptionError
+from flyball_wire.plan_options import (
+    DEFAULT_TARGET,
+    PlanOptions,
+    Policy,
+    Reconfigure,
+    check_together,
+    plan_options,
+)
+from flyball_wire.targets import parse_target
 
+MAX_OTHER_ORDERS = 16
 GpuTable = Callable[[str], GpuWindow]
 
 
 def check_spec(spec: JobSpec, gpu_table: GpuTable) -> None:
-    """Check the parts that do not depend on the profile: names, power, an order.
+    """Check a specification whose fields were read one by one: all but what its profile decides.
 
     Raises:
-        InvalidFieldError: a name is unknown, or the blocking power is missing.
+        InvalidFieldError: a value is missing or for nothing, or a name is unknown.
     """
+    if spec.num_expected_ranks < spec.num_stages:
+        raise InvalidFieldError(
+            "num_ranks",
+            f"must be at least one for each of {spec.num_stages} stages, not {spec.num_ranks}",
+        )
+    _check_other_orders(spec)
     _check_schedule(spec)
     _check_adaptation(spec)
     window = _window(spec, gpu_table)
     if not spec.is_profiled_online:
         _blocking_power_w(spec, window, None)
     try:
+        check_together(spec, spec.num_stages)
         with_known_transitions(plan_options(spec), window.transitions if window else None)
+        _check_order(spec)
     except PipelineError as error:
         raise InvalidFieldError(error.field, error.message) from None
-    _check_order(spec)
-    _check_checkpoint(spec)
     if spec.is_profiled_online:
         probing_schedule(spec)
+
+
+def _check_other_orders(spec: JobSpec) -> None:
+    check_count("other_orders", len(spec.other_orders), most=MAX_OTHER_ORDERS)
+    for other in spec.other_orders:
+        check_text("other_orders", other.schedule)
+        check_text("other_orders", other.line)
 
 
 def _check_adaptation(spec: JobSpec) -> None:
@@ -64,19 +87,21 @@ def _check_adaptation(spec: JobSpec) -> None:
         )
 
 
-def _check_checkpoint(spec: JobSpec) -> None:
-    if spec.checkpoint is not None and spec.schedule != TORCHGPIPE:
-        raise InvalidFieldError("checkpoint", f"is for schedule {TORCHGPIPE}, not {spec.schedule}")
-
-
 def _check_order(spec: JobSpec) -> None:
-    """Check that the order of schedule `explicit` is complete and runs to its end."""
-    if (spec.order is None) is (spec.schedule == EXPLICIT):
-        raise InvalidFieldError(
-            "order", f"must be given with schedule {EXPLICIT}, and with no other"
-        )
-    if spec.order is None:
+    """Check that the order of the ranks is known and runs to its end."""
+    if spec.schedule == ENVPIPE:
+        if spec.extra_forwards is None:
+            raise OptionError(
+                f"must be given with schedule {ENVPIPE}, as its ranks run it",
+                field="extra_forwards",
+            )
+        shape = equal_stages(spec.num_stages, spec.num_microbatches)
+        make_schedule(ENVPIPE, ScheduleInputs(shape=shape, extra_forwards=spec.extra_forwards))
+    if spec.schedule != EXPLICIT:
         return
+    if spec.order is None:
+        raise OptionError(f"must be given with schedule {EXPLICIT}", field="order")
+    check_length("order", len(spec.order), (spec.num_stages,))
     try:
         order = explicit_order(spec.order, spec.virtual_stages)
         build_dag(schedule_of_order(order, spec.num_microbatches))
@@ -265,22 +290,6 @@ def _check_schedule(spec: JobSpec) -> None:
     if spec.schedule not in SCHEDULES:
         known = ", ".join(SCHEDULES)
         raise InvalidFieldError("schedule", f"unknown {spec.schedule!r}; known: {known}")
-    _check_extra_forwards(spec)
-
-
-def _check_extra_forwards(spec: JobSpec) -> None:
-    if (spec.extra_forwards is None) is (spec.schedule == ENVPIPE):
-        raise InvalidFieldError(
-            "extra_forwards",
-            f"must be given with schedule {ENVPIPE}, as its ranks run it, and with no other",
-        )
-    if spec.extra_forwards is None:
-        return
-    try:
-        shape = equal_stages(spec.num_stages, spec.num_microbatches)
-        make_schedule(ENVPIPE, ScheduleInputs(shape=shape, extra_forwards=spec.extra_forwards))
-    except PipelineError as error:
-        raise InvalidFieldError(error.field, error.message) from None
 
 
 def _window(spec: JobSpec, gpu_table: GpuTable) -> GpuWindow | None:

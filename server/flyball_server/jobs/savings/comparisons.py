@@ -8,11 +8,11 @@ from dataclasses import replace
 from flyball_server.jobs.errors import JobIsOverError, MissingPlanError, NothingToCompareError
 from flyball_server.jobs.job_state import OVER
 from flyball_server.jobs.loop_state import Comparison
-from flyball_server.jobs.measurements.step_reading import num_paired_steps, step_kinds
+from flyball_server.jobs.measurements.step_fold import StepFold
+from flyball_server.jobs.measurements.step_reading import read_fold, step_kinds
 from flyball_server.jobs.records import PlanRecord
 from flyball_server.jobs.registry.inspection import newest_plan, require_job
 from flyball_server.jobs.services import JobServices
-from flyball_server.jobs.store.sql.job_reader import JobReader
 from flyball_server.jobs.store.sql.job_writer import JobWriter
 from flyball_server.jobs.versions.plan_versions import add_version
 from flyball_wire.closed_loop import ComparisonState, ComparisonStatus
@@ -70,8 +70,8 @@ def get_comparison(services: JobServices, job_id: str) -> ComparisonStatus:
         UnknownJobError: the job does not exist.
     """
     with services.store.reading() as reader:
-        require_job(reader, job_id)
-        return comparison_progress(reader, job_id)
+        job = require_job(reader, job_id)
+        return progress_of(reader.find_loop_state(job_id).comparison, read_fold(reader, job))
 
 
 def delete_comparison(services: JobServices, job_id: str) -> None:
@@ -117,16 +117,11 @@ def add_with_cycle(
     )
 
 
-def comparison_progress(reader: JobReader, job_id: str) -> ComparisonStatus:
-    """Return the progress of an existing job's newest comparison, in the caller's transaction."""
-    comparison = reader.find_loop_state(job_id).comparison
+def progress_of(comparison: Comparison | None, fold: StepFold) -> ComparisonStatus:
+    """Return the progress of a comparison, from the totals of its job's steps."""
     if comparison is None:
         return ComparisonStatus(state=ComparisonState.NONE)
-    return progress_of(comparison, _num_measured_pairs(reader, job_id, comparison))
-
-
-def progress_of(comparison: Comparison, num_measured: int) -> ComparisonStatus:
-    """Return the progress of a comparison with this number of measured pairs."""
+    num_measured = num_measured_pairs(fold, comparison.version)
     state = ComparisonState.RUNNING
     if comparison.is_done:
         is_enough = num_measured >= comparison.num_pairs
@@ -157,9 +152,7 @@ def comparison_cycle(
     return (False,) * steps + (True,) * 2 * steps + (False,) * steps
 
 
-def _num_measured_pairs(reader: JobReader, job_id: str, comparison: Comparison) -> int:
-    if comparison.version is None:
-        return 0
-    record = reader.find_plan(job_id, comparison.version)
-    num_ranks = require_job(reader, job_id).spec.num_expected_ranks
-    return 0 if record is None else num_paired_steps(reader, record, num_ranks)
+def num_measured_pairs(fold: StepFold, version: int | None) -> int:
+    """Return the number of steps of either kind in a version's pairs; None: no version yet."""
+    of_version = fold.versions.get(version or 0)
+    return 0 if of_version is None else of_version.num_pairs

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from flyball_server.jobs.measurements.step_pairs import StepSeries, WholeStep
+from flyball_server.jobs.records import StepTotals
 from flyball_wire.closed_loop import Deviation, DeviationKind, Estimate
 
 # In the figures; the others are left out.
@@ -36,30 +35,23 @@ class Undisturbed:
     saving_percent: Estimate | None
 
 
+@dataclass(kw_only=True)
 class DeviationTally:
-    """Deviations of one version's steps.
+    """Deviations of one version's steps, by kind."""
 
-    Attributes:
-        undisturbed_on_plan, undisturbed_at_baseline: counted steps without a deviation.
-        num_counted: counted steps, of either clocks.
-    """
+    num_steps: dict[DeviationKind, int] = field(default_factory=dict[DeviationKind, int])
+    num_events: dict[DeviationKind, int] = field(default_factory=dict[DeviationKind, int])
+    #: Number of counted steps, at any clocks.
+    num_counted: int = 0
 
-    def __init__(self) -> None:
-        self._num_steps: Counter[DeviationKind] = Counter()
-        self._num_events: Counter[DeviationKind] = Counter()
-        self.undisturbed_on_plan = StepSeries()
-        self.undisturbed_at_baseline = StepSeries()
-        self.num_counted = 0
-
-    def add_counted(self, step: WholeStep, *, is_baseline: bool) -> None:
-        """Add a step that counts in the version's figures."""
+    def add_counted(self, step: StepTotals) -> bool:
+        """Add a step that counts in the version's figures; return whether it deviated."""
         self.num_counted += 1
         self._add(DeviationKind.OVERRUN, step.num_overruns)
         self._add(DeviationKind.CAPPED, step.num_capped)
-        if not (step.num_overruns or step.num_capped):
-            (self.undisturbed_at_baseline if is_baseline else self.undisturbed_on_plan).add(step)
+        return bool(step.num_overruns or step.num_capped)
 
-    def add_left_out(self, step: WholeStep) -> None:
+    def add_left_out(self, step: StepTotals) -> None:
         """Add a step that all ranks have posted and that does not count."""
         if step.num_without_clocks:
             self._add(DeviationKind.NO_CLOCKS, step.num_without_clocks)
@@ -70,31 +62,33 @@ class DeviationTally:
         else:
             self._add(DeviationKind.UNSETTLED, 1)
 
-    def add_missing(self) -> None:
-        """Add a step that some rank never posted."""
-        self._add(DeviationKind.MISSING, 1)
+    def add_missing(self, num_steps: int) -> None:
+        """Add steps that some rank has not posted; a negative number: it has posted them late."""
+        known = self.num_steps.get(DeviationKind.MISSING, 0)
+        self.num_steps[DeviationKind.MISSING] = known + num_steps
+        self.num_events[DeviationKind.MISSING] = known + num_steps
 
     def deviations(self, undisturbed: Undisturbed) -> tuple[Deviation, ...]:
         """Return what happened, in the order of `DeviationKind`."""
         return tuple(
             Deviation(
                 kind=kind,
-                num_steps=self._num_steps[kind],
-                num_events=self._num_events[kind],
+                num_steps=self.num_steps[kind],
+                num_events=self.num_events[kind],
                 is_counted=kind in _COUNTED,
                 text=self._text(kind, undisturbed),
             )
             for kind in DeviationKind
-            if self._num_steps[kind]
+            if self.num_steps.get(kind)
         )
 
     def _add(self, kind: DeviationKind, num_events: int) -> None:
         if num_events:
-            self._num_steps[kind] += 1
-            self._num_events[kind] += num_events
+            self.num_steps[kind] = self.num_steps.get(kind, 0) + 1
+            self.num_events[kind] = self.num_events.get(kind, 0) + num_events
 
     def _text(self, kind: DeviationKind, undisturbed: Undisturbed) -> str:
-        num_steps, num_events = self._num_steps[kind], self._num_events[kind]
+        num_steps, num_events = self.num_steps[kind], self.num_events[kind]
         steps = _counted(num_steps, "step")
         of_counted = f"in {num_steps} of {_counted(self.num_counted, 'counted step')}"
         match kind:

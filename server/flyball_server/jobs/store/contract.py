@@ -30,6 +30,8 @@ class JobStore(Protocol):
     - Data of a job can only be saved while the job exists (and measured steps only while their
       rank does): otherwise ValueError, which is a mistake of the caller.
     - Plans are never changed, and removed only with their job.
+    - A step belongs to a run of its job, by number. The totals of a job's steps are stored with the
+      place that they have reached, so that no step is added to them twice.
     - A lock has one holder at a time, across processes too if they share the store, and ends with
       the process that holds it.
     - A signal reaches the listeners of all processes that share the store, the caller's too, and

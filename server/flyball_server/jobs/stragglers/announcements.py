@@ -85,7 +85,11 @@ def list_stragglers(services: JobServices, job_id: str) -> tuple[Straggler, ...]
     with services.store.reading() as reader:
         require_job(reader, job_id)
         loop_state = reader.find_loop_state(job_id)
-    now_unix_s = services.now().timestamp()
+    return current_stragglers(loop_state, services.now().timestamp())
+
+
+def current_stragglers(loop_state: JobLoopState, now_unix_s: float) -> tuple[Straggler, ...]:
+    """Return the slowdowns by rank in this loop state, at this time."""
     announced = [
         _announced(one, loop_state)
         for one in loop_state.stragglers

@@ -15,9 +15,7 @@ from flyball_server.planning.frontier.noise_reserve import solver_with_reserve
 from flyball_server.planning.frontier.reserve import with_reserve
 from flyball_server.planning.frontier.solver import DeadlinePlan, DeadlineSolver
 from flyball_server.planning.frontier.targets import (
-    Target,
     deadline_of,
-    parse_target,
     plan_for_target,
 )
 from flyball_server.planning.frontier.transition_search import SwitchLimits, TransitionSearch
@@ -28,6 +26,7 @@ from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.policies.single_clocks import MAX_COMPARED_STAGES, SingleClocks
 from flyball_server.planning.request_options import is_limited, rounded_up, within_calls
 from flyball_wire.plan_options import Effort
+from flyball_wire.targets import Target, parse_target
 
 # The plan that a search with late clock changes goes on from.
 START_EFFORT = {

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from flyball_server.planning.cancellation import cancellation_point
 from flyball_server.planning.errors import TargetUnreachableError
-from flyball_server.planning.frontier.targets import Target, deadline_of, parse_target
+from flyball_server.planning.frontier.targets import deadline_of
 from flyball_server.planning.model.array_dag import FloatArray, IndexArray, earliest_finishes_s
 from flyball_server.planning.model.pipeline_model import Assignment, PipelineModel
 from flyball_server.planning.model.simulator import (
@@ -32,6 +32,7 @@ from flyball_server.planning.policies._base import PolicyChoice, PolicyRequest
 from flyball_server.planning.request_options import rounded_up
 from flyball_wire.closed_loop import ComparedPlan
 from flyball_wire.plan_options import PlanOptions, Policy
+from flyball_wire.targets import Target, parse_target
 
 BoolArray = NDArray[np.bool_]
 

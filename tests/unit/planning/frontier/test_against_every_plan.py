@@ -19,10 +19,11 @@ from tests.unit.planning.tiny_pipelines import (
 )
 
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.targets import parse_target, plan_for_target
+from flyball_server.planning.frontier.targets import plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import simulate
 from flyball_wire.plan_options import Effort
+from flyball_wire.targets import parse_target
 
 pytestmark = pytest.mark.slow
 

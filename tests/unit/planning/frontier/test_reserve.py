@@ -143,12 +143,6 @@ def test_a_reserve_that_makes_an_instruction_longer_than_any_may_be_is_refused()
     assert make_plan(request.with_options(reserve=0.1)).plan.reserve == Reserve(share=0.1)
 
 
-@pytest.mark.parametrize("reserve", [-0.01, 0.51, float("nan"), float("inf")])
-def test_what_is_no_reserve_is_refused(reserve: float) -> None:
-    with pytest.raises(PipelineError, match=r"^reserve: must be a share from 0 to 0\.5, not "):
-        request_of(equal_profile(2), 2, reserve=reserve)
-
-
 def scattered(profile: StageProfile, *, jitter: float, time_error: float = 0.0) -> StageProfile:
     """The profile with this jitter, and standard errors as shares, at every point."""
     return changed_points(

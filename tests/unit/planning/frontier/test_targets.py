@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from tests.unit.planning.oracles import every_plan
 from tests.unit.planning.tiny_pipelines import enumerable_models, equal_profile, request_of
 
-from flyball_pipeline.errors import PipelineError
 from flyball_profiles.examples import load_example_profile
 from flyball_server.planning.errors import TargetUnreachableError
 from flyball_server.planning.frontier.solver import DeadlineSolver
-from flyball_server.planning.frontier.targets import parse_target, plan_for_target
+from flyball_server.planning.frontier.targets import plan_for_target
 from flyball_server.planning.model.pipeline_model import PipelineModel
 from flyball_server.planning.model.simulator import time_and_energy
 from flyball_server.planning.planner import PlanRequest, make_plan, model_of_request
 from flyball_wire.plan import Plan
 from flyball_wire.plan_options import Effort
+from flyball_wire.targets import parse_target
 
 pytestmark = pytest.mark.slow
 
@@ -52,19 +52,6 @@ def test_more_time_than_the_least_energy_takes_is_not_used(target: str) -> None:
     assert plan(target).iteration_time_s <= SLOWEST_S * (1 + 1e-9)
 
 
-def test_a_slowdown_may_be_given_in_percent() -> None:
-    assert parse_target("slowdown:10%") == parse_target("slowdown:0.1")
-    assert parse_target("slowdown:100%") == parse_target("slowdown:1")
-
-
-def test_a_share_above_one_is_taken_for_percent_without_its_sign() -> None:
-    with pytest.raises(PipelineError) as refused:
-        parse_target("slowdown:5")
-    assert refused.value.message == (
-        "'slowdown:5' would be 500 %; write 'slowdown:5%' or 'slowdown:500%'"
-    )
-
-
 @pytest.mark.parametrize(
     ("target", "least"),
     [("deadline:8.9", r"the fastest takes ([\d.]+) s"), ("power:1", r"the least is ([\d.]+) W")],
@@ -80,29 +67,6 @@ def test_an_unreachable_target_names_the_nearest_and_that_is_granted(
     granted = plan(f"{target.partition(':')[0]}:{bound}")
     power_w = granted.predicted.energy_j / granted.iteration_time_s
     assert (granted.iteration_time_s if "deadline" in target else power_w) <= bound
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "soon", "fastest:1", "least-energy:", "slowdown", "slowdown:", "slowdown:x"),
-        *(
-            "slowdown:-0.1",
-            "slowdown:nan",
-            "slowdown:%",
-            "slowdown:5%%",
-            "deadline:5%",
-            "deadline:0",
-            "deadline:inf",
-            "power:0",
-        ),
-    ],
-)
-def test_what_is_no_target_is_refused_with_the_forms(text: str) -> None:
-    with pytest.raises(PipelineError) as refused:
-        parse_target(text)
-    assert refused.value.field == "target"
-    assert "slowdown:5%" in refused.value.message or "as in" in refused.value.message
 
 
 WITHIN = 1.01

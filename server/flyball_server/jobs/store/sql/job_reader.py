@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, Select, Table, func, select, tuple_
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    ScalarSelect,
+    Select,
+    Table,
+    case,
+    cast,
+    func,
+    select,
+    tuple_,
+)
 
 from flyball_profiles.stage_profile import EnergyScope, StageProfile
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.moments import StageMoments, StepMoments
+from flyball_server.jobs.measurements.step_fold import StepFold
+from flyball_server.jobs.moments import StageMoments
 from flyball_server.jobs.records import (
+    FoldPlace,
     JobRecord,
     PlanRecord,
     RankPlace,
@@ -27,6 +41,7 @@ from flyball_server.jobs.store.sql.sql_rows import (
     RecordT,
     StepVersions,
     detail_of,
+    fold_of,
     job_step_of,
     loop_state_of,
     moments_of,
@@ -34,12 +49,12 @@ from flyball_server.jobs.store.sql.sql_rows import (
     profile_from_text,
     pruned_versions,
     record_of,
-    step_moments_of,
-    totals_record,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
     COUNTED,
     COUNTED_BY_STAGE,
+    FOLD_PARTS,
+    FOLDS,
     JOBS,
     LOOP_STATES,
     MOMENTS,
@@ -214,9 +229,33 @@ class JobReader:
         pruned = self._records(StepTotals, query.order_by(PRUNED_STEPS.c.step).limit(limit))
         end_step = pruned[-1].step if pruned and len(pruned) == limit else None
         query = step_totals(*self._in_range(STEPS, job_id, after_step + 1, end_step))
-        rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit))
-        kept = [totals_record(StepTotals, row) for row in rows]
+        rows = self._connection.execute(query.order_by(STEPS.c.step).limit(limit)).mappings()
+        kept = [StepTotals(**row) for row in rows]
         return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[:limit])
+
+    def list_posted_steps(
+        self, job_id: str, run: int, *, after_step: int, limit: int, end_step: int | None = None
+    ) -> tuple[StepTotals, ...]:
+        """Return the first `limit` steps of a run in this range that are not pruned, rising."""
+        in_range = self._in_range(STEPS, job_id, after_step + 1, end_step)
+        if run:
+            # Steps of the run before, of which there may be millions, follow.
+            newest = select(FOLDS.c.newest_step).where(self._of(FOLDS, job_id)).scalar_subquery()
+            in_range.append(STEPS.c.step <= newest)
+        query = step_totals(*in_range, STEPS.c.run == run).order_by(STEPS.c.step).limit(limit)
+        return tuple(StepTotals(**row) for row in self._connection.execute(query).mappings())
+
+    def find_fold_place(self, job_id: str) -> FoldPlace | None:
+        """Return the place that the totals of the job's steps have reached; None: no totals."""
+        row = self._connection.execute(select(FOLDS).where(self._of(FOLDS, job_id))).one_or_none()
+        return None if row is None else record_of(FoldPlace, row)
+
+    def find_fold(self, job_id: str) -> StepFold | None:
+        """Return the totals of the job's steps up to this place; None: no totals."""
+        parts = select(FOLD_PARTS.c.version, FOLD_PARTS.c.document)
+        rows = self._connection.execute(parts.where(self._of(FOLD_PARTS, job_id)))
+        documents = {row.version: row.document for row in rows}
+        return fold_of(documents) if documents else None
 
     def list_stage_totals(
         self, job_id: str, *, after_step: int, num_steps: int, before_step: int | None = None
@@ -229,7 +268,7 @@ class JobReader:
         query = stage_totals(
             *in_range, STEPS.c.step >= _first_of_newest(STEPS, num_steps, *in_range)
         )
-        kept = [totals_record(StageTotals, row) for row in self._connection.execute(query)]
+        kept = [StageTotals(**row) for row in self._connection.execute(query).mappings()]
         steps = {each.step for each in kept}
         first_step = min(steps) if len(steps) == num_steps else after_step + 1
         in_range = self._in_range(PRUNED_STAGES, job_id, first_step, before_step)
@@ -248,24 +287,24 @@ class JobReader:
         newest = (of_job, STEPS.c.step >= _first_of_newest(STEPS, num_steps, of_job))
         versions = self._versions_of_steps(*newest)
         kept = [
-            job_step_of(totals_record(StepTotals, row), *versions[row.step])
-            for row in self._connection.execute(step_totals(*newest))
+            job_step_of(StepTotals(**row), *versions[row["step"]])
+            for row in self._connection.execute(step_totals(*newest)).mappings()
         ]
         query = select(PRUNED_STEPS).where(self._of(PRUNED_STEPS, job_id))
         rows = self._connection.execute(query.order_by(PRUNED_STEPS.c.step.desc()).limit(num_steps))
         pruned = [job_step_of(record_of(StepTotals, row), *pruned_versions(row)) for row in rows]
         return tuple(sorted((*pruned, *kept), key=lambda each: each.step)[-num_steps:])
 
-    def find_pruned(self, job_id: str, steps: Collection[int]) -> dict[int, int]:
-        """Return the pruned ones of the steps, each with the newest version run; 0: none."""
-        of_job = select(PRUNED_STEPS.c.step, PRUNED_STEPS.c.newest_version).where(
-            self._of(PRUNED_STEPS, job_id)
-        )
-        return {
-            row.step: row.newest_version or 0
+    def find_pruned(self, job_id: str, steps: Collection[int]) -> frozenset[int]:
+        """Return the pruned ones of the steps."""
+        of_job = select(PRUNED_STEPS.c.step).where(self._of(PRUNED_STEPS, job_id))
+        return frozenset(
+            step
             for some in some_at_a_time(steps)
-            for row in self._connection.execute(of_job.where(PRUNED_STEPS.c.step.in_(some)))
-        }
+            for step in self._connection.execute(
+                of_job.where(PRUNED_STEPS.c.step.in_(some))
+            ).scalars()
+        )
 
     def list_oldest_steps(self, job_id: str, limit: int) -> tuple[tuple[int, int, int], ...]:
         """Return the first `limit` steps that are not pruned, rising.
@@ -295,14 +334,6 @@ class JobReader:
             for some in some_at_a_time(ranks)
             for row in self._connection.execute(of_job.where(STEPS.c.rank.in_(some)))
         }
-
-    def list_step_moments(
-        self, job_id: str, first_step: int, end_step: int | None = None
-    ) -> tuple[StepMoments, ...]:
-        """Return the moments of steps in the range that are not pruned, by step, then stage."""
-        query = _step_moments(*self._in_range(STEPS, job_id, first_step, end_step))
-        moments = [step_moments_of(row) for row in self._connection.execute(query)]
-        return tuple(sorted(moments, key=lambda one: (one.step, one.stage, one.plan_version or 0)))
 
     def list_moments(self, job_id: str) -> tuple[StageMoments, ...]:
         """Return the merged moments, by version (none first), then stage."""
@@ -400,7 +431,8 @@ def step_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
         func.count(STEPS.c.plan_version).label("num_with_plan"),
         func.count(STEPS.c.unknown_version).label("num_unknown"),
         *_times_and_energies(),
-        *(func.sum(STEPS.c[name]).label(name) for name in COUNTED),
+        *_sums(COUNTED),
+        func.max(STEPS.c.stored_at).label("stored_at"),
     ]
     return select(*totals).where(*conditions).group_by(STEPS.c.step)
 
@@ -412,7 +444,7 @@ def stage_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
         *group,
         func.count().label("num_ranks"),
         *_times_and_energies(),
-        *(func.sum(STEPS.c[name]).label(name) for name in COUNTED_BY_STAGE),
+        *_sums(COUNTED_BY_STAGE),
         func.count(STEPS.c.sm_clock_mhz).label("num_with_clock"),
         func.avg(STEPS.c.sm_clock_mhz).label("sm_clock_mhz"),
     ]
@@ -420,11 +452,17 @@ def stage_totals(*conditions: ColumnElement[bool]) -> Select[Any]:
 
 
 def _times_and_energies() -> tuple[ColumnElement[Any], ...]:
+    energy_j = STEPS.c.energy_j
+    is_whole = func.count(energy_j) == func.count()
     return (
         func.max(STEPS.c.time_s).label("time_s"),
-        func.sum(STEPS.c.energy_j).label("energy_j"),
-        func.count(STEPS.c.energy_j).label("num_with_energy"),
+        case((is_whole, func.sum(energy_j))).label("energy_j"),
     )
+
+
+def _sums(names: Iterable[str]) -> Iterator[ColumnElement[Any]]:
+    # PostgreSQL's sums of whole numbers are decimals.
+    return (cast(func.sum(STEPS.c[name]), BigInteger).label(name) for name in names)
 
 
 def _of_rank() -> ColumnElement[bool]:
@@ -437,43 +475,3 @@ def _first_of_newest(
     """Return the query of the first of a table's newest steps under these conditions."""
     steps = select(table.c.step).where(*conditions).distinct().order_by(table.c.step.desc())
     return select(func.min(steps.limit(num_steps).subquery().c.step)).scalar_subquery()
-
-
-def _step_moments(*conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the query of StepMoments over the rows of STEPS under these conditions.
-
-    Rows that did not run as planned are left out. Deviations are from the group's own mean, so
-    that their squares cancel no digits.
-    """
-    group = (STEPS.c.step, RANKS.c.stage, STEPS.c.plan_version)
-    rows = (
-        select(
-            *group,
-            STEPS.c.time_s,
-            STEPS.c.energy_j,
-            func.avg(STEPS.c.time_s).over(partition_by=group).label("mean_s"),
-            func.avg(STEPS.c.energy_j).over(partition_by=group).label("mean_j"),
-        )
-        .join_from(STEPS, RANKS, _of_rank())
-        .where(
-            *conditions,
-            STEPS.c.unknown_version.is_(None),
-            STEPS.c.num_unplanned == 0,
-            STEPS.c.num_clock_misses == 0,
-        )
-        .subquery()
-        .c
-    )
-    off_s, off_j = rows.time_s - rows.mean_s, rows.energy_j - rows.mean_j
-    columns: list[ColumnElement[Any]] = [
-        rows.step,
-        rows.stage,
-        rows.plan_version,
-        func.count().label("num_times"),
-        func.max(rows.mean_s).label("mean_s"),
-        func.sum(off_s * off_s).label("squares_s2"),
-        func.count(rows.energy_j).label("num_energies"),
-        func.max(rows.mean_j).label("mean_j"),
-        func.sum(off_j * off_j).label("squares_j2"),
-    ]
-    return select(*columns).group_by(rows.step, rows.stage, rows.plan_version)

@@ -17,15 +17,15 @@ from sqlalchemy.dialects import postgresql, sqlite
 from flyball_profiles.stage_profile import StageProfile
 from flyball_server.jobs.errors import UnknownJobError
 from flyball_server.jobs.loop_state import JobLoopState
+from flyball_server.jobs.measurements.step_fold import StepFold
 from flyball_server.jobs.moments import StageMoments, merged_moments
 from flyball_server.jobs.records import (
+    FoldPlace,
     JobRecord,
     PlanRecord,
     RankRecord,
-    StageTotals,
     StepDetail,
     StepRecord,
-    StepTotals,
     TokenRecord,
 )
 from flyball_server.jobs.store.sql.job_reader import (
@@ -36,17 +36,19 @@ from flyball_server.jobs.store.sql.job_reader import (
 )
 from flyball_server.jobs.store.sql.sql_rows import (
     detail_values,
+    fold_rows,
     job_values,
     loop_state_values,
     moments_of,
     moments_values,
     plan_values,
     profile_document,
-    totals_record,
     values_of,
     versions_value,
 )
 from flyball_server.jobs.store.sql.sql_tables import (
+    FOLD_PARTS,
+    FOLDS,
     JOBS,
     LOOP_STATES,
     MOMENTS,
@@ -129,16 +131,17 @@ class JobWriter(JobReader):
             raise ValueError(f"plan version {version} of {job_id} is unknown or already named")
 
     def save_steps(
-        self, steps: tuple[StepRecord, ...], *, stored_at: datetime | None = None
+        self, steps: tuple[StepRecord, ...], *, stored_at: datetime | None = None, run: int = 0
     ) -> None:
         """Insert measured steps, replacing those of the same job, rank and step.
 
         Args:
             steps: none of them pruned.
             stored_at: time of the post; None: now.
+            run: number of times that the job has started over.
         """
         unix_s = int(time.time() if stored_at is None else stored_at.timestamp())
-        rows = [self._of_job({**vars(step), "stored_at": unix_s}) for step in steps]
+        rows = [self._of_job({**vars(step), "stored_at": unix_s, "run": run}) for step in steps]
         self._upsert(STEPS, rows)
 
     def prune_steps(self, job_id: str, end_step: int, *, num_stage_steps: int) -> None:
@@ -151,18 +154,17 @@ class JobWriter(JobReader):
         key = self._key(job_id)
         versions = self._versions_of_steps(*of_steps)
         pruned = [
-            {**vars(totals), "job_id": key, "versions": versions_value(versions[totals.step])}
-            for row in self._connection.execute(step_totals(*of_steps))
-            for totals in (totals_record(StepTotals, row),)
+            {**row, "job_id": key, "versions": versions_value(versions[row["step"]])}
+            for row in self._connection.execute(step_totals(*of_steps)).mappings()
         ]
         if not pruned:
             return
         parts: dict[tuple[int, int], int] = defaultdict(int)
         stages: list[dict[str, Any]] = []
-        for row in self._connection.execute(stage_totals(*of_steps)):
-            parts[row.step, row.stage] += 1
-            totals = vars(totals_record(StageTotals, row))
-            stages.append({**totals, "job_id": key, "part": parts[row.step, row.stage]})
+        for row in self._connection.execute(stage_totals(*of_steps)).mappings():
+            place = (row["step"], row["stage"])
+            parts[place] += 1
+            stages.append({**row, "job_id": key, "part": parts[place]})
         self._connection.execute(PRUNED_STEPS.insert(), pruned)
         self._connection.execute(PRUNED_STAGES.insert(), stages)
         self._connection.execute(STEPS.delete().where(*of_steps))
@@ -175,6 +177,18 @@ class JobWriter(JobReader):
             for table in (PRUNED_STAGES, PRUNED_STEPS):
                 among = table.c.step.in_(some)
                 self._connection.execute(table.delete().where(self._of(table, job_id), among))
+
+    def save_fold(self, job_id: str, place: FoldPlace, fold: StepFold | None = None) -> None:
+        """Store the place that the totals of the job's steps have reached.
+
+        Args:
+            job_id: ID of the job.
+            place: the place.
+            fold: totals that have changed; None: none have.
+        """
+        self._upsert(FOLDS, [self._of_job({**vars(place), "job_id": job_id})])
+        if fold is not None:
+            self._upsert(FOLD_PARTS, [self._of_job(row) for row in fold_rows(job_id, fold)])
 
     def merge_moments(self, job_id: str, moments: Iterable[StageMoments]) -> None:
         """Add these moments to the job's stored ones."""

@@ -16,11 +16,13 @@ from flyball_pipeline.instruction import InstructionKind
 from flyball_profiles.stage_profile import EnergyScope, OperatingPoint, StageProfile
 from flyball_server.jobs.job_state import JobInput
 from flyball_server.jobs.loop_state import JobLoopState
-from flyball_server.jobs.moments import Moments, StageMoments, StepMoments
+from flyball_server.jobs.measurements.step_fold import StepFold, VersionFold
+from flyball_server.jobs.moments import Moments, StageMoments
 from flyball_server.jobs.records import JobRecord, PlanRecord, Record, StepDetail, StepTotals
 from flyball_server.kit.lru import Lru
 from flyball_server.planning.documents.plan_document import plan_document, plan_from_document
 from flyball_wire.messages import JobSpec, JobState, JobStep, MeasurementDetail
+from flyball_wire.options import STORED
 from flyball_wire.plan import Plan
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def _spec_of(document: str) -> JobSpec:
     known = {field.name for field in fields(JobSpec)}
     if not given.keys() <= known:  # a newer planner's options
         document = json.dumps({name: given[name] for name in given.keys() & known})
-    return cast("JobSpec", _reader_of(JobSpec).validate_json(document))
+    return cast("JobSpec", _reader_of(JobSpec).validate_json(document, context=STORED))
 
 
 # By field: the function from a column's value to the record's.
@@ -107,15 +109,6 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "measurement_detail": MeasurementDetail,
     "baseline_cycle": lambda text: tuple(json.loads(text)),
 }
-# PostgreSQL's sums of whole numbers are decimals.
-_SUMS = (
-    "num_unplanned",
-    "num_overruns",
-    "num_clock_misses",
-    "num_power_capped",
-    "num_thermally_capped",
-    "num_without_clocks",
-)
 RecordT = TypeVar("RecordT", bound=Record)
 
 
@@ -132,15 +125,6 @@ def record_of(kind: type[RecordT], row: Row[Any], **given: object) -> RecordT:
             value = getattr(row, name)
             values[name] = value if read is None else read(value)
     return kind(**values)
-
-
-def totals_record(kind: type[RecordT], row: Row[Any]) -> RecordT:
-    """Return the totals of a row of STEP_TOTALS or STAGE_TOTALS."""
-    sums = {
-        name: int(getattr(row, name)) for name, _ in _columns(cast("Any", kind)) if name in _SUMS
-    }
-    energy_j = row.energy_j if row.num_with_energy == row.num_ranks else None
-    return record_of(kind, row, energy_j=energy_j, **sums)
 
 
 StepVersions = tuple[tuple[int | None, ...], tuple[int, ...]]
@@ -177,49 +161,55 @@ def job_step_of(
     )
 
 
-def step_moments_of(row: Row[Any]) -> StepMoments:
-    """Return the moments of a row of `step_moments`."""
-    return StepMoments(
-        step=row.step,
-        stage=row.stage,
-        plan_version=row.plan_version,
-        time_s=Moments(count=row.num_times, mean=row.mean_s, m2=row.squares_s2),
-        energy_j=Moments(count=row.num_energies, mean=row.mean_j or 0.0, m2=row.squares_j2 or 0.0),
-    )
-
-
 def moments_values(job_id: str, moments: StageMoments) -> dict[str, Any]:
     """Return the row of a stage's moments."""
-
-    def listed(by_key: Mapping[Any, Moments]) -> list[Any]:
-        return [[key, each.count, each.mean, each.m2] for key, each in by_key.items()]
-
-    parts = (moments.times_s, moments.energies_j, moments.instructions_s)
+    listed = [[key, each.count, each.mean, each.m2] for key, each in moments.instructions_s.items()]
     return {
         "job_id": job_id,
         "plan_version": moments.plan_version or 0,
         "stage": moments.stage,
-        "document": json.dumps([listed(part) for part in parts]),
+        "document": json.dumps(listed),
     }
 
 
 def moments_of(row: Row[Any]) -> StageMoments:
     """Return the moments of a row of MOMENTS."""
-
-    def by_key(part: list[Any]) -> dict[Any, Moments]:
-        return {
-            cast("Any", _with_tuples(key)): Moments(count=count, mean=mean, m2=m2)
-            for key, count, mean, m2 in part
-        }
-
-    times_s, energies_j, instructions_s = json.loads(row.document)
     return StageMoments(
         plan_version=row.plan_version or None,
         stage=row.stage,
-        times_s=by_key(times_s),
-        energies_j=by_key(energies_j),
-        instructions_s=by_key(instructions_s),
+        instructions_s={
+            cast("Any", _with_tuples(key)): Moments(count=count, mean=mean, m2=m2)
+            for key, count, mean, m2 in json.loads(row.document)
+        },
     )
+
+
+ALL_VERSIONS = -1
+_APART = {"versions", "changed"}
+
+
+def fold_rows(job_id: str, fold: StepFold) -> list[dict[str, Any]]:
+    """Return the rows of the totals, and of the versions in them that have changed."""
+    whole = _reader_of(StepFold).dump_json(fold, exclude=_APART)
+    documents = {ALL_VERSIONS: whole} | {
+        version: _reader_of(VersionFold).dump_json(fold.versions[version])
+        for version in fold.changed
+    }
+    return [
+        {"job_id": job_id, "version": version, "document": document.decode()}
+        for version, document in documents.items()
+    ]
+
+
+def fold_of(documents: Mapping[int, str]) -> StepFold:
+    """Return the totals of these documents, by version."""
+    fold = cast("StepFold", _reader_of(StepFold).validate_json(documents[ALL_VERSIONS]))
+    fold.versions = {
+        version: cast("VersionFold", _reader_of(VersionFold).validate_json(document))
+        for version, document in sorted(documents.items())
+        if version != ALL_VERSIONS
+    }
+    return fold
 
 
 def values_of(record: Record) -> dict[str, Any]:

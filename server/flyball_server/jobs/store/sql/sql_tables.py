@@ -223,6 +223,8 @@ STEPS = Table(
     Column("unknown_version", BigInteger),
     # Unix time in s of the post.
     Column("stored_at", BigInteger, nullable=False),
+    # Number of times that the job had started over before.
+    Column("run", BigInteger, nullable=False, server_default="0"),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
     Index("steps_by_step", "job_id", "step"),
 )
@@ -235,6 +237,33 @@ STEP_DETAILS = Table(
     Column("rank", _WHOLE, primary_key=True, autoincrement=False),
     Column("document", Text, nullable=False),
     ForeignKeyConstraint(["job_id", "rank"], ["ranks.job_id", "ranks.rank"]),
+)
+
+# Place that the running totals of a job's steps have reached, and the totals: a document for each
+# plan version (0: default clocks), and one for all (-1).
+FOLDS = Table(
+    "folds",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("start_id", Text, nullable=False),
+    *(
+        Column(name, BigInteger, nullable=False)
+        for name in (
+            "run",
+            "after_step",
+            "num_late",
+            "newest_version",
+            "newest_step",
+            "due_step",
+        )
+    ),
+)
+FOLD_PARTS = Table(
+    "fold_parts",
+    METADATA,
+    Column("job_id", String(128), ForeignKey("jobs.job_id"), primary_key=True),
+    Column("version", BigInteger, primary_key=True, autoincrement=False),
+    Column("document", Text, nullable=False),
 )
 
 # Totals of steps whose rows in `steps` were removed, and of the newest of them by stages. A step
@@ -254,6 +283,7 @@ PRUNED_STEPS = Table(
     Column("time_s", Float, nullable=False),
     Column("energy_j", Float),
     *_counts(COUNTED),
+    Column("stored_at", BigInteger, nullable=False),
 )
 # `part` numbers the plan versions that a stage's ranks ran in the step.
 PRUNED_STAGES = Table(
@@ -308,6 +338,8 @@ TABLES_OF_JOBS = (
     PRUNED_STAGES,
     PRUNED_STEPS,
     MOMENTS,
+    FOLD_PARTS,
+    FOLDS,
     LOOP_STATES,
     PLANS,
     RANKS,
